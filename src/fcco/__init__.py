@@ -1,0 +1,3 @@
+"""Non-smooth coupled compositional optimisation for PyTorch."""
+
+__version__ = "0.1.0"
