@@ -1,3 +1,55 @@
-"""Non-smooth coupled compositional optimisation for PyTorch."""
+"""Non-smooth coupled compositional optimisation for PyTorch.
+
+    min_w  g0(w) + (1/n) sum_i f_i(g_i(w)),      g_i(w) = E g_i(w; xi)
+
+Every method is an outer function times a tracker, perhaps inside a proximal point, stepped by any
+torch optimizer:
+
+| method | outer function | tracker | proximal point |
+|---|---|---|---|
+| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr(n, gamma)`, reads the old u | |
+| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr(n, gamma, theta)`, reads the new u | `ProximalPoint` |
+| SONX | f itself (a subgradient) | `msvr(n, gamma)` | |
+| SOX | smooth f | `ema(n, gamma)` | |
+
+`loss = objective(inner, index)` gives a scalar whose gradient is the method's estimator;
+`loss.backward(); optimizer.step()` stay yours.
+"""
+
+from . import diagnostics as diagnostics
+from . import groups as groups
+from . import methods as methods
+from . import outer as outer
+from . import tracker as tracker
+from .constraints import Penalized as Penalized
+from .group_dro import CVaRGroupDRO as CVaRGroupDRO
+from .group_dro import CVaRTerm as CVaRTerm
+from .groups import GroupBatchSampler as GroupBatchSampler
+from .groups import group_mean as group_mean
+from .inner import Measured as Measured
+from .iterates import OutputIterate as OutputIterate
+from .methods import adam_type as adam_type
+from .methods import alexr2 as alexr2
+from .methods import momentum_type as momentum_type
+from .methods import sonex as sonex
+from .objective import Compositional as Compositional
+from .outer import Absolute as Absolute
+from .outer import CVaR as CVaR
+from .outer import CVaRHinge as CVaRHinge
+from .outer import Hinge as Hinge
+from .outer import Maximum as Maximum
+from .outer import MoreauEnvelope as MoreauEnvelope
+from .outer import Pinball as Pinball
+from .outer import SquaredHinge as SquaredHinge
+from .outer import TwoSidedHinge as TwoSidedHinge
+from .previous import PreviousParameters as PreviousParameters
+from .proximal_point import ProximalPoint as ProximalPoint
+from .schedules import Annealed as Annealed
+from .terms import CoupledTerm as CoupledTerm
+from .tracker import InnerTracker as InnerTracker
+from .tracker import alexr as alexr
+from .tracker import ema as ema
+from .tracker import msvr as msvr
+from .tracker import spider as spider
 
 __version__ = "0.1.0"

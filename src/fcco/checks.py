@@ -18,7 +18,7 @@ def _is_number(value: Any) -> bool:
 
 def positive(call: str, name: str, value: Any) -> None:
     """Raise unless `value` is a finite number above zero."""
-    if _is_number(value) and not (value > 0 and math.isfinite(value)):
+    if _is_number(value) and not 0 < value < math.inf:
         raise ValueError(f"`{call}({name}=...)` must be positive and finite but is: {value}.")
 
 

@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from .. import checks
+
 __all__ = ["AbstractOuter"]
 
 
@@ -57,11 +59,7 @@ class AbstractOuter(abc.ABC):
     convex: bool = False
     monotone: bool = False
     smooth: bool = False
-
-    @property
-    def lipschitz(self) -> float:
-        """C_f, the Lipschitz constant."""
-        return math.inf
+    lipschitz: float = math.inf
 
     @property
     def weak_convexity(self) -> float:
@@ -74,9 +72,8 @@ class AbstractOuter(abc.ABC):
 
     def gradient(self, u: Tensor) -> Tensor:
         """A (sub)gradient of f at u, with the same shape as u; 0 is chosen at a kink of [.]_+."""
-        with torch.enable_grad():
-            point = u.detach().requires_grad_()
-            return torch.autograd.grad(self(point).sum(), point)[0]
+        # torch.func.grad, unlike autograd.grad on a fresh leaf, also runs inside vmap.
+        return torch.func.grad(lambda point: self(point).sum())(u.detach())
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         r"""prox_{step f}(u) = argmin_v f(v) + |u - v|^2 / (2 step), for step < 1/rho_f."""
@@ -106,6 +103,35 @@ class AbstractOuter(abc.ABC):
         y itself (the y-form of ALEXR2).
         """
         return None
+
+    def _step_limit(self) -> float:
+        """1/rho_f, below which prox is single-valued and the envelope smooth; inf if convex."""
+        rho = self.weak_convexity
+        # A tensor is never compared: it may be a batch of parameters under vmap.
+        return math.inf if isinstance(rho, (int, float)) and rho == 0 else 1 / rho
+
+    def _check_step(self, step: float | Tensor) -> None:
+        """Raise unless 0 < step < 1/rho_f."""
+        call = f"{type(self).__name__}.prox"
+        checks.positive(call, "step", step)
+        limit = self._step_limit()
+        checks.below(call, "step", step, limit, "1/weak_convexity", "prox is not unique otherwise")
+
+    def violation(self, u: Tensor) -> Tensor:
+        """How far a constraint with inner value u is exceeded; by default u <= 0 is meant."""
+        if self.dim != 1:
+            raise ValueError(f"{self!r} does not say which constraint it penalises.")
+        return u
+
+    def multiplier(self, u: Tensor) -> Tensor:
+        """The Lagrange multiplier that the penalty f implies at u: its slope along `violation`."""
+        return self.slope(self.gradient(u))
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        """The derivative of f along `violation`, from a gradient of f (or of its envelope)."""
+        if self.dim != 1:
+            raise ValueError(f"{self!r} does not say which constraint it penalises.")
+        return gradient
 
     def _reduce(self, elementwise: Tensor) -> Tensor:
         """Sum over the inner dimension: nothing to do for a scalar function."""

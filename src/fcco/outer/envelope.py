@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,8 +20,9 @@ class MoreauEnvelope(AbstractOuter):
         f_\lambda(u) = \min_v f(v) + \tfrac{1}{2\lambda}\|u - v\|^2, \qquad
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
-    Exact, with the gradient above through autograd. For convex f it equals Nesterov smoothing,
-    and f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
+    Exact, with the gradient above through autograd (first derivatives only: the prox is held
+    constant). For convex f it equals Nesterov smoothing, and
+    f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
 
     Args:
         outer: the function f.
@@ -45,12 +45,11 @@ class MoreauEnvelope(AbstractOuter):
 
     def __post_init__(self) -> None:
         checks.positive("MoreauEnvelope", "smoothing", self.smoothing)
-        rho = self.outer.weak_convexity
         checks.below(
             "MoreauEnvelope",
             "smoothing",
             self.smoothing,
-            math.inf if rho == 0 else 1 / rho,
+            self.outer._step_limit(),
             "1/weak_convexity",
             "the envelope is not smooth otherwise",
         )
@@ -104,3 +103,11 @@ class MoreauEnvelope(AbstractOuter):
     def conjugate(self, y: Tensor) -> Tensor:
         """f*(y) + lambda/2 |y|^2."""
         return self.outer.conjugate(y) + self._reduce(y.square()) * (self.smoothing / 2)
+
+    def violation(self, u: Tensor) -> Tensor:
+        """That of f."""
+        return self.outer.violation(u)
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        """That of f."""
+        return self.outer.slope(gradient)

@@ -1,0 +1,127 @@
+"""Outer functions with two slopes, and quadratic programs over the box of their slopes.
+
+The hinge, the absolute value, the pinball loss and the CVaR hinge all read
+
+    f(u) = max(low (u - kink), high (u - kink)) = max over y in [low, high] of y (u - kink),
+
+so that stationarity measures become least-squares problems over a box. They are solved by the
+bounded-variable least squares of scipy (an active-set method, exact up to rounding).
+
+References:
+    Stark and Parker (1995), Bounded-variable least-squares: an algorithm and applications.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..outer.base import AbstractOuter
+
+__all__ = ["TwoSlopes", "isometric_copy", "least_squares_in_box", "quadratic_in_box", "two_slopes"]
+
+
+@dataclass(frozen=True)
+class TwoSlopes:
+    """f(u) = max(low (u - kink), high (u - kink))."""
+
+    kink: float
+    low: float
+    high: float
+
+
+def two_slopes(outer: AbstractOuter) -> TwoSlopes | None:
+    """The kink and the slopes of f where it has this form, else None.
+
+    They follow from `outer.dual_zone(step)` = (kink + step low, kink + step high).
+    """
+    once, twice = outer.dual_zone(1.0), outer.dual_zone(2.0)
+    if once is None or twice is None:
+        return None
+    low, high = float(twice[0]) - float(once[0]), float(twice[1]) - float(once[1])
+    return TwoSlopes(float(once[0]) - low, low, high)
+
+
+def require_two_slopes(call: str, outer: AbstractOuter) -> TwoSlopes:
+    """The kink and the slopes of f, or an error that says which functions have them."""
+    slopes = two_slopes(outer)
+    if slopes is None:
+        raise ValueError(
+            f"`{call}(outer=...)` needs a scalar function with two slopes, such as the hinge, the "
+            f"absolute value or the CVaR hinge (those with a `dual_zone`), but is: {outer!r}."
+        )
+    return slopes
+
+
+def scipy_optimize(call: str) -> Any:
+    """The module `scipy.optimize`; an optional dependency."""
+    try:
+        import scipy.optimize
+    except ImportError as error:
+        raise ImportError(f"`{call}` needs scipy: pip install 'fcco[solvers]'.") from error
+    return scipy.optimize
+
+
+def isometric_copy(gram: Tensor) -> np.ndarray:
+    """A square matrix R with R^T R = gram.
+
+    Its columns have the lengths and angles of the gradients behind the Gram matrix, so a
+    least-squares problem over gradients in R^d is solved in R^n with the same minimisers.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(gram.cpu())
+    return (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+
+
+def least_squares_in_box(
+    call: str, matrix: np.ndarray, target: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
+    """Argmin of |matrix y - target| over low <= y <= high; equal bounds fix a coordinate."""
+    solution = low.astype(float)
+    free = high > low
+    if free.any():
+        width = (high - low)[free]
+        # Unit intervals: the active-set method then treats all coordinates alike.
+        result = scipy_optimize(call).lsq_linear(
+            matrix[:, free] * width,
+            target - matrix @ solution,
+            bounds=(0.0, 1.0),
+            method="bvls",
+            tol=1e-14,
+            max_iter=20 * len(width),
+        )
+        solution[free] += width * result.x
+    return np.clip(solution, low, high)
+
+
+def quadratic_in_box(
+    call: str,
+    matrix: np.ndarray,
+    target: np.ndarray,
+    linear: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    rounds: int = 100,
+) -> tuple[np.ndarray, float]:
+    """Argmin of |matrix y - target|^2 / 2 - linear^T y over a box, and its duality gap.
+
+    The linear term need not lie in the range of matrix^T, so this is no least-squares problem;
+    a few proximal-point rounds make it a sequence of them, until the gap is at rounding level.
+    """
+    number = len(low)
+    weight = np.sqrt(1e-3 * np.square(matrix).sum() / number) or 1.0
+    stacked = np.vstack([matrix, weight * np.eye(number)])
+    scale = float(((np.abs(linear) + np.abs(matrix.T @ target)) * (high - low)).sum())
+    solution, gap = low.astype(float), np.inf
+    for _ in range(rounds):
+        anchor = weight * solution + linear / weight
+        solution = least_squares_in_box(call, stacked, np.append(target, anchor), low, high)
+        slope = matrix.T @ (matrix @ solution - target) - linear
+        gap = float((slope * solution - np.minimum(slope * low, slope * high)).sum())
+        if gap <= 1e-13 * scale:
+            break
+    return solution, max(gap, 0.0)

@@ -1,0 +1,233 @@
+"""KKT residuals of a constrained problem: min g_0(w) subject to g_i(w) <= 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .box import isometric_copy, scipy_optimize
+from .evaluation import (
+    Inner,
+    Loss,
+    all_blocks,
+    fits,
+    inner_values,
+    norm,
+    trainable,
+    weighted_gradient,
+)
+from .gram import bordered_gram
+from .jacobian import scalar_constraints
+
+if TYPE_CHECKING:
+    from ..outer.base import AbstractOuter
+
+__all__ = ["KKT", "KKTReport", "kkt", "kkt_report"]
+
+
+@dataclass(frozen=True)
+class KKT:
+    """Residuals of the KKT conditions; zero at a KKT point.
+
+    Attributes:
+        stationarity: |grad g_0 + sum_i nu_i grad g_i|.
+        feasibility: max_i [g_i]_+.
+        complementarity: max_i |nu_i g_i|.
+        multipliers: nu, shape (m,).
+    """
+
+    stationarity: float
+    feasibility: float
+    complementarity: float
+    multipliers: Tensor
+
+    def __str__(self) -> str:
+        return (
+            f"stationarity {self.stationarity:.3g}, feasibility {self.feasibility:.3g}, "
+            f"complementarity {self.complementarity:.3g}, multipliers <= "
+            f"{float(self.multipliers.max()):.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class KKTReport:
+    """The residuals with the penalty's multipliers and with the best ones, side by side."""
+
+    penalty: KKT
+    least_squares: KKT
+
+    def __str__(self) -> str:
+        return f"penalty: {self.penalty}\nbest:    {self.least_squares}"
+
+
+def kkt(
+    loss: Loss,
+    inner: Inner,
+    num_constraints: int,
+    parameters: Iterable[Tensor],
+    *,
+    multipliers: Tensor | None = None,
+    outer: AbstractOuter | None = None,
+    active: float = 1e-3,
+    chunk: int = 64,
+    tile: int = 32,
+    per_layer: bool = True,
+) -> KKT:
+    r"""The KKT residuals at a point, with given multipliers, a penalty's, or the best ones.
+
+    .. math::
+        \Big\|\nabla g_0 + \sum_i \nu_i \nabla g_i\Big\|, \qquad \max_i [g_i]_+, \qquad
+        \max_i |\nu_i g_i|
+
+    Three sources of nu, in this order:
+
+    * `multipliers`: nu itself;
+    * `outer`: nu_i = f'(g_i) / m, what the penalty (1/m) sum_i f(g_i) implies. For the smoothed
+      hinge f_lambda it is min([g_i]_+, lambda rho) / (lambda m);
+    * neither: nu = argmin |grad g_0 + J^T nu| over nu >= 0 with nu_i = 0 where g_i < -active,
+      which depends on the point alone and not on the method that found it.
+
+    The last is non-negative least squares with d equations. An isometric copy of the m + 1
+    gradients, a root of their Gram matrix, has the same lengths and angles and only m + 1
+    equations, so no matrix of size m x d is ever held. For nearly-KKT measures add
+    `prox_linear(...).displacement` to w first.
+
+    Args:
+        loss: g_0.
+        inner: maps a LongTensor of constraints to g_i(w) with a graph, full data; scalar.
+        num_constraints: m.
+        parameters: w.
+        multipliers: nu, shape (m,).
+        outer: the penalty's outer function, smoothed as in training (at the kink of an unsmoothed
+            hinge the multiplier is not determined: leave `outer` out).
+        active: constraints with g_i >= -active may have a multiplier.
+        chunk: constraints per graph.
+        tile: constraints per tile of the Gram matrix (see `gram_matrix`).
+        per_layer: accumulate the Gram matrix over groups of layers.
+
+    Example:
+        min |w - 1|^2 / 2 subject to w <= 0.3, at the solution; the multipliers are 0.7.
+
+        >>> import torch
+        >>> from fcco.diagnostics import kkt
+        >>> w = torch.full((2,), 0.3, dtype=torch.float64, requires_grad=True)
+        >>> result = kkt(lambda: (w - 1).square().sum() / 2, lambda index: w[index] - 0.3, 2, [w])
+        >>> result.multipliers
+        tensor([0.7000, 0.7000], dtype=torch.float64)
+        >>> result.feasibility
+        0.0
+
+    References:
+        The paper, section 5: the proposition on the exact penalty and its proof.
+    """
+    call = "kkt"
+    if multipliers is not None and outer is not None:
+        raise ValueError("`kkt(multipliers=..., outer=...)` takes one source of multipliers.")
+    checks.at_least(call, "active", active, 0)
+    weights = trainable(call, parameters)
+    index = all_blocks(call, num_constraints, weights[0])
+    values = scalar_constraints(call, inner_values(call, inner, index, chunk))
+    if multipliers is not None:
+        nu = _given(multipliers, values)
+    elif outer is not None:
+        fits(call, outer, values)
+        nu = outer.gradient(values) / num_constraints
+    else:
+        nu = torch.zeros_like(values)
+        near = index[values >= -active]
+        if len(near) > 0:
+            gram = bordered_gram(call, inner, near, weights, loss, tile, per_layer)
+            copy = isometric_copy(gram)
+            solution, _ = scipy_optimize(call).nnls(
+                copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy)
+            )
+            nu[near] = torch.from_numpy(solution).to(nu)
+    pull = weighted_gradient(call, inner, nu, weights, chunk, loss)
+    return KKT(
+        stationarity=norm(pull),
+        feasibility=max(float(values.max()), 0.0),
+        complementarity=float((nu * values).abs().max()),
+        multipliers=nu,
+    )
+
+
+def kkt_report(
+    loss: Loss,
+    inner: Inner,
+    num_constraints: int,
+    parameters: Iterable[Tensor],
+    outer: AbstractOuter,
+    *,
+    active: float = 1e-3,
+    chunk: int = 64,
+    tile: int = 32,
+    per_layer: bool = True,
+) -> KKTReport:
+    r"""The KKT residuals with the penalty's multipliers and with the best ones, side by side.
+
+    .. math::
+        \nu_i = \tfrac1m f'(g_i) \qquad\text{and}\qquad
+        \nu = \arg\min_{\nu \ge 0}
+        \Big\|\nabla g_0 + \sum_{i: g_i \ge -\epsilon} \nu_i \nabla g_i\Big\|
+
+    A large difference of the two stationarity residuals says that the penalty's multipliers have
+    not converged although the point may be good; see `kkt` for the arguments.
+
+    Args:
+        loss: g_0.
+        inner: maps a LongTensor of constraints to g_i(w) with a graph, full data; scalar.
+        num_constraints: m.
+        parameters: w.
+        outer: the penalty's outer function, smoothed as in training.
+        active: epsilon, constraints with g_i >= -active may have a least-squares multiplier.
+        chunk: constraints per graph.
+        tile: constraints per tile of the Gram matrix (see `gram_matrix`).
+        per_layer: accumulate the Gram matrix over groups of layers.
+
+    Example:
+        A point that violates w_1 <= 0.3 by 0.05; the penalty pushes back with 0.05 / (lambda m).
+
+        >>> import torch
+        >>> from fcco.diagnostics import kkt_report
+        >>> from fcco.outer import Hinge, MoreauEnvelope
+        >>> w = torch.tensor([0.35, 0.9], dtype=torch.float64, requires_grad=True)
+        >>> print(kkt_report(lambda: (w - 1).square().sum() / 2, lambda index: w[:1] - 0.3,
+        ...                  1, [w], MoreauEnvelope(Hinge(4.0), 0.05)))
+        penalty: stationarity 0.364, feasibility 0.05, complementarity 0.05, multipliers <= 1
+        best:    stationarity 0.1, feasibility 0.05, complementarity 0.0325, multipliers <= 0.65
+
+    References:
+        The paper, section 5: the proposition on the exact penalty and its proof.
+    """
+    weights = trainable("kkt_report", parameters)
+    penalty = kkt(loss, inner, num_constraints, weights, outer=outer, chunk=chunk)
+    best = kkt(
+        loss,
+        inner,
+        num_constraints,
+        weights,
+        active=active,
+        chunk=chunk,
+        tile=tile,
+        per_layer=per_layer,
+    )
+    return KKTReport(penalty, best)
+
+
+def _given(multipliers: Tensor, values: Tensor) -> Tensor:
+    if multipliers.shape != values.shape:
+        raise ValueError(
+            f"`kkt(multipliers=...)` must have the shape ({len(values)},), one per constraint, but "
+            f"has: {tuple(multipliers.shape)}."
+        )
+    if bool((multipliers < 0).any()):
+        raise ValueError(
+            "`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0) but the "
+            f"smallest is: {float(multipliers.min()):g}."
+        )
+    return multipliers.detach().to(values)

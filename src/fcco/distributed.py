@@ -1,0 +1,55 @@
+"""The little communication that a tracker needs: rows of unequal number, gathered on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Group", "find_group", "gather_rows", "sum_over_ranks"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of more than one rank."""
+
+    handle: Any
+    size: int
+
+
+def find_group(process_group: Any = "auto") -> Group | None:
+    """The process group to pool over.
+
+    Args:
+        process_group: `"auto"` takes the default group when `torch.distributed` is initialised;
+            None never communicates; otherwise a `torch.distributed.ProcessGroup`.
+    """
+    if process_group is None or not torch.distributed.is_available():
+        return None
+    if not torch.distributed.is_initialized():
+        return None
+    handle = None if process_group == "auto" else process_group
+    size = torch.distributed.get_world_size(handle)
+    return Group(handle, size) if size > 1 else None
+
+
+def gather_rows(rows: Tensor, group: Group) -> Tensor:
+    """Concatenate the rows (R_k, c) of all ranks, in rank order; R_k may differ or be zero."""
+    own = torch.tensor([len(rows)], device=rows.device)
+    sizes = [torch.empty_like(own) for _ in range(group.size)]
+    torch.distributed.all_gather(sizes, own, group=group.handle)
+    lengths = torch.cat(sizes).tolist()
+    padded = rows.new_zeros((max(lengths), rows.shape[1]))
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in range(group.size)]
+    torch.distributed.all_gather(parts, padded, group=group.handle)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def sum_over_ranks(value: Tensor, group: Group) -> Tensor:
+    """The sum of a tensor over all ranks, without gradient."""
+    total = value.detach().clone()
+    torch.distributed.all_reduce(total, group=group.handle)
+    return total

@@ -1,0 +1,224 @@
+"""Group DRO with CVaR: the average loss of the worst groups, with its threshold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .objective import Compositional
+from .outer.scalar import CVaRHinge
+from .outer.vector import CVaR
+from .terms import AbstractTerm, Smoothing
+from .tracker import InnerTracker, Tracked, for_model
+
+__all__ = ["CVaRGroupDRO", "CVaRTerm", "exact_threshold"]
+
+
+def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Tensor:
+    r"""The s that minimises s + (1/n) sum_i f_lambda(u_i - s), f = (1/r)[.]_+.
+
+    Without smoothing, the (1-r)-quantile: the ceil(r n)-th largest loss. With smoothing, the root
+    of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, piecewise linear in s and found exactly
+    from its 2n sorted breakpoints in O(n log n).
+
+    Args:
+        losses: u_i, shape (n,).
+        ratio: r, the share of groups that count.
+        smoothing: lambda.
+
+    Example:
+        >>> import torch
+        >>> exact_threshold(torch.tensor([1.0, 4.0, 2.0, 3.0]), ratio=0.5)
+        tensor(3.)
+        >>> exact_threshold(torch.tensor([0.0, 1.0]), ratio=0.5, smoothing=0.5)
+        tensor(0.)
+    """
+    number = len(losses)
+    if smoothing == 0:
+        rank = math.ceil(ratio * number - 1e-9)
+        return losses.sort(descending=True).values[max(rank, 1) - 1]
+    width = smoothing / ratio
+    ordered = losses.sort().values
+    above = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
+
+    def excess(point: Tensor) -> Tensor:
+        """Sum of [u_i - point]_+ at many points at once."""
+        first = torch.searchsorted(ordered, point)
+        return above[first] - (number - first) * point
+
+    knots = torch.cat([losses, losses - width]).sort().values
+    mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * number)
+    # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1.
+    right = int((mean_slope >= 1).sum().clamp(1, len(knots) - 1))
+    high, low = mean_slope[right - 1], mean_slope[right]
+    share = ((high - 1) / (high - low).clamp(min=torch.finfo(losses.dtype).tiny)).clamp(0, 1)
+    return knots[right - 1] + share * (knots[right] - knots[right - 1])
+
+
+class CVaRTerm(AbstractTerm):
+    r"""CVaR of the inner values, with its threshold s kept as state.
+
+    .. math::
+        \min_s\; s + \frac1n\sum_i f_\lambda\bigl(g_i(w) - s\bigr), \qquad f = \tfrac1r[\cdot]_+
+
+    The tracker follows g_i, not g_i - s, so that u does not lag behind s. The threshold is no
+    parameter of your optimizer: weight decay and Adam's sign-like steps both harm it.
+
+    Args:
+        tracker: the tracker of g_i.
+        ratio: r.
+        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule.
+        threshold: how s moves when the step closes: `"exact"` minimises over all tracked values;
+            `"gradient"` steps by 1 - mean f' over the sampled blocks; `"table"` over all blocks.
+        threshold_lr: step size of the two gradient rules.
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self,
+        tracker: InnerTracker,
+        ratio: float,
+        *,
+        smoothing: Smoothing = 0.0,
+        threshold: Literal["exact", "gradient", "table"] = "exact",
+        threshold_lr: float = 0.1,
+    ) -> None:
+        checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
+        checks.one_of("CVaRTerm", "threshold", threshold, ("exact", "gradient", "table"))
+        checks.positive("CVaRTerm", "threshold_lr", threshold_lr)
+        super().__init__(CVaRHinge(ratio), tracker, smoothing)
+        self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
+        self._slopes: list[Tensor] = []
+        self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """s + mean of f_lambda(u_i - s) over the sampled blocks."""
+        if len(tracked.index) == 0:
+            return tracked.value.sum()
+        values, s = tracked.value.detach(), self.threshold
+        if self.step == 0 and bool(s.isnan()):
+            s = exact_threshold(values, self.ratio)
+            if self._updating:
+                self.threshold.copy_(s)
+        outer = self.smoothed
+        if self.rule == "gradient" and self._updating:
+            self._slopes.append(outer.gradient(values - s).mean())
+        return s + outer(tracked.value - s).mean()
+
+    @property
+    def _updating(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    def close(self) -> None:
+        """End an optimizer step: s moves once, whatever the number of batches in it."""
+        if self.rule == "exact":
+            self.threshold.copy_(exact_threshold(self.table(), self.ratio, self.smoothing))
+        elif self.rule == "table" or self._slopes:
+            slope = (
+                self.smoothed.gradient(self.table() - self.threshold).mean()
+                if self.rule == "table"
+                else torch.stack(self._slopes).mean()
+            )
+            self.threshold.sub_(self.threshold_lr * (1 - slope))
+        self._slopes.clear()
+        super().close()
+
+    def value(self) -> Tensor:
+        """CVaR of the tracked values, with the exact threshold."""
+        return CVaR(self.ratio)(self.table())
+
+    def weights(self) -> Tensor:
+        """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
+        u = self.tracker.value.squeeze(-1)
+        slope = self.smoothed.gradient(u - self.threshold) / self.tracker.num_inner
+        return torch.where(self.tracker.seen, slope, torch.nan)
+
+
+class CVaRGroupDRO(Compositional):
+    r"""Minimise the average loss of the worst groups (CVaR over groups), by SONEX.
+
+    .. math::
+        \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
+        = \min_{w,s}\; s + \frac1{rn}\sum_i [L_i(w) - s]_+
+
+    Give it per-sample losses and the group of each sample; it tracks the group losses, owns the
+    threshold s and weighs the groups. With `smoothing=0` it is SONX, with `correction=0` a moving
+    average only, and with a `ProximalPoint` optimizer ALEXR2.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        num_groups: n.
+        ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
+        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss.
+        gamma: weight of the new group loss.
+        correction: gamma' of the tracker, see `InnerTracker`.
+        threshold: rule for s, see `CVaRTerm`.
+        threshold_lr: its step size, for the gradient rules.
+        process_group: see `Compositional`.
+        options: further options of `InnerTracker` (`read`, `on_nonfinite`, `dtype`, ...).
+
+    Example:
+        >>> import torch, fcco
+        >>> from torch.nn.functional import binary_cross_entropy_with_logits as bce
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=4, ratio=0.5, smoothing=0.1)
+        >>> x, y = torch.randn(8, 2), torch.ones(8)
+        >>> group = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> loss = dro(lambda: bce(model(x).squeeze(1), y, reduction="none"), group)
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> bool(dro.cvar() > dro.group_losses().mean())
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        num_groups: int,
+        ratio: float,
+        *,
+        smoothing: Smoothing = 0.1,
+        gamma: float = 0.1,
+        correction: float | Literal["theory", "auto"] = "auto",
+        threshold: Literal["exact", "gradient", "table"] = "exact",
+        threshold_lr: float = 0.1,
+        process_group: Any = "auto",
+        **options: Any,
+    ) -> None:
+        tracker = for_model(model, num_groups, gamma=gamma, correction=correction, **options)
+        term = CVaRTerm(
+            tracker,
+            ratio,
+            smoothing=smoothing,
+            threshold=threshold,
+            threshold_lr=threshold_lr,
+        )
+        super().__init__(model, optimizer, term, process_group=process_group)
+
+    def cvar(self, losses: Tensor | None = None) -> Tensor:
+        """CVaR with the exact threshold: of the tracked group losses, or of those given.
+
+        For a result to report, give the full-data group losses.
+        """
+        return self.term.value() if losses is None else CVaR(self.term.ratio)(losses)
+
+    def group_losses(self) -> Tensor:
+        """The tracked group losses, NaN where a group was never seen."""
+        tracker = self.term.tracker
+        return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
+
+    def group_weights(self) -> Tensor:
+        """The weight of each group in the gradient; they sum to about 1."""
+        return self.term.weights()
+
+    @property
+    def threshold(self) -> Tensor:
+        """The current s."""
+        return self.term.threshold

@@ -1,0 +1,12 @@
+"""Groups: their means in a batch, and samplers that draw the batches.
+
+A batch of a coupled compositional problem has two levels: B1 blocks (groups, constraints) drawn
+uniformly without replacement out of n, and B2 samples of each. `GroupBatchSampler` draws such
+batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i), and
+`BlockSampler` draws the first level alone.
+"""
+
+from .means import GroupMeans, dense_group_mean, group_mean
+from .sampler import BlockSampler, GroupBatchSampler
+
+__all__ = ["BlockSampler", "GroupBatchSampler", "GroupMeans", "dense_group_mean", "group_mean"]

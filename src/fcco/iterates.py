@@ -1,0 +1,111 @@
+"""Which iterate to return: the last, a random one as the theorems say, or an average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .previous import unwrap
+
+__all__ = ["OutputIterate"]
+
+
+class OutputIterate(nn.Module):
+    r"""Keep the output of a method while it runs, without knowing its length.
+
+    `"random"` holds w_tau with tau uniform on {0, ..., T-1} after any number T of steps, the
+    output rule of the paper's theorems (reservoir sampling: iterate t replaces the kept one with
+    probability 1/(t+1)). `"average"` holds the mean of w_0, ..., w_{T-1}. The last iterate is
+    the model itself.
+
+    For ALEXR2 pass the outer optimizer: its iterates are the w_t.
+
+    Args:
+        optimizer: the optimizer whose iterates are meant.
+        rule: `"random"` or `"average"`.
+        seed: of its own random stream; the global one is not touched.
+
+    Example:
+        >>> import torch, fcco
+        >>> w = torch.nn.Parameter(torch.zeros(()))
+        >>> optimizer = torch.optim.SGD([w], lr=1.0)
+        >>> output = fcco.OutputIterate(optimizer, "average")
+        >>> for _ in range(3):
+        ...     w.grad = -torch.ones(()); optimizer.step()
+        >>> with output.applied():
+        ...     w.item()
+        1.0
+        >>> w.item()
+        3.0
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rule: Literal["random", "average"] = "random",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        checks.one_of("OutputIterate", "rule", rule, ("random", "average"))
+        self.rule, self.count = rule, 0
+        self._optimizer = unwrap(optimizer)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._kept: list[Tensor] = []
+        # Before the step the parameters are w_t, and t counts from 0.
+        self._handle = self._optimizer.register_step_pre_hook(lambda *_: self.update())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take note of the current parameters; a hook calls it before each step."""
+        self.count += 1
+        parameters = self._parameters_in_order()
+        if not self._kept:
+            self._kept = [p.detach().clone() for p in parameters]
+        elif self.rule == "average":
+            for kept, parameter in zip(self._kept, parameters, strict=True):
+                kept.lerp_(parameter.detach(), 1 / self.count)
+        elif torch.rand((), generator=self._generator).item() * self.count < 1:
+            for kept, parameter in zip(self._kept, parameters, strict=True):
+                kept.copy_(parameter.detach())
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the kept iterate into the model for a while (evaluation, saving)."""
+        if not self._kept:
+            raise RuntimeError("`OutputIterate.applied` needs at least one optimizer step.")
+        parameters = self._parameters_in_order()
+        current = [p.detach().clone() for p in parameters]
+        self._write(parameters, self._kept)
+        try:
+            yield
+        finally:
+            self._write(parameters, current)
+
+    @staticmethod
+    @torch.no_grad()
+    def _write(parameters: list[Tensor], values: list[Tensor]) -> None:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+    def _parameters_in_order(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The kept iterate, the count and the random stream."""
+        return {
+            "count": self.count,
+            "kept": [kept.clone() for kept in self._kept],
+            "generator": self._generator.get_state(),
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore what `get_extra_state` gave."""
+        self.count = state["count"]
+        like = self._parameters_in_order()
+        self._kept = [k.to(p.device).clone() for k, p in zip(state["kept"], like, strict=False)]
+        self._generator.set_state(state["generator"].cpu())

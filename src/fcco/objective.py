@@ -1,0 +1,247 @@
+"""The objective: coupled terms, one closure, one forward pass, an ordinary scalar loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .distributed import Group, find_group
+from .inner import Parsed, global_mean, parse, split
+from .previous import PreviousParameters, unwrap
+from .terms import AbstractTerm
+from .tracker.blocks import Batch, Layout
+
+__all__ = ["Compositional"]
+
+Inner = Callable[[], Any]
+Index = Tensor | Mapping[str, Tensor] | None
+
+
+class Compositional(nn.Module):
+    r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
+
+    .. math::
+        \min_w\; g_0(w) + \sum_{\text{terms}} \frac{\text{weight}}{n}\sum_{i=1}^n f(g_i(w))
+
+    Call it with a function that runs your model; the returned scalar has an estimate of the
+    objective as its value and the paper's estimator G_t as its gradient (Alg. 1, line 9). The
+    function is called once with gradient and, when a tracker corrects, once more without, at the
+    previous parameters. In `eval()` mode the loss of the batch is returned and nothing changes.
+
+    Args:
+        model: your model.
+        optimizer: the optimizer(s) you step; a step ends the tracking step.
+        terms: one term, or several by name.
+        process_group: ranks to pool over: `"auto"` (the default group when `torch.distributed` is
+            initialised), None, or a group. The result then equals one process on the global batch
+            under DDP and FSDP2, which average gradients over ranks.
+
+    The function returns one of
+
+    * `values`: the inner values, shape (E,) or (E, d1), or a `Measured` pair;
+    * `{term: values}` with several terms (a term that is missing is left alone);
+    * `(loss, values)`, with an ordinary loss g0: a scalar, or a vector of per-sample losses, which
+      is averaged over the global batch. Under DDP a scalar is averaged over ranks with equal
+      weight, so give the vector when ranks hold batches of different size.
+
+    Example:
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr(3, gamma=0.5), smoothing=0.1)
+        >>> objective = fcco.Compositional(model, optimizer, term)
+        >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
+        >>> loss = objective(lambda: model(x).squeeze(1), block)
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        terms: AbstractTerm | Mapping[str, AbstractTerm],
+        *,
+        process_group: Any = "auto",
+    ) -> None:
+        super().__init__()
+        named = {_ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
+        if not named:
+            raise ValueError("`Compositional(terms=...)` must hold at least one term.")
+        self.terms: Any = nn.ModuleDict(named)  # a dict of AbstractTerm
+        self.optimizer = optimizer
+        self.previous: PreviousParameters | None = None
+        if any(term.tracker.needs_previous for term in named.values()):
+            self.previous = PreviousParameters(model, optimizer)
+        steppers = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        self._handles = [
+            unwrap(each).register_step_post_hook(lambda *_: self.close()) for each in steppers
+        ]
+        self._process_group = process_group
+
+    @property
+    def term(self) -> Any:
+        """The only term."""
+        if set(self.terms) != {_ONLY}:
+            raise ValueError(f"This objective has the terms {', '.join(self.terms)}; use `terms`.")
+        return self.terms[_ONLY]
+
+    def forward(
+        self,
+        inner: Inner,
+        index: Index = None,
+        *,
+        counts: Index = None,
+        gradient: Inner | None = None,
+        gradient_index: Index = None,
+    ) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            inner: runs the model; see the class for what it returns.
+            index: block of each entry; repeated ids are samples of one block. None means that the
+                entries are all n blocks in order. A dict by term with several terms.
+            counts: samples behind each entry, when entries are means of unequal size.
+            gradient: a second function for an independent batch of the same blocks: it carries
+                the gradient (and g0) while `inner` gives the values (Alg. 2, line 5).
+            gradient_index: its index, when that differs.
+        """
+        where = self._layouts(index, counts)
+        past: dict[str, Parsed] = {}
+        if self._corrects:
+            assert self.previous is not None
+            past = self._parse(split(self.previous.evaluate(inner))[1])
+        if gradient is None:
+            loss, values = split(inner())
+            fresh, carriers, carrier_where = self._parse(values), None, where
+        else:
+            with torch.no_grad():
+                fresh = self._parse(split(inner())[1])
+            loss, values = split(gradient())
+            carriers = self._parse(values)
+            same = gradient_index is None
+            carrier_where = where if same else self._layouts(gradient_index, None)
+        group = find_group(self._process_group)
+        parts = [] if loss is None else [global_mean(loss, group)]
+        for name, entry in fresh.items():
+            parts.append(
+                self._part(
+                    name,
+                    entry,
+                    past.get(name),
+                    entry if carriers is None else carriers[name],
+                    where[name],
+                    carrier_where[name],
+                    group,
+                )
+            )
+        if not parts:
+            raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def close(self) -> None:
+        """End the tracking step; a hook calls it after each optimizer step."""
+        for term in self.terms.values():
+            term.close()
+
+    def value(self) -> Tensor:
+        """The coupled part of the objective itself, at the tracked values: no smoothing, no g0.
+
+        It follows the objective with the tracker's lag and noise; for the exact value evaluate
+        `outer(...)` on full data.
+        """
+        return torch.stack([term.value() for term in self.terms.values()]).sum()
+
+    def warm_up(self, batches: Iterable[tuple[Inner, Index]]) -> None:
+        """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
+
+        Args:
+            batches: pairs of a function and an index, as for a call. The values of each block are
+                averaged over all of them. Without a warm-up, a block starts at its first visit.
+        """
+        group = find_group(self._process_group)
+        pooled: dict[str, Batch] = {}
+        for inner, index in batches:
+            where = self._layouts(index, None)
+            with torch.no_grad():
+                fresh = self._parse(split(inner())[1])
+            for name, entry in fresh.items():
+                tracker = self.terms[name].tracker
+                batch = tracker.batch(entry.value, self._layout(name, entry, where[name]), group)
+                pooled[name] = pooled[name].merge(batch) if name in pooled else batch
+        for name, batch in pooled.items():
+            self.terms[name].tracker.set_values(batch.index, batch.mean(batch.fresh))
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether this call needs the values at w_{t-1}."""
+        if self.previous is None or not self.previous.ready:
+            return False
+        return self.training and torch.is_grad_enabled()
+
+    def _part(
+        self,
+        name: str,
+        entry: Parsed,
+        past: Parsed | None,
+        carrier: Parsed,
+        where: Layout | None,
+        carrier_where: Layout | None,
+        group: Group | None,
+    ) -> Tensor:
+        """One term's part of the loss."""
+        term = self.terms[name]
+        where = self._layout(name, entry, where)
+        own_carrier = carrier is not entry or entry.surrogate is not None
+        independent = carrier is not entry
+        if independent:
+            carrier_where = self._layout(name, carrier, carrier_where)
+        tracked = term.tracker.update(
+            entry.value,
+            where,
+            None if past is None else past.value,
+            carrier=carrier.carrier if own_carrier else None,
+            carrier_where=carrier_where if independent else None,
+            group=group,
+        )
+        return term.loss(tracked)
+
+    def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
+        """Check every index before the model runs; named blocks are known only afterwards."""
+        result: dict[str, Layout | None] = {}
+        for name, term in self.terms.items():
+            ids, number = _of_term(index, name), _of_term(counts, name)
+            if ids is None and (len(self.terms) > 1 or term.names is not None) and number is None:
+                result[name] = None
+            else:
+                result[name] = term.tracker.layout(ids, number)
+        return result
+
+    def _layout(self, name: str, entry: Parsed, where: Layout | None) -> Layout:
+        if entry.index is None and where is not None:
+            return where
+        return self.terms[name].tracker.layout(entry.index)
+
+    def _parse(self, values: Any) -> dict[str, Parsed]:
+        """Inner values by term."""
+        if set(self.terms) == {_ONLY}:
+            return {_ONLY: parse(_ONLY, self.terms[_ONLY].names, values)}
+        if not isinstance(values, Mapping) or not set(values) <= set(self.terms):
+            given = list(values) if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(
+                f"An objective with the terms {', '.join(self.terms)} needs inner values by term "
+                f"but was given: {given}."
+            )
+        return {k: parse(k, self.terms[k].names, v) for k, v in values.items()}
+
+
+_ONLY = "inner"
+
+
+def _of_term(index: Index, name: str) -> Tensor | None:
+    return index.get(name) if isinstance(index, Mapping) else index

@@ -1,0 +1,90 @@
+"""Outer functions f: what is applied to each tracked inner value g_i(w).
+
+| class | f(u) | kind |
+|---|---|---|
+| `Hinge` | rho [u]_+ | convex, monotone |
+| `CVaRHinge` | [u - s]_+ / r | convex, monotone |
+| `Absolute` | w abs(u) | convex |
+| `Pinball` | w max(tau u, (tau - 1) u) | convex |
+| `DeadZone` | w [abs(u) - kappa]_+ | convex |
+| `SquaredHinge` | rho/2 [u]_+^2 | convex, monotone, smooth |
+| `Maximum` | max_i u_i | convex, monotone, vector |
+| `TopMean` | mean of the k largest | convex, monotone, vector |
+| `CVaR` | mean of the worst share r | convex, monotone, vector |
+| `PositiveMaximum` | [max_i u_i]_+ | convex, monotone, vector |
+| `EuclideanNorm` | w norm(u) | convex, vector |
+| `SeparableHinge` | sum_j rho [u_j]_+ | convex, monotone, vector |
+| `TwoSidedHinge` | w [abs(u_1 - u_2) - kappa]_+ | convex, on R^2 |
+| `TauLog` | tau log(u + e), u >= 0 | concave, monotone, smooth |
+| `AveragePrecision` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
+| `Power` | u^p, u >= 0 | convex, monotone, smooth |
+| `NDCG` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
+| `LogMeanExp` | tau nu, nu tracked in log space | linear |
+| `LogTruncatedHinge` | alpha log(1 + [u]_+ / alpha) | weakly convex, monotone |
+| `MCP` | m abs(u) - c/2 u^2, then constant | weakly convex |
+| `OneSidedMCP` | MCP of [u]_+ | weakly convex, monotone |
+| `SCAD` | abs(u), bent, then constant | weakly convex |
+| `AbsoluteSquareGap` | abs(u^2 - 1) | weakly convex |
+| `Custom` | any value function | as declared |
+| `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |
+
+`AbstractOuter` is the contract; `numeric_prox` and the projections are the tools for a new one.
+"""
+
+from .base import AbstractOuter
+from .envelope import MoreauEnvelope
+from .numeric import Custom, numeric_prox
+from .projections import (
+    project_ball,
+    project_box,
+    project_capped_simplex,
+    project_simplex,
+    project_subsimplex,
+)
+from .scalar import Absolute, CVaRHinge, DeadZone, Hinge, Pinball, SquaredHinge
+from .vector import (
+    CVaR,
+    EuclideanNorm,
+    Maximum,
+    PositiveMaximum,
+    SeparableHinge,
+    TopMean,
+    TwoSidedHinge,
+)
+from .weakly_convex import MCP, SCAD, AbsoluteSquareGap, LogTruncatedHinge, OneSidedMCP
+from .xrisk import NDCG, AveragePrecision, LogMeanExp, Power, TauLog
+
+__all__ = [
+    "MCP",
+    "NDCG",
+    "SCAD",
+    "Absolute",
+    "AbsoluteSquareGap",
+    "AbstractOuter",
+    "AveragePrecision",
+    "CVaR",
+    "CVaRHinge",
+    "Custom",
+    "DeadZone",
+    "EuclideanNorm",
+    "Hinge",
+    "LogMeanExp",
+    "LogTruncatedHinge",
+    "Maximum",
+    "MoreauEnvelope",
+    "OneSidedMCP",
+    "Pinball",
+    "PositiveMaximum",
+    "Power",
+    "SeparableHinge",
+    "SquaredHinge",
+    "TauLog",
+    "TopMean",
+    "TwoSidedHinge",
+    "numeric_prox",
+    "project_ball",
+    "project_box",
+    "project_capped_simplex",
+    "project_simplex",
+    "project_subsimplex",
+]

@@ -1,0 +1,177 @@
+r"""Euclidean projections of the last axis, free of data-dependent branches.
+
+The convex outer functions of `fcco.outer.vector` are support functions f(u) = max_{y in Y} <y, u>,
+and prox_{lambda f}(u) = u - (projection of u onto lambda Y). Every set here therefore has a size
+(`total`, `radius`), so that lambda Y is projected onto directly: dividing u by a small lambda
+first would lose the digits that tell nearby entries apart.
+
+| function | set |
+|---|---|
+| `project_box` | low <= y <= high |
+| `project_ball` | norm of y <= radius |
+| `project_simplex` | y >= 0, sum y = total |
+| `project_subsimplex` | y >= 0, sum y <= total |
+| `project_capped_simplex` | 0 <= y <= cap, sum y = total |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+__all__ = [
+    "capped_threshold",
+    "indicator",
+    "project_ball",
+    "project_box",
+    "project_capped_simplex",
+    "project_simplex",
+    "project_subsimplex",
+]
+
+
+def indicator(violation: Tensor) -> Tensor:
+    """0 where a constraint is met, `inf` elsewhere.
+
+    Met means: violated by at most the square root of the machine epsilon (1.5e-8 in float64,
+    3.5e-4 in float32), since a computed y meets an equation such as sum y = 1 only to rounding.
+
+    Args:
+        violation: by how much the constraint is violated, at least 0.
+
+    Example:
+        >>> indicator(torch.tensor([0.0, 1e-7, 0.5]))
+        tensor([0., 0., inf])
+    """
+    tolerance = torch.finfo(violation.dtype).eps ** 0.5
+    outside = torch.full_like(violation, torch.inf)
+    return torch.where(violation <= tolerance, torch.zeros_like(violation), outside)
+
+
+def project_box(point: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """Project each entry onto [low, high].
+
+    Example:
+        >>> project_box(torch.tensor([-1.0, 0.5, 2.0]), 0.0, 1.0)
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    # Two calls, because one refuses a number and a tensor together.
+    return point.clamp(min=low).clamp(max=high)
+
+
+def project_ball(point: Tensor, radius: float | Tensor = 1.0) -> Tensor:
+    """Project onto the Euclidean ball around 0.
+
+    Example:
+        >>> project_ball(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
+    return point * (radius / norm.clamp(min=radius))
+
+
+def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """Project onto {y >= 0, sum y = total}.
+
+    Example:
+        >>> project_simplex(torch.tensor([0.5, 0.3, -1.0]))
+        tensor([0.6000, 0.4000, 0.0000])
+
+    References:
+        Held, Wolfe and Crowder (1974), Validation of subgradient optimization.
+    """
+    centred, threshold, _ = _simplex_threshold(point, total)
+    return (centred - threshold).clamp(min=0)
+
+
+def project_subsimplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """Project onto {y >= 0, sum y <= total}.
+
+    Example:
+        >>> project_subsimplex(torch.tensor([[0.5, 0.3, -1.0], [0.7, 0.6, -1.0]]))
+        tensor([[0.5000, 0.3000, 0.0000],
+                [0.5500, 0.4500, 0.0000]])
+    """
+    centred, threshold, top = _simplex_threshold(point, total)
+    # Uncentred, the threshold is the multiplier of sum y <= total, so it is at least 0.
+    return (centred - torch.maximum(threshold, -top)).clamp(min=0)
+
+
+def project_capped_simplex(
+    point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0
+) -> Tensor:
+    r"""Project onto {0 <= y <= cap, sum y = total}, exactly.
+
+    The projection is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t
+    with breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
+
+    Args:
+        point: any shape; the last axis has length d.
+        cap: the largest weight, at least total / d. total / cap need not be an integer. A tensor
+            is 0-dimensional or ends in an axis of length 1.
+        total: the sum of the weights.
+
+    Example:
+        >>> project_capped_simplex(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
+        tensor([0.4000, 0.3500, 0.2500, 0.0000])
+    """
+    size = point.shape[-1]
+    if not isinstance(cap, Tensor) and not isinstance(total, Tensor):
+        # The slack is for a cap = total / d that was rounded.
+        checks.at_least("project_capped_simplex", "cap", cap, total / size * (1 - 1e-6))
+    cap, total = _as_tensor(cap, point), _as_tensor(total, point)
+    cap = torch.minimum(cap, total)
+
+    # Seen from the hard threshold the root t lies in [-cap, 0]: entries outside [-cap, cap] are
+    # at one of their ends whatever t is, and all numbers that matter are of the size of cap.
+    centred = project_box(point - capped_threshold(point, cap, total), -cap, cap)
+    leaves_cap = centred - cap
+    breaks, order = torch.cat([leaves_cap, centred.expand_as(leaves_cap)], dim=-1).sort(dim=-1)
+    turns = torch.ones_like(leaves_cap)
+    slope = torch.cat([-turns, turns], dim=-1).gather(-1, order).cumsum(-1)
+    change = (slope[..., :-1] * breaks.diff(dim=-1)).cumsum(-1)
+    mass = size * cap + torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
+    last = ((mass >= total).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    excess, fall = mass.gather(-1, last) - total, -slope.gather(-1, last)
+    centred = centred - breaks.gather(-1, last) - excess / fall.clamp(min=1)
+
+    # One Newton step removes the rounding of the running sums.
+    weights = project_box(centred, 0.0, cap)
+    free = ((centred > 0) & (centred < cap)).sum(dim=-1, keepdim=True)
+    correction = (weights.sum(dim=-1, keepdim=True) - total) / free.clamp(min=1)
+    return project_box(centred - correction, 0.0, cap)
+
+
+def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """The smallest entry with a share when the largest entries take `cap` each, up to `total`.
+
+    With total = 1 and cap = 1/(r d) it is the upper quantile of level r: the value at risk.
+
+    Example:
+        >>> capped_threshold(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
+        tensor([0.9000])
+    """
+    ordered = point.sort(dim=-1, descending=True).values
+    left = total - cap * _counts(point, first=0)
+    return torch.where(left > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def _simplex_threshold(point: Tensor, total: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The point seen from its largest entry, the root t of sum [centred - t]_+ = total, the top."""
+    top = point.amax(dim=-1, keepdim=True)
+    centred = point - top
+    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
+    threshold = ((partial - total) / _counts(point, first=1)).amax(dim=-1, keepdim=True)
+    return centred, threshold, top
+
+
+def _counts(point: Tensor, first: int) -> Tensor:
+    stop = point.shape[-1] + first
+    return torch.arange(first, stop, dtype=point.dtype, device=point.device)
+
+
+def _as_tensor(value: float | Tensor, like: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else like.new_full((), value)

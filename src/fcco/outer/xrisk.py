@@ -1,0 +1,263 @@
+r"""Smooth outer functions of risks such as average precision, NDCG and contrastive losses.
+
+`smooth` holds on the domain where these risks live, away from its boundary: u >= 0 for the
+logarithm, u_2 > 0 bounded away from 0 for average precision, u > 0 bounded away from 0 for NDCG,
+bounded sets of u >= 0 for the power. Where no Lipschitz constant holds on the whole domain,
+`lipschitz` is `inf`, and so is `weak_convexity`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import relu
+
+from .. import checks
+from .base import AbstractOuter
+from .projections import indicator
+
+__all__ = ["NDCG", "AveragePrecision", "LogMeanExp", "Power", "TauLog"]
+
+
+class _SmoothOnly(AbstractOuter):
+    """A smooth function: value and gradient are all that a method needs of it."""
+
+    smooth = True
+
+    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
+        """Always an error."""
+        raise ValueError(
+            f"{self!r} is smooth: it offers no prox and needs none; use it without smoothing."
+        )
+
+
+@dataclass(frozen=True)
+class TauLog(AbstractOuter):
+    r"""The logarithm of a global contrastive loss, and of KL-regularised robust optimisation.
+
+    .. math::
+        f(u) = \tau \log(u + e), \qquad u \ge 0
+
+    Concave and smooth: methods use it as it is. Its prox takes f as infinite for u < 0, so the
+    envelope grows again there; the declared facts hold on u >= 0.
+
+    Args:
+        temperature: tau.
+        offset: e, positive. C_f = tau/e and rho_f = tau/e^2.
+
+    Example:
+        >>> from fcco.outer import TauLog
+        >>> log = TauLog(temperature=0.5, offset=1.0)
+        >>> log(torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 0.3466])
+        >>> log.prox(torch.tensor([0.25, 1.0]), 1.0)
+        tensor([0.0000, 0.7071])
+    """
+
+    temperature: float
+    offset: float
+
+    monotone = smooth = True
+
+    def __post_init__(self) -> None:
+        checks.positive("TauLog", "temperature", self.temperature)
+        checks.positive("TauLog", "offset", self.offset)
+
+    @property
+    def lipschitz(self) -> float:
+        """Tau / e."""
+        return self.temperature / self.offset
+
+    @property
+    def weak_convexity(self) -> float:
+        """Tau / e^2."""
+        return self.temperature / self.offset**2
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value f(u)."""
+        return self.temperature * torch.log(u + self.offset)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """Tau / (u + e)."""
+        return self.temperature / (u + self.offset)
+
+    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
+        """0 for u <= step tau/e, beyond it the larger root of v^2 + (e - u) v = e u - step tau."""
+        self._check_step(step)
+        edge = step * self.temperature / self.offset
+        beyond = u.clamp(min=edge)
+        linear, constant = beyond - self.offset, self.offset * (beyond - edge)
+        root = torch.sqrt(linear.square() + 4 * constant)
+        # Of the two forms of the root, the one that adds numbers of the same sign.
+        larger = torch.where(
+            linear > 0,
+            (linear + root) / 2,
+            2 * constant / (root - linear.clamp(max=0)),
+        )
+        return torch.where(u > edge, larger, 0.0)
+
+
+@dataclass(frozen=True)
+class AveragePrecision(_SmoothOnly):
+    r"""The ratio of two tracked means: minus the precision at one positive example.
+
+    .. math::
+        f(u_1, u_2) = -\frac{u_1}{u_2}, \qquad u_2 > 0
+
+    u_1 is the surrogate rank among the positives, u_2 among all examples.
+
+    Example:
+        >>> from fcco.outer import AveragePrecision
+        >>> AveragePrecision()(torch.tensor([1.0, 2.0]))
+        tensor(-0.5000)
+        >>> AveragePrecision().gradient(torch.tensor([1.0, 2.0]))
+        tensor([-0.5000,  0.2500])
+    """
+
+    dim = 2
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value f(u)."""
+        above, below = u.unbind(dim=-1)
+        return -above / below
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """(-1/u_2, u_1/u_2^2)."""
+        above, below = u.unbind(dim=-1)
+        return torch.stack([-1 / below, above / below.square()], dim=-1)
+
+
+@dataclass(frozen=True)
+class Power(_SmoothOnly):
+    r"""The power of the p-norm push, which weighs the top of a ranked list.
+
+    .. math::
+        f(u) = u^p, \qquad u \ge 0
+
+    Args:
+        exponent: p, at least 1. Between 1 and 2 the gradient is not Lipschitz near 0.
+
+    Example:
+        >>> from fcco.outer import Power
+        >>> Power(exponent=3.0).gradient(torch.tensor([0.0, 1.0, 2.0]))
+        tensor([ 0.,  3., 12.])
+    """
+
+    exponent: float
+
+    convex = monotone = True
+
+    def __post_init__(self) -> None:
+        checks.in_interval("Power", "exponent", self.exponent, 1, math.inf, open_high=True)
+
+    @property
+    def lipschitz(self) -> float:
+        """`inf`, but 1 for p = 1."""
+        return 1.0 if self.exponent == 1 else math.inf
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value f(u)."""
+        return u**self.exponent
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """The gradient p u^(p-1)."""
+        return self.exponent * u ** (self.exponent - 1)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        """(p - 1) (y/p)^(p/(p-1)) for y >= 0, 0 below; on y <= 1 only, for p = 1."""
+        if not isinstance(self.exponent, Tensor) and self.exponent == 1:
+            return indicator(relu(y - 1))
+        less = self.exponent - 1
+        return less * (relu(y) / self.exponent) ** (self.exponent / less)
+
+
+@dataclass(frozen=True)
+class NDCG(_SmoothOnly):
+    r"""The discount of normalised discounted cumulative gain at a (surrogate) rank u.
+
+    .. math::
+        f(u) = \frac{c}{\log_2(1 + u)}, \qquad u > 0
+
+    Decreasing in the rank: the gain is what one wants large, so a loss to minimise has a negative
+    scale. The conjugate (convex case, c > 0) has no closed form.
+
+    Args:
+        scale: c, not 0; minus the normalised gain of the example makes f a loss.
+
+    Example:
+        >>> from fcco.outer import NDCG
+        >>> NDCG()(torch.tensor([1.0, 3.0]))
+        tensor([1.0000, 0.5000])
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive("NDCG", "abs(scale)", abs(self.scale))
+
+    @property
+    def convex(self) -> bool:
+        """Convex for a positive scale, concave for a negative one."""
+        return self.scale > 0
+
+    @property
+    def monotone(self) -> bool:
+        """Increasing for a negative scale."""
+        return self.scale < 0
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value f(u)."""
+        return self.scale * math.log(2) / torch.log1p(u)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """-c ln(2) / ((1 + u) ln(1 + u)^2)."""
+        return -self.scale * math.log(2) / ((1 + u) * torch.log1p(u).square())
+
+
+@dataclass(frozen=True)
+class LogMeanExp(_SmoothOnly):
+    r"""tau log mean exp(loss / tau), for a tracker that keeps the logarithm itself.
+
+    .. math::
+        f(\nu) = \tau \nu, \qquad \nu = \log \operatorname{mean} \exp(\ell / \tau)
+
+    A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu, which
+    cannot overflow; in nu the outer function is linear.
+
+    Args:
+        temperature: tau.
+
+    Example:
+        >>> from fcco.outer import LogMeanExp
+        >>> losses = torch.tensor([1.0, 2.0])
+        >>> nu = torch.logsumexp(losses / 0.5, dim=0) - math.log(2)
+        >>> LogMeanExp(temperature=0.5)(nu)
+        tensor(1.7169)
+    """
+
+    temperature: float
+
+    convex = monotone = True
+
+    def __post_init__(self) -> None:
+        checks.positive("LogMeanExp", "temperature", self.temperature)
+
+    @property
+    def lipschitz(self) -> float:
+        """Tau."""
+        return self.temperature
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value tau nu."""
+        return self.temperature * u
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """Tau, everywhere."""
+        return self.temperature * torch.ones_like(u)
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        """0 at y = tau, `inf` elsewhere."""
+        return indicator((y - self.temperature).abs())

@@ -1,0 +1,261 @@
+r"""The previous parameters w_{t-1}: kept by a hook, visited without leaving a trace.
+
+MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
+*same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
+each optimizer step and evaluates any function of the model there, with the random stream, the
+buffers (BatchNorm statistics) and the current parameters left exactly as they were.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["PreviousParameters", "unwrap"]
+
+Result = TypeVar("Result")
+
+
+class PreviousParameters(nn.Module):
+    r"""Hold w_{t-1} and evaluate functions there.
+
+    The parameters are exchanged by pointer (`parameter.data`), so everything that uses them is
+    rerouted: sub-modules, tied weights, a bare parameter captured in a closure. Sharded
+    parameters (FSDP2) exchange the content of the local shard.
+
+    Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
+    loader, not in the function.
+
+    Args:
+        model: the module (plain, DDP, FSDP2 or compiled).
+        optimizer: the optimizer, or several that share the model. Each copies its own parameters
+            when it steps; a skipped step (GradScaler) copies nothing.
+
+    Example:
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, 2.0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> previous = fcco.PreviousParameters(model, optimizer)
+        >>> model(torch.ones(1, 1)).sum().backward()
+        >>> optimizer.step()
+        >>> model.weight.item(), previous.evaluate(lambda: model.weight.item())
+        (1.0, 2.0)
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    ) -> None:
+        super().__init__()
+        # A tuple hides the model from the module registry: it has its own state_dict.
+        self._model = (model,)
+        self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
+        self._saved: dict[Tensor, Tensor] = {}
+        self._loaded: dict[str, Tensor] | None = None
+        self._handles = []
+        for each in self._optimizers:
+            self._handles.append(each.register_step_pre_hook(self._before_step))
+            self._handles.append(each.register_step_post_hook(self._after_step))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step has been taken; before it, w_{-1} = w_0."""
+        return bool(self._saved) or self._loaded is not None
+
+    def snapshot(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Copy the parameters; called before every optimizer step by a hook."""
+        for each in self._optimizers if optimizer is None else (optimizer,):
+            current = [p for group in each.param_groups for p in group["params"]]
+            plain_now, plain_saved = [], []
+            for parameter in current:
+                local = _local(parameter)
+                saved = self._saved.get(parameter)
+                if saved is None or saved.shape != local.shape or saved.device != local.device:
+                    self._saved[parameter] = local.clone()
+                else:
+                    plain_now.append(local)
+                    plain_saved.append(saved)
+            if plain_now:
+                torch._foreach_copy_(plain_saved, plain_now)
+        self._loaded = None
+
+    def forget(self) -> None:
+        """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
+        self._saved.clear()
+        self._loaded = None
+
+    def evaluate(self, function: Callable[[], Result]) -> Result:
+        """Call `function` at w_{t-1}: no gradient, same randomness, nothing left behind.
+
+        Call it before the forward pass that needs gradients, so that both start from the same
+        random state.
+        """
+        if self._loaded is not None:
+            self._adopt_loaded()
+        (model,) = self._model
+        devices = {p.device for p in self._saved if p.device.type != "cpu"}
+        with (
+            torch.no_grad(),
+            _same_randomness(devices),
+            _own_buffers(model),
+            _exchanged(self._saved, model),
+        ):
+            return function()
+
+    def detach_hooks(self) -> None:
+        """Stop listening to the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.snapshot(optimizer)
+            return None
+
+        def then_snapshot() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.snapshot(optimizer)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], then_snapshot, *args[2:]), kwargs
+        return args, {**kwargs, "closure": then_snapshot}
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
+        if getattr(optimizer, "round_begins", False):
+            self.forget()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The copy, by parameter position, for `state_dict()`."""
+        if self._loaded is not None:
+            return {"parameters": dict(self._loaded)}
+        keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
+        return {"parameters": {keys[p]: saved.clone() for p, saved in self._saved.items()}}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the copy (checked against the parameters when it is first used)."""
+        self._saved.clear()
+        loaded = dict(state["parameters"])
+        self._loaded = loaded or None
+
+    def _adopt_loaded(self) -> None:
+        parameters = self._parameters_in_order()
+        for key, tensor in (self._loaded or {}).items():
+            parameter = parameters[int(key)]
+            local = _local(parameter)
+            if tensor.shape != local.shape:
+                raise ValueError(
+                    f"`PreviousParameters.load_state_dict`: parameter {key} has shape "
+                    f"{tuple(tensor.shape)} in the checkpoint but {tuple(local.shape)} in the "
+                    "optimizer; the checkpoint belongs to another model or sharding."
+                )
+            self._saved[parameter] = tensor.to(local.device, local.dtype).clone()
+        self._loaded = None
+
+    def _parameters_in_order(self) -> list[Tensor]:
+        return [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
+
+
+def unwrap(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer):
+        return unwrap(inner)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}."
+        )
+    return optimizer
+
+
+def _as_sequence(optimizer: Any) -> Sequence[Any]:
+    return optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    # A DTensor can exist only after its module was imported; importing it here would be slow.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.detach().to_local() if _is_sharded(parameter) else parameter.detach()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _same_randomness(devices: set[torch.device]) -> Iterator[None]:
+    """Restore the random streams on exit."""
+    state = torch.get_rng_state()
+    others = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        for device, saved in others.items():
+            torch.get_device_module(device).set_rng_state(saved, device)
+
+
+@contextmanager
+def _own_buffers(model: nn.Module) -> Iterator[None]:
+    """Let the function change copies of the buffers; put the originals back on exit."""
+    kept: list[tuple[nn.Module, str, Tensor]] = []
+    for module in model.modules():
+        if type(module).__module__.startswith("fcco."):
+            continue  # a tracker inside the model: large, and not changed by a forward pass
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                kept.append((module, name, buffer))
+    for module, name, buffer in kept:
+        module._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer
+
+
+@contextmanager
+def _exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
+    """Put the saved parameters in place of the current ones for a while."""
+    sharded = any(_is_sharded(parameter) for parameter in saved)
+    if sharded:
+        _reshard(model)
+    current = {p: _local(p).clone() if sharded else p.data for p in saved}
+
+    def put(values: dict[Tensor, Tensor]) -> None:
+        for parameter, value in values.items():
+            if sharded:
+                _local(parameter).copy_(value)
+            else:
+                parameter.data = value
+        torch.clear_autocast_cache()  # casts of the other weights must not survive the exchange
+
+    put(saved)
+    try:
+        yield
+    finally:
+        if sharded:
+            _reshard(model)
+        put(current)
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free gathered parameters, so that the next forward gathers the shards anew (FSDP2)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()

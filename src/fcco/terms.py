@@ -1,0 +1,187 @@
+"""A coupled term (1/n) sum_i f_i(g_i(w)): an outer function and a tracker."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .outer.base import AbstractOuter
+from .outer.envelope import MoreauEnvelope
+from .precision import KeepsPrecision
+from .tracker.module import InnerTracker, Tracked
+
+__all__ = ["AbstractTerm", "CoupledTerm"]
+
+Smoothing = float | Callable[[int], float]
+
+
+class AbstractTerm(KeepsPrecision):
+    """One term of an objective: what an objective needs to know of it.
+
+    Attributes:
+        tracker: the running estimates u_i.
+        names: names of the blocks, or None; values may then be given as a dict.
+    """
+
+    tracker: InnerTracker
+    names: tuple[str, ...] | None = None
+
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
+        super().__init__()
+        if outer.dim is not None and outer.dim != tracker.dim:
+            raise ValueError(
+                f"{outer!r} acts on inner values of dimension {outer.dim} but the tracker has "
+                f"`dim={tracker.dim}`."
+            )
+        self.outer, self.tracker, self._smoothing = outer, tracker, smoothing
+        self._smoothed: tuple[float, AbstractOuter] | None = None
+        tracker.accumulate = True
+        self.step = 0
+        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
+
+    @property
+    def smoothing(self) -> float:
+        """The current lambda; a schedule is a function of the number of steps taken."""
+        return self._smoothing(self.step) if callable(self._smoothing) else self._smoothing
+
+    @smoothing.setter
+    def smoothing(self, value: Smoothing) -> None:
+        self._smoothing = value
+
+    @property
+    def smoothed(self) -> AbstractOuter:
+        """f_lambda, or f itself when the smoothing is 0."""
+        value = self.smoothing
+        if self._smoothed is None or self._smoothed[0] != value:
+            checks.at_least(type(self).__name__, "smoothing", value, 0.0)
+            self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
+        return self._smoothed[1]
+
+    @abc.abstractmethod
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The scalar whose gradient is this term's part of the estimator G_t."""
+
+    @abc.abstractmethod
+    def value(self) -> Tensor:
+        """The term's own value at the tracked u, without smoothing, over the blocks seen."""
+
+    def close(self) -> None:
+        """End an optimizer step."""
+        self.tracker.close()
+        self.step += 1
+
+    def table(self) -> Tensor:
+        """u of the blocks seen so far, shape (seen,) or (seen, d1)."""
+        seen = self.tracker.value[self.tracker.seen]
+        return seen.squeeze(-1) if self.tracker.dim == 1 else seen
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The step counter that drives a smoothing schedule."""
+        return {"step": self.step}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the step counter."""
+        self.step = state["step"]
+
+
+class CoupledTerm(AbstractTerm):
+    r"""A weighted coupled term, optionally read as penalised constraints.
+
+    .. math::
+        \frac{\text{weight}}{n}\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
+
+    Args:
+        outer: f.
+        tracker: the tracker of g_i.
+        smoothing: lambda, 0 for f itself, or a function of the step (annealing).
+        weight: factor in front of the sum.
+        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
+        margin: train for g_i <= tolerance_i - margin, to land on the safe side.
+        names: names of the blocks, for values given by name and for reports.
+
+    Example:
+        >>> import torch, fcco
+        >>> term = fcco.CoupledTerm(fcco.Hinge(3.0), fcco.ema(2, gamma=1.0), smoothing=0.1)
+        >>> term.tracker.set_values(torch.tensor([0, 1]), torch.tensor([0.2, -1.0]))
+        >>> term.value()
+        tensor(0.3000)
+        >>> term.violation(), term.multipliers()
+        (tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
+    """
+
+    tolerance: Tensor
+
+    def __init__(
+        self,
+        outer: AbstractOuter,
+        tracker: InnerTracker,
+        *,
+        smoothing: Smoothing = 0.0,
+        weight: float = 1.0,
+        tolerance: float | Sequence[float] | Tensor = 0.0,
+        margin: float = 0.0,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(outer, tracker, smoothing)
+        checks.positive("CoupledTerm", "weight", weight)
+        self.weight, self.margin = weight, margin
+        self.names = None if names is None else tuple(names)
+        if self.names is not None and len(set(self.names)) != tracker.num_inner:
+            raise ValueError(
+                f"`CoupledTerm(names=...)` must be {tracker.num_inner} different names, one per "
+                f"block, but is: {self.names}."
+            )
+        limit = torch.as_tensor(tolerance, dtype=tracker.value.dtype, device=tracker.value.device)
+        if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != tracker.num_inner):
+            raise ValueError(
+                f"`CoupledTerm(tolerance=...)` must be one number or {tracker.num_inner}, one per "
+                f"block, but has shape {tuple(limit.shape)}."
+            )
+        self._plain = limit.dim() == 0 and float(limit) == 0 and margin == 0
+        self.register_buffer("tolerance", limit)
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
+        if len(tracked.index) == 0:
+            return tracked.value.sum()  # every entry was dropped: no block, no loss
+        excess = tracked.value
+        if not self._plain:
+            excess = excess - self._limit(tracked.index) + self.margin
+        mean = self.smoothed(excess).mean()
+        return mean if self.weight == 1 else self.weight * mean
+
+    def value(self) -> Tensor:
+        """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
+        every = torch.arange(self.tracker.num_inner, device=self.tracker.value.device)
+        limit = self._limit(every[self.tracker.seen])
+        return self.weight * self.outer(self.table() - limit).mean()
+
+    def violation(self) -> Tensor:
+        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
+        return self._per_block(lambda excess: self.outer.violation(excess))
+
+    def multipliers(self) -> Tensor:
+        """(weight/n) grad f_lambda(u_i - tolerance_i), NaN where never seen.
+
+        Read from the tracked u, they carry its noise divided by lambda; `fcco.diagnostics.kkt`
+        recomputes them on full data.
+        """
+        scale = self.weight / self.tracker.num_inner
+        return scale * self._per_block(lambda e: self.smoothed.multiplier(e + self.margin))
+
+    def _limit(self, index: Tensor) -> Tensor:
+        limit = self.tolerance if self.tolerance.dim() == 0 else self.tolerance[index]
+        return limit if self.tracker.dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
+
+    def _per_block(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        every = torch.arange(self.tracker.num_inner, device=self.tracker.value.device)
+        u = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
+        result = function(u - self._limit(every))
+        return torch.where(self.tracker.seen, result, torch.nan)
+
+

@@ -1,0 +1,247 @@
+"""Single formulas: weights, steps, and the laws of tracking and smoothing errors."""
+
+from __future__ import annotations
+
+from .. import checks
+
+__all__ = [
+    "auto_correction",
+    "correction",
+    "dual_step",
+    "inner_lr",
+    "inner_step",
+    "penalty_size",
+    "smoothed_bias",
+    "smoothing_for",
+    "tracking_error",
+]
+
+
+def smoothing_for(eps: float, lipschitz: float) -> float:
+    """The smoothing eps/C_f: an eps-stationary point of F_lambda is then approximately one of F."""
+    checks.positive("smoothing_for", "eps", eps)
+    checks.positive("smoothing_for", "lipschitz", lipschitz)
+    return eps / lipschitz
+
+
+def correction(gamma: float, num_inner: int, blocks: int) -> float:
+    r"""The correction gamma' of the theory (MSVR).
+
+    .. math::
+        \gamma' = \frac{n - B_1}{B_1 (1 - \gamma)} + 1 - \gamma.
+
+    With it, drift of the sampled and of the other blocks cancels in expectation. It exceeds 1
+    for B1 < n and then amplifies motion without direction (`tracking_error`); `auto_correction`
+    is the cautious choice.
+
+    Example:
+        >>> from fcco.theory import correction
+        >>> round(correction(0.1, num_inner=30, blocks=8), 2)
+        3.96
+    """
+    return _excess("correction", gamma, num_inner, blocks) + 1 - gamma
+
+
+def auto_correction(gamma: float, num_inner: int, blocks: int) -> float:
+    """(1 - gamma) B1/n: STORM's 1 - gamma when all blocks are seen, small when few are."""
+    checks.in_interval("auto_correction", "gamma", gamma, 0, 1, open_low=True)
+    checks.in_interval("auto_correction", "blocks", blocks, 1, num_inner)
+    return (1 - gamma) * blocks / num_inner
+
+
+def tracking_error(
+    gamma: float,
+    num_inner: int,
+    blocks: int,
+    *,
+    correction: float | None = None,
+    drift: float = 0.0,
+    systematic: bool = True,
+    value_noise: float = 0.0,
+    samples: int = 1,
+) -> float:
+    r"""Steady E(u_i - g_i)^2 after an update, exactly, for scalar g_i moving at constant speed.
+
+    With p = B1/n, a = gamma' - (1 - gamma) and g_i moving by delta per step,
+
+    .. math::
+        E(u - g)^2 = \frac{\gamma}{2 - \gamma} \frac{\sigma_0^2}{B_2}
+        + \frac{\delta^2 (p a^2 + 1 - p) + 2 \delta m (p (1 - \gamma) a - (1 - p))}
+        {p \gamma (2 - \gamma)}, \qquad m = \delta \frac{p a - (1 - p)}{p \gamma},
+
+    where m = E(u - g) is 0 for steps of random sign. The theory's gamma' makes the second
+    bracket 0: then the law is the same for any pattern of directions.
+
+    Args:
+        gamma: weight of the new value.
+        num_inner: n.
+        blocks: B1.
+        correction: gamma'; that of the theory unless given.
+        drift: delta, the size of each g_i's motion per step.
+        systematic: the motion keeps its sign; otherwise each step has an independent random one.
+        value_noise: sigma_0; the same samples are used at both points of the correction, and the
+            noise does not depend on the point.
+        samples: B2.
+
+    Example:
+        >>> from fcco.theory import tracking_error
+        >>> round(tracking_error(0.5, 10, 10, value_noise=3.0, samples=4), 6)
+        0.75
+        >>> theory = tracking_error(0.1, 10, 2, drift=0.01)
+        >>> plain = tracking_error(0.1, 10, 2, drift=0.01, correction=0.0)
+        >>> round(plain / theory)
+        20
+    """
+    call = "tracking_error"
+    checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    checks.at_least(call, "samples", samples, 1)
+    if correction is None:
+        excess = _excess(call, gamma, num_inner, blocks)
+    else:
+        excess = correction - (1 - gamma)
+    share = blocks / num_inner
+    lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
+    moved = drift**2 * (share * excess**2 + 1 - share)
+    moved += 2 * drift * lag * (share * (1 - gamma) * excess - (1 - share))
+    noise = gamma / (2 - gamma) * value_noise**2 / samples
+    return noise + moved / (share * gamma * (2 - gamma))
+
+
+def dual_step(theta: float, num_inner: int, blocks: int) -> float:
+    r"""The mirror-ascent step gamma of ALEXR2.
+
+    .. math::
+        \gamma = \Big(\frac{B_1}{n (1 - \theta)} - 1\Big)^{-1}, \qquad
+        \hat\gamma = \frac{\gamma}{1 + \gamma} = \frac{n (1 - \theta)}{B_1}.
+
+    The second is the weight of the new value in u. The paper's main theorem prints it as gamma.
+
+    Example:
+        >>> from fcco.theory import dual_step
+        >>> round(dual_step(0.9, num_inner=30, blocks=10), 6)
+        0.428571
+    """
+    call = "dual_step"
+    checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    if not 1 - theta < blocks / num_inner:
+        raise ValueError(
+            f"`{call}(theta=...)` must be above 1 - blocks/num_inner = {1 - blocks / num_inner:g} "
+            f"but is: {theta} (the weight n (1 - theta) / B1 of a new value must be below 1)."
+        )
+    return 1 / (blocks / (num_inner * (1 - theta)) - 1)
+
+
+def inner_step(theta: float, nu: float, weak_convexity: float) -> float:
+    r"""The primal step eta of ALEXR2's inner loop.
+
+    .. math::
+        \eta = \frac{1 - \theta}{\theta / \nu - \rho}, \qquad
+        \text{for } \nu = \tfrac{1}{4 \rho}: \;
+        \eta = \frac{1 - \theta}{(4 \theta - 1) \rho}.
+
+    Args:
+        theta: extrapolation weight.
+        nu: parameter of the proximal term, below theta / rho.
+        weak_convexity: rho = sqrt(d1) C_f rho_g.
+
+    Example:
+        >>> from fcco.theory import inner_step
+        >>> round(inner_step(0.9, nu=0.25, weak_convexity=1.0), 6)
+        0.038462
+    """
+    call = "inner_step"
+    checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    checks.positive(call, "nu", nu)
+    checks.at_least(call, "weak_convexity", weak_convexity, 0)
+    if not theta / nu > weak_convexity:
+        raise ValueError(
+            f"`{call}(nu=...)` must be below theta/weak_convexity = {theta / weak_convexity:g} "
+            f"but is: {nu} (the inner problem does not contract by theta otherwise)."
+        )
+    return (1 - theta) / (theta / nu - weak_convexity)
+
+
+def inner_lr(eta: float, nu: float) -> float:
+    r"""The learning rate eta nu / (eta + nu) with which SGD makes ALEXR2's inner step.
+
+    .. math::
+        \arg\min_z \langle G, z \rangle + \tfrac{1}{2 \nu} |z - w|^2 + \tfrac{1}{2 \eta} |z - z_k|^2
+        = z_k - \tfrac{\eta \nu}{\eta + \nu} \big(G + \tfrac{1}{\nu} (z_k - w)\big).
+
+    Example:
+        >>> from fcco.theory import inner_lr
+        >>> inner_lr(eta=1.0, nu=0.25)
+        0.2
+    """
+    checks.positive("inner_lr", "eta", eta)
+    checks.positive("inner_lr", "nu", nu)
+    return eta * nu / (eta + nu)
+
+
+def penalty_size(
+    num_constraints: int, inner_lipschitz: float, delta: float, *, margin: float = 0.01
+) -> float:
+    r"""A penalty rho for which stationary points of the penalised problem are KKT points.
+
+    .. math::
+        \rho = (1 + \mathrm{margin}) \, \frac{m (C_g + 1)}{\delta} > \frac{m (C_g + 1)}{\delta}.
+
+    The bound is strict, hence the margin. It is sufficient, not necessary: what a problem needs
+    is rho > m max_i nu_i for its multipliers nu.
+
+    Args:
+        num_constraints: m; the penalty is (rho/m) sum_i [g_i]_+.
+        inner_lipschitz: C_g, of the constraints and of the objective g_0.
+        delta: lower bound on the smallest singular value of the constraints' Jacobian at
+            infeasible points.
+        margin: relative distance above the bound.
+
+    Example:
+        >>> from fcco.theory import penalty_size
+        >>> penalty_size(14, inner_lipschitz=1.0, delta=0.5, margin=0.25)
+        70.0
+    """
+    call = "penalty_size"
+    checks.at_least(call, "num_constraints", num_constraints, 1)
+    checks.positive(call, "inner_lipschitz", inner_lipschitz)
+    checks.positive(call, "delta", delta)
+    checks.positive(call, "margin", margin)
+    return (1 + margin) * num_constraints * (inner_lipschitz + 1) / delta
+
+
+def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> float:
+    r"""Violation of a constraint at the solution of the smoothed penalty problem.
+
+    .. math::
+        g_i(w_\lambda) = \lambda \, m \, \nu_i, \qquad 0 < \nu_i < \rho / m,
+
+    exactly for the multiplier nu_i of the smoothed problem itself, and to first order in lambda
+    for that of the constrained problem. It is how to choose lambda.
+
+    Args:
+        smoothing: lambda, of f = rho [.]_+ with its scale.
+        num_constraints: m.
+        multiplier: nu_i, of the constraint g_i <= 0 with the objective's weight 1.
+
+    Example:
+        >>> from fcco.theory import smoothed_bias
+        >>> round(smoothed_bias(0.01, num_constraints=8, multiplier=0.6), 6)
+        0.048
+    """
+    checks.positive("smoothed_bias", "smoothing", smoothing)
+    checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
+    checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
+    return smoothing * num_constraints * multiplier
+
+
+def _excess(call: str, gamma: float, num_inner: int, blocks: int) -> float:
+    """What the theory's correction has above 1 - gamma; 0 when all blocks are sampled."""
+    checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    if blocks == num_inner:
+        return 0.0
+    reason = "the correction of the theory is infinite there unless all blocks are sampled"
+    checks.below(call, "gamma", gamma, 1, "its limit", reason)
+    return (num_inner - blocks) / (blocks * (1 - gamma))

@@ -1,0 +1,340 @@
+"""The tracker: one running estimate u_i of each inner value g_i(w), kept in buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..distributed import Group
+from ..precision import KeepsPrecision
+from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, segment
+from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
+from .update import log_track, theory_correction, track, value_of
+
+__all__ = ["InnerTracker", "Tracked"]
+
+
+class Tracked(NamedTuple):
+    """What one tracking step gives: values u_i that carry the gradient of g_i, and their blocks.
+
+    Attributes:
+        value: shape (B1,) or, for d1 > 1, (B1, d1).
+        index: the distinct block ids, increasing, shape (B1,).
+    """
+
+    value: Tensor
+    index: Tensor
+
+
+@dataclass
+class _OpenStep:
+    """What was written since the last optimizer step, so that it can be taken back and redone."""
+
+    batch: Batch
+    old: Tensor
+    seen: Tensor
+
+
+class InnerTracker(KeepsPrecision):
+    r"""Track u_i ~ g_i(w) for i = 1..n; touch only the sampled blocks.
+
+    .. math::
+        u_i^+ = (1-\gamma)\,u_i + \gamma\,g_i(w_t;\mathcal B)
+              + \gamma'\,\bigl(g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)\bigr),
+        \qquad i \in \mathcal B_1^t
+
+    Calling it returns a tensor whose *value* is u_i and whose *gradient* is that of g_i, so that
+    `outer(tracker(values, index)).mean()` differentiates to the paper's estimator
+    :math:`\frac1{B_1}\sum_i \nabla g_i \nabla f(u_i)`.
+
+    Entries of the same block (one per sample, say) are averaged first, so `index` may repeat
+    block ids and group losses need no grouping by hand. A first visit sets u_i to the fresh value.
+    In `eval()` mode nothing is updated and the fresh values themselves are returned.
+
+    Args:
+        num_inner: n, the number of blocks.
+        dim: d1, the length of each inner value.
+        gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`.
+        correction: gamma', a number, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n, which
+            is 1 - gamma when every block is seen at each step and small when few are.
+        read: which u enters the gradient: `"old"` (before this batch; unbiased with one batch,
+            as the paper's algorithm prints it) or `"new"`.
+        log_space: values are logarithms of positive inner values and u is kept as log u.
+        bounds: clamp u to this interval after each update (the y-form of ALEXR2).
+        refresh_every: every so many steps take the fresh value itself (SPIDER); give that step a
+            large batch, `refresh_due` says when.
+        on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
+            `"skip"` drops such entries and counts them in `skipped`.
+        dtype: precision of u; never narrowed by `.to(...)`. Default float32.
+        device: where the buffers live at first.
+
+    Example:
+        >>> import torch, fcco
+        >>> tracker = fcco.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
+        >>> g = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
+        >>> tracker(g, torch.tensor([0, 0, 2])).tolist()
+        [2.0, 5.0]
+        >>> tracker(g * 2, torch.tensor([0, 0, 2])).tolist()
+        [3.0, 7.5]
+        >>> tracker.seen.tolist()
+        [True, False, True]
+
+    References:
+        W. Jiang et al., Multi-block-single-probe variance reduced estimator for coupled
+        compositional optimization, 2022 (MSVR).
+    """
+
+    value: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_inner: int,
+        dim: int = 1,
+        *,
+        gamma: float = 0.1,
+        correction: float | Literal["theory", "auto"] = "auto",
+        read: Literal["old", "new"] = "old",
+        log_space: bool = False,
+        bounds: tuple[float, float] | None = None,
+        refresh_every: int | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        call = "InnerTracker"
+        checks.at_least(call, "num_inner", num_inner, 1)
+        checks.at_least(call, "dim", dim, 1)
+        checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+        checks.one_of(call, "read", read, ("old", "new"))
+        checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
+        if isinstance(correction, str):
+            checks.one_of(call, "correction", correction, ("theory", "auto"))
+            if correction == "theory":
+                checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
+        else:
+            checks.at_least(call, "correction", correction, 0.0)
+        if gamma == 0 and correction in (0, 0.0):
+            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+        if refresh_every is not None:
+            checks.at_least(call, "refresh_every", refresh_every, 1)
+        if not dtype.is_floating_point:
+            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
+        self.num_inner, self.dim = num_inner, dim
+        self.gamma, self.correction, self.read = gamma, correction, read
+        self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
+        self.on_nonfinite = on_nonfinite
+        self.accumulate = False
+        """Calls belong to one step until `close()`; objectives set it and close at each step."""
+        self.steps, self.skipped = 0, 0
+        self._open: _OpenStep | None = None
+        self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
+        self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether the next update uses g_i(w_{t-1})."""
+        if isinstance(self.correction, str):
+            return self.correction == "theory" or self.gamma < 1
+        return self.correction != 0
+
+    @property
+    def refresh_due(self) -> bool:
+        """Whether the next step replaces u by the fresh value (see `refresh_every`)."""
+        return self.refresh_every is not None and self.steps % self.refresh_every == 0
+
+    def correction_weight(self, blocks: int) -> float:
+        """The number gamma' for a step that samples `blocks` blocks."""
+        if self.correction == "theory":
+            return float(theory_correction(self.gamma, self.num_inner, blocks))
+        if self.correction == "auto":
+            return (1 - self.gamma) * blocks / self.num_inner
+        return float(self.correction)
+
+    def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
+        """Check `index` and `counts`; find the distinct blocks (used by objectives)."""
+        return layout("InnerTracker", index, self.num_inner, counts, self.value)
+
+    def forward(
+        self,
+        fresh: Tensor,
+        index: Tensor | None = None,
+        previous: Tensor | None = None,
+        *,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """Update the sampled blocks; return u_i carrying the gradient of g_i, one row per block.
+
+        Args:
+            fresh: g_i(w_t), shape (E,) or (E, d1), with gradient.
+            index: block of each entry; None means all n blocks in order.
+            previous: g_i(w_{t-1}) on the same samples.
+            counts: samples behind each entry, when entries are means of unequal size.
+
+        Returns:
+            Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
+        """
+        return self.update(fresh, self.layout(index, counts), previous).value
+
+    def update(
+        self,
+        fresh: Tensor,
+        where: Layout,
+        previous: Tensor | None = None,
+        *,
+        carrier: Tensor | None = None,
+        carrier_where: Layout | None = None,
+        group: Group | None = None,
+    ) -> Tracked:
+        """The full form of `forward`.
+
+        Args:
+            fresh: the values to track, (E,) or (E, d1); may be a measured, non-differentiable
+                statistic when `carrier` is given.
+            where: layout of the entries.
+            previous: the values at w_{t-1}.
+            carrier: the values that carry the gradient (default: `fresh`).
+            carrier_where: layout of `carrier` when it is an independent batch.
+            group: ranks to pool over.
+        """
+        fresh, where, previous, carrier, carrier_where = self._entries(
+            fresh, where, previous, carrier, carrier_where
+        )
+        carried = carrier_where.sums(carrier, self.log_space)
+        batch = self.batch(fresh, where, previous, group)
+        total = carrier_counts(where, carrier_where, batch, group)
+        refuse_nonfinite(batch, carried)
+        if self.training and torch.is_grad_enabled():
+            point = self._commit(batch)
+        else:
+            point = batch.mean(batch.fresh)
+        value = value_of(point, self._carry(carried, carrier_where, batch, total, point, group))
+        return Tracked(value.squeeze(-1) if self.dim == 1 else value, batch.index)
+
+    def batch(
+        self,
+        fresh: Tensor,
+        where: Layout,
+        previous: Tensor | None = None,
+        group: Group | None = None,
+    ) -> Batch:
+        """Pool entries over blocks and ranks, without gradient and without an update."""
+        fresh, log = shaped("fresh", fresh, where.entries, self.value), self.log_space
+        past = None if previous is None else where.sums(previous.detach(), log)
+        batch = Batch(where.index, where.counts, where.sums(fresh.detach(), log), past, log)
+        return batch if group is None else over_ranks(batch, group)
+
+    def close(self) -> None:
+        """End the step: what was tracked since the last call is final."""
+        if self._open is not None:
+            self._open = None
+            self.steps += 1
+
+    def set_values(self, index: Tensor | None, values: Tensor) -> None:
+        """Set u_i directly; entries of one block are averaged."""
+        batch = self.batch(values, self.layout(index))
+        refuse_nonfinite(batch, batch.fresh)
+        self.value[batch.index] = batch.mean(batch.fresh)
+        self.seen[batch.index] = True
+        self._open = None
+
+    def _commit(self, batch: Batch) -> Tensor:
+        """Write the update of a batch; return the u that its gradient reads (Alg. 1, lines 7-9).
+
+        A second batch before the optimizer steps (gradient accumulation, or a step that a
+        GradScaler skipped) holds more samples of the same g_i(w_t). The first write is taken back
+        and both are applied as one, because two corrections for one step would count it twice.
+        """
+        current = batch.index
+        if self._open is not None:
+            last = self._open
+            self.value[last.batch.index] = last.old
+            self.seen[last.batch.index] = last.seen
+            batch = last.batch.merge(batch)
+        old, seen = self.value[batch.index], self.seen[batch.index]
+        fresh = batch.mean(batch.fresh)
+        previous = None if batch.previous is None else batch.mean(batch.previous)
+        gamma, correction = self.gamma, self.correction_weight(len(batch.index))
+        if self.refresh_due:
+            gamma, previous = 1.0, None
+        rule = log_track if self.log_space else track
+        before, after = rule(old, seen.unsqueeze(1), fresh, previous, gamma, correction)
+        if self.bounds is not None:
+            after = after.clamp(*self.bounds)
+        self.value[batch.index] = after
+        self.seen[batch.index] = True
+        self._open = _OpenStep(batch, old, seen)
+        if not self.accumulate:
+            self.close()
+        point = before if self.read == "old" else after
+        if batch.index is not current:
+            point = point[torch.searchsorted(batch.index, current)]
+        return point
+
+    def _carry(
+        self,
+        carried: Tensor,
+        where: Layout,
+        batch: Batch,
+        total: Tensor,
+        point: Tensor,
+        group: Group | None,
+    ) -> Tensor:
+        """The gradient carrier of each block of `batch`, from this rank's sums.
+
+        Data-parallel training averages gradients over ranks; scaling by their number makes that
+        average the gradient on the global batch. In log space d(log u) = dg / u, so the carrier
+        is g / u, formed from logarithms.
+        """
+        if group is None:
+            return torch.exp(carried - total.log() - point) if self.log_space else carried / total
+        here = torch.searchsorted(batch.index, where.index)
+        total = total.to(carried.dtype)[here]
+        share = torch.exp(carried - total.log() - point[here]) if self.log_space else carried / total
+        return segment(share * group.size, here, len(batch.index))
+
+    def _entries(
+        self,
+        fresh: Tensor,
+        where: Layout,
+        previous: Tensor | None,
+        carrier: Tensor | None,
+        carrier_where: Layout | None,
+    ) -> Entries:
+        """All entries as (E, d1) in the tracker's precision; bad ones dropped if asked to."""
+        fresh = shaped("fresh", fresh, where.entries, self.value)
+        if previous is not None:
+            previous = shaped("previous", previous, where.entries, self.value)
+        elif self.needs_previous and not self.refresh_due:
+            previous = fresh.detach()  # w_{-1} = w_0: the correction is exactly zero
+        carrier_where = carrier_where or where
+        if carrier is None:
+            carrier = fresh
+        else:
+            carrier = shaped("carrier", carrier, carrier_where.entries, self.value)
+        entries = Entries(fresh, where, previous, carrier, carrier_where)
+        if self.on_nonfinite == "skip":
+            entries, dropped = without_nonfinite(entries)
+            self.skipped += dropped
+        return entries
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Counters that go into `state_dict()`."""
+        return {"steps": self.steps, "skipped": self.skipped}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the counters; an open step is forgotten."""
+        self.steps, self.skipped = state["steps"], state["skipped"]
+        self._open = None
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        return (
+            f"{self.num_inner}, {self.dim}, gamma={self.gamma}, correction={self.correction!r}, "
+            f"read={self.read!r}"
+        )

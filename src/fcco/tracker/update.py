@@ -1,0 +1,118 @@
+r"""The tracking update as pure functions: no state, no branches on data.
+
+Every tracker of the library is one formula,
+
+.. math::
+    u_i^+ = (1-\gamma)\,u_i + \gamma\, g_i(w_t) + \gamma'\,\bigl(g_i(w_t) - g_i(w_{t-1})\bigr),
+
+with :math:`\gamma' = 0` (moving average, SOX), MSVR's :math:`\gamma'` (SONX, SONEX) or
+:math:`\theta\gamma` (ALEXR). They run under `torch.func.vmap` and `fullgraph=True`; the checks of
+their input live in `fcco.tracker.module`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_track", "theory_correction", "track", "value_of"]
+
+Number = float | Tensor
+
+
+def track(
+    old: Tensor,
+    seen: Tensor,
+    fresh: Tensor,
+    previous: Tensor | None,
+    gamma: Number,
+    correction: Number,
+) -> tuple[Tensor, Tensor]:
+    r"""One tracking update of the sampled blocks (Alg. 1, line 7).
+
+    A block visited for the first time starts at its fresh value, without correction.
+
+    Args:
+        old: u_i, shape (B, d1).
+        seen: whether block i has a value yet, boolean, shape (B, 1).
+        fresh: g_i(w_t; B_i).
+        previous: g_i(w_{t-1}; B_i), the same samples; None leaves the correction out.
+        gamma: weight of the fresh value.
+        correction: gamma', weight of the difference.
+
+    Returns:
+        The value before the update (`fresh` on a first visit) and the value after it.
+
+    Example:
+        >>> import torch
+        >>> u, g = torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [5.0]])
+        >>> track(u, torch.tensor([[True], [False]]), g, g - 1.0, gamma=0.5, correction=0.1)
+        (tensor([[1.],
+                [5.]]), tensor([[1.6000],
+                [5.0000]]))
+    """
+    before = torch.where(seen, old, fresh)
+    after = before + gamma * (fresh - before)
+    if previous is not None:
+        after = after + correction * (fresh - previous) * seen
+    return before, after
+
+
+def log_track(
+    old: Tensor,
+    seen: Tensor,
+    fresh: Tensor,
+    previous: Tensor | None,
+    gamma: Number,
+    correction: Number,
+) -> tuple[Tensor, Tensor]:
+    r"""The same update for u = exp(nu), on nu = log u, without overflow.
+
+    .. math::
+        \nu^+ = \log\bigl((1-\gamma)e^{\nu} + \gamma e^{\ell} + \gamma'(e^{\ell} - e^{\ell'})\bigr)
+
+    where ell and ell' are the logarithms of the fresh and previous value. A correction can make
+    the sum negative; it is floored at one thousandth of the uncorrected average.
+    """
+    before = torch.where(seen, old, fresh)
+    largest = torch.maximum(before, fresh)
+    if previous is not None:
+        largest = torch.maximum(largest, previous)
+    fresh_part = torch.exp(fresh - largest)
+    average = (1 - gamma) * torch.exp(before - largest) + gamma * fresh_part
+    total = average
+    if previous is not None:
+        difference = fresh_part - torch.exp(previous - largest)
+        total = torch.maximum(average + correction * difference * seen, 1e-3 * average)
+    return before, largest + torch.log(total)
+
+
+def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """A tensor with the value of one and the gradient of the other.
+
+    `outer(value_of(u, gradient_of=g))` then differentiates to grad f(u) * grad g, the paper's
+    estimator. The difference below is exactly zero, so the value is u to the last bit (adding
+    `(u - g).detach()` to g instead would lose u when |g| is much larger than |u|).
+
+    Example:
+        >>> import torch
+        >>> g = torch.tensor(1e8, requires_grad=True)
+        >>> u = value_of(torch.tensor(0.001), gradient_of=g)
+        >>> u.square().backward()
+        >>> u.item() == torch.tensor(0.001).item(), g.grad
+        (True, tensor(0.0020))
+    """
+    return value + (gradient_of - gradient_of.detach())
+
+
+def theory_correction(gamma: Number, num_inner: int, blocks: int) -> Number:
+    r"""MSVR's correction weight, gamma' = (n - B1) / (B1 (1 - gamma)) + (1 - gamma).
+
+    Above 1 as soon as fewer than half of the blocks are sampled; see docs/how-to-choose.md
+    before using it on a deep network.
+
+    Example:
+        >>> round(theory_correction(0.1, num_inner=30, blocks=8), 2)
+        3.96
+    """
+    return (num_inner - blocks) / (blocks * (1 - gamma)) + (1 - gamma)

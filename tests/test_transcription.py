@@ -1,0 +1,189 @@
+"""SONEX and ALEXR2 equal the literal NumPy transcriptions to 1e-12 over 200 steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference as ref
+import torch
+from problems import Point, TorchQuadratics, entries
+
+import fcco
+
+GAMMA, LAM, RHO, KAPPA = 0.3, 0.4, 1.5, 0.05
+
+
+def outer_and_slope(dim: int):
+    if dim == 1:
+        return fcco.Hinge(RHO), ref.hinge_slope(RHO, LAM)
+    return fcco.TwoSidedHinge(KAPPA, RHO), ref.two_sided_slope(RHO, KAPPA, LAM)
+
+
+def optimizers(kind: str, params, lr: float):
+    if kind == "momentum":
+        return fcco.momentum_type(params, lr=lr, beta=0.2), ref.Momentum(lr, 0.2)
+    return fcco.adam_type(params, lr=lr, beta=0.2), ref.Adam(lr, 0.2)
+
+
+def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: bool):
+    blocks, samples = entries(sampled, which)
+
+    def inner():
+        values = data.values(model.w, blocks, samples)
+        return (data.loss(model.w), values) if with_g0 else values
+
+    return inner, blocks
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize("correction", ["auto", "theory", 0.0, 0.4])
+def test_sonex(correction, read, independent, kind, with_g0, dim):
+    problem = ref.Quadratics(dim=dim)
+    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
+    outer, slope = outer_and_slope(dim)
+    model = Point(start)
+    lr = 0.003 if correction == "theory" else 0.02
+    optimizer, update = optimizers(kind, model.parameters(), lr)
+    objective = fcco.sonex(
+        model, optimizer, outer, 6, smoothing=LAM, gamma=GAMMA, correction=correction, read=read
+    )
+    weight = {"auto": (1 - GAMMA) * 3 / 6, "theory": 3 / (3 * (1 - GAMMA)) + 1 - GAMMA}
+    path, u = ref.sonex(
+        problem,
+        start,
+        200,
+        slope,
+        update,
+        gamma=GAMMA,
+        correction=weight.get(correction, correction),
+        read=read,
+        independent=independent,
+        with_g0=with_g0,
+    )
+    rng = np.random.default_rng(1)
+    ours = []
+    for _ in range(200):
+        sampled = problem.draw(rng, 3, 2)
+        inner, blocks = closure(data, model, sampled, 1, with_g0)
+        other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
+        loss = objective(inner, blocks, gradient=other)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ours.append(model.w.detach().numpy().copy())
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    np.testing.assert_allclose(np.array(ours), path, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("dual", ["u", "y"])
+def test_alexr2(dual, independent, kind, with_g0, dim):
+    if dual == "y" and dim == 2:
+        pytest.skip("the y-form is for scalar f")
+    problem = ref.Quadratics(dim=dim)
+    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
+    outer, slope = outer_and_slope(dim)
+    model = Point(start)
+    outer_optimizer, update = optimizers(kind, model.parameters(), 0.05)
+    dual_step, theta, nu, eta, rounds, inner_steps = 0.5, 0.6, 0.3, 0.1, 40, 5
+    objective = fcco.alexr2(
+        model,
+        outer_optimizer,
+        outer,
+        6,
+        smoothing=LAM,
+        nu=nu,
+        eta=eta,
+        inner_steps=inner_steps,
+        gamma=dual_step / (1 + dual_step),
+        theta=theta,
+        dual=dual,
+    )
+    path, u = ref.alexr2(
+        problem,
+        start,
+        rounds,
+        inner_steps,
+        slope,
+        update,
+        dual_step=dual_step,
+        theta=theta,
+        nu=nu,
+        eta=eta,
+        independent=independent,
+        with_g0=with_g0,
+        box=(0.0, RHO, LAM) if dual == "y" else None,
+    )
+    rng = np.random.default_rng(1)
+    optimizer = objective.optimizer
+    assert isinstance(optimizer, fcco.ProximalPoint)
+    ours = []
+    for _ in range(rounds):
+        for _ in range(inner_steps):
+            sampled = problem.draw(rng, 3, 2)
+            inner, blocks = closure(data, model, sampled, 1, with_g0)
+            other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
+            objective(inner, blocks, gradient=other).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ours.append(model.w.detach().numpy().copy())
+    assert optimizer.round == rounds
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    np.testing.assert_allclose(np.array(ours), path, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
+
+
+def test_y_form_differs_from_u_form():
+    """Otherwise the parametrisation above would test one thing twice."""
+    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
+    run = lambda box: ref.alexr2(  # noqa: E731
+        problem, start, 40, 5, ref.hinge_slope(RHO, LAM), ref.Momentum(0.05, 0.2),
+        dual_step=0.5, theta=0.6, nu=0.3, eta=0.1, box=box,
+    )[0]  # fmt: skip
+    assert np.abs(run(None) - run((0.0, RHO, LAM))).max() > 1e-3
+
+
+def test_options_change_the_result():
+    """Each option of the SONEX test must matter on this problem."""
+    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
+
+    def run(**changes):
+        settings = {"gamma": GAMMA, "correction": 0.4} | changes
+        slope = ref.hinge_slope(RHO, LAM)
+        return ref.sonex(problem, start, 200, slope, ref.Momentum(0.02, 0.2), **settings)[0]
+
+    base = run()
+    for changes in (
+        {"correction": 0.0}, {"read": "new"}, {"independent": True}, {"with_g0": True}
+    ):  # fmt: skip
+        assert np.abs(run(**changes) - base).max() > 1e-4, changes
+
+
+def test_sonx_is_sonex_without_smoothing_or_momentum():
+    """smoothing=0 uses a subgradient of f itself: a move along J^T 1[u > 0]."""
+    problem = ref.Quadratics()
+    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, 4)
+    model = Point(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective = fcco.sonex(
+        model, optimizer, fcco.Hinge(RHO), 6, smoothing=0.0, gamma=GAMMA, correction=0.4
+    )
+    path, _ = ref.sonex(
+        problem, start, 100, lambda u: RHO * (u > 0), lambda w, G: w - 0.02 * G,
+        gamma=GAMMA, correction=0.4,
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+    for step in range(100):
+        inner, blocks = closure(data, model, problem.draw(rng, 3, 2), 1, False)
+        objective(inner, blocks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        np.testing.assert_allclose(model.w.detach().numpy(), path[step], rtol=0, atol=1e-12)
