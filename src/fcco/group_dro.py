@@ -38,11 +38,16 @@ def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Ten
         tensor(0.)
     """
     number = len(losses)
+    if number == 0:
+        return losses.new_tensor(math.nan)
     if smoothing == 0:
         rank = math.ceil(ratio * number - 1e-9)
         return losses.sort(descending=True).values[max(rank, 1) - 1]
     width = smoothing / ratio
-    ordered = losses.sort().values
+    # Sums of losses are subtracted below: start from small ones, in the best precision there is.
+    largest = losses.max()
+    wide = losses.dtype if losses.device.type == "mps" else torch.float64
+    ordered = (losses - largest).to(wide).sort().values
     above = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
 
     def excess(point: Tensor) -> Tensor:
@@ -50,13 +55,14 @@ def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Ten
         first = torch.searchsorted(ordered, point)
         return above[first] - (number - first) * point
 
-    knots = torch.cat([losses, losses - width]).sort().values
+    knots = torch.cat([ordered, ordered - width]).sort().values
     mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * number)
     # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1.
     right = int((mean_slope >= 1).sum().clamp(1, len(knots) - 1))
     high, low = mean_slope[right - 1], mean_slope[right]
-    share = ((high - 1) / (high - low).clamp(min=torch.finfo(losses.dtype).tiny)).clamp(0, 1)
-    return knots[right - 1] + share * (knots[right] - knots[right - 1])
+    share = ((high - 1) / (high - low).clamp(min=torch.finfo(wide).tiny)).clamp(0, 1)
+    root = knots[right - 1] + share * (knots[right] - knots[right - 1])
+    return largest + root.to(losses.dtype)
 
 
 class CVaRTerm(AbstractTerm):
@@ -78,6 +84,7 @@ class CVaRTerm(AbstractTerm):
     """
 
     threshold: Tensor
+    kink: Tensor
 
     def __init__(
         self,
@@ -94,49 +101,73 @@ class CVaRTerm(AbstractTerm):
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
         self._slopes: list[Tensor] = []
+        self._started = False
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
+        # The subgradient taken at u_i = s: the exact s of the hard CVaR always sits on a kink.
+        self.register_buffer("kink", tracker.value.new_tensor(0.0))
 
     def loss(self, tracked: Tracked) -> Tensor:
         """s + mean of f_lambda(u_i - s) over the sampled blocks."""
-        if len(tracked.index) == 0:
-            return tracked.value.sum()
-        values, s = tracked.value.detach(), self.threshold
-        if self.step == 0 and bool(s.isnan()):
-            s = exact_threshold(values, self.ratio)
-            if self._updating:
+        u, s = tracked.value, self.threshold
+        updating = self.training and torch.is_grad_enabled()
+        if not self._started and len(u):
+            s = exact_threshold(u, self.ratio)
+            if updating:
                 self.threshold.copy_(s)
-        outer = self.smoothed
-        if self.rule == "gradient" and self._updating:
-            self._slopes.append(outer.gradient(values - s).mean())
-        return s + outer(tracked.value - s).mean()
+                self._started = True
+        excess = u - s
+        values, slope = self.smoothed.value_and_gradient(excess)
+        if self.smoothing == 0:
+            slope = torch.where(excess == 0, self.kink, slope)
+        if updating and self.rule == "gradient":
+            self._slopes.append(slope.mean())
+        share = 1 / max(len(u), 1)
+        return tracked.attach(torch.add(s, values.sum(), alpha=share), slope * share)
 
-    @property
-    def _updating(self) -> bool:
-        return self.training and torch.is_grad_enabled()
-
-    def close(self) -> None:
+    def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
+        if not super().close():
+            return False
         if self.rule == "exact":
-            self.threshold.copy_(exact_threshold(self.table(), self.ratio, self.smoothing))
-        elif self.rule == "table" or self._slopes:
-            slope = (
-                self.smoothed.gradient(self.table() - self.threshold).mean()
-                if self.rule == "table"
-                else torch.stack(self._slopes).mean()
-            )
-            self.threshold.sub_(self.threshold_lr * (1 - slope))
-        self._slopes.clear()
-        super().close()
+            self._minimise()
+        else:
+            slopes = self._slopes
+            if self.rule == "table":
+                slopes.append(self.smoothed.gradient(self.table() - self.threshold).mean())
+            for slope in slopes:
+                self.threshold.add_(slope - 1, alpha=self.threshold_lr / len(slopes))
+            slopes.clear()
+        return True
+
+    def _minimise(self) -> None:
+        """Put s at its minimum over the tracked values, where 0 is a subgradient in s."""
+        table = self.table()
+        self.threshold.copy_(exact_threshold(table, self.ratio, self.smoothing))
+        if self.smoothing == 0:
+            above, ties = (table > self.threshold).sum(), (table == self.threshold).sum()
+            self.kink.copy_((len(table) - above / self.ratio) / ties)
 
     def value(self) -> Tensor:
-        """CVaR of the tracked values, with the exact threshold."""
-        return CVaR(self.ratio)(self.table())
+        """CVaR of the tracked values, with the exact threshold; NaN before the first."""
+        table = self.table()
+        return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
 
     def weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
-        u = self.tracker.value.squeeze(-1)
-        slope = self.smoothed.gradient(u - self.threshold) / self.tracker.num_inner
-        return torch.where(self.tracker.seen, slope, torch.nan)
+        excess = self.tracker.value.squeeze(-1) - self.threshold
+        slope = self.smoothed.gradient(excess)
+        if self.smoothing == 0:
+            slope = torch.where(excess == 0, self.kink, slope)
+        return torch.where(self.tracker.seen, slope / self.tracker.num_inner, torch.nan)
+
+    def get_extra_state(self) -> dict[str, bool]:
+        """Whether s has its first value."""
+        return {"started": self._started}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore it; slopes of an open step are forgotten."""
+        self._started = state["started"]
+        self._slopes.clear()
 
 
 class CVaRGroupDRO(Compositional):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from . import checks
 from .outer.base import AbstractOuter
 from .outer.envelope import MoreauEnvelope
 from .precision import KeepsPrecision
-from .tracker.module import InnerTracker, Tracked
+from .tracker import InnerTracker, Tracked
 
 __all__ = ["AbstractTerm", "CoupledTerm"]
 
@@ -41,12 +40,16 @@ class AbstractTerm(KeepsPrecision):
         self.outer, self.tracker, self._smoothing = outer, tracker, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
         tracker.accumulate = True
-        self.step = 0
         _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
 
     @property
+    def step(self) -> int:
+        """Optimizer steps this term had a part in."""
+        return self.tracker.steps
+
+    @property
     def smoothing(self) -> float:
-        """The current lambda; a schedule is a function of the number of steps taken."""
+        """The current lambda; a schedule is a function of the steps this term had a part in."""
         return self._smoothing(self.step) if callable(self._smoothing) else self._smoothing
 
     @smoothing.setter
@@ -64,29 +67,29 @@ class AbstractTerm(KeepsPrecision):
 
     @abc.abstractmethod
     def loss(self, tracked: Tracked) -> Tensor:
-        """The scalar whose gradient is this term's part of the estimator G_t."""
+        """The scalar whose gradient is this term's part of the estimator G_t.
+
+        Its value and slope come from the tracked u; `tracked.attach` joins the slope to the
+        gradients of g_i.
+        """
 
     @abc.abstractmethod
     def value(self) -> Tensor:
         """The term's own value at the tracked u, without smoothing, over the blocks seen."""
 
-    def close(self) -> None:
-        """End an optimizer step."""
+    def close(self) -> bool:
+        """End an optimizer step; say whether this term had a part in it.
+
+        A step on another loss, or the second of two optimizers, ends nothing here.
+        """
+        before = self.tracker.steps
         self.tracker.close()
-        self.step += 1
+        return self.tracker.steps > before
 
     def table(self) -> Tensor:
         """u of the blocks seen so far, shape (seen,) or (seen, d1)."""
         seen = self.tracker.value[self.tracker.seen]
         return seen.squeeze(-1) if self.tracker.dim == 1 else seen
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The step counter that drives a smoothing schedule."""
-        return {"step": self.step}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Restore the step counter."""
-        self.step = state["step"]
 
 
 class CoupledTerm(AbstractTerm):
@@ -131,7 +134,8 @@ class CoupledTerm(AbstractTerm):
         checks.positive("CoupledTerm", "weight", weight)
         self.weight, self.margin = weight, margin
         self.names = None if names is None else tuple(names)
-        if self.names is not None and len(set(self.names)) != tracker.num_inner:
+        named = self.names or range(tracker.num_inner)
+        if {len(named), len(set(named))} != {tracker.num_inner}:
             raise ValueError(
                 f"`CoupledTerm(names=...)` must be {tracker.num_inner} different names, one per "
                 f"block, but is: {self.names}."
@@ -143,17 +147,17 @@ class CoupledTerm(AbstractTerm):
                 f"block, but has shape {tuple(limit.shape)}."
             )
         self._plain = limit.dim() == 0 and float(limit) == 0 and margin == 0
+        self._check_shift(bool((limit != 0).any()))
         self.register_buffer("tolerance", limit)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
-        if len(tracked.index) == 0:
-            return tracked.value.sum()  # every entry was dropped: no block, no loss
         excess = tracked.value
         if not self._plain:
             excess = excess - self._limit(tracked.index) + self.margin
-        mean = self.smoothed(excess).mean()
-        return mean if self.weight == 1 else self.weight * mean
+        values, slope = self.smoothed.value_and_gradient(excess)
+        share = self.weight / max(len(tracked.index), 1)
+        return tracked.attach(values.sum() * share, slope * share)
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
@@ -174,6 +178,19 @@ class CoupledTerm(AbstractTerm):
         scale = self.weight / self.tracker.num_inner
         return scale * self._per_block(lambda e: self.smoothed.multiplier(e + self.margin))
 
+    def _check_shift(self, tolerance: bool) -> None:
+        """Refuse what would not make a constraint looser or stricter: a shift of such an f."""
+        if self.margin != 0 and not self.outer.monotone:
+            raise ValueError(
+                f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {self.outer!r} "
+                "would be moved, not made stricter. Lower its own tolerance instead."
+            )
+        if tolerance and self.outer.dim != 1 and not self.outer.monotone:
+            raise ValueError(
+                f"`CoupledTerm(tolerance=...)` is subtracted from every component of g_i, which "
+                f"does not loosen {self.outer!r}; give the outer function its own tolerance."
+            )
+
     def _limit(self, index: Tensor) -> Tensor:
         limit = self.tolerance if self.tolerance.dim() == 0 else self.tolerance[index]
         return limit if self.tracker.dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
@@ -182,6 +199,7 @@ class CoupledTerm(AbstractTerm):
         every = torch.arange(self.tracker.num_inner, device=self.tracker.value.device)
         u = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
         result = function(u - self._limit(every))
-        return torch.where(self.tracker.seen, result, torch.nan)
+        seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
+        return torch.where(seen, result, torch.nan)
 
 

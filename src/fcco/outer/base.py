@@ -91,6 +91,15 @@ class AbstractOuter(abc.ABC):
         """The gradient of the envelope, (u - prox(u)) / step."""
         return (u - self.prox(u, step)) / step
 
+    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """f(u) and a (sub)gradient, what a training step needs."""
+        return self(u), self.gradient(u)
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The envelope and its gradient from one prox."""
+        slope = self.envelope_gradient(u, step)
+        return self(u - step * slope) + self._reduce(slope.square()) * (step / 2), slope
+
     def conjugate(self, y: Tensor) -> Tensor:
         r"""f*(y) = sup_u <y, u> - f(u), `inf` outside its domain (convex f only)."""
         raise ValueError(f"{self!r} has no closed-form conjugate.")

@@ -95,6 +95,10 @@ class MoreauEnvelope(AbstractOuter):
         """The gradient (u - prox(u)) / lambda."""
         return self.outer.envelope_gradient(u, self.smoothing)
 
+    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one prox."""
+        return self.outer.envelope_and_gradient(u, self.smoothing)
+
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         """Prox of an envelope (Beck 2017, theorem 6.63), exact when that of f is."""
         total = self.smoothing + step

@@ -61,13 +61,19 @@ class AbstractPiecewiseLinear(AbstractOuter):
 
     def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
         """Quadratic near the zero set, linear further out."""
-        slope = self.envelope_gradient(u, step)
-        return slope * (self._distance(u) - slope * (step / 2))
+        return self.envelope_and_gradient(u, step)[0]
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The clipped slope clip(t / step, low, high)."""
         self._check_step(step)
         return project_box(self._distance(u) / step, *self._slopes())
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """slope * (t - slope step / 2), and the slope."""
+        self._check_step(step)
+        distance = self._distance(u)
+        slope = project_box(distance / step, *self._slopes())
+        return slope * (distance - slope * (step / 2)), slope
 
     def conjugate(self, y: Tensor) -> Tensor:
         """The support function of the zero set, on low <= y <= high."""
@@ -104,4 +110,5 @@ class AbstractOneKink(AbstractPiecewiseLinear):
         return shift + step * low, shift + step * high
 
     def _distance(self, u: Tensor) -> Tensor:
-        return u - self._shift()
+        shift = self._shift()
+        return u if isinstance(shift, float) and shift == 0 else u - shift

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .module import InnerTracker as InnerTracker
-from .module import Tracked as Tracked
+from .tracked import Tracked as Tracked
 from .update import log_track as log_track
 from .update import theory_correction as theory_correction
 from .update import track as track

@@ -19,7 +19,7 @@ __all__ = ["Batch", "Layout", "carrier_counts", "layout", "over_ranks", "segment
 
 
 def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> Tensor:
-    """Sum of the rows of each block, (E, d1) -> (size, d1), differentiable.
+    """Sum of the rows of each block, (E, c) -> (size, c), differentiable.
 
     With `log`, rows are logarithms and so is the result; every block must own a row then.
     """
@@ -54,10 +54,9 @@ class Layout:
         return len(self.index) if self.inverse is None else len(self.inverse)
 
     def sums(self, entries: Tensor, log: bool = False) -> Tensor:
-        """Sum over the samples of each block, (E, d1) -> (B1, d1)."""
+        """Sum over the samples of each block, (E, c) -> (B1, c)."""
         if self.weights is not None:
-            weights = self.weights.to(entries.dtype)
-            entries = entries + weights.log() if log else entries * weights
+            entries = entries + self.weights.log() if log else entries * self.weights
         if self.inverse is None:
             return entries
         return segment(entries, self.inverse, len(self.index), log)
@@ -69,57 +68,71 @@ class Layout:
             inverse = self.inverse
         left, inverse = torch.unique(inverse[keep], return_inverse=True)
         weights = None if self.weights is None else self.weights[keep]
-        samples = torch.ones_like(inverse).unsqueeze(1) if weights is None else weights
+        samples = self.counts.new_ones((len(inverse), 1)) if weights is None else weights
         return Layout(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The blocks of one step, pooled over entries and ranks.
+    """The blocks of one step, pooled over entries and ranks, without gradient.
 
     Attributes:
         index: the distinct block ids, increasing, shape (B1,).
         counts: samples per block, shape (B1, 1).
-        fresh: sum over samples of g_i(w_t), shape (B1, d1), without gradient.
-        previous: sum over samples of g_i(w_{t-1}), or None.
+        sums: over samples, of g_i(w_t) and, where it is needed, of g_i(w_{t-1}) beside it:
+            shape (B1, d1) or (B1, 2 d1).
         log: the sums are logarithms.
     """
 
     index: Tensor
     counts: Tensor
-    fresh: Tensor
-    previous: Tensor | None
+    sums: Tensor
     log: bool = False
 
-    def mean(self, sums: Tensor) -> Tensor:
-        """Divide by the number of samples."""
-        return sums - self.counts.log() if self.log else sums / self.counts
+    def means(self) -> Tensor:
+        """The sums divided by the number of samples."""
+        return self.sums - self.counts.log() if self.log else self.sums / self.counts
 
     def merge(self, other: Batch) -> Batch:
         """Pool two batches: samples of the same block add up."""
-        both = self.previous is not None and other.previous is not None
-        return pooled(
+        return _pooled(
             torch.cat([self.index, other.index]),
             torch.cat([self.counts, other.counts]),
-            torch.cat([self.fresh, other.fresh]),
-            torch.cat([self.previous, other.previous]) if both else None,  # type: ignore[list-item]
+            torch.cat([self.sums, other.sums]),
             self.log,
         )
 
 
-def pooled(
-    index: Tensor, counts: Tensor, fresh: Tensor, previous: Tensor | None, log: bool
-) -> Batch:
+def _pooled(index: Tensor, counts: Tensor, sums: Tensor, log: bool) -> Batch:
     """Pool rows that may name a block more than once."""
     index, inverse = torch.unique(index, return_inverse=True)
     size = len(index)
-    return Batch(
-        index,
-        segment(counts, inverse, size),
-        segment(fresh, inverse, size, log),
-        None if previous is None else segment(previous, inverse, size, log),
-        log,
-    )
+    return Batch(index, segment(counts, inverse, size), segment(sums, inverse, size, log), log)
+
+
+def over_ranks(batch: Batch, group: Group) -> Batch:
+    """Pool the batches of all ranks."""
+    columns = torch.cat([batch.index.unsqueeze(1).double(), batch.counts, batch.sums], dim=1)
+    rows = gather_rows(columns.double(), group)
+    result = _pooled(rows[:, 0].to(torch.int64), rows[:, 1:2], rows[:, 2:], batch.log)
+    kind = batch.sums.dtype
+    return Batch(result.index, result.counts.to(kind), result.sums.to(kind), batch.log)
+
+
+def carrier_counts(carrier: Layout, batch: Batch, group: Group | None) -> Tensor:
+    """Samples behind each block of an independent gradient batch, aligned with `batch`."""
+    index, counts = carrier.index, carrier.counts
+    if group is not None:
+        rows = gather_rows(torch.cat([index.unsqueeze(1).double(), counts], dim=1).double(), group)
+        index, inverse = torch.unique(rows[:, 0].to(torch.int64), return_inverse=True)
+        counts = segment(rows[:, 1:], inverse, len(index)).to(counts.dtype)
+    if not torch.equal(index, batch.index):
+        raise ValueError(
+            "The independent gradient batch must hold samples of the same blocks as the value "
+            "batch (Alg. 2, line 5 draws two batches for each sampled block), but its block ids "
+            "differ."
+        )
+    return counts
 
 
 def layout(
@@ -141,7 +154,7 @@ def layout(
         every = torch.arange(num_inner, device=like.device)
         ones = like.new_ones((num_inner, 1))
         return Layout(every, None, ones if weights is None else weights, weights)
-    if index.dim() != 1 or index.dtype == torch.bool or index.is_floating_point():
+    if index.dim() != 1 or index.dtype == torch.bool or index.dtype.is_floating_point:
         raise ValueError(
             f"`{call}(index=...)` must be a 1-d tensor of integers but has shape "
             f"{tuple(index.shape)} and dtype {index.dtype}."
@@ -161,39 +174,6 @@ def layout(
     else:
         total = segment(weights, inverse, len(unique))
     return Layout(unique, inverse, total, weights)
-
-
-def over_ranks(batch: Batch, group: Group) -> Batch:
-    """Pool the batches of all ranks."""
-    columns = [batch.index.unsqueeze(1), batch.counts, batch.fresh]
-    if batch.previous is not None:
-        columns.append(batch.previous)
-    rows = gather_rows(torch.cat([c.to(torch.float64) for c in columns], dim=1), group)
-    ids, counts, values = rows[:, 0].to(torch.int64), rows[:, 1:2], rows[:, 2:]
-    dim, kind = batch.fresh.shape[1], batch.fresh.dtype
-    fresh, previous = values[:, :dim], values[:, dim:]
-    result = pooled(ids, counts, fresh, None if batch.previous is None else previous, batch.log)
-    past = None if result.previous is None else result.previous.to(kind)
-    return Batch(result.index, result.counts.to(kind), result.fresh.to(kind), past, batch.log)
-
-
-def carrier_counts(where: Layout, carrier: Layout, batch: Batch, group: Group | None) -> Tensor:
-    """Samples behind each block of the gradient batch, over all ranks, aligned with `batch`."""
-    if carrier is where:
-        return batch.counts
-    index, counts = carrier.index, carrier.counts
-    if group is not None:
-        pairs = torch.cat([index.unsqueeze(1), counts], dim=1).to(torch.float64)
-        rows = gather_rows(pairs, group)
-        index, inverse = torch.unique(rows[:, 0].to(torch.int64), return_inverse=True)
-        counts = segment(rows[:, 1:], inverse, len(index))
-    if not torch.equal(index, batch.index):
-        raise ValueError(
-            "The independent gradient batch must hold samples of the same blocks as the value "
-            "batch (Alg. 2, line 5 draws two batches for each sampled block), but its block ids "
-            "differ."
-        )
-    return counts
 
 
 def _checked_counts(call: str, counts: Tensor, entries: int, like: Tensor) -> Tensor:

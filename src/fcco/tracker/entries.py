@@ -56,18 +56,17 @@ def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
     return Entries(fresh[keep], left, past, carrier[stays], carrier_where.select(stays)), dropped
 
 
-def refuse_nonfinite(batch: Batch, carried: Tensor) -> None:
-    """Raise, naming the blocks, if any pooled value is NaN or infinite."""
-    total = batch.fresh.sum() + carried.detach().sum()
-    if batch.previous is not None:
-        total = total + batch.previous.sum()
+def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
+    """Raise, naming the blocks, if any pooled value (or entry of `carrier`) is NaN or infinite."""
+    total = batch.sums.sum()
+    if carrier is not None:
+        total = total + carrier.detach().sum()
     if math.isfinite(total.item()):
         return
-    bad = ~torch.isfinite(batch.fresh).all(1)
-    if batch.previous is not None:
-        bad |= ~torch.isfinite(batch.previous).all(1)
-    blocks = batch.index[bad].tolist()
-    where = f"blocks {blocks[:10]}" if blocks else "the gradient batch"
+    blocks = batch.index[~torch.isfinite(batch.sums).all(1)].tolist()
+    if not blocks and (carrier is None or bool(torch.isfinite(carrier).all())):
+        return  # finite values whose sum overflows
+    where = f"blocks {blocks[:10]}" if blocks else "the values that carry the gradient"
     raise ValueError(
         f"`InnerTracker` was given a NaN or infinite inner value for {where}; nothing was "
         "updated. Use on_nonfinite='skip' to drop such entries instead."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,32 +11,26 @@ from torch import Tensor
 from .. import checks
 from ..distributed import Group
 from ..precision import KeepsPrecision
-from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, segment
+from .blocks import Batch, Layout, carrier_counts, layout, over_ranks
 from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
-from .update import log_track, theory_correction, track, value_of
+from .tracked import Tracked
+from .update import log_track, theory_correction, track
 
-__all__ = ["InnerTracker", "Tracked"]
-
-
-class Tracked(NamedTuple):
-    """What one tracking step gives: values u_i that carry the gradient of g_i, and their blocks.
-
-    Attributes:
-        value: shape (B1,) or, for d1 > 1, (B1, d1).
-        index: the distinct block ids, increasing, shape (B1,).
-    """
-
-    value: Tensor
-    index: Tensor
+__all__ = ["InnerTracker"]
 
 
 @dataclass
-class _OpenStep:
-    """What was written since the last optimizer step, so that it can be taken back and redone."""
+class _Progress:
+    """Counters, and what was written since the last optimizer step, to take back and redo.
 
-    batch: Batch
-    old: Tensor
-    seen: Tensor
+    A plain object, because setting an attribute of an `nn.Module` costs as much as a tensor op.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    batch: Batch | None = None
+    old: Tensor | None = None
+    seen: Tensor | None = None
 
 
 class InnerTracker(KeepsPrecision):
@@ -131,10 +125,19 @@ class InnerTracker(KeepsPrecision):
         self.on_nonfinite = on_nonfinite
         self.accumulate = False
         """Calls belong to one step until `close()`; objectives set it and close at each step."""
-        self.steps, self.skipped = 0, 0
-        self._open: _OpenStep | None = None
+        self._progress = _Progress()
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
+
+    @property
+    def steps(self) -> int:
+        """Tracking steps taken."""
+        return self._progress.steps
+
+    @property
+    def skipped(self) -> int:
+        """Entries dropped by `on_nonfinite="skip"`."""
+        return self._progress.skipped
 
     @property
     def needs_previous(self) -> bool:
@@ -179,7 +182,7 @@ class InnerTracker(KeepsPrecision):
         Returns:
             Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
         """
-        return self.update(fresh, self.layout(index, counts), previous).value
+        return self.update(fresh, self.layout(index, counts), previous).carrying_gradient()
 
     def update(
         self,
@@ -205,16 +208,23 @@ class InnerTracker(KeepsPrecision):
         fresh, where, previous, carrier, carrier_where = self._entries(
             fresh, where, previous, carrier, carrier_where
         )
-        carried = carrier_where.sums(carrier, self.log_space)
         batch = self.batch(fresh, where, previous, group)
-        total = carrier_counts(where, carrier_where, batch, group)
-        refuse_nonfinite(batch, carried)
+        independent = carrier_where is not where
+        refuse_nonfinite(batch, carrier if carrier is not fresh else None)
+        total = carrier_counts(carrier_where, batch, group) if independent else batch.counts
         if self.training and torch.is_grad_enabled():
             point = self._commit(batch)
         else:
-            point = batch.mean(batch.fresh)
-        value = value_of(point, self._carry(carried, carrier_where, batch, total, point, group))
-        return Tracked(value.squeeze(-1) if self.dim == 1 else value, batch.index)
+            point = batch.means()[:, : self.dim]
+        return Tracked(
+            point.squeeze(1) if self.dim == 1 else point,
+            batch.index,
+            carrier,
+            carrier_where,
+            (1 if group is None else group.size) / total,
+            None if group is None else torch.searchsorted(batch.index, carrier_where.index),
+            self.log_space,
+        )
 
     def batch(
         self,
@@ -224,24 +234,27 @@ class InnerTracker(KeepsPrecision):
         group: Group | None = None,
     ) -> Batch:
         """Pool entries over blocks and ranks, without gradient and without an update."""
-        fresh, log = shaped("fresh", fresh, where.entries, self.value), self.log_space
-        past = None if previous is None else where.sums(previous.detach(), log)
-        batch = Batch(where.index, where.counts, where.sums(fresh.detach(), log), past, log)
+        entries = shaped("fresh", fresh, where.entries, self.value).detach()
+        if previous is not None:
+            entries = torch.cat([entries, previous.detach()], dim=1)
+        sums = where.sums(entries, self.log_space)
+        batch = Batch(where.index, where.counts, sums, self.log_space)
         return batch if group is None else over_ranks(batch, group)
 
     def close(self) -> None:
         """End the step: what was tracked since the last call is final."""
-        if self._open is not None:
-            self._open = None
-            self.steps += 1
+        progress = self._progress
+        if progress.batch is not None:
+            progress.batch = progress.old = progress.seen = None
+            progress.steps += 1
 
     def set_values(self, index: Tensor | None, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
         batch = self.batch(values, self.layout(index))
-        refuse_nonfinite(batch, batch.fresh)
-        self.value[batch.index] = batch.mean(batch.fresh)
+        refuse_nonfinite(batch, None)
+        self.value[batch.index] = batch.means()
         self.seen[batch.index] = True
-        self._open = None
+        self._progress.batch = None
 
     def _commit(self, batch: Batch) -> Tensor:
         """Write the update of a batch; return the u that its gradient reads (Alg. 1, lines 7-9).
@@ -250,53 +263,34 @@ class InnerTracker(KeepsPrecision):
         GradScaler skipped) holds more samples of the same g_i(w_t). The first write is taken back
         and both are applied as one, because two corrections for one step would count it twice.
         """
+        value, known, progress = self.value, self.seen, self._progress
         current = batch.index
-        if self._open is not None:
-            last = self._open
-            self.value[last.batch.index] = last.old
-            self.seen[last.batch.index] = last.seen
-            batch = last.batch.merge(batch)
-        old, seen = self.value[batch.index], self.seen[batch.index]
-        fresh = batch.mean(batch.fresh)
-        previous = None if batch.previous is None else batch.mean(batch.previous)
-        gamma, correction = self.gamma, self.correction_weight(len(batch.index))
+        if progress.batch is not None:
+            value.index_copy_(0, progress.batch.index, progress.old)  # type: ignore[arg-type]
+            known.index_copy_(0, progress.batch.index, progress.seen)  # type: ignore[arg-type]
+            batch = progress.batch.merge(batch)
+        index, means = batch.index, batch.means()
+        old, seen = value.index_select(0, index), known.index_select(0, index)
+        fresh, previous = means, None
+        if means.shape[1] > self.dim:
+            fresh, previous = means[:, : self.dim], means[:, self.dim :]
+        gamma, correction = self.gamma, 0.0
+        if previous is not None:
+            correction = self.correction_weight(len(index))
         if self.refresh_due:
             gamma, previous = 1.0, None
         rule = log_track if self.log_space else track
         before, after = rule(old, seen.unsqueeze(1), fresh, previous, gamma, correction)
         if self.bounds is not None:
             after = after.clamp(*self.bounds)
-        self.value[batch.index] = after
-        self.seen[batch.index] = True
-        self._open = _OpenStep(batch, old, seen)
-        if not self.accumulate:
-            self.close()
+        value.index_copy_(0, index, after)
+        known.index_fill_(0, index, True)
+        if self.accumulate:
+            progress.batch, progress.old, progress.seen = batch, old, seen
+        else:
+            progress.steps += 1
         point = before if self.read == "old" else after
-        if batch.index is not current:
-            point = point[torch.searchsorted(batch.index, current)]
-        return point
-
-    def _carry(
-        self,
-        carried: Tensor,
-        where: Layout,
-        batch: Batch,
-        total: Tensor,
-        point: Tensor,
-        group: Group | None,
-    ) -> Tensor:
-        """The gradient carrier of each block of `batch`, from this rank's sums.
-
-        Data-parallel training averages gradients over ranks; scaling by their number makes that
-        average the gradient on the global batch. In log space d(log u) = dg / u, so the carrier
-        is g / u, formed from logarithms.
-        """
-        if group is None:
-            return torch.exp(carried - total.log() - point) if self.log_space else carried / total
-        here = torch.searchsorted(batch.index, where.index)
-        total = total.to(carried.dtype)[here]
-        share = torch.exp(carried - total.log() - point[here]) if self.log_space else carried / total
-        return segment(share * group.size, here, len(batch.index))
+        return point if index is current else point[torch.searchsorted(index, current)]
 
     def _entries(
         self,
@@ -320,7 +314,7 @@ class InnerTracker(KeepsPrecision):
         entries = Entries(fresh, where, previous, carrier, carrier_where)
         if self.on_nonfinite == "skip":
             entries, dropped = without_nonfinite(entries)
-            self.skipped += dropped
+            self._progress.skipped += dropped
         return entries
 
     def get_extra_state(self) -> dict[str, int]:
@@ -329,8 +323,7 @@ class InnerTracker(KeepsPrecision):
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
-        self.steps, self.skipped = state["steps"], state["skipped"]
-        self._open = None
+        self._progress = _Progress(state["steps"], state["skipped"])
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

@@ -52,7 +52,7 @@ def track(
                 [5.0000]]))
     """
     before = torch.where(seen, old, fresh)
-    after = before + gamma * (fresh - before)
+    after = torch.lerp(before, fresh, gamma)
     if previous is not None:
         after = after + correction * (fresh - previous) * seen
     return before, after

@@ -1,0 +1,67 @@
+"""Interleaved timing: every candidate runs in every round, ratios are taken within a round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Timings", "interleave"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per step of each candidate, by round."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """Median seconds per step."""
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, name: str, base: str) -> float:
+        """Median over rounds of the ratio to `base` in the same round."""
+        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    def spread(self, name: str, base: str) -> tuple[float, float]:
+        """10th and 90th percentile of that ratio."""
+        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
+        cuts = statistics.quantiles([a / b for a, b in pairs], n=10)
+        return cuts[0], cuts[-1]
+
+
+def interleave(
+    candidates: dict[str, Callable[[], None]],
+    rounds: int,
+    steps: int,
+    *,
+    warm_up: int = 3,
+    device: str = "cpu",
+    tick: Callable[[int, int], None] | None = None,
+) -> Timings:
+    """Time `steps` calls of each candidate per round; the order turns around every round."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for step in candidates.values():
+        for _ in range(warm_up):
+            step()
+    for number in range(rounds):
+        order = list(candidates.items())
+        for name, step in order if number % 2 == 0 else reversed(order):
+            _wait(device)
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            _wait(device)
+            seconds[name].append((time.perf_counter() - start) / steps)
+        if tick is not None:
+            tick(number + 1, rounds)
+    return Timings(seconds)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,666 @@
+"""Cases of test_distributed.py, and the worker process that runs them on one rank.
+
+A case describes training steps on a list of batches, one per rank. Each rank takes its own; the
+reference is one process that takes all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import io
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.nn.parallel import DistributedDataParallel
+
+import fcco
+
+WORLD, STEPS, GROUPS, SAMPLES = 2, 20, 6, 240
+STRATEGIES = {
+    "ddp": ("ddp",),
+    "fsdp": ("fsdp-root", "fsdp-root-unsharded", "fsdp-layers"),
+}
+
+_draw = torch.Generator().manual_seed(5)
+X = torch.randn(SAMPLES, 4, generator=_draw, dtype=torch.float64)
+GROUP = torch.randint(GROUPS, (SAMPLES,), generator=_draw)
+Y = torch.sign(X[:, 0] + 0.3 * X[:, 1] * GROUP + 0.2 * torch.randn(SAMPLES, generator=_draw))
+
+Batches = list[Tensor]  # sample numbers, one tensor per rank
+
+
+def make_model() -> nn.Module:
+    """Odd sizes: the shards of two ranks differ, and the last layer leaves one rank without any."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)
+    return nn.Sequential(*layers, nn.Flatten(0)).double()
+
+
+def losses(model: nn.Module, ids: Tensor) -> Tensor:
+    return softplus(-Y[ids] * model(X[ids]))
+
+
+def draw(step: int, micro: int, sizes: Iterable[int]) -> Batches:
+    """Distinct samples for each rank; a group lands on both ranks almost always."""
+    generator = torch.Generator().manual_seed(1000 * micro + step)
+    order = torch.randperm(SAMPLES, generator=generator)
+    return list(order[: sum(sizes)].split(list(sizes)))
+
+
+def uneven(step: int) -> tuple[int, int]:
+    return ((7, 5), (3, 8), (6, 6))[step % 3]
+
+
+def sometimes_empty(step: int) -> tuple[int, int]:
+    return ((7, 5), (9, 0), (0, 8))[step % 3]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        build: (model, corrected) -> objective; uncorrected for the test of sensitivity.
+        arguments: (model, step, batches) -> arguments of the objective.
+        sizes: step -> batch size of each rank.
+        micro: batches per optimizer step.
+        sensitive: whether the case has a correction that can be left out.
+        before: (objective, model, ranks) runs before the first step.
+    """
+
+    build: Callable[[nn.Module, bool], fcco.Compositional]
+    arguments: Callable[[nn.Module, int, Batches], tuple[tuple[Any, ...], dict[str, Any]]]
+    sizes: Callable[[int], tuple[int, int]] = uneven
+    micro: int = 1
+    sensitive: bool = True
+    before: Callable[[fcco.Compositional, nn.Module, list[int]], None] | None = None
+
+
+def momentum(model: nn.Module, lr: float = 0.3) -> torch.optim.Optimizer:
+    return fcco.momentum_type(model.parameters(), lr=lr, beta=0.3)
+
+
+def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    """The smoothing is wide: every slope depends on u, so a wrong u cannot hide."""
+    options = {"smoothing": 2.0, "gamma": 0.3, "correction": 0.6} | options
+    outer, make = options.pop("outer", fcco.Hinge(1.5)), options.pop("optimizer", momentum)
+
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        chosen = options if corrected else options | {"correction": 0.0}
+        return fcco.sonex(model, make(model), outer, GROUPS, **chosen)
+
+    return build
+
+
+def per_sample(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+    return (lambda: losses(model, ids), GROUP[ids]), {}
+
+
+def with_g0(model: nn.Module, step: int, batches: Batches) -> Any:
+    """g0 as a vector: averaged over the samples of all ranks."""
+    ids = torch.cat(batches)
+
+    def inner() -> Any:
+        value = losses(model, ids)
+        return 0.1 * value.square(), value
+
+    return (inner, GROUP[ids]), {}
+
+
+def with_scalar_g0(model: nn.Module, step: int, batches: Batches) -> Any:
+    """g0 as a scalar: DDP and FSDP2 average it over ranks with equal weight."""
+    ids = torch.cat(batches)
+
+    def inner() -> Any:
+        g0 = torch.stack([losses(model, part).square().mean() for part in batches]).mean()
+        return 0.1 * g0, losses(model, ids)
+
+    return (inner, GROUP[ids]), {}
+
+
+def two_dimensional(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+
+    def inner() -> Tensor:
+        output = model(X[ids])
+        return torch.stack([output.sigmoid(), softplus(-Y[ids] * output)], 1)
+
+    return (inner, GROUP[ids]), {}
+
+
+def independent(model: nn.Module, step: int, batches: Batches) -> Any:
+    """A second batch of the same blocks; its entries lie on the ranks in another way."""
+    ids = torch.cat(batches)
+    position = torch.arange(SAMPLES)
+    present = torch.unique(GROUP[torch.cat(draw(step, 0, uneven(step)))])
+    rank = None if len(batches) == WORLD else dist.get_rank()
+    parts = []
+    for k, block in enumerate(present.tolist()):
+        members = position[GROUP == block]
+        for r in range(WORLD):
+            if (k + r) % 3 < 2 and rank in (None, r):  # a block may lie on one rank only
+                parts.append(members[(2 * step + r) % len(members)].view(1))
+    other = torch.cat(parts) if parts else position[:0]
+    extra = {"gradient": lambda: losses(model, other), "gradient_index": GROUP[other]}
+    return (lambda: losses(model, ids), GROUP[ids]), extra
+
+
+def measured(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+
+    def inner() -> fcco.Measured:
+        output = -Y[ids] * model(X[ids])
+        return fcco.Measured((output > 0).double() + 0.1 * output.detach(), output.sigmoid())
+
+    return (inner, GROUP[ids]), {}
+
+
+def log_values(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+    return (lambda: losses(model, ids) / 0.5, GROUP[ids]), {}
+
+
+NAMES = ("zero", "one", "two", "three", "four", "five")
+
+
+def named(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Constraints by name, those that the rank's batch happens to hold; perhaps none."""
+
+    def constraints(ids: Tensor) -> dict[str, Tensor]:
+        value = losses(model, ids)
+        held = {NAMES[k]: value[GROUP[ids] == k].mean() for k in GROUP[ids].unique().tolist()}
+        keep = NAMES[step % 6 : step % 6 + 4]  # the others are not sampled in this step
+        return {name: v for name, v in held.items() if name in keep}
+
+    def inner() -> Any:
+        given = [constraints(part) for part in batches if len(part)]
+        values = {
+            name: torch.stack([g[name] for g in given if name in g]).mean()
+            for name in NAMES
+            if any(name in g for g in given)
+        }
+        return 0.2 * losses(model, torch.cat(batches)).square(), values
+
+    return (inner,), {}
+
+
+def counted(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Entries that are means of unequal numbers of samples."""
+    ids = torch.cat(batches)
+    blocks, counts = GROUP[ids].unique(return_counts=True)
+
+    def inner() -> Any:
+        value = losses(model, ids)
+        means = [value[GROUP[ids] == k].mean() for k in blocks.tolist()]
+        return 0.2 * value.square(), torch.stack(means)
+
+    return (inner, blocks), {"counts": counts}
+
+
+def several(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Three terms: in another order on rank 1, one there or not, one absent now and then."""
+    ids = torch.cat(batches)
+    whole = len(batches) == WORLD
+    rank = 0 if whole else dist.get_rank()
+
+    def inner() -> dict[str, Tensor]:
+        value = losses(model, ids)
+        terms = {"worst": value, "mean": 0.5 * value}
+        if rank == 1:
+            terms = {"mean": 0.5 * value, "worst": value}
+        if step % 4 != 3 and (whole or rank == step % 2):
+            part = batches[step % 2] if whole else ids
+            terms["rare"] = losses(model, part).square()
+        return terms
+
+    rare = batches[step % 2] if whole else ids
+    return (inner, {"worst": GROUP[ids], "mean": GROUP[ids], "rare": GROUP[rare]}), {}
+
+
+def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
+    def tracker(read: str, correction: Any) -> fcco.InnerTracker:
+        return fcco.InnerTracker(
+            GROUPS,
+            gamma=0.4,
+            correction=correction if corrected else 0.0,
+            read=read,  # type: ignore[arg-type]
+            dtype=torch.float64,
+        )
+
+    terms = {
+        "worst": fcco.CVaRTerm(tracker("old", 0.5), ratio=0.5, smoothing=1.0),
+        "mean": fcco.CoupledTerm(fcco.SquaredHinge(), tracker("new", "auto")),
+        "rare": fcco.CoupledTerm(
+            fcco.Hinge(), tracker("old", "theory"), smoothing=fcco.Annealed(3.0, 1.0, steps=STEPS)
+        ),
+    }
+    return fcco.Compositional(model, momentum(model, lr=0.1), terms)
+
+
+def with_nonfinite(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Every third step the last entry of rank 1 is infinite: it is dropped."""
+    arrays = [torch.zeros(len(part), dtype=torch.float64) for part in batches]
+    here = len(batches) == WORLD or dist.get_rank() == 1
+    if here and step % 3 == 1:
+        arrays[-1][-1] = torch.inf
+    ids, spoiled = torch.cat(batches), torch.cat(arrays)
+    return (lambda: losses(model, ids) + spoiled, GROUP[ids]), {}
+
+
+def cvar(threshold: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        return fcco.CVaRGroupDRO(
+            model,
+            momentum(model, lr=0.2),
+            GROUPS,
+            ratio=0.5,
+            smoothing=1.0,
+            gamma=0.4,
+            correction=0.5 if corrected else 0.0,
+            threshold=threshold,  # type: ignore[arg-type]
+        )
+
+    return build
+
+
+def penalized(constraints: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        return fcco.Penalized(
+            model,
+            momentum(model, lr=0.2),
+            constraints,
+            penalty=2.0,
+            smoothing=1.0,
+            tolerance=0.2,
+            gamma=0.4,
+            correction="auto" if corrected else 0.0,
+        )
+
+    return build
+
+
+def alexr2(dual: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        return fcco.alexr2(
+            model,
+            momentum(model, lr=1.0),
+            fcco.Hinge(1.5),
+            GROUPS,
+            smoothing=0.6,
+            nu=1.0,
+            eta=0.5,
+            inner_steps=4,
+            gamma=0.5,
+            theta=0.6 if corrected else 0.0,
+            dual=dual,  # type: ignore[arg-type]
+        )
+
+    return build
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return fcco.adam_type(model.parameters(), lr=0.02, weight_decay=0.01)
+
+
+def warm_up(objective: fcco.Compositional, model: nn.Module, ranks: list[int]) -> None:
+    batches = draw(99, 0, (5, 30)) if len(ranks) == WORLD else [draw(99, 0, (5, 30))[ranks[0]]]
+    objective.warm_up(
+        (lambda i=ids: losses(model, i), GROUP[ids]) for part in batches for ids in part.split(8)
+    )
+
+
+CASES: dict[str, Case] = {
+    "sonex-old": Case(sonex(), per_sample),
+    "sonex-new": Case(sonex(read="new"), per_sample),
+    "sonex-theory": Case(sonex(correction="theory"), per_sample),
+    "sonex-adam": Case(sonex(optimizer=adam), per_sample),
+    "sonex-annealed": Case(sonex(smoothing=fcco.Annealed(4.0, 1.0, steps=STEPS)), per_sample),
+    "vector-values": Case(
+        sonex(outer=fcco.TwoSidedHinge(0.05, 1.5), smoothing=1.0), two_dimensional
+    ),
+    "spider": Case(
+        sonex(gamma=0.0, correction=1.0, read="new", refresh_every=5), per_sample, sensitive=False
+    ),
+    "log-space": Case(
+        sonex(outer=fcco.outer.LogMeanExp(0.5), smoothing=0.0, log_space=True), log_values
+    ),
+    "independent-batch": Case(sonex(), independent),
+    "measured": Case(sonex(smoothing=1.0), measured),
+    "skip-nonfinite": Case(sonex(on_nonfinite="skip"), with_nonfinite),
+    "cvar-exact": Case(cvar("exact"), per_sample),
+    "cvar-gradient": Case(cvar("gradient"), per_sample),
+    "cvar-table": Case(cvar("table"), per_sample),
+    "g0-vector": Case(sonex(), with_g0),
+    "g0-scalar": Case(sonex(), with_scalar_g0),
+    "penalized-named": Case(penalized(NAMES), named),
+    "penalized-counts": Case(penalized(GROUPS), counted),
+    "alexr2": Case(alexr2("u"), per_sample),
+    "alexr2-dual": Case(alexr2("y"), per_sample),
+    "alexr2-independent": Case(alexr2("u"), independent),
+    "empty-rank": Case(sonex(), with_g0, sizes=sometimes_empty),
+    "empty-rank-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
+    "accumulation": Case(cvar("exact"), per_sample, micro=2),
+    "several-terms": Case(build_several, several),
+    "warm-up": Case(sonex(), per_sample, before=warm_up),
+}
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A parameter as a plain tensor."""
+    whole = getattr(tensor, "full_tensor", None)
+    return (tensor if whole is None else whole()).detach().clone()
+
+
+@dataclass
+class Record:
+    """What a run leaves behind."""
+
+    loss: list[float] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    previous: list[Tensor] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    moved: float = 0.0
+
+
+@contextlib.contextmanager
+def without_sync(model: nn.Module):
+    """Gradient accumulation: no reduction of gradients yet."""
+    if isinstance(model, DistributedDataParallel):
+        with model.no_sync():
+            yield
+        return
+    switch = getattr(model, "set_requires_gradient_sync", None)
+    if switch is not None:
+        switch(False)
+    yield
+    if switch is not None:
+        switch(True)
+
+
+def step(
+    case: Case,
+    objective: fcco.Compositional,
+    model: nn.Module,
+    number: int,
+    ranks: list[int],
+) -> float:
+    total = 0.0
+    for micro in range(case.micro):
+        batches = draw(number, micro, case.sizes(number))
+        args, options = case.arguments(model, number, [batches[r] for r in ranks])
+        last = micro == case.micro - 1
+        with contextlib.nullcontext() if last else without_sync(model):
+            loss = objective(*args, **options) / case.micro
+            loss.backward()
+        total += float(loss)
+    optimizer: Any = objective.optimizer
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def train(
+    case: Case,
+    wrap: Callable[[nn.Module], nn.Module],
+    ranks: list[int],
+    *,
+    corrected: bool = True,
+    steps: int = STEPS,
+) -> Record:
+    model = wrap(make_model())
+    start = [full(p) for p in model.parameters()]
+    objective = case.build(model, corrected)
+    record = Record()
+    if case.before is not None:
+        case.before(objective, model, ranks)
+    for number in range(steps):
+        record.loss.append(step(case, objective, model, number, ranks))
+        if objective.previous is not None:
+            # The same samples on every rank: forward passes of FSDP2 are collective.
+            record.previous.append(objective.previous.evaluate(lambda: model(X[:6])))
+    record.parameters = [full(p) for p in model.parameters()]
+    pairs = zip(start, record.parameters, strict=True)
+    record.moved = max(float((a - b).abs().max()) for a, b in pairs)
+    record.state = tensors_of(objective)
+    return record
+
+
+def tensors_of(objective: fcco.Compositional) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in objective.named_buffers()}
+
+
+# --- the worker -----------------------------------------------------------------------------
+
+
+def wrap_of(strategy: str) -> Callable[[nn.Module], nn.Module]:
+    if strategy == "ddp":
+        return DistributedDataParallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def wrap(model: nn.Module) -> nn.Module:
+        if strategy == "fsdp-layers":
+            for layer in model.children():
+                if isinstance(layer, nn.Linear):
+                    fully_shard(layer, mesh=mesh)
+        # Unsharded: the gathered parameters stay in memory after a forward pass without gradient.
+        fully_shard(model, mesh=mesh, reshard_after_forward=strategy != "fsdp-root-unsharded")
+        return model
+
+    return wrap
+
+
+def raised(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def nan_on_one_rank(wrap: Callable[[nn.Module], nn.Module], where: str) -> dict[str, Any]:
+    """A NaN on rank 1 only: every rank refuses the batch, and training goes on."""
+    model, rank = wrap(make_model()), dist.get_rank()
+    build = build_several if where == "second term" else sonex()
+    objective = build(model, True)
+    case = Case(build, several if where == "second term" else per_sample)
+    for number in range(5):
+        step(case, objective, model, number, [rank])
+    before = tensors_of(objective)
+    ids = draw(50, 0, (6, 6))[rank]
+    spoiled = torch.zeros(6, dtype=torch.float64)
+    if rank == 1:
+        spoiled[2] = torch.nan
+
+    def clean() -> Tensor:
+        return losses(model, ids)
+
+    def bad() -> Tensor:
+        return losses(model, ids) + spoiled
+
+    index = GROUP[ids]
+    if where == "value":
+        text = raised(lambda: objective(bad, index))
+    elif where == "gradient batch":
+        text = raised(lambda: objective(clean, index, gradient=bad))
+    elif where == "surrogate":
+        text = raised(lambda: objective(lambda: fcco.Measured(clean().detach(), bad()), index))
+    else:
+        text = raised(lambda: objective(lambda: {"worst": clean(), "mean": bad()}, index))
+    after = tensors_of(objective)
+    unchanged = all(torch.equal(before[k], after[k]) for k in before)
+    for number in range(5, 10):
+        step(case, objective, model, number, [rank])
+    return {
+        "text": text,
+        "unchanged": unchanged,
+        "parameters": [full(p) for p in model.parameters()],
+        "state": tensors_of(objective),
+    }
+
+
+def local_parameters(model: nn.Module) -> list[Tensor]:
+    return [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
+
+
+def resume(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """Save on each rank its own state, in the middle; continue in new objects."""
+    case, rank = CASES["cvar-exact"], dist.get_rank()
+    model = wrap(make_model())
+    objective = case.build(model, True)
+    for number in range(8):
+        step(case, objective, model, number, [rank])
+    optimizer: Any = objective.optimizer
+    file = io.BytesIO()
+    torch.save({"objective": objective.state_dict()}, file)
+    shards = [p.clone() for p in local_parameters(model)]
+    momenta = optimizer.state_dict()
+
+    other = wrap(make_model())
+    resumed = case.build(other, True)
+    with torch.no_grad():
+        for parameter, shard in zip(local_parameters(other), shards, strict=True):
+            parameter.copy_(shard)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file)["objective"])
+    again: Any = resumed.optimizer
+    again.load_state_dict(momenta)
+    assert objective.previous is not None and resumed.previous is not None
+    there = objective.previous.evaluate(lambda: model(X[:6]))
+    here = resumed.previous.evaluate(lambda: other(X[:6]))
+    for number in range(8, 16):
+        step(case, objective, model, number, [rank])
+        step(case, resumed, other, number, [rank])
+    pairs = zip(local_parameters(model), local_parameters(other), strict=True)
+    one, two = tensors_of(objective), tensors_of(resumed)
+    return {
+        "previous": torch.equal(there, here) and not torch.equal(there, other(X[:6])),
+        "parameters": all(torch.equal(a, b) for a, b in pairs),
+        "state": all(torch.equal(one[k], two[k]) for k in one),
+    }
+
+
+def process_groups() -> dict[str, Any]:
+    """None never communicates; a group of one rank neither; a group of all ranks pools."""
+    rank, case = dist.get_rank(), CASES["sonex-old"]
+    alone = [dist.new_group([r]) for r in range(WORLD)]
+    everyone = dist.new_group(list(range(WORLD)))
+    result: dict[str, Any] = {}
+
+    def run(process_group: Any) -> dict[str, Tensor]:
+        model = make_model()
+        objective = sonex(process_group=process_group)(model, True)
+        for number in range(3):
+            step(case, objective, model, number, [rank])
+        return tensors_of(objective)
+
+    if rank == 0:  # rank 1 does not take part: any communication would hang
+        result["none"] = run(None)
+        result["alone"] = run(alone[0])
+        result["not a member"] = run(alone[1])
+    dist.barrier()
+    result["everyone"] = run(everyone)
+    return result
+
+
+def batch_norm() -> dict[str, Any]:
+    """Dropout and BatchNorm under DDP: each forward counts once in the statistics."""
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 1)
+    )
+    model = DistributedDataParallel(nn.Sequential(net, nn.Flatten(0)).double())
+    objective = sonex()(model, True)
+    case = Case(sonex(), per_sample, sizes=lambda step: (6, 6))
+    torch.manual_seed(10 + rank)
+    finite = True
+    for number in range(6):
+        finite &= torch.isfinite(torch.tensor(step(case, objective, model, number, [rank]))).item()
+    assert objective.previous is not None
+    before = [b.clone() for b in model.buffers()]
+    random = torch.get_rng_state()
+    objective.previous.evaluate(lambda: model(X[:6]))
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    return {
+        "finite": finite,
+        "buffers": unchanged,
+        "random": torch.equal(random, torch.get_rng_state()),
+        "counted": int(net[1].num_batches_tracked),  # type: ignore[arg-type]
+        "parameters": [full(p) for p in model.parameters()],
+        "state": tensors_of(objective),
+    }
+
+
+def ddp_options() -> dict[str, Any]:
+    """Options of DDP that change how it prepares a backward pass."""
+    result = {}
+    for options in (
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True, "broadcast_buffers": False},
+    ):
+        wrap = lambda model, o=options: DistributedDataParallel(model, **o)  # noqa: E731
+        record = train(CASES["cvar-exact"], wrap, [dist.get_rank()])
+        result[next(iter(options))] = vars(record)
+    return result
+
+
+def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
+    wrap = wrap_of(strategy)
+    for name, case in CASES.items():
+        yield name, lambda c=case: vars(train(c, wrap, [dist.get_rank()]))
+    for where in ("value", "gradient batch", "surrogate", "second term"):
+        yield f"nan in {where}", lambda w=where: nan_on_one_rank(wrap, w)
+    yield "resume", lambda: resume(wrap)
+    if strategy == "ddp":
+        yield "process groups", process_groups
+        yield "batch norm", batch_norm
+        yield "options", ddp_options
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("strategies", "rank", "store", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{arguments.store}",
+        rank=int(arguments.rank),
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=20),
+    )
+    results: dict[str, Any] = {}
+    for strategy in STRATEGIES[arguments.strategies]:
+        for name, job in jobs(strategy):
+            if arguments.only and arguments.only not in name:
+                continue
+            try:
+                results[f"{strategy}/{name}"] = job()
+            except Exception:
+                # The ranks are out of step now: later cases would only wait for each other.
+                results[f"{strategy}/{name}"] = {"failed": traceback.format_exc()}
+                torch.save(results, arguments.out)
+                sys.exit(1)
+    torch.save(results, arguments.out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Gram matrices, KKT residuals, tracking and step sizes against independent computations."""
+
+import weakref
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from diagnostics_cases import DOUBLE, Curved, group_losses
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fcco.diagnostics import (
+    constraint_condition,
+    gram_matrix,
+    kkt,
+    kkt_report,
+    smallest_eigenvalue,
+)
+from fcco.outer import Hinge, MoreauEnvelope, SquaredHinge
+
+# The Gram matrix.
+
+
+def network(number, width, dtype=DOUBLE):
+    """Group means of a small network's outputs: several layers, one of them unused by group 0."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh()
+    ).to(dtype)
+    heads = torch.nn.Linear(8, width).to(dtype)
+    data = torch.randn(number, 5, 3).to(dtype)
+
+    def inner(index):
+        features = model(data[index]).square().mean(1)
+        used = torch.where(index.unsqueeze(1) == 0, features[:, :width], heads(features))
+        return used.squeeze(1)
+
+    return inner, [*model.parameters(), *heads.parameters()]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("tile", [1, 3, 100])
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_gram_matrix_is_the_product_of_dense_jacobians(width, tile, per_layer):
+    inner, parameters = network(7, width)
+    values = inner(torch.arange(7)).reshape(-1)
+    rows = [
+        torch.cat(
+            [
+                g.reshape(-1)
+                for g in torch.autograd.grad(
+                    value, parameters, retain_graph=True, materialize_grads=True
+                )
+            ]
+        )
+        for value in values
+    ]
+    dense = torch.stack(rows)
+    matrix = gram_matrix(inner, 7, parameters, tile=tile, per_layer=per_layer)
+    torch.testing.assert_close(matrix, dense @ dense.T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_gram_matrix_agrees_with_forward_free_jacobian(width):
+    problem = Curved(5, 6, 9, width)
+    jacobian = torch.from_numpy(problem.dense()[1]).reshape(-1, 9)
+    expected = torch.linalg.svdvals(jacobian).square()
+    spectrum = smallest_eigenvalue(problem.inner, 6, [problem.w], tile=4)
+    assert spectrum.largest == pytest.approx(float(expected[0]), rel=1e-10)
+    assert spectrum.trace == pytest.approx(float(expected.sum()), rel=1e-10)
+    if width is None:
+        assert spectrum.smallest == pytest.approx(float(expected[-1]), rel=1e-8)
+        assert spectrum.condition == pytest.approx(spectrum.largest / spectrum.smallest)
+        assert not spectrum.trivially_singular
+    else:  # 12 rows in R^9
+        assert spectrum.trivially_singular
+        assert 0 <= spectrum.smallest < 1e-10 * spectrum.largest
+
+
+def test_threshold_completes_the_group_dro_spectrum():
+    number = 6
+    w, s, inner = group_losses(number)
+    with_s = gram_matrix(inner, number, [w, s])
+    losses_only = gram_matrix(inner, number, [w], with_threshold=True, tile=4)
+    torch.testing.assert_close(with_s, losses_only)
+    expected = torch.tensor([1.0] * (number - 1) + [number], dtype=DOUBLE)
+    torch.testing.assert_close(torch.linalg.eigvalsh(with_s), expected)
+    without = smallest_eigenvalue(inner, number, [w])
+    assert without.smallest < 1e-12, "the gradients w - e_i sum to zero"
+    assert smallest_eigenvalue(inner, number, [w], with_threshold=True).smallest == pytest.approx(1)
+    vector, parameters = network(4, 2)
+    with pytest.raises(ValueError, match=r"gram_matrix\(with_threshold=True\).*scalar"):
+        gram_matrix(vector, 4, parameters, with_threshold=True)
+
+
+def test_single_precision_gradients_are_summed_in_double():
+    inner, parameters = network(5, 1, torch.float32)
+    double_inner, double_parameters = network(5, 1)
+    matrix = gram_matrix(inner, 5, parameters)
+    assert matrix.dtype == DOUBLE
+    torch.testing.assert_close(
+        matrix, gram_matrix(double_inner, 5, double_parameters), rtol=1e-5, atol=1e-7
+    )
+
+
+class LiveBytes(TorchDispatchMode):
+    """The peak of the bytes held by tensors that were created inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.watch(leaf.untyped_storage())
+        return result
+
+    def watch(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key, size):
+        self.known.discard(key)
+        self.live -= size
+
+
+def test_tiles_keep_the_memory_far_below_the_jacobian():
+    number, dim, tile = 200, 100_000, 10
+    w = torch.linspace(0, 1, dim).requires_grad_()
+    rates = torch.linspace(0.5, 2, number)
+
+    def inner(index):
+        return rates[index] * w.square().mean() + w[index * 7]
+
+    with LiveBytes() as tiled:
+        matrix = gram_matrix(inner, number, [w], tile=tile)
+    with LiveBytes() as dense:
+        jacobian = torch.stack(
+            [
+                torch.autograd.grad(value, w, retain_graph=True)[0]
+                for value in inner(torch.arange(number))
+            ]
+        )
+    whole = number * dim * 4
+    assert dense.peak >= whole, "the instrument must see a dense Jacobian"
+    two_tiles = 2 * tile * dim * 8
+    assert two_tiles <= tiled.peak < 1.5 * two_tiles < 0.16 * number * dim * 8
+    torch.testing.assert_close(matrix.float(), jacobian @ jacobian.T, rtol=1e-3, atol=1e-5)
+
+
+def test_layers_bound_the_memory_of_a_tile():
+    layers = [torch.randn(20_000).requires_grad_() for _ in range(10)]
+
+    def inner(index):
+        return torch.stack(
+            [sum((w * (i + 1)).sin().mean() for w in layers) for i in index.tolist()]
+        )
+
+    peaks = {}
+    for per_layer in (True, False):
+        with LiveBytes() as memory:
+            gram_matrix(inner, 8, layers, tile=8, per_layer=per_layer)
+        peaks[per_layer] = memory.peak
+    assert peaks[False] > 8 * 200_000 * 8
+    # The graph of the tile itself (two saved tensors a term) is there in both.
+    assert peaks[True] < peaks[False] - 0.8 * 8 * 180_000 * 8
+
+
+# The condition on constraints.
+
+
+def test_constraint_condition_takes_all_constraints_at_infeasible_points_only():
+    matrix = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.5, 0.0], [1.0, 1.0, 1.0]], dtype=DOUBLE)
+    w = torch.tensor([1.0, -1.0, -3.0], dtype=DOUBLE, requires_grad=True)
+    result = constraint_condition(lambda index: matrix[index] @ w - 0.1, 3, [w], tile=2)
+    assert not result.feasible and result.num_violated == 1
+    assert result.largest_value == pytest.approx(1.9)
+    assert result.smallest == pytest.approx(float(torch.linalg.svdvals(matrix)[-1]))
+    assert result.violated == pytest.approx(2.0)
+    inside = constraint_condition(lambda index: matrix[index] @ w - 10, 3, [w])
+    assert inside.feasible and inside.smallest is None and "nothing to check" in str(inside)
+
+
+# KKT residuals.
+
+
+def box_problem(point, number=4, goal=1.0, bound=0.3):
+    """S3: min |w - goal|^2 / 2 subject to w_i <= bound; w* = bound, nu* = goal - bound."""
+    w = torch.full((number,), point, dtype=DOUBLE, requires_grad=True)
+    return w, (lambda: (w - goal).square().sum() / 2), (lambda index: w[index] - bound)
+
+
+def test_smoothed_penalty_solution_has_the_predicted_residuals():
+    number, penalty, smoothing, best = 4, 8.0, 0.05, 0.7
+    shrink = 1 / (1 + smoothing * number)
+    w, loss, inner = box_problem(0.3 + best * smoothing * number * shrink)
+    smoothed = MoreauEnvelope(Hinge(penalty), smoothing)
+    report = kkt_report(loss, inner, number, [w], smoothed)
+    expected = torch.full((number,), best * shrink, dtype=DOUBLE)
+    for result in (report.penalty, report.least_squares):
+        torch.testing.assert_close(result.multipliers, expected, rtol=1e-9, atol=0)
+        assert result.stationarity < 1e-9
+        assert result.feasibility == pytest.approx(smoothing * number * best * shrink)
+        assert result.complementarity == pytest.approx(result.feasibility * best * shrink)
+    assert str(report).count("stationarity") == 2
+
+
+def test_too_small_a_penalty_is_seen_as_infeasible_with_saturated_multipliers():
+    number, penalty = 4, 2.0  # rho / m = 0.5 < nu* = 0.7: the minimiser is goal - rho / m
+    w, loss, inner = box_problem(0.5)
+    result = kkt(loss, inner, number, [w], outer=MoreauEnvelope(Hinge(penalty), 0.01))
+    assert result.stationarity < 1e-12
+    assert result.feasibility == pytest.approx(0.2)
+    torch.testing.assert_close(result.multipliers, torch.full((number,), 0.5, dtype=DOUBLE))
+    squared = kkt(loss, inner, number, [w], outer=SquaredHinge(2.0))
+    torch.testing.assert_close(squared.multipliers, torch.full((number,), 0.1, dtype=DOUBLE))
+
+
+def test_non_convex_constraint_has_its_known_multiplier():
+    # S3b: min |w - a|^2 / 2 subject to 1 - |w|^2 <= 0 with |a| = 0.5; nu* = (1 - |a|) / 2.
+    goal = torch.tensor([0.3, 0.4], dtype=DOUBLE)
+    w = (2 * goal).requires_grad_()
+    inner = lambda index: (1 - w.square().sum()).expand(len(index))  # noqa: E731
+    result = kkt(lambda: (w - goal).square().sum() / 2, inner, 1, [w])
+    assert result.multipliers.item() == pytest.approx(0.25)
+    assert max(result.stationarity, result.feasibility, result.complementarity) < 1e-8
+    wrong = kkt(
+        lambda: (w - goal).square().sum() / 2, inner, 1, [w], multipliers=torch.tensor([0.5])
+    )
+    assert wrong.stationarity == pytest.approx(0.5)  # |(w - a) - w| = |a|
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_best_multipliers_are_those_of_cvxpy(seed):
+    problem = Curved(seed + 20, 7, 4)
+    values, jacobian, extra = problem.dense()
+    active = 0.2
+    result = kkt(problem.loss, problem.inner, 7, [problem.w], active=active, tile=3)
+    nu = cp.Variable(7, nonneg=True)
+    distance = cp.norm(jacobian.T @ nu + extra)
+    cp.Problem(cp.Minimize(distance), [nu[values < -active] == 0]).solve(solver=cp.CLARABEL)
+    assert result.stationarity == pytest.approx(float(distance.value), abs=1e-6)
+    assert bool((result.multipliers >= 0).all())
+    assert bool((result.multipliers[torch.from_numpy(values < -active)] == 0).all())
+    assert result.feasibility == pytest.approx(max(values.max(), 0))
+    assert result.complementarity == pytest.approx(
+        np.abs(values * result.multipliers.numpy()).max()
+    )
+
+
+def test_inactive_constraints_have_no_multipliers():
+    w, loss, inner = box_problem(-2.0)
+    result = kkt(loss, inner, 4, [w])
+    assert result.multipliers.eq(0).all() and result.stationarity == pytest.approx(6.0)
+
+
+def test_kkt_errors():
+    w, loss, inner = box_problem(0.3)
+    with pytest.raises(ValueError, match="one source"):
+        kkt(loss, inner, 4, [w], multipliers=torch.ones(4), outer=Hinge())
+    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*shape \(4,\)"):
+        kkt(loss, inner, 4, [w], multipliers=torch.ones(3))
+    with pytest.raises(ValueError, match="non-negative"):
+        kkt(loss, inner, 4, [w], multipliers=-torch.ones(4))
+    with pytest.raises(ValueError, match="d1 = 2"):
+        kkt(loss, lambda index: w[index].unsqueeze(1).expand(-1, 2), 4, [w])

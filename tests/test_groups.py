@@ -1,0 +1,467 @@
+"""Group means against loops, and samplers against what they promise."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch.utils.data import DataLoader, Dataset
+
+from fcco.groups import BlockSampler, GroupBatchSampler, dense_group_mean, group_mean
+
+# ---------------------------------------------------------------------------------------- means
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    size, groups = draw(st.integers(1, 30)), draw(st.integers(1, 8))
+    dim = draw(st.sampled_from([None, 1, 3]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    shape = (size,) if dim is None else (size, dim)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return values, torch.randint(0, 3 * groups, (size,), generator=generator)
+
+
+def loop_means(values: torch.Tensor, group: torch.Tensor) -> tuple[list[torch.Tensor], list[int]]:
+    index = sorted(set(group.tolist()))
+    rows = [[values[j] for j in range(len(values)) if group[j] == i] for i in index]
+    return [torch.stack(row).sum(0) / len(row) for row in rows], index
+
+
+@given(batches())
+@settings(max_examples=60, deadline=None)
+def test_group_mean_and_gradient_equal_a_loop(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    values, group = batch
+    ours = values.clone().requires_grad_()
+    theirs = values.clone().requires_grad_()
+    result = group_mean(ours, group)
+    means, index = loop_means(theirs, group)
+    torch.testing.assert_close(result.values, torch.stack(means))
+    assert result.index.tolist() == index and result.index.dtype == torch.int64
+    assert result.counts.tolist() == [group.tolist().count(i) for i in index]
+    result.values.square().sum().backward()
+    torch.stack(means).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@given(batches())
+@settings(max_examples=40, deadline=None)
+def test_dense_mean_equals_group_mean(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    values, group = batch
+    sparse = group_mean(values, group, num_groups=24)
+    dense = dense_group_mean(values, group, 24)
+    assert dense.shape == (24, *values.shape[1:])
+    torch.testing.assert_close(dense[sparse.index], sparse.values)
+    empty = torch.ones(24, dtype=torch.bool)
+    empty[sparse.index] = False
+    assert (dense[empty] == 0).all()
+
+
+def test_dense_mean_has_the_right_derivatives_of_both_orders() -> None:
+    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    position = torch.tensor([0, 3, 3, 0, 3, 1])  # 2 is empty
+    assert torch.autograd.gradcheck(lambda v: dense_group_mean(v, position, 4) ** 2, values)
+    assert torch.autograd.gradgradcheck(lambda v: dense_group_mean(v, position, 4) ** 2, values)
+
+
+@pytest.mark.parametrize("tail", [(), (3,)])
+def test_dense_mean_under_vmap_and_compile(tail: tuple[int, ...]) -> None:
+    values, position = torch.randn(4, 7, *tail), torch.randint(0, 5, (4, 7))
+    expected = torch.stack(
+        [dense_group_mean(v, p, 5) for v, p in zip(values, position, strict=True)]
+    )
+    over_both = torch.func.vmap(lambda v, p: dense_group_mean(v, p, 5))(values, position)
+    torch.testing.assert_close(over_both, expected)
+    over_values = torch.func.vmap(lambda v: dense_group_mean(v, position[0], 5))(values)
+    torch.testing.assert_close(over_values[0], expected[0])
+    graph = torch.compile(dense_group_mean, backend="eager", fullgraph=True)
+    torch.testing.assert_close(graph(values[1], position[1], 5), expected[1])
+
+
+def test_group_mean_of_an_empty_batch_is_empty() -> None:
+    result = group_mean(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 3)
+    assert [len(part) for part in result] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "group", "num_groups", "message"),
+    [
+        (torch.ones(3), torch.tensor([0, 1]), None, r"each of the 3 values.*\(2,\)"),
+        (torch.ones(2), torch.tensor([[0, 1]]), None, r"each of the 2 values.*\(1, 2\)"),
+        (torch.tensor(1.0), torch.tensor(0), None, r"\(N,\) or \(N, d1\) but has: \(\)"),
+        (torch.ones(2), torch.tensor([0.0, 1.0]), None, "integer ids but has dtype: torch.float32"),
+        (torch.ones(2), torch.tensor([True, False]), None, "integer ids.*torch.bool"),
+        (torch.ones(2), torch.tensor([0, -4]), None, "ids from 0 but holds: -4"),
+        (torch.ones(2), torch.tensor([0, 5]), 5, "below num_groups = 5 but holds: 5"),
+    ],
+)
+def test_group_mean_errors(
+    values: torch.Tensor, group: torch.Tensor, num_groups: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        group_mean(values, group, num_groups)
+
+
+# ------------------------------------------------------------------------------------- samplers
+
+
+def uneven(seed: int = 0, groups: int = 7, low: int = 3, high: int = 30) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    sizes = generator.integers(low, high, groups)
+    return generator.permutation(np.repeat(np.arange(groups), sizes))
+
+
+def walk(sampler: GroupBatchSampler, epochs: int = 1) -> list[list[int]]:
+    return [batch for _ in range(epochs) for batch in sampler]
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader_of(sampler: GroupBatchSampler, size: int, workers: int, **options: Any) -> DataLoader:
+    options = {"prefetch_factor": 3, **options} if workers else {}
+    return DataLoader(Numbers(size), batch_sampler=sampler, num_workers=workers, **options)
+
+
+def test_each_batch_has_distinct_groups_with_the_right_number_of_samples_in_order() -> None:
+    ids = uneven()
+    sampler = GroupBatchSampler(ids, 3, 4, batches_per_epoch=200)
+    for batch in sampler:
+        groups = ids[batch]
+        assert list(groups) == sorted(groups)
+        assert sorted(Counter(groups.tolist()).values()) == [4, 4, 4]
+
+
+@pytest.mark.parametrize("small_groups", ["repeat", "all"])
+def test_each_sample_is_used_once_per_pass(small_groups: str) -> None:
+    ids = uneven(seed=3, low=1)  # some groups are smaller than per_group
+    sampler = GroupBatchSampler(ids, 4, 5, batches_per_epoch=300, small_groups=small_groups)
+    for _ in range(2):
+        seen = np.array([j for batch in sampler for j in batch])
+        for group in range(7):
+            members = set(np.flatnonzero(ids == group).tolist())
+            own = seen[ids[seen] == group].tolist()
+            passes = [own[k : k + len(members)] for k in range(0, len(own), len(members))]
+            assert len(passes) > 5
+            assert all(set(full) == members for full in passes[:-1])
+            assert len(set(passes[-1])) == len(passes[-1])
+            if len(members) > 4:
+                assert len({tuple(full) for full in passes[:-1]}) > 1, "never reshuffled"
+
+
+def test_all_subsets_of_groups_and_all_orders_of_samples_are_equally_likely() -> None:
+    ids = np.repeat(np.arange(6), 3)
+    sampler = GroupBatchSampler(ids, 3, 3, batches_per_epoch=12_000, seed=5)
+    subsets: Counter[tuple[int, ...]] = Counter()
+    orders: Counter[tuple[int, ...]] = Counter()
+    for batch in sampler:
+        subsets[tuple(ids[batch[::3]].tolist())] += 1
+        orders.update(tuple(j % 3 for j in batch[k : k + 3]) for k in (0, 3, 6))
+    assert len(subsets) == 20 and len(orders) == 6
+    assert stats.chisquare(list(subsets.values())).pvalue > 1e-3
+    assert stats.chisquare(list(orders.values())).pvalue > 1e-3
+
+
+def test_blocks_are_uniform_subsets() -> None:
+    sampler = BlockSampler(6, 2, seed=2, batches_per_epoch=9000)
+    counts = Counter(tuple(index.tolist()) for index in sampler)
+    assert all(len(set(subset)) == 2 for subset in counts) and len(counts) == 15
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_small_groups() -> None:
+    ids = [0, 0, 1, 1, 1, 1, 1, 2]
+    repeat = GroupBatchSampler(ids, 3, 4, batches_per_epoch=20)
+    for batch in repeat:
+        assert Counter(np.array(ids)[batch].tolist()) == {0: 4, 1: 4, 2: 4}
+        assert Counter(batch)[0] == Counter(batch)[1] == 2 and Counter(batch)[7] == 4
+    everything = GroupBatchSampler(ids, 3, 4, batches_per_epoch=20, small_groups="all")
+    for batch in everything:
+        assert Counter(np.array(ids)[batch].tolist()) == {0: 2, 1: 4, 2: 1}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 11])
+@pytest.mark.parametrize("small_groups", ["repeat", "all"])
+def test_ranks_together_give_the_single_process_batch(world_size: int, small_groups: str) -> None:
+    ids = uneven(seed=1, low=2)
+    options: Any = {"seed": 4, "small_groups": small_groups, "batches_per_epoch": 25}
+    single = walk(GroupBatchSampler(ids, 4, 5, **options), epochs=2)
+    ranks = [
+        walk(GroupBatchSampler(ids, 4, 5, rank=r, world_size=world_size, **options), epochs=2)
+        for r in range(world_size)
+    ]
+    for batch, *slices in zip(single, *ranks, strict=True):
+        assert list(itertools.chain(*slices)) == batch
+        assert max(map(len, slices)) - min(map(len, slices)) <= 1
+
+
+def test_a_run_resumes_with_another_number_of_ranks() -> None:
+    ids = uneven()
+    single = walk(GroupBatchSampler(ids, 2, 4, seed=9))
+    two = GroupBatchSampler(ids, 2, 4, seed=9, rank=1, world_size=2)
+    for _ in range(3):
+        two.draw()
+    one = GroupBatchSampler(ids, 2, 4)
+    one.load_state_dict(two.state_dict())
+    assert list(one) == single[3:]
+
+
+def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = uneven()
+    assert GroupBatchSampler(ids, 2, 4).world_size == 1
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    sampler = GroupBatchSampler(ids, 2, 4)
+    assert (sampler.rank, sampler.world_size) == (2, 3)
+    given_ranks = GroupBatchSampler(ids, 2, 4, rank=0, world_size=2)
+    assert (given_ranks.rank, given_ranks.world_size) == (0, 2)
+
+
+def test_batches_depend_on_seed_and_epoch_only() -> None:
+    ids = uneven()
+    first, second = GroupBatchSampler(ids, 3, 4, seed=1), GroupBatchSampler(ids, 3, 4, seed=1)
+    epochs = [walk(first) for _ in range(3)]
+    second.set_epoch(2)
+    assert walk(second) == epochs[2]
+    second.set_epoch(0)
+    assert walk(second) == epochs[0]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert walk(GroupBatchSampler(ids, 3, 4, seed=2)) != epochs[0]
+    as_tensor = GroupBatchSampler(torch.from_numpy(ids), 3, 4, seed=1)
+    as_list = GroupBatchSampler(ids.tolist(), 3, 4, seed=1)
+    assert walk(as_tensor) == walk(as_list) == epochs[0]
+
+
+def test_length_and_epochs() -> None:
+    ids = uneven()
+    sampler = GroupBatchSampler(ids, 3, 4)
+    assert len(sampler) == -(-len(ids) // 12) == len(walk(sampler))
+    assert sampler.state_dict() == {"seed": 0, "epoch": 1, "consumed": 0}
+    assert len(BlockSampler(14, 4)) == 4
+    assert len(GroupBatchSampler(ids, 3, 4, batches_per_epoch=2)) == 2
+
+
+def test_global_random_state_is_neither_read_nor_changed() -> None:
+    ids = uneven()
+
+    def reseed(seed: int) -> None:
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+
+    def draws() -> list[Any]:
+        blocks = BlockSampler(9, 4)
+        return [walk(GroupBatchSampler(ids, 3, 4), 2), [b.tolist() for b in blocks]]
+
+    reseed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    first = draws()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
+    assert before[2] == random.getstate()
+    reseed(1)
+    assert draws() == first
+
+
+# -------------------------------------------------------------------------------------- resuming
+
+workers_may_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@workers_may_fork
+@pytest.mark.parametrize("workers", [0, 2])
+def test_consume_counts_what_the_loop_has_seen(workers: int) -> None:
+    ids = uneven()
+    whole = walk(GroupBatchSampler(ids, 2, 3, seed=6), epochs=2)
+    length = len(whole) // 2
+    for stop in (1, 5, length - 1, length):
+        sampler = GroupBatchSampler(ids, 2, 3, seed=6)
+        seen, state = [], {}
+        for batch in sampler.consume(loader_of(sampler, len(ids), workers)):
+            seen.append(batch.tolist())
+            if len(seen) == stop:
+                state = sampler.state_dict()
+                break
+        epoch, consumed = divmod(stop, length)
+        assert state == {"seed": 6, "epoch": epoch, "consumed": consumed}
+        resumed = GroupBatchSampler(ids, 2, 3)
+        resumed.load_state_dict(state)
+        while resumed.epoch < 2:
+            loader = loader_of(resumed, len(ids), workers)
+            seen += [batch.tolist() for batch in resumed.consume(loader)]
+        assert seen == whole
+
+
+@workers_may_fork
+def test_a_broken_off_loop_goes_on_where_it_was_with_persistent_workers() -> None:
+    ids = uneven()
+    whole = walk(GroupBatchSampler(ids, 2, 3), epochs=2)
+    sampler = GroupBatchSampler(ids, 2, 3)
+    loader = loader_of(sampler, len(ids), 2, persistent_workers=True)
+    seen: list[list[int]] = []
+    while len(seen) < len(whole):
+        for count, batch in enumerate(sampler.consume(loader), start=1):
+            seen.append(batch.tolist())
+            if count == 4:
+                break
+    assert seen == whole
+
+
+@workers_may_fork
+def test_plain_loop_is_exact_without_workers_and_ahead_with_them() -> None:
+    ids = uneven()
+    whole = walk(GroupBatchSampler(ids, 2, 3))
+    for workers in (0, 2):
+        sampler = GroupBatchSampler(ids, 2, 3)
+        iterator = iter(loader_of(sampler, len(ids), workers))
+        assert [next(iterator).tolist() for _ in range(4)] == whole[:4]
+        assert (sampler.consumed == 4) if workers == 0 else (4 < sampler.consumed <= 4 + 2 * 3)
+    sampler = GroupBatchSampler(ids, 2, 3)
+    loader = loader_of(sampler, len(ids), 2)
+    both = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert both[0] == whole and both[1] == walk(GroupBatchSampler(ids, 2, 3), 2)[len(whole) :]
+    assert sampler.state_dict() == {"seed": 0, "epoch": 2, "consumed": 0}
+
+
+@workers_may_fork
+def test_advance_takes_over_the_counting() -> None:
+    ids = uneven()
+    whole = walk(GroupBatchSampler(ids, 2, 3), epochs=2)
+    length = len(whole) // 2
+    sampler = GroupBatchSampler(ids, 2, 3)
+    sampler.advance(0)
+    step = 0
+    for _ in range(2):
+        for batch in loader_of(sampler, len(ids), 2):
+            assert batch.tolist() == whole[step]
+            assert sampler.epoch * length + sampler.consumed == step
+            sampler.advance()
+            step += 1
+    assert step == 2 * length
+
+
+def test_consume_hands_the_counting_back() -> None:
+    sampler = GroupBatchSampler(uneven(), 2, 3)
+    abandoned: Iterator[Any] = sampler.consume(sampler)
+    next(abandoned)
+    overlapping: Iterator[Any] = sampler.consume(sampler)
+    next(overlapping)
+    abandoned.close()  # type: ignore[attr-defined]
+    overlapping.close()  # type: ignore[attr-defined]
+    assert sampler.consumed == 2
+    next(iter(sampler))
+    assert sampler.consumed == 3
+
+
+def test_draw_follows_the_count_through_epochs_and_states() -> None:
+    whole = [index.tolist() for _ in range(3) for index in _epoch(BlockSampler(7, 2, 3), _)]
+    blocks = BlockSampler(7, 2, 3)
+    assert [blocks.draw().tolist() for _ in range(6)] == whole[:6]
+    resumed = BlockSampler(7, 2)
+    resumed.load_state_dict(blocks.state_dict())
+    assert [resumed.draw().tolist() for _ in range(6)] == whole[6:12]
+    resumed.set_epoch(0)
+    assert resumed.draw().tolist() == whole[0]
+    resumed.advance(2)
+    assert resumed.draw().tolist() == whole[3]
+
+
+def _epoch(sampler: BlockSampler, epoch: int) -> BlockSampler:
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def test_set_epoch_keeps_the_place_in_the_current_epoch() -> None:
+    sampler = GroupBatchSampler(uneven(), 2, 3)
+    sampler.load_state_dict({"seed": 0, "epoch": 4, "consumed": 3})
+    sampler.set_epoch(4)
+    assert sampler.consumed == 3
+    sampler.set_epoch(5)
+    assert (sampler.epoch, sampler.consumed) == (5, 0)
+
+
+def test_state_survives_a_weights_only_checkpoint(tmp_path: Any) -> None:
+    sampler = GroupBatchSampler(uneven(), 2, 3, seed=int(np.int64(3)))
+    sampler.draw()
+    torch.save(sampler.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == sampler.state_dict()
+
+
+# ---------------------------------------------------------------------------------------- errors
+
+IDS = [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([0, 1, 2, 4], 1, 1), {}, "largest, 4, but group 3 has no samples"),
+        (([1, 2], 1, 1), {}, "group 0 has no samples"),
+        (([0, 10**12], 1, 1), {}, "group 1 has no samples"),
+        ((IDS, 4, 1), {}, r"groups_per_batch=\.\.\..*number of groups, 3, but is: 4"),
+        ((IDS, 0, 1), {}, r"groups_per_batch=\.\.\..*at least 1 but is: 0"),
+        ((IDS, 2, 0), {}, r"per_group=\.\.\..*at least 1 but is: 0"),
+        ((IDS, 2, 1.5), {}, r"per_group=\.\.\..*integer but is: 1.5"),
+        (([0, -1], 1, 1), {}, "ids from 0 but holds: -1"),
+        (([0.0, 1.0], 1, 1), {}, "integer ids but has dtype: float64"),
+        (([True, False], 1, 1), {}, "integer ids but has dtype: bool"),
+        (([[0, 1]], 1, 1), {}, r"shape \(N,\), but has: \(1, 2\)"),
+        (([], 1, 1), {}, r"shape \(N,\), but has: \(0,\)"),
+        ((IDS, 2, 1), {"rank": 2, "world_size": 2}, "rank.*below world_size = 2 but is: 2"),
+        ((IDS, 2, 1), {"rank": -1, "world_size": 2}, "rank.*at least 0 but is: -1"),
+        ((IDS, 2, 1), {"rank": 0}, "both rank and world_size"),
+        ((IDS, 2, 1), {"rank": 0, "world_size": 3}, "smallest batch, 2, but is: 3"),
+        ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
+        ((IDS, 2, 1), {"seed": -1}, "seed.*at least 0"),
+        ((IDS, 2, 1), {"batches_per_epoch": 0}, "batches_per_epoch.*at least 1"),
+    ],
+)
+def test_group_sampler_errors(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GroupBatchSampler(*arguments, **options)
+
+
+def test_block_sampler_and_state_errors() -> None:
+    with pytest.raises(ValueError, match="number of blocks, 3, but is: 4"):
+        BlockSampler(3, 4)
+    with pytest.raises(ValueError, match=r"BlockSampler\(num_blocks=\.\.\.\).*integer"):
+        BlockSampler(3.0, 2)  # type: ignore[arg-type]
+    blocks = BlockSampler(3, 1)
+    with pytest.raises(ValueError, match="needs the entry 'consumed'"):
+        blocks.load_state_dict({"seed": 0, "epoch": 0})
+    with pytest.raises(ValueError, match="consumed = 3 but an epoch has only 3"):
+        blocks.load_state_dict({"seed": 0, "epoch": 0, "consumed": 3})
+    with pytest.raises(ValueError, match=r"set_epoch\(epoch=\.\.\.\).*at least 0"):
+        blocks.set_epoch(-1)
+    with pytest.raises(ValueError, match=r"advance\(batches=\.\.\.\).*at least 0"):
+        blocks.advance(-1)
+
+
+def test_a_million_samples_in_ten_thousand_groups() -> None:
+    ids = np.random.default_rng(0).integers(0, 10_000, 1_000_000)
+    start = time.perf_counter()
+    sampler = GroupBatchSampler(ids, 64, 4)
+    built = time.perf_counter()
+    assert len(list(itertools.islice(sampler, 500))) == 500
+    drawn = time.perf_counter()
+    assert built - start < 4.0, "typically 0.15 s"
+    assert (drawn - built) / 500 < 5e-3, "typically 0.1 ms"

@@ -1,0 +1,200 @@
+"""Every outer function: value, gradient, prox and conjugate."""
+
+from __future__ import annotations
+
+import math
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outer_cases import (
+    ALL,
+    CONVEX,
+    SCALAR_CONVEX,
+    SCALAR_PROX,
+    SMOOTH_ONLY,
+    VECTOR_CONVEX,
+    WEAKLY_CONVEX,
+    WITH_PROX,
+    Case,
+    grid_prox,
+    solve,
+    solver_prox,
+)
+
+import fcco.outer as fo
+from fcco.outer import AbstractOuter
+
+every_case = pytest.mark.parametrize("case", ALL, ids=repr)
+
+
+# --- value and gradient ---------------------------------------------------------------------------
+
+
+@every_case
+def test_value_is_the_function(case: Case):
+    u = case.points()
+    torch.testing.assert_close(case.outer(u), torch.from_numpy(case.plain(u.numpy())))
+
+
+@every_case
+def test_gradient_is_autograd_and_finite_difference(case: Case):
+    u = case.points().requires_grad_()
+    (automatic,) = torch.autograd.grad(case.outer(u).sum(), u)
+    gradient = case.outer.gradient(u.detach())
+    torch.testing.assert_close(gradient, automatic)
+    torch.testing.assert_close(gradient, AbstractOuter.gradient(case.outer, u.detach()))
+
+    direction = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(1))
+    h = 1e-6 * direction
+    slope = (case.outer(u + h) - case.outer(u - h)) / 2e-6
+    along = gradient * direction
+    torch.testing.assert_close(
+        along if case.size == 1 else along.sum(-1), slope.detach(), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "kinks"),
+    [
+        (fo.Hinge(1.5), [0.0]),
+        (fo.CVaRHinge(0.4, 0.25), [0.25]),
+        (fo.Absolute(), [0.0]),
+        (fo.Pinball(0.75), [0.0]),
+        (fo.DeadZone(0.5), [-0.5, 0.5]),
+        (fo.SquaredHinge(), [0.0]),
+        (fo.LogTruncatedHinge(0.8), [0.0]),
+        (fo.MCP(0.9, 0.8), [0.0]),
+        (fo.OneSidedMCP(0.9, 0.8), [0.0]),
+        (fo.SCAD(0.7, 3.0), [0.0]),
+        (fo.AbsoluteSquareGap(), [-1.0, 1.0]),
+        (fo.PositiveMaximum(), [[0.0, -1.0], [0.0, 0.0]]),
+        (fo.EuclideanNorm(), [[0.0, 0.0]]),
+        (fo.SeparableHinge(), [[0.0, 0.0]]),
+        (fo.TwoSidedHinge(0.5), [[0.75, 0.25], [0.25, 0.75]]),
+    ],
+    ids=repr,
+)
+def test_gradient_at_a_kink_is_zero_in_autograd_too(outer: AbstractOuter, kinks: list):
+    u = torch.tensor(kinks, requires_grad=True)
+    (automatic,) = torch.autograd.grad(outer(u).sum(), u)
+    assert (automatic == 0).all()
+    assert (outer.gradient(u.detach()) == 0).all()
+
+
+def test_ties_share_the_weight():
+    u = torch.tensor([2.0, 2.0, 5.0, 2.0])
+    torch.testing.assert_close(fo.TopMean(2).gradient(u), torch.tensor([1, 1, 3, 1]) / 6)
+    torch.testing.assert_close(fo.CVaR(0.5).gradient(u), torch.tensor([1, 1, 3, 1]) / 6)
+    torch.testing.assert_close(fo.Maximum().gradient(u - 3 * (u > 4)), torch.full((4,), 0.25))
+
+
+# --- prox -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0, 1.5])
+@pytest.mark.parametrize("case", SCALAR_PROX, ids=repr)
+def test_scalar_prox_is_the_global_minimum(case: Case, share: float):
+    step = share * case.step
+    u = torch.cat([case.points(), case.points() / 3, torch.tensor([-1.0, 0.0, 0.5, 1.0])])
+    nearest, least = grid_prox(case.plain, u.numpy(), step, case.domain)
+    np.testing.assert_allclose(case.outer.prox(u, step).numpy(), nearest, atol=1e-6)
+    np.testing.assert_allclose(case.outer.envelope(u, step).numpy(), least, atol=1e-10)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+@pytest.mark.parametrize("case", VECTOR_CONVEX, ids=repr)
+def test_vector_prox_is_the_solver_s(case: Case, spread: float):
+    points, step = case.points(8) * spread, 0.7
+    nearest = case.outer.prox(points, step).numpy()
+    least = case.outer.envelope(points, step).numpy()
+    for u, prox, value in zip(points.numpy(), nearest, least, strict=True):
+        solution, optimum = solver_prox(case, u, step)
+        np.testing.assert_allclose(prox, solution, atol=2e-5)
+        assert value == pytest.approx(optimum, abs=1e-6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_prox_is_optimal_and_non_expansive(data: st.DataObject):
+    case = data.draw(st.sampled_from(WITH_PROX))
+    f, number = case.outer, st.floats(max(-5.0, case.domain[0]), 5.0)
+    limit = 5.0 if f.convex else 0.95 / f.weak_convexity
+    step = data.draw(st.floats(1e-3, limit))
+    rows = data.draw(st.lists(number, min_size=3 * case.size, max_size=3 * case.size))
+    u, other, v = torch.tensor(rows, dtype=torch.float64).reshape(3, case.size).unbind(0)
+    if case.size == 1:
+        u, other, v = u[0], other[0], v[0]
+    prox = f.prox(u, step)
+
+    def objective(point: torch.Tensor) -> float:
+        return float(f(point) + (u - point).square().sum() / (2 * step))
+
+    for share in (1.0, 0.1, 1e-3):
+        assert objective(prox) <= objective(prox + share * (v - prox)) + 1e-9
+    if f.convex:
+        moved = torch.linalg.vector_norm(prox - f.prox(other, step))
+        assert moved <= torch.linalg.vector_norm(u - other) + 1e-12
+
+
+@pytest.mark.parametrize("outer", [fo.Maximum(), fo.CVaR(0.3), fo.TopMean(3), fo.PositiveMaximum()])
+def test_a_small_step_keeps_float32_digits(outer: AbstractOuter):
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.tensor([1.0, 1e-3, 1e-5]).repeat_interleave(40)[:, None]
+    u = 100 + spread * torch.randn(120, 12, generator=generator)
+    for step in (1e-2, 1e-5):
+        exact = outer.envelope_gradient(u.double(), step)
+        torch.testing.assert_close(
+            outer.envelope_gradient(u, step).double(), exact, rtol=0, atol=1e-4
+        )
+
+
+# --- conjugate ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SCALAR_CONVEX, ids=repr)
+def test_scalar_conjugate_is_the_supremum(case: Case):
+    u = np.linspace(-50, 50, 4001)  # holds every kink
+    y = np.arange(-3.05, 3.1, 0.1)
+    supremum = (y[:, None] * u - case.plain(u)).max(1)
+    conjugate = case.outer.conjugate(torch.from_numpy(y)).numpy()
+    finite = np.isfinite(conjugate)
+    np.testing.assert_allclose(conjugate[finite], supremum[finite], atol=1e-3)
+    assert finite.any() and (supremum[~finite] > 2).all()  # grows with the range of u
+
+
+@pytest.mark.parametrize("case", VECTOR_CONVEX, ids=repr)
+def test_vector_conjugate_is_the_supremum(case: Case):
+    inside = case.outer.gradient(case.points(4))
+    for shift in (0.0, 0.15):
+        for y in inside.mean(0) + shift * torch.eye(case.size, dtype=torch.float64):
+            assert case.solver is not None
+            u = cp.Variable(case.size)
+            gain = y.numpy() @ u - case.solver(u)
+            supremum = solve(cp.Problem(cp.Maximize(gain), [cp.abs(u) <= 20]))
+            conjugate = float(case.outer.conjugate(y))
+            if math.isinf(conjugate):
+                assert supremum > 0.3
+            else:
+                assert conjugate == pytest.approx(supremum, abs=1e-5)
+
+
+@pytest.mark.parametrize("case", [*CONVEX, SMOOTH_ONLY[1], SMOOTH_ONLY[4]], ids=repr)
+def test_fenchel_young(case: Case):
+    u, other = case.points(), case.points(seed=5)
+    y = case.outer.gradient(u)
+    inner = (lambda a, b: a * b) if case.size == 1 else (lambda a, b: (a * b).sum(-1))
+    conjugate = case.outer.conjugate(y)
+    torch.testing.assert_close(case.outer(u) + conjugate, inner(y, u))
+    assert (case.outer(other) + conjugate >= inner(y, other) - 1e-9).all()
+
+
+def test_power_one_and_conjugates_that_do_not_exist():
+    y = torch.tensor([-1.0, 1.0, 1.1])
+    assert fo.Power(1.0).conjugate(y).tolist() == [0.0, 0.0, math.inf]
+    for outer in [fo.NDCG(), fo.AveragePrecision(), *(case.outer for case in WEAKLY_CONVEX)]:
+        with pytest.raises(ValueError, match="no closed-form conjugate"):
+            outer.conjugate(y)

@@ -1,0 +1,75 @@
+"""A user's own outer function, and the prox by numeric search."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from outer_cases import SCALAR_PROX, Case
+
+import fcco.outer as fo
+from fcco.outer import AbstractOuter, Custom, numeric_prox
+
+
+@dataclass(frozen=True)
+class Softplus(AbstractOuter):
+    convex = monotone = smooth = True
+    lipschitz = 1.0
+
+    def __call__(self, u):
+        return torch.nn.functional.softplus(u)
+
+
+def test_user_defined_function_gets_gradient_and_prox():
+    u = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    prox = Softplus().prox(u, 0.5)
+    torch.testing.assert_close(prox + 0.5 * torch.sigmoid(prox), u, atol=1e-7, rtol=0)
+    torch.testing.assert_close(Softplus().gradient(u), torch.sigmoid(u))
+    torch.testing.assert_close(
+        fo.MoreauEnvelope(Softplus(), 0.5).gradient(u), torch.sigmoid(prox), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lipschitz", "bracket by doubling"])
+@pytest.mark.parametrize("case", SCALAR_PROX, ids=repr)
+def test_numeric_prox_is_the_closed_form(case: Case, known: bool):
+    f, u = case.outer, case.points()
+    value = f if case.domain[0] < 0 else (lambda v: torch.where(v >= 0, f(v), math.nan))
+    custom = Custom(
+        value,
+        lipschitz=f.lipschitz if known else math.inf,
+        convex=f.convex,
+        weak_convexity=f.weak_convexity,
+    )
+    torch.testing.assert_close(custom.prox(u, case.step), f.prox(u, case.step), atol=2e-7, rtol=0)
+    torch.testing.assert_close(custom.gradient(u), f.gradient(u))
+    assert numeric_prox(f, u.float(), case.step).dtype == torch.float32
+
+
+def test_numeric_prox_far_from_the_start():
+    steep = Custom(torch.exp, convex=True, monotone=True)
+    u = torch.tensor([30.0], dtype=torch.float64)
+    prox = steep.prox(u, 1.0)  # v + exp(v) = u
+    torch.testing.assert_close(prox + prox.exp(), u)
+
+
+@dataclass(frozen=True)
+class Sum(AbstractOuter):
+    dim = None
+    convex = True
+
+    def __call__(self, u):
+        return u.sum(-1)
+
+
+def test_numeric_prox_refuses_what_it_cannot_do():
+    u = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"scalar \(dim=1\).*Sum\(\).*define its own `prox`"):
+        Sum().prox(u, 1.0)
+    with pytest.raises(ValueError, match=r"declare `convex = True`, or `weak_convexity = rho`"):
+        Custom(torch.cos, lipschitz=1.0).prox(u, 0.1)
+    cosine = Custom(torch.cos, lipschitz=1.0, weak_convexity=1.0)
+    with pytest.raises(ValueError, match=r"`Custom.prox\(step=...\)` must be below 1/weak_convex"):
+        cosine.prox(u, 1.0)

@@ -1,0 +1,182 @@
+"""Outer functions under vmap and torch.compile, their dtype and device, and wrong arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from outer_cases import ALL, SMOOTH_ONLY, WITH_PROX, Case
+
+import fcco.outer as fo
+
+CUSTOM = Case(fo.Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), lambda u: u)
+ENVELOPE = Case(fo.MoreauEnvelope(fo.MCP(0.9, 0.8), 0.2), lambda u: u)
+every_case = pytest.mark.parametrize("case", [*ALL, CUSTOM, ENVELOPE], ids=repr)
+
+
+def everything(case: Case, outer: fo.AbstractOuter, u: torch.Tensor, step: float | torch.Tensor):
+    """Value and gradient, and what needs a prox where there is one."""
+    results = [outer(u), outer.gradient(u)]
+    if case not in SMOOTH_ONLY:
+        results += [outer.prox(u, step), outer.envelope(u, step), outer.envelope_gradient(u, step)]
+    return tuple(results)
+
+
+@every_case
+def test_compiles_to_one_graph(case: Case):
+    torch._dynamo.reset()
+
+    def run(u: torch.Tensor, step: float):
+        results = everything(case, case.outer, u, step)
+        return results[:3]
+
+    u = case.points(6)
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for result, expected in zip(compiled(u, 0.2), run(u, 0.2), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_compiles_with_a_changing_step():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda u, step: fo.Hinge(2.0).prox(u, step), fullgraph=True, backend="eager"
+    )
+    u = torch.linspace(-1, 2, 7)
+    for step in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(compiled(u, step), fo.Hinge(2.0).prox(u, step))
+
+
+@every_case
+def test_vmap_over_points_and_steps(case: Case):
+    u, steps = case.points(5), torch.tensor([0.1, 0.25], dtype=torch.float64)
+    batched = torch.vmap(lambda row: everything(case, case.outer, row, 0.2))(u)
+    for result, expected in zip(batched, everything(case, case.outer, u, 0.2), strict=True):
+        torch.testing.assert_close(result, expected)
+    batched = torch.vmap(lambda step: everything(case, case.outer, u, step))(steps)
+    for k, step in enumerate(steps.tolist()):
+        for result, expected in zip(batched, everything(case, case.outer, u, step), strict=True):
+            torch.testing.assert_close(result[k], expected)
+
+
+PARAMETERS = [
+    (case, field.name)
+    for case in ALL
+    for field in dataclasses.fields(case.outer)  # type: ignore[arg-type]
+    if isinstance(getattr(case.outer, field.name), float)
+]
+
+
+@pytest.mark.parametrize(("case", "name"), PARAMETERS, ids=lambda value: repr(value))
+def test_vmap_over_a_parameter(case: Case, name: str):
+    u, value = case.points(5), getattr(case.outer, name)
+
+    def run(parameter):
+        outer = dataclasses.replace(case.outer, **{name: parameter})  # type: ignore[type-var]
+        return everything(case, outer, u, 0.2)
+
+    values = [value, 0.9 * value]
+    batched = torch.vmap(run)(torch.tensor(values, dtype=torch.float64))
+    for k, number in enumerate(values):
+        for result, expected in zip(batched, run(number), strict=True):
+            torch.testing.assert_close(result[k], expected)
+
+
+def test_vmap_over_scale_and_smoothing_of_an_envelope():
+    u = torch.linspace(-1, 2, 7, dtype=torch.float64)
+
+    def run(curvature, smoothing):
+        envelope = fo.MoreauEnvelope(fo.OneSidedMCP(1.0, curvature), smoothing)
+        return envelope(u), envelope.gradient(u)
+
+    pairs = torch.tensor([[0.5, 0.1], [0.8, 0.3]], dtype=torch.float64)
+    batched = torch.vmap(run)(pairs[:, 0], pairs[:, 1])
+    for k, pair in enumerate(pairs.tolist()):
+        for result, expected in zip(batched, run(*pair), strict=True):
+            torch.testing.assert_close(result[k], expected)
+
+
+@every_case
+def test_dtype_and_device_are_kept(case: Case):
+    for u in (case.points(4).float(), case.points(4)):
+        results = everything(case, case.outer, u, 0.2)
+        assert {result.dtype for result in results} == {u.dtype}
+        if case.outer.convex and not isinstance(case.outer, (fo.NDCG, fo.Custom)):
+            assert case.outer.conjugate(u).dtype == u.dtype
+    u = case.points(4).to("meta")  # a tensor made on the default device would not mix with it
+    assert {result.device.type for result in everything(case, case.outer, u, 0.2)} == {"meta"}
+
+
+@pytest.mark.parametrize("case", SMOOTH_ONLY, ids=repr)
+def test_smooth_functions_need_no_prox(case: Case):
+    for ask in (case.outer.prox, case.outer.envelope, case.outer.envelope_gradient):
+        with pytest.raises(ValueError, match=r"is smooth: it offers no prox and needs none"):
+            ask(case.points(3), 0.1)
+
+
+@pytest.mark.parametrize("case", WITH_PROX, ids=repr)
+def test_prox_refuses_a_step_that_is_not_positive(case: Case):
+    for step in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=r"\.prox\(step=...\)` must be positive and finite"):
+            case.outer.prox(case.points(3), step)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fo.Hinge(0.0), r"`Hinge\(scale=...\)` must be positive and finite but is: 0.0"),
+        (lambda: fo.Hinge(math.inf), r"`Hinge\(scale=...\)` must be positive and finite"),
+        (lambda: fo.CVaRHinge(0.0), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\] but is: 0.0"),
+        (lambda: fo.CVaRHinge(1.5), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\]"),
+        (lambda: fo.CVaRHinge(0.5, math.nan), r"`CVaRHinge\(threshold=...\)` must lie in"),
+        (lambda: fo.Absolute(-1.0), r"`Absolute\(scale=...\)` must be positive"),
+        (lambda: fo.Pinball(1.0), r"`Pinball\(quantile=...\)` must lie in \(0, 1\)"),
+        (lambda: fo.Pinball(0.5, 0.0), r"`Pinball\(scale=...\)` must be positive"),
+        (lambda: fo.DeadZone(-0.1), r"`DeadZone\(width=...\)` must lie in \[0, inf\)"),
+        (lambda: fo.DeadZone(0.1, -1.0), r"`DeadZone\(scale=...\)` must be positive"),
+        (lambda: fo.SquaredHinge(-1.0), r"`SquaredHinge\(scale=...\)` must be positive"),
+        (lambda: fo.TopMean(0), r"`TopMean\(k=...\)` must be at least 1 but is: 0"),
+        (lambda: fo.TopMean(1.5), r"`TopMean\(k=...\)` must be an integer .*CVaR"),  # type: ignore
+        (lambda: fo.TopMean(4)(torch.zeros(3)), r"`TopMean\(k=...\)` must be at most d = 3"),
+        (lambda: fo.CVaR(0.0), r"`CVaR\(ratio=...\)` must lie in \(0, 1\]"),
+        (lambda: fo.CVaR(0.5, dim=0), r"`CVaR\(dim=...\)` must be at least 1"),
+        (lambda: fo.EuclideanNorm(0.0), r"`EuclideanNorm\(scale=...\)` must be positive"),
+        (lambda: fo.SeparableHinge(0.0), r"`SeparableHinge\(scale=...\)` must be positive"),
+        (lambda: fo.SeparableHinge(1.0, 0), r"`SeparableHinge\(dim=...\)` must be at least 1"),
+        (lambda: fo.TwoSidedHinge(-1.0), r"`TwoSidedHinge\(tolerance=...\)` must lie in \[0, inf"),
+        (lambda: fo.TwoSidedHinge(0.1, 0.0), r"`TwoSidedHinge\(scale=...\)` must be positive"),
+        (lambda: fo.TauLog(0.0, 1.0), r"`TauLog\(temperature=...\)` must be positive"),
+        (lambda: fo.TauLog(1.0, 0.0), r"`TauLog\(offset=...\)` must be positive"),
+        (lambda: fo.Power(0.5), r"`Power\(exponent=...\)` must lie in \[1, inf\)"),
+        (lambda: fo.NDCG(0.0), r"`NDCG\(abs\(scale\)=...\)` must be positive"),
+        (lambda: fo.LogMeanExp(0.0), r"`LogMeanExp\(temperature=...\)` must be positive"),
+        (lambda: fo.LogTruncatedHinge(0.0), r"`LogTruncatedHinge\(level=...\)` must be positive"),
+        (lambda: fo.MCP(0.0, 1.0), r"`MCP\(scale=...\)` must be positive"),
+        (lambda: fo.MCP(1.0, 0.0), r"`MCP\(curvature=...\)` must be positive"),
+        (lambda: fo.OneSidedMCP(1.0, 0.0), r"`OneSidedMCP\(curvature=...\)` must be positive"),
+        (lambda: fo.SCAD(0.0, 3.0), r"`SCAD\(scale=...\)` must be positive"),
+        (lambda: fo.SCAD(1.0, 2.0), r"`SCAD\(shape=...\)` must lie in \(2, inf\)"),
+        (
+            lambda: fo.Custom(torch.cos, lipschitz=-1.0),
+            r"`Custom\(lipschitz=...\)` must be at leas",
+        ),
+        (lambda: fo.Custom(torch.cos, weak_convexity=-1.0), r"`Custom\(weak_convexity=...\)`"),
+        (
+            lambda: fo.MoreauEnvelope(fo.Hinge(), 0.0),
+            r"`MoreauEnvelope\(smoothing=...\)` must be p",
+        ),
+        (lambda: fo.MoreauEnvelope(fo.AveragePrecision(), 0.1), r"must be below 1/weak_convexity"),
+    ],
+)
+def test_wrong_arguments_are_refused(build, message: str):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_every_public_name_exists_once():
+    assert len(set(fo.__all__)) == len(fo.__all__)
+    assert all(hasattr(fo, name) for name in fo.__all__)
+    functions = {name for name in fo.__all__ if name[0].isupper()}
+    tested = {type(case.outer).__name__ for case in (*ALL, CUSTOM, ENVELOPE)}
+    assert functions - tested == {"AbstractOuter"}

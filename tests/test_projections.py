@@ -1,0 +1,157 @@
+"""Projections: feasible, nearest (by a solver and by their optimality condition), transformable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outer_cases import found, solve
+
+from fcco.outer import (
+    project_ball,
+    project_box,
+    project_capped_simplex,
+    project_simplex,
+    project_subsimplex,
+)
+from fcco.outer.projections import capped_threshold, indicator
+
+SIZE = 6
+# name -> (projection, constraints for the solver, random member of the set)
+SETS: dict[str, tuple[Callable, Callable[[Any], list]]] = {
+    "box": (lambda v: project_box(v, -0.2, 0.5), lambda y: [y >= -0.2, y <= 0.5]),
+    "ball": (lambda v: project_ball(v, 0.7), lambda y: [cp.norm(y) <= 0.7]),
+    "simplex": (project_simplex, lambda y: [y >= 0, cp.sum(y) == 1]),
+    "subsimplex": (project_subsimplex, lambda y: [y >= 0, cp.sum(y) <= 1]),
+    "large simplex": (lambda v: project_simplex(v, 3.0), lambda y: [y >= 0, cp.sum(y) == 3]),
+    "capped, 1/cap = 2.5": (
+        lambda v: project_capped_simplex(v, 0.4),
+        lambda y: [y >= 0, y <= 0.4, cp.sum(y) == 1],
+    ),
+    "capped, 1/cap = 3": (
+        lambda v: project_capped_simplex(v, 1 / 3),
+        lambda y: [y >= 0, y <= 1 / 3, cp.sum(y) == 1],
+    ),
+    "capped, cap = 1/d": (
+        lambda v: project_capped_simplex(v, 1 / SIZE),
+        lambda y: [y == 1 / SIZE],
+    ),
+    "capped, cap > total": (
+        lambda v: project_capped_simplex(v, torch.inf),
+        lambda y: [y >= 0, cp.sum(y) == 1],
+    ),
+    "capped, total = 2": (
+        lambda v: project_capped_simplex(v, 0.7, 2.0),
+        lambda y: [y >= 0, y <= 0.7, cp.sum(y) == 2],
+    ),
+}
+every_set = pytest.mark.parametrize("name", SETS)
+
+
+def random_points(count: int, spread: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return spread * torch.randn(count, SIZE, generator=generator, dtype=torch.float64)
+
+
+@every_set
+@pytest.mark.parametrize("spread", [0.2, 3.0])
+def test_projection_is_the_solver_s(name: str, spread: float):
+    project, constraints = SETS[name]
+    points = random_points(6, spread)
+    for v, projected in zip(points.numpy(), project(points).numpy(), strict=True):
+        y = cp.Variable(SIZE)
+        solve(cp.Problem(cp.Minimize(cp.sum_squares(y - v)), constraints(y)))
+        np.testing.assert_allclose(projected, found(y), atol=1e-5)
+
+
+entries = st.one_of(
+    st.floats(-4, 4), st.integers(-2, 2).map(float), st.floats(-1e6, 1e6), st.just(0.0)
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(entries, min_size=SIZE, max_size=SIZE), st.integers(0, 1000))
+def test_projection_is_feasible_and_nearest(values: list[float], seed: int):
+    v = torch.tensor(values, dtype=torch.float64)
+    members = torch.distributions.Dirichlet(torch.full((SIZE,), 0.5, dtype=torch.float64))
+    torch.manual_seed(seed)
+    scale = 1 + v.abs().max()
+    for cap in (1.0, 0.37, 1 / 3, 1 / SIZE):
+        y = project_capped_simplex(v, cap)
+        assert (y >= 0).all() and (y <= cap).all()
+        torch.testing.assert_close(y.sum(), torch.ones((), dtype=v.dtype))
+        # Nearest: <v - y, z - y> <= 0 for every member z of the set.
+        draws = members.sample((20,))
+        draws = draws[(draws <= cap).all(-1)]
+        order = v.argsort(descending=True)
+        greedy = torch.zeros(SIZE, dtype=v.dtype)
+        greedy[order] = (1 - cap * torch.arange(SIZE, dtype=v.dtype)).clamp(0, cap)
+        for z in (*draws, greedy):
+            assert (v - y) @ (z - y) <= 1e-9 * scale
+    torch.testing.assert_close(project_capped_simplex(v, 1.0), project_simplex(v))
+    sub = project_subsimplex(v)
+    positive = v.clamp(min=0)
+    expected = positive if positive.sum() <= 1 else project_simplex(v)
+    torch.testing.assert_close(sub, expected)
+
+
+@every_set
+def test_idempotent_shaped_and_transformable(name: str):
+    project, _ = SETS[name]
+    points = random_points(12).reshape(3, 4, SIZE)
+    projected = project(points)
+    assert projected.shape == points.shape and projected.dtype == torch.float64
+    torch.testing.assert_close(project(projected), projected)
+    torch.testing.assert_close(torch.vmap(torch.vmap(project))(points), projected)
+    assert project(points.float()).dtype == torch.float32
+    torch._dynamo.reset()
+    compiled = torch.compile(project, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(points), projected)
+
+
+def test_one_projection_for_each_cap():
+    points, caps = random_points(4), torch.tensor([0.2, 0.3, 0.45, 2.0], dtype=torch.float64)
+    rows = torch.stack(
+        [project_capped_simplex(v, cap) for v, cap in zip(points, caps.tolist(), strict=True)]
+    )
+    torch.testing.assert_close(torch.vmap(project_capped_simplex)(points, caps), rows)
+    torch.testing.assert_close(project_capped_simplex(points, caps[:, None]), rows)
+
+
+def test_close_entries_far_from_zero_keep_their_digits():
+    # In float32 the spacing near 4096 is 5e-4; the entries below are exact multiples of it.
+    near = torch.tensor([0.0, 5.0, 2.0, -3.0, 4.0, 1.0]) * 2**-11
+    for cap in (1.0, 0.4):
+        for total in (1.0, 2**-10):
+            shifted = project_capped_simplex(4096 + near, cap * total, total)
+            torch.testing.assert_close(shifted, project_capped_simplex(near, cap * total, total))
+
+
+def test_many_entries():
+    v = torch.randn(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = project_capped_simplex(v, 1e-3)
+    threshold = (v - y)[(y > 0) & (y < 1e-3)]
+    torch.testing.assert_close(y.sum(), torch.ones((), dtype=v.dtype), rtol=0, atol=1e-13)
+    assert threshold.max() - threshold.min() < 1e-12
+
+
+def test_empty_set_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`project_capped_simplex\(cap=...\)` must be at least 0.1"
+    ):
+        project_capped_simplex(torch.zeros(SIZE), 0.1)
+
+
+def test_threshold_and_indicator():
+    v = torch.tensor([5.0, 1.0, 3.0, 2.0])
+    for cap, threshold in ((1.0, 5.0), (0.6, 3.0), (0.5, 3.0), (0.4, 2.0), (0.25, 1.0)):
+        assert capped_threshold(v, cap).tolist() == [threshold]
+    violation = torch.tensor([0.0, 1e-9, 1e-7], dtype=torch.float64)
+    assert indicator(violation).tolist() == [0.0, 0.0, torch.inf]
+    assert indicator(violation.float()).tolist() == [0.0, 0.0, 0.0]
