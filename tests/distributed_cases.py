@@ -402,7 +402,7 @@ def step(
         with contextlib.nullcontext() if last else without_sync(model):
             loss = objective(*args, **options) / case.micro
             loss.backward()
-        total += float(loss)
+        total += loss.item()
     optimizer: Any = objective.optimizer
     optimizer.step()
     optimizer.zero_grad()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cvxpy as cp
 import numpy as np
 import torch
 from reference import Quadratics
 from torch import Tensor, nn
 
+from fcco import Compositional
+
 
 class Point(nn.Module):
     """A model that is one vector of parameters."""
 
-    def __init__(self, start: np.ndarray | Tensor) -> None:
+    def __init__(self, start: np.ndarray | Tensor | list[float]) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.as_tensor(np.array(start), dtype=torch.float64))
+        self.w = nn.Parameter(torch.as_tensor(start, dtype=torch.float64).detach().clone())
 
 
 class TorchQuadratics:
@@ -37,3 +44,64 @@ def entries(sampled: list[tuple], which: int) -> tuple[Tensor, Tensor]:
     """Block ids and sample ids of a drawn batch (which = 1: B_i, 2: the independent one)."""
     blocks = np.concatenate([np.full(len(s[which]), s[0]) for s in sampled])
     return torch.as_tensor(blocks), torch.as_tensor(np.concatenate([s[which] for s in sampled]))
+
+
+def take_step(
+    objective: Compositional, inner: Callable[[], Any], index: Any = None, **more
+) -> float:
+    """One step of the user's loop; returns the loss."""
+    optimizer: Any = objective.optimizer
+    loss = objective(inner, index, **more)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def decay(optimizer: Any, left: float) -> None:
+    """Set every step size to `left` times its first value, also inside a proximal point."""
+    for each in (optimizer, getattr(optimizer, "outer", None)):
+        for group in [] if each is None else each.param_groups:
+            group["lr"] = group.setdefault("first_lr", group["lr"]) * left
+
+
+@dataclass
+class NoisyConstraints:
+    """min |w - a|^2 / 2 subject to rows @ w <= limits, whose values are seen with noise."""
+
+    a: Tensor
+    rows: Tensor
+    limits: Tensor
+    noise: float
+    generator: torch.Generator
+
+    def loss(self, w: Tensor) -> Tensor:
+        return (w - self.a).square().sum() / 2
+
+    def exact(self, w: Tensor) -> Tensor:
+        return self.rows @ w - self.limits
+
+    def sample(self, w: Tensor, index: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """The closure of one batch: its noise is drawn once, so both evaluations share it."""
+        shape = (len(index),)
+        noise = self.noise * torch.randn(shape, generator=self.generator, dtype=w.dtype)
+        return lambda: (self.loss(w), self.exact(w)[index] + noise)
+
+    def solve(self, penalty: Callable[[Any], Any] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """cvxpy's minimiser and multipliers; with `penalty` of the constraint vector instead."""
+        w = cp.Variable(len(self.a))
+        loss = cp.sum_squares(w - self.a.numpy()) / 2
+        values = self.rows.numpy() @ w - self.limits.numpy()
+        constraints = [values <= 0] if penalty is None else []
+        extra = 0 if penalty is None else penalty(values)
+        cp.Problem(cp.Minimize(loss + extra), constraints).solve(solver=cp.CLARABEL)
+        assert w.value is not None
+        return w.value, np.array(constraints[0].dual_value) if constraints else np.zeros(0)
+
+
+def box(a: float, b: float, number: int, noise: float, seed: int = 0) -> NoisyConstraints:
+    """min |w - a|^2 / 2 subject to w_i <= b: w* = b and every multiplier is a - b."""
+    ones = torch.ones(number, dtype=torch.float64)
+    return NoisyConstraints(
+        a * ones, torch.diag(ones), b * ones, noise, torch.Generator().manual_seed(seed)
+    )

@@ -91,7 +91,7 @@ def brute_residual(outer, values, jacobian, extra, radius):
     ]
     target = cp.norm(jacobian.T @ y / len(values) + extra)
     cp.Problem(cp.Minimize(target), constraints).solve(solver=cp.CLARABEL)
-    return float(target.value)
+    return float(np.asarray(target.value))
 
 
 @pytest.mark.parametrize("outer", OUTERS, ids=lambda outer: type(outer).__name__)
@@ -141,6 +141,17 @@ def test_group_dro_solution_is_stationary():
     torch.testing.assert_close(exact.multipliers, torch.ones(5, dtype=DOUBLE), atol=1e-6, rtol=0)
     moved = prox_linear(inner, CVaRHinge(0.4), 5, [w, s], 0.5, loss=lambda: s)
     assert moved.distance < 1e-7
+
+
+def test_threshold_of_the_outer_function_may_be_a_parameter():
+    problem = Curved(7, 6, 4)
+    level = torch.tensor(0.2, dtype=DOUBLE, requires_grad=True)
+    arguments = (6, [problem.w])
+    for measure in (hinge_stationarity, approximate_stationarity):
+        tensor = measure(problem.inner, CVaRHinge(0.4, level), *arguments)  # pyright: ignore
+        assert (
+            tensor.value == measure(problem.inner, CVaRHinge(0.4, threshold=0.2), *arguments).value
+        )
 
 
 # From approximate to nearly stationary, and the counterexample.
@@ -231,6 +242,12 @@ def test_errors_name_the_call_and_the_reason():
         hinge_stationarity(lambda index: w[index], DeadZone(0.1), 3, [w])
     with pytest.raises(ValueError, match=r"not compatible with prox_linear.*convex"):
         prox_linear(lambda index: w[index], LogTruncatedHinge(1.0), 3, [w], 1.0)
+    with pytest.raises(ValueError, match="a gradient of inner or loss is not finite"):
+        hinge_stationarity(lambda index: (w[index] - 1).abs().sqrt(), Hinge(), 3, [w])
+    with pytest.raises(ValueError, match=r"approximate_stationarity\(loss.*finite but is: inf"):
+        approximate_stationarity(
+            lambda index: w[index], Hinge(), 3, [w], loss=lambda: 1 / (w[0] - 1).abs()
+        )
     with pytest.raises(ValueError, match=r"prox_linear\(loss.*scalar"):
         prox_linear(lambda index: w[index], Hinge(), 3, [w], 1.0, loss=lambda: w)
 

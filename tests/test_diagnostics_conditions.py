@@ -134,7 +134,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_tiles_keep_the_memory_far_below_the_jacobian():
-    number, dim, tile = 200, 100_000, 10
+    number, dim, tile = 100, 100_000, 8
     w = torch.linspace(0, 1, dim).requires_grad_()
     rates = torch.linspace(0.5, 2, number)
 
@@ -153,7 +153,7 @@ def test_tiles_keep_the_memory_far_below_the_jacobian():
     whole = number * dim * 4
     assert dense.peak >= whole, "the instrument must see a dense Jacobian"
     two_tiles = 2 * tile * dim * 8
-    assert two_tiles <= tiled.peak < 1.5 * two_tiles < 0.16 * number * dim * 8
+    assert two_tiles <= tiled.peak < 1.5 * two_tiles < 0.25 * number * dim * 8
     torch.testing.assert_close(matrix.float(), jacobian @ jacobian.T, rtol=1e-3, atol=1e-5)
 
 
@@ -162,7 +162,7 @@ def test_layers_bound_the_memory_of_a_tile():
 
     def inner(index):
         return torch.stack(
-            [sum((w * (i + 1)).sin().mean() for w in layers) for i in index.tolist()]
+            [torch.stack([(w * (i + 1)).sin().mean() for w in layers]).sum() for i in index]
         )
 
     peaks = {}
@@ -248,7 +248,7 @@ def test_best_multipliers_are_those_of_cvxpy(seed):
     nu = cp.Variable(7, nonneg=True)
     distance = cp.norm(jacobian.T @ nu + extra)
     cp.Problem(cp.Minimize(distance), [nu[values < -active] == 0]).solve(solver=cp.CLARABEL)
-    assert result.stationarity == pytest.approx(float(distance.value), abs=1e-6)
+    assert result.stationarity == pytest.approx(float(np.asarray(distance.value)), abs=1e-6)
     assert bool((result.multipliers >= 0).all())
     assert bool((result.multipliers[torch.from_numpy(values < -active)] == 0).all())
     assert result.feasibility == pytest.approx(max(values.max(), 0))

@@ -36,7 +36,8 @@ def cvxpy_outer(outer, u):
         case TwoSidedHinge():
             return outer.scale * cp.pos(cp.abs(u[:, 0] - u[:, 1]) - outer.tolerance)
         case MoreauEnvelope():  # of w |.|: Huber
-            return cp.huber(u, outer.smoothing) / (2 * outer.smoothing)
+            zone = outer.smoothing
+            return cp.huber(u, zone) / (2 * zone)  # pyright: ignore[reportArgumentType]
     raise NotImplementedError(outer)
 
 
@@ -69,7 +70,7 @@ def test_prox_linear_solves_its_subproblem(outer, dim, step):
     )
     assert move.value is not None
     result = prox_linear(problem.inner, outer, 6, [problem.w], step, loss=problem.loss, tile=4)
-    scale = 1 + np.linalg.norm(move.value)
+    scale = 1 + float(np.linalg.norm(move.value))
     np.testing.assert_allclose(result.displacement[0].numpy(), move.value, atol=2e-5 * scale)
     assert result.distance == pytest.approx(np.linalg.norm(result.displacement[0].numpy()))
     assert result.stationarity == pytest.approx(result.distance / step)

@@ -71,8 +71,9 @@ def test_smoothed_zone_without_a_dual_zone_uses_the_slopes():
     assert smoothed_zone(u, DeadZone(0.3, 2.0), 0.1).share == pytest.approx(0.4)
     pairs = torch.stack([u, torch.zeros(5)], 1)
     assert smoothed_zone(pairs, TwoSidedHinge(0.3, 2.0), 0.05).share == pytest.approx(0.4)
-    with pytest.raises(ValueError, match=r"smoothed_zone\(outer.*Lipschitz"):
-        smoothed_zone(u, SquaredHinge(), 0.1)
+    for outer in (SquaredHinge(), MoreauEnvelope(Hinge(), 0.1)):
+        with pytest.raises(ValueError, match=r"smoothed_zone\(outer.*non-smooth, Lipschitz"):
+            smoothed_zone(u, outer, 0.1)
 
 
 def test_gradient_error_is_the_distance_to_the_full_gradient():
@@ -144,15 +145,28 @@ def test_step_size_bounds_are_those_of_a_hand_computation(kind):
     assert bounds.ratio == pytest.approx(float(factor.max() / factor.min()), rel=1e-10)
 
 
-def test_bounds_hold_for_the_steps_that_were_really_taken():
-    # Without momentum and at a constant gradient an Adam step is lr * factor * gradient.
-    w = torch.zeros(2, dtype=DOUBLE, requires_grad=True)
-    optimizer = torch.optim.Adam([w], lr=0.1, betas=(0.0, 0.9), eps=0.5)
-    w.grad = torch.tensor([4.0, 0.25], dtype=DOUBLE)
-    optimizer.step()
-    factors = (w.detach() / (-0.1 * w.grad)).tolist()
-    bounds = step_size_bounds(optimizer)
-    assert (bounds.lower, bounds.upper) == pytest.approx((min(factors), max(factors)))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: torch.optim.Adam(w, lr=0.1, betas=(0.0, 0.9), eps=0.5),
+        lambda w: torch.optim.Adam(w, lr=0.1, betas=(0.0, 0.9), eps=0.5, amsgrad=True),
+        lambda w: torch.optim.AdamW(w, lr=0.1, betas=(0.0, 0.9), eps=0.5, weight_decay=0.0),
+        lambda w: torch.optim.RMSprop(w, lr=0.1, alpha=0.9, eps=0.5),
+        lambda w: torch.optim.RMSprop(w, lr=0.1, alpha=0.9, eps=0.5, centered=True),
+    ],
+    ids=["adam", "amsgrad", "adamw", "rmsprop", "centered"],
+)
+def test_bounds_are_those_of_the_steps_really_taken(make):
+    # Without momentum a step is lr * factor * gradient.
+    w = torch.zeros(3, dtype=DOUBLE, requires_grad=True)
+    optimizer = make([w])
+    for scale in (3.0, 0.2, 1.0):
+        before = w.detach().clone()
+        w.grad = scale * torch.tensor([4.0, 0.25, -1.0], dtype=DOUBLE)
+        optimizer.step()
+        factors = ((before - w.detach()) / (0.1 * w.grad)).tolist()
+        bounds = step_size_bounds(optimizer)
+        assert (bounds.lower, bounds.upper) == pytest.approx((min(factors), max(factors)))
 
 
 def test_bounds_merge_over_training_and_reject_what_they_cannot_read():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
@@ -108,6 +108,15 @@ noises = st.one_of(st.just(0.0), st.floats(0.01, 20.0))
     scales=st.tuples(positive, st.floats(1.0, 50.0)),
 )
 @settings(max_examples=200, deadline=None)
+@example(  # both bounds on gamma and the one on beta are tight, with gamma near 1/2
+    n=4, share=1.0, samples=4, sizes=(1, 1, 1, 0.4535, 0), eps=1.309, gap=20, scales=(1, 1)
+)
+@example(  # the last bound on the step is the tight one
+    n=1, share=1.0, samples=1, sizes=(1, 1, 0, 0.113, 2), eps=1.549, gap=1, scales=(1, 1)
+)
+@example(  # and here the one of the descent lemma
+    n=5, share=1.0, samples=5, sizes=(0.05, 0.05, 0.05, 0, 0), eps=2, gap=1, scales=(1e-5, 1e3)
+)
 def test_sonex_settings_satisfy_the_proof(
     n: int, share: float, samples: int, sizes: Any, eps: float, gap: float, scales: Any
 ) -> None:

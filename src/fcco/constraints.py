@@ -38,28 +38,35 @@ class Penalized(Compositional):
         model: your model.
         optimizer: your optimizer.
         constraints: their number m, or their names.
-        penalty: rho; the penalty is exact for rho/m above the largest multiplier.
+        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
+            `outer` is given.
         kind: `"smoothed_hinge"` (SONEX), `"hinge"` (SONX), `"squared_hinge"` (SOX).
         smoothing: lambda of the smoothed hinge (its quadratic zone is lambda rho wide), or a
             schedule such as `Annealed`.
-        equality: penalise |g_i| instead, for g_i = 0 up to the tolerance.
+        equality: penalise |g_i - tolerance_i| instead, for g_i = tolerance_i. (For
+            |g_i| <= kappa give `outer=DeadZone(kappa, rho)`.)
         tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: train for tolerance - margin.
+        margin: train for tolerance - margin; not for equalities.
         gamma: weight of the new value.
         correction: gamma' of the tracker, see `InnerTracker`.
-        outer: an outer function of your own instead of `kind`, such as `TwoSidedHinge`.
+        outer: an outer function of your own instead of `kind`, such as `TwoSidedHinge`; it
+            holds its own weight rho, and `smoothing` may be 0 for it.
+        dim: d1, when `outer` leaves it open.
         process_group: see `Compositional`.
         options: further options of `InnerTracker`.
 
     Example:
         >>> import torch, fcco
-        >>> w = torch.nn.Linear(1, 1, bias=False).double()
-        >>> optimizer = torch.optim.SGD(w.parameters(), lr=0.01)
-        >>> objective = fcco.Penalized(w, optimizer, 1, penalty=2.0, smoothing=0.1, gamma=1.0)
+        >>> model = torch.nn.Linear(1, 1, bias=False).double()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> objective = fcco.Penalized(model, optimizer, 1, penalty=2.0, smoothing=0.1, gamma=1.0)
+        >>> def loss_and_constraint():
+        ...     w = model.weight.view(1)
+        ...     return (w - 1).square().sum() / 2, w - 0.3
         >>> for _ in range(500):
-        ...     loss = objective(lambda: ((w.weight - 1).square().sum() / 2, w.weight.view(1) - 0.3))
-        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
-        >>> round(w.weight.item(), 4), objective.multipliers().round(decimals=4)
+        ...     objective(loss_and_constraint).backward()
+        ...     optimizer.step(); optimizer.zero_grad()
+        >>> round(model.weight.item(), 4), objective.multipliers().round(decimals=4)
         (0.3636, tensor([0.6364], dtype=torch.float64))
     """
 
@@ -69,7 +76,7 @@ class Penalized(Compositional):
         optimizer: torch.optim.Optimizer,
         constraints: int | Sequence[str],
         *,
-        penalty: float,
+        penalty: float | None = None,
         kind: Kind = "smoothed_hinge",
         smoothing: Smoothing | None = None,
         equality: bool = False,
@@ -78,11 +85,17 @@ class Penalized(Compositional):
         gamma: float = 0.1,
         correction: float | Literal["theory", "auto"] = "auto",
         outer: AbstractOuter | None = None,
+        dim: int | None = None,
         process_group: Any = "auto",
         **options: Any,
     ) -> None:
         checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
         checks.positive("Penalized", "penalty", penalty)
+        if isinstance(constraints, str):
+            raise ValueError(
+                "`Penalized(constraints=...)` must be a number or a list of names but is one "
+                f"string: {constraints!r}."
+            )
         names = None if isinstance(constraints, int) else tuple(constraints)
         number = constraints if isinstance(constraints, int) else len(constraints)
         if kind == "smoothed_hinge" and smoothing is None:
@@ -90,14 +103,24 @@ class Penalized(Compositional):
                 "`Penalized(smoothing=...)` is needed for the smoothed hinge: the residual "
                 "violation is about smoothing * m * multiplier."
             )
+        if kind != "smoothed_hinge" and smoothing:
+            raise ValueError(
+                f"`Penalized(smoothing=...)` belongs to kind='smoothed_hinge'; kind={kind!r} would "
+                f"ignore it, but it is: {smoothing}."
+            )
         if outer is None:
             outer = _penalty_function(kind, penalty, equality)
+        elif penalty is not None or equality:
+            raise ValueError(
+                "`Penalized(outer=...)` has its own weight and shape: leave `penalty` and "
+                f"`equality` out, or {outer!r} would silently win over them."
+            )
         term = CoupledTerm(
             outer,
             for_model(
-                model, number, outer.dim or 1, gamma=gamma, correction=correction, **options
+                model, number, dim or outer.dim or 1, gamma=gamma, correction=correction, **options
             ),
-            smoothing=smoothing if kind == "smoothed_hinge" and smoothing is not None else 0.0,
+            smoothing=smoothing or 0.0,
             tolerance=tolerance,
             margin=margin,
             names=names,
@@ -117,7 +140,9 @@ class Penalized(Compositional):
         return values if names is None else dict(zip(names, values.tolist(), strict=True))
 
 
-def _penalty_function(kind: Kind, penalty: float, equality: bool) -> AbstractOuter:
+def _penalty_function(kind: Kind, penalty: float | None, equality: bool) -> AbstractOuter:
+    if penalty is None:
+        raise ValueError("`Penalized(penalty=...)` is needed unless `outer` is given.")
     if equality:
         if kind == "squared_hinge":
             raise ValueError(

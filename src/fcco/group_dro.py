@@ -107,29 +107,29 @@ class CVaRTerm(AbstractTerm):
         self.register_buffer("kink", tracker.value.new_tensor(0.0))
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """s + mean of f_lambda(u_i - s) over the sampled blocks."""
-        u, s = tracked.value, self.threshold
+        """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
+        u, s, kink = tracked.value, self.threshold, self.kink
         updating = self.training and torch.is_grad_enabled()
-        if not self._started and len(u):
-            s = exact_threshold(u, self.ratio)
-            if updating:
-                self.threshold.copy_(s)
-                self._started = True
+        if not self._started:
+            s, kink = self._minimiser(u)
+            if updating and len(u):
+                self._set(s, kink)
         excess = u - s
         values, slope = self.smoothed.value_and_gradient(excess)
         if self.smoothing == 0:
-            slope = torch.where(excess == 0, self.kink, slope)
+            slope = torch.where(excess == 0, kink, slope)
         if updating and self.rule == "gradient":
             self._slopes.append(slope.mean())
         share = 1 / max(len(u), 1)
-        return tracked.attach(torch.add(s, values.sum(), alpha=share), slope * share)
+        return tracked.attach(torch.add(s, values.sum(), alpha=share), slope, share)
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
-        if not super().close():
-            return False
+        took_part = super().close()
+        if not (took_part and self._started):
+            return took_part
         if self.rule == "exact":
-            self._minimise()
+            self._set(*self._minimiser(self.table()))
         else:
             slopes = self._slopes
             if self.rule == "table":
@@ -139,13 +139,20 @@ class CVaRTerm(AbstractTerm):
             slopes.clear()
         return True
 
-    def _minimise(self) -> None:
-        """Put s at its minimum over the tracked values, where 0 is a subgradient in s."""
-        table = self.table()
-        self.threshold.copy_(exact_threshold(table, self.ratio, self.smoothing))
-        if self.smoothing == 0:
-            above, ties = (table > self.threshold).sum(), (table == self.threshold).sum()
-            self.kink.copy_((len(table) - above / self.ratio) / ties)
+    def _minimiser(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """The best s for these losses; for the exact rule, the slope at u_i = s that proves it."""
+        if len(losses) == 0:
+            return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
+        s = exact_threshold(losses, self.ratio, self.smoothing)
+        if self.smoothing != 0 or self.rule != "exact":
+            return s, torch.zeros_like(s)
+        above, ties = (losses > s).sum().to(s.dtype), (losses == s).sum()
+        return s, (len(losses) - above / self.ratio) / ties
+
+    def _set(self, threshold: Tensor, kink: Tensor) -> None:
+        self.threshold.copy_(threshold)
+        self.kink.copy_(kink)
+        self._started = True
 
     def value(self) -> Tensor:
         """CVaR of the tracked values, with the exact threshold; NaN before the first."""

@@ -63,14 +63,14 @@ def parse(term: str, names: Sequence[str] | None, values: Any) -> Parsed:
         names: the names of its blocks, or None.
         values: a tensor, a `Measured` pair, or either by block name; absent blocks are left alone.
     """
-    if isinstance(values, Measured):
+    if isinstance(values, Measured) and all(isinstance(part, Tensor) for part in values):
         return Parsed(values.value, values.surrogate, None)
     if isinstance(values, Tensor):
         return Parsed(values, None, None)
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"Inner values of `{term}` must be a tensor, fcco.Measured or a dict by name but are: "
-            f"{type(values).__name__}."
+            f"Inner values of `{term}` must be a tensor, fcco.Measured of two tensors or a dict by "
+            f"name but are: {type(values).__name__}."
         )
     known = {name: k for k, name in enumerate(names or ())}
     unknown = [name for name in values if name not in known]
@@ -89,6 +89,11 @@ def parse(term: str, names: Sequence[str] | None, values: Any) -> Parsed:
 
 def global_mean(loss: Tensor, group: Group | None) -> Tensor:
     """g0 as a scalar: per-sample losses are averaged over the batches of all ranks."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "The inner function must return values or a pair (loss, values) with a tensor as loss "
+            f"but the loss is: {type(loss).__name__}."
+        )
     if loss.dim() == 0:
         return loss
     if loss.dim() != 1:

@@ -20,8 +20,8 @@ class OutputIterate(nn.Module):
 
     `"random"` holds w_tau with tau uniform on {0, ..., T-1} after any number T of steps, the
     output rule of the paper's theorems (reservoir sampling: iterate t replaces the kept one with
-    probability 1/(t+1)). `"average"` holds the mean of w_0, ..., w_{T-1}. The last iterate is
-    the model itself.
+    probability 1/(t+1)). `"average"` holds the mean of w_0, ..., w_{T-1}, in float32 at least.
+    The last iterate is the model itself.
 
     For ALEXR2 pass the outer optimizer: its iterates are the w_t.
 
@@ -64,14 +64,22 @@ class OutputIterate(nn.Module):
         """Take note of the current parameters; a hook calls it before each step."""
         self.count += 1
         parameters = self._parameters_in_order()
-        if not self._kept:
-            self._kept = [p.detach().clone() for p in parameters]
-        elif self.rule == "average":
+        for parameter in parameters[len(self._kept) :]:  # all at first, later a new group
+            self._kept.append(self._wide(parameter.detach()).clone())
+        if self.count == 1:
+            return
+        if self.rule == "average":
             for kept, parameter in zip(self._kept, parameters, strict=True):
-                kept.lerp_(parameter.detach(), 1 / self.count)
+                kept.lerp_(parameter.detach().to(kept.dtype), 1 / self.count)
         elif torch.rand((), generator=self._generator).item() * self.count < 1:
             for kept, parameter in zip(self._kept, parameters, strict=True):
                 kept.copy_(parameter.detach())
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """Steps of 1/t would vanish in an average kept in bfloat16."""
+        if self.rule == "random":
+            return tensor
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -89,7 +97,7 @@ class OutputIterate(nn.Module):
     @staticmethod
     @torch.no_grad()
     def _write(parameters: list[Tensor], values: list[Tensor]) -> None:
-        for parameter, value in zip(parameters, values, strict=True):
+        for parameter, value in zip(parameters, values, strict=False):
             parameter.copy_(value)
 
     def _parameters_in_order(self) -> list[Tensor]:
@@ -105,7 +113,13 @@ class OutputIterate(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Restore what `get_extra_state` gave."""
+        like, kept = self._parameters_in_order(), state["kept"]
+        shapes = [tuple(k.shape) for k in kept]
+        if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:
+            raise ValueError(
+                f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes {shapes} "
+                "but those of the optimizer differ; it belongs to another model."
+            )
         self.count = state["count"]
-        like = self._parameters_in_order()
-        self._kept = [k.to(p.device).clone() for k, p in zip(state["kept"], like, strict=False)]
+        self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())

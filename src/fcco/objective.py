@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from .inner import Parsed, global_mean, parse, split
 from .previous import PreviousParameters, unwrap
 from .terms import AbstractTerm
 from .tracker.blocks import Batch, Layout
+from .tracker.entries import shaped
 
 __all__ = ["Compositional"]
 
@@ -70,7 +72,8 @@ class Compositional(nn.Module):
         named = {_ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
-        self.terms: Any = nn.ModuleDict(named)  # a dict of AbstractTerm
+        self.terms: Any = nn.ModuleDict(named)
+        self._terms = named  # the same, without the registry's slow look-up
         self.optimizer = optimizer
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous for term in named.values()):
@@ -121,24 +124,33 @@ class Compositional(nn.Module):
                 fresh = self._parse(split(inner())[1])
             loss, values = split(gradient())
             carriers = self._parse(values)
+            if set(carriers) != set(fresh):
+                raise ValueError(
+                    "`Compositional(gradient=...)` must return the same terms as `inner`, "
+                    f"{', '.join(fresh)}, but returned: {', '.join(carriers)}."
+                )
             same = gradient_index is None
             carrier_where = where if same else self._layouts(gradient_index, None)
         group = find_group(self._process_group)
         parts = [] if loss is None else [global_mean(loss, group)]
-        for name, entry in fresh.items():
-            parts.append(
-                self._part(
-                    name,
-                    entry,
-                    past.get(name),
-                    entry if carriers is None else carriers[name],
-                    where[name],
-                    carrier_where[name],
-                    group,
-                )
+        jobs = {
+            name: self._job(
+                name,
+                entry,
+                past.get(name),
+                entry if carriers is None else carriers[name],
+                where[name],
+                carrier_where[name],
             )
-        if not parts:
+            for name, entry in fresh.items()
+        }
+        if not parts and not jobs:
             raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
+        if len(jobs) > 1:
+            self._refuse_early(jobs, group)
+        for name, job in jobs.items():
+            term = self._terms[name]
+            parts.append(term.loss(term.tracker.update(**job, group=group)))
         total = parts[0]
         for part in parts[1:]:
             total = total + part
@@ -146,7 +158,7 @@ class Compositional(nn.Module):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        for term in self.terms.values():
+        for term in self._terms.values():
             term.close()
 
     def value(self) -> Tensor:
@@ -171,11 +183,12 @@ class Compositional(nn.Module):
             with torch.no_grad():
                 fresh = self._parse(split(inner())[1])
             for name, entry in fresh.items():
-                tracker = self.terms[name].tracker
-                batch = tracker.batch(entry.value, self._layout(name, entry, where[name]), group)
+                batch = self.terms[name].tracker.pool(
+                    entry.value, self._layout(name, entry, where[name]), group
+                )
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
         for name, batch in pooled.items():
-            self.terms[name].tracker.set_values(batch.index, batch.mean(batch.fresh))
+            self.terms[name].tracker.set_values(batch.index, batch.means())
 
     @property
     def _corrects(self) -> bool:
@@ -184,7 +197,7 @@ class Compositional(nn.Module):
             return False
         return self.training and torch.is_grad_enabled()
 
-    def _part(
+    def _job(
         self,
         name: str,
         entry: Parsed,
@@ -192,29 +205,43 @@ class Compositional(nn.Module):
         carrier: Parsed,
         where: Layout | None,
         carrier_where: Layout | None,
-        group: Group | None,
-    ) -> Tensor:
-        """One term's part of the loss."""
-        term = self.terms[name]
-        where = self._layout(name, entry, where)
+    ) -> dict[str, Any]:
+        """What one term's tracker is asked to do."""
         own_carrier = carrier is not entry or entry.surrogate is not None
         independent = carrier is not entry
-        if independent:
-            carrier_where = self._layout(name, carrier, carrier_where)
-        tracked = term.tracker.update(
-            entry.value,
-            where,
-            None if past is None else past.value,
-            carrier=carrier.carrier if own_carrier else None,
-            carrier_where=carrier_where if independent else None,
-            group=group,
-        )
-        return term.loss(tracked)
+        return {
+            "fresh": entry.value,
+            "where": self._layout(name, entry, where),
+            "previous": None if past is None else past.value,
+            "carrier": carrier.carrier if own_carrier else None,
+            "carrier_where": self._layout(name, carrier, carrier_where) if independent else None,
+        }
+
+    def _refuse_early(self, jobs: dict[str, dict[str, Any]], group: Group | None) -> None:
+        """Refuse bad values of any term before the first of several terms is written."""
+        for name, job in jobs.items():
+            tracker, total = self._terms[name].tracker, 0.0
+            for key in ("fresh", "previous", "carrier"):
+                if job[key] is not None:
+                    where = (key == "carrier" and job["carrier_where"]) or job["where"]
+                    total = total + shaped(key, job[key], where.entries, tracker.value).sum().item()
+            # With several ranks all must raise together: the tracker does, on the pooled values.
+            if group is None and tracker.on_nonfinite == "raise" and not math.isfinite(total):
+                raise ValueError(
+                    f"Inner values of `{name}` are NaN or infinite; nothing was updated. Use "
+                    "on_nonfinite='skip' in its tracker to drop such entries instead."
+                )
 
     def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""
+        for what, given in (("index", index), ("counts", counts)):
+            if isinstance(given, Mapping) and not set(given) <= set(self.terms):
+                raise ValueError(
+                    f"`Compositional({what}=...)` is given for {', '.join(map(str, given))} but "
+                    f"the terms are: {', '.join(self.terms)}."
+                )
         result: dict[str, Layout | None] = {}
-        for name, term in self.terms.items():
+        for name, term in self._terms.items():
             ids, number = _of_term(index, name), _of_term(counts, name)
             if ids is None and (len(self.terms) > 1 or term.names is not None) and number is None:
                 result[name] = None
@@ -225,19 +252,31 @@ class Compositional(nn.Module):
     def _layout(self, name: str, entry: Parsed, where: Layout | None) -> Layout:
         if entry.index is None and where is not None:
             return where
+        if where is not None:
+            raise ValueError(
+                f"Inner values of `{name}` are given by name, which says their blocks: leave "
+                "`index` and `counts` out."
+            )
         return self.terms[name].tracker.layout(entry.index)
 
     def _parse(self, values: Any) -> dict[str, Parsed]:
         """Inner values by term."""
-        if set(self.terms) == {_ONLY}:
-            return {_ONLY: parse(_ONLY, self.terms[_ONLY].names, values)}
+        if len(self._terms) == 1 and _ONLY in self._terms:
+            return {_ONLY: self._parse_one(_ONLY, values)}
         if not isinstance(values, Mapping) or not set(values) <= set(self.terms):
             given = list(values) if isinstance(values, Mapping) else type(values).__name__
             raise ValueError(
                 f"An objective with the terms {', '.join(self.terms)} needs inner values by term "
                 f"but was given: {given}."
             )
-        return {k: parse(k, self.terms[k].names, v) for k, v in values.items()}
+        return {name: self._parse_one(name, part) for name, part in values.items()}
+
+    def _parse_one(self, name: str, values: Any) -> Parsed:
+        term = self._terms[name]
+        if term.names is not None and isinstance(values, Mapping) and not values:
+            nothing = term.tracker.value[:0]  # every named block is absent from this batch
+            return Parsed(nothing, None, torch.empty(0, dtype=torch.int64))
+        return parse(name, term.names, values)
 
 
 _ONLY = "inner"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 __all__ = ["PreviousParameters", "unwrap"]
 
@@ -33,8 +34,9 @@ class PreviousParameters(nn.Module):
 
     Args:
         model: the module (plain, DDP, FSDP2 or compiled).
-        optimizer: the optimizer, or several that share the model. Each copies its own parameters
-            when it steps; a skipped step (GradScaler) copies nothing.
+        optimizer: the optimizer, or several that share the model; w_{t-1} is where the first of
+            them to step since the last evaluation found it. A skipped step (GradScaler) copies
+            nothing.
 
     Example:
         >>> import torch, fcco
@@ -57,6 +59,7 @@ class PreviousParameters(nn.Module):
         self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
         self._saved: dict[Tensor, Tensor] = {}
         self._loaded: dict[str, Tensor] | None = None
+        self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles = []
         for each in self._optimizers:
             self._handles.append(each.register_step_pre_hook(self._before_step))
@@ -69,25 +72,30 @@ class PreviousParameters(nn.Module):
 
     def snapshot(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Copy the parameters; called before every optimizer step by a hook."""
+        if self._loaded is not None:
+            self._adopt_loaded()
         for each in self._optimizers if optimizer is None else (optimizer,):
-            current = [p for group in each.param_groups for p in group["params"]]
+            current = _parameters(each)
             plain_now, plain_saved = [], []
             for parameter in current:
                 local = _local(parameter)
                 saved = self._saved.get(parameter)
-                if saved is None or saved.shape != local.shape or saved.device != local.device:
+                if saved is None or not _alike(saved, local):
                     self._saved[parameter] = local.clone()
                 else:
                     plain_now.append(local)
                     plain_saved.append(saved)
             if plain_now:
                 torch._foreach_copy_(plain_saved, plain_now)
-        self._loaded = None
 
-    def forget(self) -> None:
+    def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
-        self._saved.clear()
         self._loaded = None
+        if optimizer is None:
+            self._saved.clear()
+        else:
+            for parameter in _parameters(optimizer):
+                self._saved.pop(parameter, None)
 
     def evaluate(self, function: Callable[[], Result]) -> Result:
         """Call `function` at w_{t-1}: no gradient, same randomness, nothing left behind.
@@ -97,15 +105,17 @@ class PreviousParameters(nn.Module):
         """
         if self._loaded is not None:
             self._adopt_loaded()
+        self._stepped.clear()
         (model,) = self._model
-        devices = {p.device for p in self._saved if p.device.type != "cpu"}
+        devices = {p.device for p in self._saved or model.parameters() if p.device.type != "cpu"}
         with (
             torch.no_grad(),
             _same_randomness(devices),
             _own_buffers(model),
             _exchanged(self._saved, model),
         ):
-            return function()
+            # A copy: a parameter, or a view of one, would show other values after the exchange.
+            return tree_map_only(Tensor, Tensor.clone, function())
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizers."""
@@ -119,30 +129,38 @@ class PreviousParameters(nn.Module):
         """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self.snapshot(optimizer)
+            self._snapshot_once(optimizer)
             return None
 
         def then_snapshot() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self.snapshot(optimizer)
+            self._snapshot_once(optimizer)
             return loss
 
         if len(args) > 1:
             return (args[0], then_snapshot, *args[2:]), kwargs
         return args, {**kwargs, "closure": then_snapshot}
 
+    def _snapshot_once(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy all parameters, unless another optimizer's step did so in this iteration."""
+        if not self._stepped or id(optimizer) in self._stepped:
+            self._stepped.clear()
+            self.snapshot()
+        self._stepped.add(id(optimizer))
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         if getattr(optimizer, "round_begins", False):
-            self.forget()
+            self.forget(optimizer)
 
     def get_extra_state(self) -> dict[str, Any]:
         """The copy, by parameter position, for `state_dict()`."""
         if self._loaded is not None:
             return {"parameters": dict(self._loaded)}
         keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
-        return {"parameters": {keys[p]: saved.clone() for p, saved in self._saved.items()}}
+        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
+        return {"parameters": saved}
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the copy (checked against the parameters when it is first used)."""
@@ -153,6 +171,11 @@ class PreviousParameters(nn.Module):
     def _adopt_loaded(self) -> None:
         parameters = self._parameters_in_order()
         for key, tensor in (self._loaded or {}).items():
+            if int(key) >= len(parameters):
+                raise ValueError(
+                    f"`PreviousParameters.load_state_dict`: the checkpoint has parameter {key} but "
+                    f"the optimizer only {len(parameters)}; it belongs to another model."
+                )
             parameter = parameters[int(key)]
             local = _local(parameter)
             if tensor.shape != local.shape:
@@ -165,7 +188,7 @@ class PreviousParameters(nn.Module):
         self._loaded = None
 
     def _parameters_in_order(self) -> list[Tensor]:
-        return [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
+        return [p for optimizer in self._optimizers for p in _parameters(optimizer)]
 
 
 def unwrap(optimizer: Any) -> torch.optim.Optimizer:
@@ -182,6 +205,16 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer:
 
 def _as_sequence(optimizer: Any) -> Sequence[Any]:
     return optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _alike(saved: Tensor, local: Tensor) -> bool:
+    return (
+        saved.shape == local.shape and saved.device == local.device and saved.dtype == local.dtype
+    )
 
 
 def _is_sharded(parameter: Tensor) -> bool:
@@ -210,20 +243,23 @@ def _same_randomness(devices: set[torch.device]) -> Iterator[None]:
 @contextmanager
 def _own_buffers(model: nn.Module) -> Iterator[None]:
     """Let the function change copies of the buffers; put the originals back on exit."""
-    kept: list[tuple[nn.Module, str, Tensor]] = []
+    kept: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+    copies: dict[Tensor, Tensor] = {}  # a buffer shared by two modules stays shared
     for module in model.modules():
         if type(module).__module__.startswith("fcco."):
             continue  # a tracker inside the model: large, and not changed by a forward pass
+        kept.append((module, dict(module._buffers)))
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                kept.append((module, name, buffer))
-    for module, name, buffer in kept:
-        module._buffers[name] = buffer.clone()
+                if buffer not in copies:
+                    copies[buffer] = buffer.clone()
+                module._buffers[name] = copies[buffer]
     try:
         yield
     finally:
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer
+        for module, buffers in kept:  # also those that the function added or filled
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 @contextmanager
@@ -239,11 +275,11 @@ def _exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
             if sharded:
                 _local(parameter).copy_(value)
             else:
-                parameter.data = value
+                parameter.data = value.to(parameter.device, parameter.dtype)
         torch.clear_autocast_cache()  # casts of the other weights must not survive the exchange
 
-    put(saved)
     try:
+        put(saved)
         yield
     finally:
         if sharded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .groups.counted import check_integer
 from .previous import unwrap
 
 __all__ = ["ProximalPoint", "proximal_step"]
@@ -85,7 +87,7 @@ class ProximalPoint(torch.optim.Optimizer):
         checks.positive("ProximalPoint", "nu", nu)
         checks.positive("ProximalPoint", "eta", eta)
         if not callable(inner_steps):
-            checks.at_least("ProximalPoint", "inner_steps", inner_steps, 1)
+            check_integer("ProximalPoint", "inner_steps", inner_steps, 1)
         self.outer = unwrap(outer)
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
@@ -103,14 +105,26 @@ class ProximalPoint(torch.optim.Optimizer):
         """K_t of the current round."""
         if self._polish_steps is not None:
             return self._polish_steps
-        return self.inner_steps(self.round) if callable(self.inner_steps) else self.inner_steps
+        if not callable(self.inner_steps):
+            return self.inner_steps
+        length = self.inner_steps(self.round)
+        check_integer("ProximalPoint", "inner_steps", length, 1)
+        return length
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters here and to the outer optimizer, which would not move them otherwise."""
+        super().add_param_group(param_group)
+        known = {p for group in self.outer.param_groups for p in group["params"]}
+        new = [p for p in self.param_groups[-1]["params"] if p not in known]
+        if new:
+            self.outer.add_param_group({"params": new})
 
     def polish(self, steps: int) -> None:
         """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.
 
         The corollary of the paper certifies the original F at this z (see docs/mathematics.md).
         """
-        checks.at_least("ProximalPoint.polish", "steps", steps, 1)
+        check_integer("ProximalPoint.polish", "steps", steps, 1)
         if not self.round_begins:
             raise RuntimeError(
                 f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "
@@ -129,7 +143,7 @@ class ProximalPoint(torch.optim.Optimizer):
         for group in self.param_groups:
             for z in group["params"]:
                 state = self.state[z]
-                if self.round_begins:
+                if self.round_begins or not state:
                     state["anchor"], state["moved"] = z.detach().clone(), False
                 if z.grad is None and not state["moved"]:
                     continue
@@ -168,7 +182,8 @@ class ProximalPoint(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that `state_dict` saved."""
         proximal = state_dict["proximal"]
-        self.outer.load_state_dict(proximal["outer"])
+        # torch's optimizers keep the tensors they load and then change them in place.
+        self.outer.load_state_dict(copy.deepcopy(proximal["outer"]))
         self.inner_step, self.round = proximal["inner_step"], proximal["round"]
         self._polish_steps = proximal["polish_steps"]
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "proximal"})

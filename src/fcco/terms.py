@@ -32,10 +32,10 @@ class AbstractTerm(KeepsPrecision):
 
     def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
         super().__init__()
-        if outer.dim is not None and outer.dim != tracker.dim:
+        if tracker.dim != (outer.dim or max(tracker.dim, 2)):
             raise ValueError(
-                f"{outer!r} acts on inner values of dimension {outer.dim} but the tracker has "
-                f"`dim={tracker.dim}`."
+                f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
+                f"tracker has `dim={tracker.dim}`."
             )
         self.outer, self.tracker, self._smoothing = outer, tracker, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
@@ -87,7 +87,7 @@ class AbstractTerm(KeepsPrecision):
         return self.tracker.steps > before
 
     def table(self) -> Tensor:
-        """u of the blocks seen so far, shape (seen,) or (seen, d1)."""
+        """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
         seen = self.tracker.value[self.tracker.seen]
         return seen.squeeze(-1) if self.tracker.dim == 1 else seen
 
@@ -157,7 +157,7 @@ class CoupledTerm(AbstractTerm):
             excess = excess - self._limit(tracked.index) + self.margin
         values, slope = self.smoothed.value_and_gradient(excess)
         share = self.weight / max(len(tracked.index), 1)
-        return tracked.attach(values.sum() * share, slope * share)
+        return tracked.attach(values.sum() * share, slope, share)
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
@@ -201,5 +201,3 @@ class CoupledTerm(AbstractTerm):
         result = function(u - self._limit(every))
         seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
         return torch.where(seen, result, torch.nan)
-
-

@@ -43,8 +43,12 @@ def two_slopes(outer: AbstractOuter) -> TwoSlopes | None:
     once, twice = outer.dual_zone(1.0), outer.dual_zone(2.0)
     if once is None or twice is None:
         return None
-    low, high = float(twice[0]) - float(once[0]), float(twice[1]) - float(once[1])
-    return TwoSlopes(float(once[0]) - low, low, high)
+    low, high = _number(twice[0]) - _number(once[0]), _number(twice[1]) - _number(once[1])
+    return TwoSlopes(_number(once[0]) - low, low, high)
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def require_two_slopes(call: str, outer: AbstractOuter) -> TwoSlopes:
@@ -113,7 +117,7 @@ def quadratic_in_box(
     a few proximal-point rounds make it a sequence of them, until the gap is at rounding level.
     """
     number = len(low)
-    weight = np.sqrt(1e-3 * np.square(matrix).sum() / number) or 1.0
+    weight = np.sqrt(1e-5 * np.square(matrix).sum() / number) or 1.0
     stacked = np.vstack([matrix, weight * np.eye(number)])
     scale = float(((np.abs(linear) + np.abs(matrix.T @ target)) * (high - low)).sum())
     solution, gap = low.astype(float), np.inf

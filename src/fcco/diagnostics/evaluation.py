@@ -100,6 +100,7 @@ def weighted_gradient(
         gradients = torch.autograd.grad(values, parameters, pull, materialize_grads=True)
         for sum_, gradient in zip(total, gradients, strict=True):
             sum_ += gradient
+    finite(call, *total)
     return total
 
 
@@ -109,7 +110,7 @@ def loss_gradient(call: str, loss: Loss | None, parameters: list[Tensor]) -> lis
         return [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
     value = loss_value(call, loss)
     gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
-    # A copy: autograd may hand out a tensor that the parameter's graph still owns.
+    # A copy, because sums are taken in place and autograd may hand out a tensor of the user's.
     return [gradient.to(torch.float64, copy=True) for gradient in gradients]
 
 
@@ -122,7 +123,18 @@ def loss_value(call: str, loss: Loss) -> Tensor:
             f"`{call}(loss=...)` must return a scalar with an autograd graph but returned the "
             f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}."
         )
+    if not bool(torch.isfinite(value.detach())):
+        raise ValueError(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
     return value.reshape(())
+
+
+def finite(call: str, *gradients: Tensor) -> None:
+    """Raise unless every entry is finite."""
+    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+        raise ValueError(
+            f"`{call}`: a gradient of inner or loss is not finite although the values are "
+            "(a root or a norm at zero, or overflow in a low precision)."
+        )
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .evaluation import Inner, Loss, all_blocks, block_values, loss_value, trainable
+from .evaluation import Inner, Loss, all_blocks, block_values, finite, loss_value, trainable
 
 __all__ = ["bordered_gram", "gram_matrix"]
 
@@ -110,6 +110,7 @@ def bordered_gram(
             for other in range(position + 1, len(sources)):
                 add_product(left, row, places[other], group, sources[other])
             del left
+    finite(call, matrix)
     return matrix
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["HingeStationarity", "hinge_stationarity"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HingeStationarity:
     """The epsilon of approximate stationarity, with the multipliers that attain it.
 

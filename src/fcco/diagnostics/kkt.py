@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["KKT", "KKTReport", "kkt", "kkt_report"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KKT:
     """Residuals of the KKT conditions; zero at a KKT point.
 
@@ -54,7 +54,7 @@ class KKT:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KKTReport:
     """The residuals with the penalty's multipliers and with the best ones, side by side."""
 
@@ -136,7 +136,7 @@ def kkt(
         nu = _given(multipliers, values)
     elif outer is not None:
         fits(call, outer, values)
-        nu = outer.gradient(values) / num_constraints
+        nu = outer.gradient(values).detach() / num_constraints
     else:
         nu = torch.zeros_like(values)
         near = index[values >= -active]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ProxLinear", "prox_linear"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ProxLinear:
     """The prox-linear step z - w at a point w.
 
@@ -167,14 +167,14 @@ class _Dual:
         """Proximal gradient with momentum, restarted where the momentum points uphill."""
         largest = float(torch.linalg.eigvalsh(self.gram)[-1]) * self.step / len(self.values)
         inverse = largest if largest > 0 else 1.0  # inverse of the dual step
-        enough = tolerance * (1.0 + float(self.outer(self.values).abs().mean()))
+        enough = tolerance * (1.0 + float(self.outer(self.values).detach().abs().mean()))
         y = torch.zeros_like(self.values)
         ahead, momentum = y, 1.0
         best, smallest = y, math.inf
         for _ in range(max_iterations):
             # Moreau: prox of f* from the envelope of f; y is a subgradient of f at `nearest`.
             shifted = inverse * ahead + self.at(ahead)
-            following = self.outer.envelope_gradient(shifted, inverse)
+            following = self.outer.envelope_gradient(shifted, inverse).detach()
             gap = self.gap(following, shifted - inverse * following)
             if gap < smallest:
                 best, smallest = following, gap
@@ -193,4 +193,4 @@ class _Dual:
         inner_product = y * (point - nearest)
         if self.outer.dim != 1:
             inner_product = inner_product.sum(-1)
-        return float((self.outer(point) - self.outer(nearest) - inner_product).mean())
+        return float((self.outer(point) - self.outer(nearest) - inner_product).detach().mean())

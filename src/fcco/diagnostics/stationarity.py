@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ApproximateStationarity:
     """An upper bound of the smallest epsilon for which a point is approximately stationary.
 
@@ -133,7 +133,7 @@ def approximate_stationarity(
     fits(call, outer, values)
     rows = []
     for step in grid:
-        nearest = outer.prox(values, step)
+        nearest = outer.prox(values, step).detach()
         pull = (values - nearest) / (step * num_inner)
         distance = float((values - nearest).reshape(num_inner, -1).norm(dim=1).max())
         rows.append(

@@ -158,7 +158,7 @@ def smoothed_zone(
 
     Args:
         tracked: u, shape (n,) or (n, d1); the values g_i(w) themselves will do as well.
-        outer: f itself, Lipschitz, not its envelope.
+        outer: f itself, non-smooth and Lipschitz, not its envelope.
         smoothing: lambda.
         seen: shape (n,), True for blocks that have a tracked value; all by default.
 
@@ -174,10 +174,10 @@ def smoothed_zone(
     """
     call = "smoothed_zone"
     checks.positive(call, "smoothing", smoothing)
-    if not math.isfinite(outer.lipschitz):
+    if outer.smooth or not math.isfinite(outer.lipschitz):
         raise ValueError(
-            f"`{call}(outer=...)` needs a Lipschitz function, which {outer!r} is not: it has no "
-            "extreme slope and needs no smoothing."
+            f"`{call}(outer=...)` must be the non-smooth, Lipschitz function f itself, which "
+            f"{outer!r} is not: it has no extreme slope to leave."
         )
     values = tracked.detach().double()[_seen(call, tracked, seen)]
     fits(call, outer, values)
@@ -185,7 +185,8 @@ def smoothed_zone(
     if zone is not None:
         inside = ((values > zone[0]) & (values < zone[1])).reshape(len(values))
     else:
-        slope = outer.envelope_gradient(values, smoothing).reshape(len(values), -1).norm(dim=1)
+        slope = outer.envelope_gradient(values, smoothing).detach().reshape(len(values), -1)
+        slope = slope.norm(dim=1)
         # Rounding must not count a block that has reached the extreme slope.
         margin = 1e-9 * outer.lipschitz
         inside = (slope > margin) & (slope < outer.lipschitz - margin)
@@ -231,7 +232,7 @@ def gradient_error(
     weights = trainable(call, parameters)
     values = inner_values(call, inner, all_blocks(call, num_inner, weights[0]), chunk)
     fits(call, outer, values)
-    pull = outer.gradient(values) / num_inner
+    pull = outer.gradient(values).detach() / num_inner
     exact = weighted_gradient(call, inner, pull, weights, chunk, loss)
     given = list(estimate)
     if [tensor.shape for tensor in given] != [tensor.shape for tensor in exact]:

@@ -38,7 +38,7 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
       `num_workers=0` that is the same; with workers the count runs ahead by the prefetched
       batches (up to `num_workers * prefetch_factor`), and a checkpoint would skip them.
     * Where the loop is not yours (a trainer with callbacks): call `advance(0)` once before
-      training, then `advance()` after each step. From then on only `advance` counts.
+      training, then `advance()` after each step, instead of `consume`.
     * `batch = sampler.draw()`: no loader at all, the batch counts at once.
     """
 
@@ -94,7 +94,7 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
             self._loops -= 1
 
     def advance(self, batches: int = 1) -> None:
-        """Count batches as consumed by hand; from the first call on, nothing else counts them."""
+        """Count batches as consumed; from the first call on, plain iteration no longer does."""
         check_integer(f"{type(self).__name__}.advance", "batches", batches, 0)
         self._by_hand = True
         self._count(batches)

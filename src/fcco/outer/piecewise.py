@@ -61,6 +61,7 @@ class AbstractPiecewiseLinear(AbstractOuter):
 
     def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
         """Quadratic near the zero set, linear further out."""
+        self._check_step(step)
         return self.envelope_and_gradient(u, step)[0]
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
@@ -70,7 +71,6 @@ class AbstractPiecewiseLinear(AbstractOuter):
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """slope * (t - slope step / 2), and the slope."""
-        self._check_step(step)
         distance = self._distance(u)
         slope = project_box(distance / step, *self._slopes())
         return slope * (distance - slope * (step / 2)), slope

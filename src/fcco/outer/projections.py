@@ -57,8 +57,10 @@ def project_box(point: Tensor, low: float | Tensor, high: float | Tensor) -> Ten
         >>> project_box(torch.tensor([-1.0, 0.5, 2.0]), 0.0, 1.0)
         tensor([0.0000, 0.5000, 1.0000])
     """
-    # Two calls, because one refuses a number and a tensor together.
-    return point.clamp(min=low).clamp(max=high)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        # Two calls, because one refuses a number and a tensor together.
+        return point.clamp(min=low).clamp(max=high)
+    return point.clamp(low, high)
 
 
 def project_ball(point: Tensor, radius: float | Tensor = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ counts differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
     return largest + start.index_add(0, inverse, torch.exp(entries - largest[inverse])).log()
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Which distinct blocks the entries of a batch belong to.
 
     Attributes:
@@ -43,7 +42,7 @@ class Layout:
         weights: samples per entry, shape (E, 1); None when each entry is one sample.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
     inverse: Tensor | None
     counts: Tensor
     weights: Tensor | None = None
@@ -72,8 +71,7 @@ class Layout:
         return Layout(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The blocks of one step, pooled over entries and ranks, without gradient.
 
     Attributes:
@@ -154,7 +152,8 @@ def layout(
         every = torch.arange(num_inner, device=like.device)
         ones = like.new_ones((num_inner, 1))
         return Layout(every, None, ones if weights is None else weights, weights)
-    if index.dim() != 1 or index.dtype == torch.bool or index.dtype.is_floating_point:
+    kind = index.dtype
+    if index.dim() != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise ValueError(
             f"`{call}(index=...)` must be a 1-d tensor of integers but has shape "
             f"{tuple(index.shape)} and dtype {index.dtype}."
@@ -177,7 +176,7 @@ def layout(
 
 
 def _checked_counts(call: str, counts: Tensor, entries: int, like: Tensor) -> Tensor:
-    if counts.shape != (entries,) or not bool((counts > 0).all()):
+    if counts.shape != (entries,) or not bool(((counts > 0) & torch.isfinite(counts)).all()):
         raise ValueError(
             f"`{call}(counts=...)` must be {entries} positive numbers of samples, one per entry "
             f"(an empty group has no mean: leave it out of the batch), but is: {counts}."

@@ -40,20 +40,23 @@ def shaped(name: str, entries: Tensor, expected: int, like: Tensor) -> Tensor:
 def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
     """Drop entries with a NaN or infinite value; say how many."""
     fresh, where, previous, carrier, carrier_where = entries
-    keep = torch.isfinite(fresh if previous is None else fresh + previous).all(1)
+    keep, stays = _finite(fresh), _finite(carrier)
+    if previous is not None:
+        keep = keep & _finite(previous)
     independent = carrier_where is not where
     if not independent:
-        keep = keep & torch.isfinite(carrier.detach()).all(1)
-    dropped = int((~keep).sum())
+        keep = stays = keep & stays
+    dropped = int((~keep).sum()) + (int((~stays).sum()) if independent else 0)
     if dropped == 0:
         return entries, 0
+    if independent:  # both batches must keep the same blocks: one that is gone here goes there
+        ours, theirs = _block_of_entry(where), _block_of_entry(carrier_where)
+        gone = torch.cat([_without(where, ours[keep]), _without(carrier_where, theirs[stays])])
+        keep, stays = keep & ~torch.isin(ours, gone), stays & ~torch.isin(theirs, gone)
     left = where.select(keep)
+    carrier_left = carrier_where.select(stays) if independent else left
     past = None if previous is None else previous[keep]
-    if not independent:
-        return Entries(fresh[keep], left, past, carrier[keep], left), dropped
-    # An independent batch must keep the same blocks: drop its entries of blocks that are gone.
-    stays = torch.isin(_block_of_entry(carrier_where), left.index)
-    return Entries(fresh[keep], left, past, carrier[stays], carrier_where.select(stays)), dropped
+    return Entries(fresh[keep], left, past, carrier[stays], carrier_left), dropped
 
 
 def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
@@ -71,6 +74,15 @@ def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
         f"`InnerTracker` was given a NaN or infinite inner value for {where}; nothing was "
         "updated. Use on_nonfinite='skip' to drop such entries instead."
     )
+
+
+def _finite(entries: Tensor) -> Tensor:
+    return torch.isfinite(entries.detach()).all(1)
+
+
+def _without(where: Layout, left: Tensor) -> Tensor:
+    """The blocks of a layout that have no entry left."""
+    return where.index[~torch.isin(where.index, left)]
 
 
 def _block_of_entry(where: Layout) -> Tensor:

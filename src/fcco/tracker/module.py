@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import Group
+from ..groups.counted import check_integer
 from ..precision import KeepsPrecision
 from .blocks import Batch, Layout, carrier_counts, layout, over_ranks
 from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
@@ -102,8 +104,8 @@ class InnerTracker(KeepsPrecision):
     ) -> None:
         super().__init__()
         call = "InnerTracker"
-        checks.at_least(call, "num_inner", num_inner, 1)
-        checks.at_least(call, "dim", dim, 1)
+        check_integer(call, "num_inner", num_inner, 1)
+        check_integer(call, "dim", dim, 1)
         checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
         checks.one_of(call, "read", read, ("old", "new"))
         checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
@@ -112,11 +114,13 @@ class InnerTracker(KeepsPrecision):
             if correction == "theory":
                 checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
         else:
-            checks.at_least(call, "correction", correction, 0.0)
+            checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
         if gamma == 0 and correction in (0, 0.0):
             raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
         if refresh_every is not None:
-            checks.at_least(call, "refresh_every", refresh_every, 1)
+            check_integer(call, "refresh_every", refresh_every, 1)
+        if bounds is not None and not bounds[0] <= bounds[1]:
+            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
         if not dtype.is_floating_point:
             raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
         self.num_inner, self.dim = num_inner, dim
@@ -153,9 +157,9 @@ class InnerTracker(KeepsPrecision):
 
     def correction_weight(self, blocks: int) -> float:
         """The number gamma' for a step that samples `blocks` blocks."""
-        if self.correction == "theory":
+        if self.correction == "theory" and blocks > 0:
             return float(theory_correction(self.gamma, self.num_inner, blocks))
-        if self.correction == "auto":
+        if isinstance(self.correction, str):
             return (1 - self.gamma) * blocks / self.num_inner
         return float(self.correction)
 
@@ -205,14 +209,14 @@ class InnerTracker(KeepsPrecision):
             carrier_where: layout of `carrier` when it is an independent batch.
             group: ranks to pool over.
         """
-        fresh, where, previous, carrier, carrier_where = self._entries(
-            fresh, where, previous, carrier, carrier_where
-        )
-        batch = self.batch(fresh, where, previous, group)
+        entries, dropped = self._entries(fresh, where, previous, carrier, carrier_where)
+        fresh, where, previous, carrier, carrier_where = entries
+        batch = self._batch(fresh, where, previous, group)
         independent = carrier_where is not where
         refuse_nonfinite(batch, carrier if carrier is not fresh else None)
         total = carrier_counts(carrier_where, batch, group) if independent else batch.counts
         if self.training and torch.is_grad_enabled():
+            self._progress.skipped += dropped
             point = self._commit(batch)
         else:
             point = batch.means()[:, : self.dim]
@@ -221,25 +225,30 @@ class InnerTracker(KeepsPrecision):
             batch.index,
             carrier,
             carrier_where,
-            (1 if group is None else group.size) / total,
+            total,
+            1 if group is None else group.size,
             None if group is None else torch.searchsorted(batch.index, carrier_where.index),
             self.log_space,
         )
 
-    def batch(
+    def _batch(
         self,
         fresh: Tensor,
         where: Layout,
         previous: Tensor | None = None,
         group: Group | None = None,
     ) -> Batch:
-        """Pool entries over blocks and ranks, without gradient and without an update."""
-        entries = shaped("fresh", fresh, where.entries, self.value).detach()
+        """Pool entries (E, d1) over blocks and ranks, without gradient and without an update."""
+        entries = fresh.detach()
         if previous is not None:
             entries = torch.cat([entries, previous.detach()], dim=1)
         sums = where.sums(entries, self.log_space)
         batch = Batch(where.index, where.counts, sums, self.log_space)
         return batch if group is None else over_ranks(batch, group)
+
+    def pool(self, values: Tensor, where: Layout, group: Group | None = None) -> Batch:
+        """The batch of some values, for a pass that updates nothing."""
+        return self._batch(shaped("values", values, where.entries, self.value), where, None, group)
 
     def close(self) -> None:
         """End the step: what was tracked since the last call is final."""
@@ -250,9 +259,10 @@ class InnerTracker(KeepsPrecision):
 
     def set_values(self, index: Tensor | None, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
-        batch = self.batch(values, self.layout(index))
+        batch = self.pool(values, self.layout(index))
         refuse_nonfinite(batch, None)
-        self.value[batch.index] = batch.means()
+        means = batch.means()
+        self.value[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
         self.seen[batch.index] = True
         self._progress.batch = None
 
@@ -281,8 +291,8 @@ class InnerTracker(KeepsPrecision):
             gamma, previous = 1.0, None
         rule = log_track if self.log_space else track
         before, after = rule(old, seen.unsqueeze(1), fresh, previous, gamma, correction)
-        if self.bounds is not None:
-            after = after.clamp(*self.bounds)
+        if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
+            before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         value.index_copy_(0, index, after)
         known.index_fill_(0, index, True)
         if self.accumulate:
@@ -299,12 +309,14 @@ class InnerTracker(KeepsPrecision):
         previous: Tensor | None,
         carrier: Tensor | None,
         carrier_where: Layout | None,
-    ) -> Entries:
+    ) -> tuple[Entries, int]:
         """All entries as (E, d1) in the tracker's precision; bad ones dropped if asked to."""
         fresh = shaped("fresh", fresh, where.entries, self.value)
         if previous is not None:
             previous = shaped("previous", previous, where.entries, self.value)
-        elif self.needs_previous and not self.refresh_due:
+        if not self.needs_previous or self.refresh_due:
+            previous = None
+        elif previous is None:
             previous = fresh.detach()  # w_{-1} = w_0: the correction is exactly zero
         carrier_where = carrier_where or where
         if carrier is None:
@@ -312,10 +324,7 @@ class InnerTracker(KeepsPrecision):
         else:
             carrier = shaped("carrier", carrier, carrier_where.entries, self.value)
         entries = Entries(fresh, where, previous, carrier, carrier_where)
-        if self.on_nonfinite == "skip":
-            entries, dropped = without_nonfinite(entries)
-            self._progress.skipped += dropped
-        return entries
+        return without_nonfinite(entries) if self.on_nonfinite == "skip" else (entries, 0)
 
     def get_extra_state(self) -> dict[str, int]:
         """Counters that go into `state_dict()`."""

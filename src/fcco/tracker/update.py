@@ -12,6 +12,8 @@ their input live in `fcco.tracker.module`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,8 @@ def track(
                 [5.0000]]))
     """
     before = torch.where(seen, old, fresh)
-    after = torch.lerp(before, fresh, gamma)
+    # lerp is exact at both ends: gamma = 1, also when |before| >> |fresh|, and a first visit.
+    after = torch.lerp(before, fresh, gamma.to(fresh) if isinstance(gamma, Tensor) else gamma)
     if previous is not None:
         after = after + correction * (fresh - previous) * seen
     return before, after
@@ -75,16 +78,22 @@ def log_track(
     the sum negative; it is floored at one thousandth of the uncorrected average.
     """
     before = torch.where(seen, old, fresh)
-    largest = torch.maximum(before, fresh)
+    average = torch.logaddexp(before + _log(1 - gamma), fresh + _log(gamma))
+    after = average
     if previous is not None:
-        largest = torch.maximum(largest, previous)
-    fresh_part = torch.exp(fresh - largest)
-    average = (1 - gamma) * torch.exp(before - largest) + gamma * fresh_part
-    total = average
-    if previous is not None:
-        difference = fresh_part - torch.exp(previous - largest)
-        total = torch.maximum(average + correction * difference * seen, 1e-3 * average)
-    return before, largest + torch.log(total)
+        largest = torch.maximum(average, fresh)
+        # Where the previous value is larger by e^50, the sum is negative in any case.
+        gone = torch.exp((previous - largest).clamp(max=50))
+        difference = torch.exp(fresh - largest) - gone
+        total = torch.exp(average - largest) + correction * difference
+        after = torch.maximum(largest + total.clamp(min=0).log(), average + math.log(1e-3))
+    return before, torch.where(seen, after, fresh)
+
+
+def _log(weight: Number) -> Number:
+    if isinstance(weight, Tensor):
+        return weight.log()
+    return math.log(weight) if weight > 0 else -math.inf
 
 
 def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:

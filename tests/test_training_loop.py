@@ -1,0 +1,759 @@
+"""Everything that a training loop may contain, against SONEX written out by hand.
+
+`ByHand` keeps a second model for w_{t-1} and a dictionary for u, and shares no code with fcco. The
+smoothing is wide, so that each slope depends on u and a wrong u cannot hide behind a saturated
+hinge.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.utils.checkpoint import checkpoint
+
+import fcco
+
+GROUPS, RHO, SMOOTHING, GAMMA, CORRECTION = 5, 1.5, 2.0, 0.3, 0.6
+Batch = tuple[Tensor, Tensor, Tensor]
+Values = Callable[[nn.Module], Tensor]
+
+
+class Net(nn.Module):
+    """A small network; `checkpointed` recomputes its first half in the backward pass."""
+
+    def __init__(self, dropout: float = 0.0, checkpointed: bool | None = None) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout))
+        self.last = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.reentrant = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            hidden = self.first(x)
+        else:
+            hidden = checkpoint(self.first, x, use_reentrant=self.reentrant)
+        return self.last(hidden).squeeze(1)
+
+
+def make(dtype: torch.dtype = torch.float64, **options: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(**options).to(dtype)
+
+
+def batches(steps: int, size: int = 12, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    draw = torch.Generator().manual_seed(1)
+    result = []
+    for _ in range(steps):
+        x = torch.randn(size, 4, generator=draw, dtype=torch.float64)
+        group = torch.randint(GROUPS, (size,), generator=draw)
+        y = torch.sign(x[:, 0] + 0.4 * x[:, 1] * group)
+        result.append((x.to(dtype), y.to(dtype), group))
+    return result
+
+
+def values(batch: Batch) -> Values:
+    x, y, _ = batch
+    return lambda model: softplus(-y * model(x))
+
+
+class ByHand:
+    """SONEX, `read="old"`, f = rho [.]_+ smoothed; samples since the last step are pooled."""
+
+    def __init__(self, model: nn.Module, correction: float = CORRECTION) -> None:
+        self.model, self.before = model, copy.deepcopy(model)
+        self.correction = correction
+        self.u: dict[int, Tensor] = {}
+        self.old: dict[int, Tensor] = {}
+        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def loss(self, function: Values, group: Tensor) -> Tensor:
+        random = torch.get_rng_state()
+        with torch.no_grad():
+            past = function(self.before).double()
+        torch.set_rng_state(random)
+        fresh = function(self.model).double()
+        if not self.pending:
+            self.old = dict(self.u)
+        self.pending.append((group, fresh.detach(), past))
+        groups, now, then = (torch.cat(list(part)) for part in zip(*self.pending, strict=True))
+        for block in groups.unique().tolist():
+            mean, before = now[groups == block].mean(), then[groups == block].mean()
+            u = self.old.get(block)
+            if u is None:
+                self.u[block] = mean
+            else:
+                change = GAMMA * (mean - u) + self.correction * (mean - before)
+                self.u[block] = u + change
+        total = fresh.new_zeros(())
+        present = group.unique().tolist()
+        for block in present:
+            own = fresh[group == block].mean()
+            u = self.old.get(block, now[groups == block].mean())
+            slope = (u / SMOOTHING).clamp(0, RHO)
+            envelope = slope * (u - slope * SMOOTHING / 2)
+            total = total + (envelope + slope * (own - own.detach())) / len(present)
+        return total
+
+    def about_to_step(self) -> None:
+        self.before.load_state_dict(self.model.state_dict())
+        self.pending.clear()
+
+
+class Fcco:
+    """The library, with the same interface."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, correction: float = CORRECTION, **options: Any
+    ) -> None:
+        self.model = model
+        self.objective = fcco.sonex(
+            model,
+            optimizer,
+            fcco.Hinge(RHO),
+            GROUPS,
+            smoothing=SMOOTHING,
+            gamma=GAMMA,
+            correction=correction,
+            **options,
+        )
+
+    def loss(self, function: Values, group: Tensor) -> Tensor:
+        return self.objective(lambda: function(self.model), group)
+
+    def about_to_step(self) -> None:
+        """The hooks do it."""
+
+    @property
+    def u(self) -> dict[int, Tensor]:
+        tracker = self.objective.term.tracker
+        return {k: v[0] for k, v in enumerate(tracker.value) if tracker.seen[k]}
+
+
+Method = ByHand | Fcco
+
+
+def step(method: Method, optimizers: list[Any], batch: Batch) -> float:
+    loss = method.loss(values(batch), batch[2])
+    loss.backward()
+    method.about_to_step()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def run(
+    method: Method, optimizers: list[Any], steps: int = 15, dtype: torch.dtype = torch.float64
+) -> list[float]:
+    return [step(method, optimizers, batch) for batch in batches(steps, dtype=dtype)]
+
+
+def distance(one: nn.Module, two: nn.Module) -> float:
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
+
+
+def assert_same(ours: Fcco, hand: ByHand, tolerance: float = 1e-12) -> None:
+    assert distance(hand.model, make(next(hand.model.parameters()).dtype)) > 1e-3, "must move"
+    assert distance(ours.model, hand.model) <= tolerance
+    assert ours.u.keys() == hand.u.keys()
+    for block, u in hand.u.items():
+        assert abs(float(ours.u[block] - u)) <= tolerance
+
+
+def pair(
+    make_optimizer: Callable[[Any], Any], make_model: Callable[[], nn.Module] = make
+) -> tuple[Fcco, Any, ByHand, Any]:
+    """The library and the hand-written loop, each with a model and an optimizer of its own."""
+    model, twin = make_model(), make_model()
+    optimizer, other = make_optimizer(model.parameters()), make_optimizer(twin.parameters())
+    return Fcco(model, optimizer), optimizer, ByHand(twin), other
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.3, momentum=0.7)
+
+
+def test_the_correction_matters():
+    """Otherwise nothing here would test the evaluation at w_{t-1}."""
+    results = []
+    for correction in (CORRECTION, 0.0):
+        hand = ByHand(make(), correction)
+        run(hand, [sgd(hand.model.parameters())])
+        results.append(hand.model)
+    assert distance(*results) > 1e-3
+
+
+# --- optimizers and schedulers ----------------------------------------------------------------
+
+OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [
+        {"lr": 0.3},
+        {"lr": 0.2, "momentum": 0.7, "nesterov": True},
+        {"lr": 0.2, "momentum": 0.7, "dampening": 0.7, "foreach": True},
+        {"lr": 0.2, "momentum": 0.7, "foreach": False},
+        {"lr": 0.2, "momentum": 0.7, "fused": True},
+        {"lr": 0.2, "maximize": True},
+    ],
+    "Adam": [
+        {"lr": 0.02},
+        {"lr": 0.02, "amsgrad": True, "foreach": True},
+        {"lr": 0.02, "foreach": False},
+        {"lr": 0.02, "fused": True},
+    ],
+    "AdamW": [{"lr": 0.02, "weight_decay": 0.1}, {"lr": 0.02, "fused": True}],
+    "Adagrad": [{"lr": 0.05}, {"lr": 0.05, "fused": True}],
+    "Adadelta": [{"lr": 1.0}],
+    "Adafactor": [{"lr": 0.05}],
+    "Adamax": [{"lr": 0.02}],
+    "ASGD": [{"lr": 0.2}],
+    "NAdam": [{"lr": 0.02}],
+    "RAdam": [{"lr": 0.02}],
+    "RMSprop": [{"lr": 0.01, "momentum": 0.5, "centered": True}],
+    "Rprop": [{"lr": 0.01}],
+}
+APART = {"Optimizer", "LBFGS", "Muon", "SparseAdam"}  # own tests, or sparse gradients only
+
+
+def settings() -> Iterator[Any]:
+    for name, options in OPTIMIZERS.items():
+        for each in options:
+            words = "-".join(f"{k}={v}" for k, v in each.items() if k != "lr")
+            yield pytest.param(name, each, id=f"{name}-{words}" if words else name)
+
+
+@pytest.mark.parametrize(("name", "options"), list(settings()))
+def test_optimizers(name, options):
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    ours, optimizer, hand, other = pair(lambda p: getattr(torch.optim, name)(p, **options))
+    assert run(ours, [optimizer]) == pytest.approx(run(hand, [other]), abs=1e-12)
+    assert_same(ours, hand)
+
+
+def test_every_optimizer_of_torch_is_listed():
+    classes = {
+        name
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    assert classes <= set(OPTIMIZERS) | APART
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_with_adamw_for_the_vectors():
+    """Two optimizers share the model; both step after each backward pass."""
+
+    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        vectors = [p for p in model.parameters() if p.ndim != 2]
+        muon: Any = torch.optim.Muon  # type: ignore[attr-defined]
+        return [muon(matrices, lr=0.02), torch.optim.AdamW(vectors, lr=0.02)]
+
+    model, twin = make(), make()
+    optimizers, others = split(model), split(twin)
+    ours, hand = Fcco(model, optimizers), ByHand(twin)
+    run(ours, optimizers)
+    run(hand, others)
+    assert_same(ours, hand)
+    assert ours.objective.term.step == 15, "one step, although two optimizers step"
+
+
+def test_lbfgs_runs():
+    """It calls its closure several times within a step; each call sees a finite loss."""
+    model = make()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    ours, seen = Fcco(model, optimizer), []
+    for batch in batches(4):
+
+        def closure(batch: Batch = batch) -> float:
+            optimizer.zero_grad()
+            loss = ours.loss(values(batch), batch[2])
+            loss.backward()
+            seen.append(loss.item())
+            return loss.item()
+
+        optimizer.step(closure)
+    assert len(seen) > 4 and torch.isfinite(torch.tensor(seen)).all()
+    assert distance(model, make()) > 1e-3
+
+
+def test_step_with_a_closure():
+    """Forward and backward pass inside `step`, as some frameworks do it."""
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(15):
+
+        def closure(batch: Batch = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss = ours.loss(values(batch), batch[2])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure) if batch[0][0, 0] > 0 else optimizer.step(closure=closure)
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=4, gamma=0.5),
+    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=15),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=20),
+    "LinearLR": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=5),
+    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers(name):
+    ours, optimizer, hand, other = pair(sgd)
+    schedulers = [SCHEDULERS[name](o) for o in (optimizer, other)]
+    rates = set()
+    for batch in batches(15):
+        step(ours, [optimizer], batch)
+        step(hand, [other], batch)
+        for scheduler in schedulers:
+            scheduler.step()
+        rates.add(optimizer.param_groups[0]["lr"])
+    assert len(rates) > 2
+    assert_same(ours, hand)
+
+
+def test_a_scheduler_drives_the_proximal_point():
+    """Its `lr` is the inner step size eta."""
+    paths = []
+    for scheduled in (True, False):
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        objective = fcco.alexr2(
+            model, inner, fcco.Hinge(RHO), GROUPS, smoothing=SMOOTHING, nu=1.0, eta=0.5
+        )
+        optimizer: Any = objective.optimizer
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+        for number, (x, y, group) in enumerate(batches(10)):
+            objective(lambda x=x, y=y: softplus(-y * model(x)), group).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduled:
+                scheduler.step()
+            elif number == 4:
+                optimizer.param_groups[0]["lr"] *= 0.5
+        paths.append(model)
+    assert distance(*paths) == 0
+
+
+# --- what happens between backward and step ---------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", ["norm", "value"])
+def test_gradient_clipping(clip):
+    def clipped(method: Method, optimizer: Any, batch: Batch) -> None:
+        method.loss(values(batch), batch[2]).backward()
+        if clip == "norm":
+            nn.utils.clip_grad_norm_(method.model.parameters(), 0.02)
+        else:
+            nn.utils.clip_grad_value_(method.model.parameters(), 0.01)
+        method.about_to_step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(15):
+        clipped(ours, optimizer, batch)
+        clipped(hand, other, batch)
+    assert_same(ours, hand)
+
+
+def cut(batch: Batch, how: str) -> tuple[Batch, Batch]:
+    """Two micro-batches: of the same blocks, or of different ones."""
+    x, y, group = batch
+    if how == "shared":
+        x, y, group = (torch.cat([part, part.flip(0)]) for part in batch)
+        half = len(x) // 2
+        return (x[:half], y[:half], group[:half]), (x[half:], y[half:], group[half:])
+    first = group < 2
+    return (x[first], y[first], group[first]), (x[~first], y[~first], group[~first])
+
+
+@pytest.mark.parametrize("how", ["shared", "distinct"])
+def test_accumulation_equals_one_batch(how):
+    """Weighting each part by its share of the blocks gives the gradient on the whole batch."""
+    ours, optimizer, hand, other = pair(sgd)
+    first = batches(1, size=60)[0]  # every block, so that u exists from here on
+    step(ours, [optimizer], first)
+    step(hand, [other], first)
+    for batch in batches(15)[1:]:
+        parts = cut(batch, how)
+        whole: Any = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        number = [len(part[2].unique()) for part in parts]
+        for part, blocks in zip(parts, number, strict=True):
+            if blocks:
+                (ours.loss(values(part), part[2]) * blocks / sum(number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step(hand, [other], whole)
+    assert_same(ours, hand)
+
+
+@pytest.mark.parametrize("read", ["old", "new"])
+def test_accumulated_u_is_that_of_the_whole_batch(read):
+    """Also on a first visit and with the new u, where the first gradient saw its own part only."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    ours = Fcco(model, optimizer, read=read)
+    for batch in batches(6):
+        hand = ByHand(model)
+        if ours.objective.previous is not None and ours.objective.previous.ready:
+            current = copy.deepcopy(model.state_dict())
+            there = ours.objective.previous.evaluate(lambda: copy.deepcopy(model.state_dict()))
+            hand.before.load_state_dict(there)
+            assert distance(hand.before, model) > 0
+            assert all(torch.equal(current[k], v) for k, v in model.state_dict().items())
+        hand.u = {k: v.clone() for k, v in ours.u.items()}
+        hand.loss(values(batch), batch[2])
+        for part in cut(batch, "distinct"):
+            if len(part[2]):
+                (ours.loss(values(part), part[2]) / 2).backward()
+        for block, u in hand.u.items():
+            assert abs(float(ours.u[block] - u)) < 1e-12
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# --- mixed precision --------------------------------------------------------------------------
+
+
+def scaled_step(
+    method: Method, optimizer: Any, scaler: Any, batch: Batch, spoil: bool = False
+) -> None:
+    scaler.scale(method.loss(values(batch), batch[2])).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(method.model.parameters(), 10.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def test_grad_scaler():
+    ours, optimizer, hand, other = pair(sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for batch in batches(15):
+        scaled_step(ours, optimizer, scaler, batch)
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_grad_scaler_skips_a_step(fused):
+    """An overflow leaves w_t in place.
+
+    A plain optimizer is not called at all: the samples of the skipped batch and of the next are
+    both of g(w_t), and are pooled. A fused one is called and does nothing: a step of length zero.
+    """
+    ours, optimizer, hand, other = pair(lambda p: torch.optim.Adam(p, lr=0.02, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number, batch in enumerate(batches(15)):
+        overflow = number in (0, 4, 9, 10)
+        scaler.scale(ours.loss(values(batch), batch[2])).backward()
+        hand.loss(values(batch), batch[2]).backward()
+        if overflow:
+            weight = next(ours.model.parameters())
+            assert weight.grad is not None
+            weight.grad.view(-1)[3] = torch.inf
+            before = [p.detach().clone() for p in ours.model.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if overflow:
+            assert all(map(torch.equal, before, ours.model.parameters()))
+            if fused:
+                hand.about_to_step()
+        else:
+            hand.about_to_step()
+            other.step()
+        other.zero_grad()
+    assert_same(ours, hand)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_autocast(outside):
+    """bf16 forward passes, float32 u; also when the region is open around the objective.
+
+    An open region keeps casts of the weights: a cast of w_{t-1} must not serve for w_t.
+    """
+    model, twin = make(torch.float32), make(torch.float32)
+    optimizer, other = sgd(model.parameters()), sgd(twin.parameters())
+    ours, hand = Fcco(model, optimizer), ByHand(twin)
+
+    def region() -> Any:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def cast(batch: Batch) -> Values:
+        x, y, _ = batch
+
+        def function(model: nn.Module) -> Tensor:
+            if outside:
+                output = model(x)
+            else:
+                with region():
+                    output = model(x)
+            assert output.dtype == torch.bfloat16
+            return softplus(-y * output.float())
+
+        return function
+
+    for batch in batches(15, dtype=torch.float32):
+        for method, stepper in ((ours, optimizer), (hand, other)):
+            if outside:
+                with region():
+                    loss = method.loss(cast(batch), batch[2])
+            else:
+                loss = method.loss(cast(batch), batch[2])
+            assert torch.isfinite(loss)
+            loss.backward()
+            method.about_to_step()
+            stepper.step()
+            stepper.zero_grad()
+    assert ours.objective.term.tracker.value.dtype == torch.float32
+    # Rounding to 8 bits can turn a difference of 1e-7 into one of 1e-2 in a single logit.
+    assert_same(ours, hand, tolerance=2e-3)
+    plain = ByHand(make(torch.float32), correction=0.0)
+    run(plain, [sgd(plain.model.parameters())], dtype=torch.float32)
+    assert distance(plain.model, hand.model) > 5e-3
+
+
+def test_a_bfloat16_model_keeps_u_in_float32():
+    model = make(torch.bfloat16)
+    optimizer = sgd(model.parameters())
+    ours = Fcco(model, optimizer)
+    loss = run(ours, [optimizer], dtype=torch.bfloat16)
+    ours.objective.to(torch.bfloat16)
+    assert ours.objective.term.tracker.value.dtype == torch.float32
+    assert torch.isfinite(torch.tensor(loss)).all()
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradient_checkpointing(dropout, reentrant):
+    def with_checkpoint() -> nn.Module:
+        return make(dropout=dropout, checkpointed=reentrant)
+
+    plain = make(dropout=dropout)
+    ours, optimizer, hand, other = pair(sgd, with_checkpoint)
+    hand = ByHand(plain)
+    other = sgd(plain.parameters())
+    for method, stepper in ((ours, optimizer), (hand, other)):
+        torch.manual_seed(7)
+        for batch in batches(15):
+            x, y, group = batch
+            x = x.clone().requires_grad_(reentrant)  # the reentrant form needs it
+
+            def function(model: nn.Module, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return softplus(-y * model(x))
+
+            method.loss(function, group).backward()
+            method.about_to_step()
+            stepper.step()
+            stepper.zero_grad()
+    assert_same(ours, hand)
+
+
+def test_dropout_uses_one_mask_and_leaves_the_random_stream_alone():
+    ours, optimizer, hand, other = pair(sgd, lambda: make(dropout=0.4))
+    after = []
+    for method, stepper in ((ours, optimizer), (hand, other)):
+        torch.manual_seed(7)
+        run(method, [stepper])
+        after.append(torch.rand(()))
+    assert after[0] == after[1]
+    assert_same(ours, hand)
+
+
+def test_frozen_layers_and_a_group_added_later():
+    def part(model: Any) -> torch.optim.Optimizer:
+        model.first.requires_grad_(False)
+        return sgd(model.last.parameters())
+
+    model, twin = make(), make()
+    optimizer, other = part(model), part(twin)
+    ours, hand = Fcco(model, optimizer), ByHand(twin)
+    for number, batch in enumerate(batches(15)):
+        if number == 7:
+            for net, stepper in ((model, optimizer), (twin, other)):
+                net.first.requires_grad_(True)
+                stepper.add_param_group({"params": list(net.first.parameters())})
+        step(ours, [optimizer], batch)
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+def test_steps_on_another_loss_come_first():
+    """Pre-training with the same optimizer leaves the objective untouched."""
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(5):
+        for method, stepper in ((ours, optimizer), (hand, other)):
+            values(batch)(method.model).mean().backward()
+            method.about_to_step()
+            stepper.step()
+            stepper.zero_grad()
+    assert ours.objective.term.step == 0 and not ours.u
+    run(ours, [optimizer])
+    run(hand, [other])
+    assert_same(ours, hand)
+
+
+def test_cvar_after_steps_on_another_loss():
+    """The threshold starts at the first batch that the objective sees."""
+    for rule in ("exact", "gradient", "table"):
+        model = make()
+        optimizer = sgd(model.parameters())
+        dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.5, threshold=rule)  # type: ignore[arg-type]
+        for x, y, _ in batches(3):
+            softplus(-y * model(x)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for x, y, group in batches(3):
+            loss = dro(lambda x=x, y=y: softplus(-y * model(x)), group)
+            assert torch.isfinite(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.isfinite(dro.threshold)
+
+
+def test_eval_mode_changes_nothing():
+    """Validation inside a run: the loss of the batch itself, and the run goes on as if without."""
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(15):
+        ours.objective.eval()
+        state = copy.deepcopy(ours.objective.state_dict())
+        x, y, group = batch
+        with torch.no_grad():
+            loss = ours.loss(values(batch), group)
+            means = torch.stack([values(batch)(ours.model)[group == k].mean() for k in group.unique()])
+        slope = (means / SMOOTHING).clamp(0, RHO)
+        torch.testing.assert_close(loss, (slope * (means - slope * SMOOTHING / 2)).mean())
+        now = ours.objective.state_dict()
+        assert all(
+            torch.equal(v, now[k]) for k, v in state.items() if isinstance(v, Tensor)
+        )
+        ours.objective.train()
+        step(ours, [optimizer], batch)
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+def test_validation_without_gradient_changes_nothing_either():
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(10):
+        with torch.no_grad():
+            ours.loss(values(batches(3)[2]), batches(3)[2][2])
+        step(ours, [optimizer], batch)
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+# --- torch.compile ----------------------------------------------------------------------------
+
+has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "g++", "clang", "cl"))
+BACKENDS = [
+    "aot_eager",
+    pytest.param(
+        "inductor",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(not has_compiler, reason="inductor needs a C compiler"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_model(backend):
+    ours, optimizer, hand, other = pair(sgd)
+    compiled = torch.compile(ours.model, backend=backend)
+    for batch in batches(15):
+        x, y, group = batch
+        loss = ours.objective(lambda x=x, y=y: softplus(-y * compiled(x)), group)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step(hand, [other], batch)
+    assert_same(ours, hand)
+
+
+def test_compiled_model_given_to_the_objective():
+    """The wrapper itself may be the `model`; BatchNorm buffers behind it stay as they are."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
+    twin = copy.deepcopy(plain)
+    compiled: Any = torch.compile(plain, backend="aot_eager")
+    optimizer, other = sgd(compiled.parameters()), sgd(twin.parameters())
+    objective = Fcco(compiled, optimizer).objective
+    reference = Fcco(twin, other).objective
+    for x, y, group in batches(10):
+        for model, term, stepper in ((compiled, objective, optimizer), (twin, reference, other)):
+            term(lambda m=model, x=x, y=y: softplus(-y * m(x).squeeze(1)), group).backward()
+            stepper.step()
+            stepper.zero_grad()
+    assert int(plain[1].num_batches_tracked) == 10  # type: ignore[arg-type]
+    assert distance(plain, twin) < 1e-12
+    for ours, theirs in zip(plain.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["step", "objective", "optimizer"])
+def test_compiled_loop(what):
+    """Graph breaks are allowed, another result is not."""
+    ours, optimizer, hand, other = pair(sgd)
+    objective, model = ours.objective, ours.model
+
+    def train(batch: Batch) -> Tensor:
+        x, y, group = batch
+        loss = chosen(lambda: softplus(-y * model(x)), group)
+        loss.backward()
+        do_step()
+        optimizer.zero_grad()
+        return loss
+
+    chosen: Any = objective
+    do_step: Any = optimizer.step
+    if what == "objective":
+        chosen = torch.compile(objective, backend="aot_eager")
+    if what == "optimizer":
+        do_step = torch.compile(optimizer.step, backend="aot_eager")
+    loop: Any = torch.compile(train, backend="aot_eager") if what == "step" else train
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's remarks about what it cannot trace
+        ours_losses = [loop(batch).item() for batch in batches(10)]
+    losses = [step(hand, [other], batch) for batch in batches(10)]
+    assert ours_losses == pytest.approx(losses, abs=1e-12)
+    assert_same(ours, hand)
+
+
+def test_batches_of_every_size():
+    """The last batch of an epoch, one sample, one block."""
+    ours, optimizer, hand, other = pair(sgd)
+    sizes = itertools.cycle((12, 5, 1))
+    for batch, size in zip(batches(15), sizes, strict=False):
+        short: Any = tuple(part[:size] for part in batch)
+        step(ours, [optimizer], short)
+        step(hand, [other], short)
+    assert_same(ours, hand)
