@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import datetime
 import io
 import sys
@@ -42,11 +43,15 @@ def make_model() -> nn.Module:
     """Odd sizes: the shards of two ranks differ, and the last layer leaves one rank without any."""
     torch.manual_seed(0)
     layers = nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)
-    return nn.Sequential(*layers, nn.Flatten(0)).double()
+    return nn.Sequential(*layers).double()
+
+
+def margins(model: nn.Module, ids: Tensor) -> Tensor:
+    return Y[ids] * model(X[ids]).squeeze(1)
 
 
 def losses(model: nn.Module, ids: Tensor) -> Tensor:
-    return softplus(-Y[ids] * model(X[ids]))
+    return softplus(-margins(model, ids))
 
 
 def draw(step: int, micro: int, sizes: Iterable[int]) -> Batches:
@@ -122,8 +127,9 @@ def with_scalar_g0(model: nn.Module, step: int, batches: Batches) -> Any:
     ids = torch.cat(batches)
 
     def inner() -> Any:
-        g0 = torch.stack([losses(model, part).square().mean() for part in batches]).mean()
-        return 0.1 * g0, losses(model, ids)
+        value = losses(model, ids)
+        parts = value.split([len(part) for part in batches])
+        return 0.1 * torch.stack([part.square().mean() for part in parts]).mean(), value
 
     return (inner, GROUP[ids]), {}
 
@@ -132,8 +138,8 @@ def two_dimensional(model: nn.Module, step: int, batches: Batches) -> Any:
     ids = torch.cat(batches)
 
     def inner() -> Tensor:
-        output = model(X[ids])
-        return torch.stack([output.sigmoid(), softplus(-Y[ids] * output)], 1)
+        margin = margins(model, ids)
+        return torch.stack([margin.sigmoid(), softplus(-margin)], 1)
 
     return (inner, GROUP[ids]), {}
 
@@ -159,8 +165,8 @@ def measured(model: nn.Module, step: int, batches: Batches) -> Any:
     ids = torch.cat(batches)
 
     def inner() -> fcco.Measured:
-        output = -Y[ids] * model(X[ids])
-        return fcco.Measured((output > 0).double() + 0.1 * output.detach(), output.sigmoid())
+        margin = margins(model, ids)
+        return fcco.Measured((margin < 0).double() - 0.1 * margin.detach(), (-margin).sigmoid())
 
     return (inner, GROUP[ids]), {}
 
@@ -175,21 +181,18 @@ NAMES = ("zero", "one", "two", "three", "four", "five")
 
 def named(model: nn.Module, step: int, batches: Batches) -> Any:
     """Constraints by name, those that the rank's batch happens to hold; perhaps none."""
-
-    def constraints(ids: Tensor) -> dict[str, Tensor]:
-        value = losses(model, ids)
-        held = {NAMES[k]: value[GROUP[ids] == k].mean() for k in GROUP[ids].unique().tolist()}
-        keep = NAMES[step % 6 : step % 6 + 4]  # the others are not sampled in this step
-        return {name: v for name, v in held.items() if name in keep}
+    ids = torch.cat(batches)
+    keep = NAMES[step % 6 : step % 6 + 4]  # the others are not sampled in this step
 
     def inner() -> Any:
-        given = [constraints(part) for part in batches if len(part)]
-        values = {
-            name: torch.stack([g[name] for g in given if name in g]).mean()
-            for name in NAMES
-            if any(name in g for g in given)
-        }
-        return 0.2 * losses(model, torch.cat(batches)).square(), values
+        value = losses(model, ids)  # one forward pass on every rank, also for an empty batch
+        given: dict[str, list[Tensor]] = {}
+        for part, own in zip(batches, value.split([len(part) for part in batches]), strict=True):
+            for k in GROUP[part].unique().tolist():
+                if NAMES[k] in keep:
+                    given.setdefault(NAMES[k], []).append(own[GROUP[part] == k].mean())
+        values = {name: torch.stack(parts).mean() for name, parts in given.items()}
+        return 0.2 * value.square(), values
 
     return (inner,), {}
 
@@ -219,12 +222,13 @@ def several(model: nn.Module, step: int, batches: Batches) -> Any:
         if rank == 1:
             terms = {"mean": 0.5 * value, "worst": value}
         if step % 4 != 3 and (whole or rank == step % 2):
-            part = batches[step % 2] if whole else ids
-            terms["rare"] = losses(model, part).square()
+            terms["rare"] = value[rare].square()
         return terms
 
-    rare = batches[step % 2] if whole else ids
-    return (inner, {"worst": GROUP[ids], "mean": GROUP[ids], "rare": GROUP[rare]}), {}
+    first = len(batches[0])
+    halves = slice(0, first), slice(first, None)
+    rare = halves[step % 2] if whole else slice(None)
+    return (inner, {"worst": GROUP[ids], "mean": GROUP[ids], "rare": GROUP[ids][rare]}), {}
 
 
 def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
@@ -313,10 +317,15 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def warm_up(objective: fcco.Compositional, model: nn.Module, ranks: list[int]) -> None:
-    batches = draw(99, 0, (5, 30)) if len(ranks) == WORLD else [draw(99, 0, (5, 30))[ranks[0]]]
-    objective.warm_up(
-        (lambda i=ids: losses(model, i), GROUP[ids]) for part in batches for ids in part.split(8)
-    )
+    """Ranks may hold batches of unequal number, unless the forward pass itself is collective."""
+    batches = draw(99, 0, (5, 30))
+    mine = [batches[r] for r in ranks]
+    cut = [p for part in mine for p in (part.chunk(2) if is_fsdp(model) else part.split(8))]
+    objective.warm_up((lambda i=ids: losses(model, i), GROUP[ids]) for ids in cut)
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    return hasattr(model, "set_requires_gradient_sync")
 
 
 CASES: dict[str, Case] = {
@@ -379,12 +388,11 @@ def without_sync(model: nn.Module):
         with model.no_sync():
             yield
         return
-    switch = getattr(model, "set_requires_gradient_sync", None)
-    if switch is not None:
-        switch(False)
+    if is_fsdp(model):
+        model.set_requires_gradient_sync(False)  # type: ignore[operator]
     yield
-    if switch is not None:
-        switch(True)
+    if is_fsdp(model):
+        model.set_requires_gradient_sync(True)  # type: ignore[operator]
 
 
 def step(
@@ -526,7 +534,7 @@ def resume(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save({"objective": objective.state_dict()}, file)
     shards = [p.clone() for p in local_parameters(model)]
-    momenta = optimizer.state_dict()
+    momenta = copy.deepcopy(optimizer.state_dict())
 
     other = wrap(make_model())
     resumed = case.build(other, True)
@@ -582,7 +590,7 @@ def batch_norm() -> dict[str, Any]:
     net = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 1)
     )
-    model = DistributedDataParallel(nn.Sequential(net, nn.Flatten(0)).double())
+    model = DistributedDataParallel(net.double())
     objective = sonex()(model, True)
     case = Case(sonex(), per_sample, sizes=lambda step: (6, 6))
     torch.manual_seed(10 + rank)
@@ -610,7 +618,7 @@ def ddp_options() -> dict[str, Any]:
     for options in (
         {"static_graph": True},
         {"find_unused_parameters": True},
-        {"gradient_as_bucket_view": True, "broadcast_buffers": False},
+        {"gradient_as_bucket_view": True},
     ):
         wrap = lambda model, o=options: DistributedDataParallel(model, **o)  # noqa: E731
         record = train(CASES["cvar-exact"], wrap, [dist.get_rank()])
@@ -650,6 +658,7 @@ def main() -> None:
         for name, job in jobs(strategy):
             if arguments.only and arguments.only not in name:
                 continue
+            print(f"{strategy}/{name}", file=sys.stderr, flush=True)
             try:
                 results[f"{strategy}/{name}"] = job()
             except Exception:

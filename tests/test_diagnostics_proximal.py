@@ -101,3 +101,31 @@ def test_prox_linear_gap_bounds_the_error_when_stopped_early():
     early = prox_linear(problem.inner, DeadZone(0.2, 2.0), 6, [problem.w], 5.0, max_iterations=3)
     error = (early.displacement[0] - exact.displacement[0]).norm().item()
     assert 1e-4 < error <= math.sqrt(2 * 5.0 * early.gap) + 1e-6
+
+
+def nearly_parallel(number, dim, seed=0):
+    """Gradients that differ little, so that the Gram matrix is ill conditioned."""
+    problem = Curved(seed, number, dim)
+    problem.slopes[1:] = problem.slopes[:1] + 0.1 * problem.slopes[1:]
+    return problem
+
+
+def test_iterative_and_exact_solvers_agree_on_an_ill_conditioned_problem():
+    # A dead zone of width 0 is the absolute value, but has no `dual_zone`.
+    problem = nearly_parallel(12, 20)
+    exact = prox_linear(problem.inner, Absolute(2.0), 12, [problem.w], 5.0)
+    iterative = prox_linear(
+        problem.inner, DeadZone(0.0, 2.0), 12, [problem.w], 5.0, max_iterations=4000
+    )
+    assert exact.gap < 1e-11 and iterative.gap < 1e-11
+    torch.testing.assert_close(iterative.displacement, exact.displacement, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("step", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("dim", [2, 30, 150])
+def test_box_program_reaches_rounding_level_at_every_scale(dim, step):
+    problem = nearly_parallel(80, dim, seed=dim)
+    problem.offsets *= 30  # large against the curvature: most multipliers sit at a bound
+    for outer in (Hinge(5.0), CVaRHinge(0.1, threshold=0.3)):
+        result = prox_linear(problem.inner, outer, 80, [problem.w], step, loss=problem.loss)
+        assert math.sqrt(2 * step * result.gap) <= 1e-3 * result.distance

@@ -1,4 +1,4 @@
-"""The loss of an objective: its value, its gradient, what it refuses, and what it leaves alone."""
+"""The loss of an objective: its value is g0 + mean f_lambda(u), its gradient J^T y."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import fcco
-from fcco.outer import EuclideanNorm, LogTruncatedHinge, TauLog
 
 DOUBLE = torch.float64
 LAM = 0.4
@@ -22,27 +21,11 @@ def sgd(model: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
-def state(objective: fcco.Compositional) -> list:
-    """All that a call may change."""
-    return [
-        part
-        for term in objective.terms.values()
-        for part in (term.tracker.value.clone(), term.tracker.seen.clone(), term.step)
-    ]
-
-
-def same(left: list, right: list) -> bool:
-    return all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in zip(left, right, strict=True)
-    )
-
-
 # The gradient is J^T y, the value g0 + mean f_lambda(u).
 
 OUTERS = {
     "hinge": (fcco.Hinge(1.5), 1, lambda v: 1.5 * cp.pos(v[0])),
-    "two-sided": (fcco.TwoSidedHinge(0.05, 1.5), 2, lambda v: 1.5 * cp.pos(cp.abs(v[0] - v[1]) - 0.05)),
+    "two-sided": (fcco.TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1)),
     "maximum": (fcco.Maximum(), 3, cp.max),
     "cvar": (fcco.CVaR(0.5), 3, lambda v: cp.cvar(v, 0.5)),
 }  # fmt: skip
@@ -75,9 +58,10 @@ def test_gradient_is_transposed_jacobian_times_slope(name, smoothing):
             value += cp.Problem(cp.Minimize(cost + fit)).solve(solver=cp.CLARABEL) / 3
             slope = (u[i] - v.value) / smoothing
         else:  # all functions are piecewise linear: a difference inside a piece is exact
-            f = lambda x: (setattr(v, "value", x), cost.value)[1]  # noqa: E731
-            value += f(u[i]) / 3
-            slope = [(f(u[i] + 1e-6 * e) - f(u[i] - 1e-6 * e)) / 2e-6 for e in np.eye(dim)]
+            points = u[i] + 1e-6 * np.concatenate([np.zeros((1, dim)), np.eye(dim)])
+            at = [(setattr(v, "value", x), cost.value)[1] for x in points]
+            value += at[0] / 3
+            slope = [(y - at[0]) / 1e-6 for y in at[1:]]
         expected += jacobian[k].T @ torch.as_tensor(np.array(slope, dtype=float).ravel()) / 3
     loss = objective(lambda: (data.loss(model.w), data.values(model.w, blocks, samples)), blocks)
     loss.backward()
@@ -112,7 +96,7 @@ def test_exact_values_and_no_memory_make_gradient_descent_on_the_smoothed_object
 
 @pytest.mark.parametrize("read, independent", [("old", False), ("new", False), ("new", True)])
 def test_bias_of_the_estimator(read, independent):
-    """g(w; xi) = xi w has E J = 0, so the target is 0; reading the new u with one batch is biased."""
+    """g(w; xi) = xi w has E J = 0: the target is 0, and the new u with one batch misses it."""
     number, gamma, lam, u0 = 40_000, 0.4, 1.0, 0.5
     generator = torch.Generator().manual_seed(0)
     xi, other = torch.randn(2, number, generator=generator, dtype=DOUBLE)
@@ -162,7 +146,7 @@ def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
 
 
 @pytest.mark.parametrize("correction, gradient, forward_passes", [
-    (0.0, False, [1, 1, 1]), (0.3, False, [1, 2, 2]), (0.0, True, [2, 2, 2]), (0.3, True, [2, 3, 3]),
+    (0.0, False, [1, 1]), (0.3, False, [1, 2]), (0.0, True, [2, 2]), (0.3, True, [2, 3]),
 ])  # fmt: skip
 def test_one_closure_serves_all_terms(correction, gradient, forward_passes):
     model = Counting()
@@ -233,182 +217,3 @@ def test_two_optimizers_close_a_step_once():
     (body.w.sum()).backward()
     objective.optimizer[0].step()  # type: ignore[index]
     assert part.step == 5, "a step on another loss is none of this objective"
-
-
-# What a call accepts, refuses and leaves alone.
-
-
-def hinge_objective(model: torch.nn.Module, number: int = 3, **options) -> fcco.Compositional:
-    settings = {"smoothing": 0.2, "gamma": 0.5, "correction": 0.0} | options
-    return fcco.sonex(model, sgd(model), fcco.Hinge(), number, **settings)
-
-
-def test_no_index_means_all_blocks_in_order():
-    model, scale = Point([1.0, 2.0, 3.0]), torch.tensor([1.0, -1.0, 2.0])
-    by_default, by_index = hinge_objective(model), hinge_objective(model)
-    order = torch.tensor([2, 0, 1])
-    losses = [
-        by_default(lambda: scale * model.w),
-        by_index(lambda: (scale * model.w)[order], order),
-    ]
-    assert losses[0].item() == losses[1].item()
-    assert torch.equal(by_default.term.tracker.value, by_index.term.tracker.value)
-
-
-def test_counts_weigh_means_of_unequal_size():
-    """Means of 3 and 1 samples of block 0 are the same as its 4 samples."""
-    model, block = Point([0.3]), torch.tensor([0, 0, 0, 0, 2])
-    x = torch.tensor([1.0, 2.0, 6.0, -1.0, 4.0], dtype=DOUBLE)
-    by_sample, by_mean = hinge_objective(model), hinge_objective(model)
-    means, counts = torch.stack([x[:3].mean(), x[3], x[4]]), torch.tensor([3, 1, 1])
-    losses = [
-        by_sample(lambda: x * model.w, block),
-        by_mean(lambda: means * model.w, torch.tensor([0, 0, 2]), counts=counts),
-    ]
-    gradients = [torch.autograd.grad(loss, model.w)[0] for loss in losses]
-    torch.testing.assert_close(*gradients)
-    torch.testing.assert_close(by_sample.term.tracker.value, by_mean.term.tracker.value)
-    assert by_sample.term.tracker.value[0].item() == pytest.approx(0.3 * 2.0)
-
-
-def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
-    model = Point([1.0, 2.0, 3.0])
-    objective = hinge_objective(model)
-    take_step(objective, lambda: model.w)
-    before = state(objective)
-    objective.eval()
-    loss = objective(lambda: 10 * model.w)
-    assert loss.item() == pytest.approx((10 * model.w - 0.1).mean().item())
-    objective.train()
-    with torch.no_grad():
-        assert objective(lambda: 10 * model.w).item() == loss.item()
-    assert same(before, state(objective))
-
-
-def test_a_measured_statistic_is_tracked_and_its_surrogate_carries_the_gradient():
-    model = Point([0.5, -0.3])
-    accuracy = torch.tensor([0.7, 0.1], dtype=DOUBLE)
-    objective = hinge_objective(model, 2)
-    objective(lambda: fcco.Measured(accuracy, 4 * model.w)).backward()
-    assert torch.equal(objective.term.tracker.value[:, 0], accuracy)
-    assert model.w.grad is not None
-    slope = (accuracy / 0.2).clamp(0, 1)  # at the statistic, not at the surrogate
-    torch.testing.assert_close(model.w.grad, 4 * slope / 2)
-
-
-def test_warm_up_averages_a_pass_and_value_reports_the_objective():
-    problem = ref.Quadratics()
-    data, model = TorchQuadratics(problem), Point(np.linspace(0.5, 1.5, 4))
-    objective = fcco.sonex(model, sgd(model), fcco.Hinge(1.5), 6, smoothing=LAM, gamma=0.5)
-    every = torch.cartesian_prod(torch.arange(6), torch.arange(10))
-    shuffled = every[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
-
-    def batch(rows):  # unequal numbers of samples of a block per batch
-        return lambda: data.values(model.w, rows[:, 0], rows[:, 1]), rows[:, 0]
-
-    objective.warm_up(batch(rows) for rows in shuffled.split(7))
-    w = model.w.detach().numpy()
-    exact = np.array([problem.value(w, i, np.arange(10)) for i in range(6)])
-    np.testing.assert_allclose(objective.term.tracker.value.numpy(), exact, rtol=0, atol=1e-13)
-    assert objective.term.step == 0
-    value = 1.5 * np.maximum(exact, 0).mean()
-    assert objective.value().item() == pytest.approx(value)
-    inner, index = batch(every[:2])  # no first visit any more: u moves by gamma only
-    objective(inner, index)
-    fresh = problem.value(w, 0, np.arange(2))
-    expected = (exact[0] + fresh) / 2
-    np.testing.assert_allclose(objective.term.tracker.value[0].numpy(), expected, atol=1e-13)
-
-
-WRONG = {
-    "nothing": (lambda m: None, "dict by name but are: NoneType"),
-    "three": (lambda m: (m.w, m.w, m.w), "tuple of 3"),
-    "loss is no tensor": (lambda m: (1.0, {"a": m.w, "b": m.w}), "the loss is: float"),
-    "loss has two axes": (lambda m: (m.w.view(2, 1), {"a": m.w, "b": m.w}), "per-sample"),
-    "no terms": (lambda m: m.w, "needs inner values by term but was given: Tensor"),
-    "unknown term": (lambda m: {"a": m.w, "c": m.w}, r"given: \['a', 'c'\]"),
-    "second of bad shape": (lambda m: {"a": m.w, "b": m.w[:1]}, r"must have shape \(2,\)"),
-    "second not finite": (lambda m: {"a": m.w, "b": m.w / 0}, "NaN or infinite"),
-    "measured number": (lambda m: {"a": m.w, "b": fcco.Measured(m.w, 1.0)}, "of two tensors"),  # type: ignore[arg-type]
-    "empty": (lambda m: {}, "neither a loss nor any inner value"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_closure_is_refused_before_anything_changes(case):
-    returns, message = WRONG[case]
-    model = Point([1.0, -2.0])
-    terms = {name: term(fcco.Hinge(), fcco.ema(2, 0.5)) for name in "ab"}
-    objective = fcco.Compositional(model, sgd(model), terms)
-    take_step(objective, lambda: {"a": model.w, "b": model.w})
-    before = state(objective)
-    error = TypeError if case in ("loss is no tensor", "measured number") else ValueError
-    with pytest.raises(
-        error if case != "nothing" else (TypeError, ValueError),
-        match=message if case != "nothing" else "NoneType",
-    ):
-        objective(lambda: returns(model))
-    assert same(before, state(objective))
-
-
-def test_wrong_arguments_are_refused():
-    model = Point([1.0, -2.0])
-    single = hinge_objective(model, 2)
-    terms = {name: term(fcco.Hinge(), fcco.ema(2, 0.5)) for name in ("inner", "b")}
-    double = fcco.Compositional(model, sgd(model), terms)
-    both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
-    with pytest.raises(ValueError, match="given for group but the terms are: inner"):
-        single(lambda: model.w, {"group": torch.tensor([1, 0])})
-    with pytest.raises(ValueError, match="counts=.* given for c but"):
-        double(both, counts={"c": torch.ones(2)})
-    with pytest.raises(ValueError, match="same terms as `inner`, inner, b, but returned: b"):
-        double(both, gradient=lambda: {"b": model.w})
-    with pytest.raises(IndexError, match=r"\[0, 1\].*contains: 2"):
-        single(lambda: model.w, torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="same blocks"):
-        single(lambda: model.w[:1], torch.tensor([0]), gradient=lambda: model.w[1:],
-               gradient_index=torch.tensor([1]))  # fmt: skip
-    with pytest.raises(ValueError, match="has the terms inner, b"):
-        _ = double.term
-    with pytest.raises(ValueError, match="at least one term"):
-        fcco.Compositional(model, sgd(model), {})
-    assert not any(t.tracker.seen.any() for t in (single.term, *double.terms.values()))
-
-
-def test_methods_refuse_functions_they_cannot_handle():
-    model = Point([1.0])
-    weakly = LogTruncatedHinge(level=2.0)  # rho_f = 1/2
-    with pytest.raises(ValueError, match="must be below 1/weak_convexity = 2 but is: 2.0"):
-        fcco.sonex(model, sgd(model), weakly, 1, smoothing=2.0)
-    fcco.sonex(model, sgd(model), weakly, 1, smoothing=1.9)
-    options = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1}
-    with pytest.raises(ValueError, match="not compatible with alexr2: it must be convex"):
-        fcco.alexr2(model, sgd(model), TauLog(1.0, 1.0), 1, **options)
-    with pytest.raises(ValueError, match="conjugate lives on an interval"):
-        fcco.alexr2(model, sgd(model), fcco.SquaredHinge(), 1, dual="y", **options)
-    with pytest.raises(ValueError, match="smoothing=.* must be positive"):
-        fcco.alexr2(model, sgd(model), fcco.Hinge(), 1, nu=0.1, eta=0.1, smoothing=0.0)
-    with pytest.raises(ValueError, match=r"sonex\(dim=...\)` is needed"):
-        fcco.sonex(model, sgd(model), fcco.Maximum(), 1, smoothing=0.1)
-    with pytest.raises(ValueError, match="dimension two or more"):
-        fcco.sonex(model, sgd(model), EuclideanNorm(), 1, dim=1, smoothing=0.1)
-    with pytest.raises(ValueError, match="dimension 2 but the tracker"):
-        term(fcco.TwoSidedHinge(0.1), fcco.ema(3))
-
-
-def test_annealed_smoothing_drives_the_envelope_and_is_restored():
-    model, annealed = Point([0.3]), fcco.Annealed(1.0, 0.01, steps=4)
-    objective = hinge_objective(model, 1, smoothing=annealed, gamma=1.0, read="new")
-    for step in range(6):
-        lam = 0.01 ** min(step / 4, 1)
-        assert objective.term.smoothing == pytest.approx(lam)
-        u = model.w.item()
-        expected = u**2 / (2 * lam) if u < lam else max(u - lam / 2, 0.0)
-        assert take_step(objective, lambda: model.w) == pytest.approx(expected)
-        if step == 2:
-            saved = objective.state_dict()
-    other = hinge_objective(Point([0.3]), 1, smoothing=annealed)
-    other.load_state_dict(saved)
-    assert other.term.step == 3 and other.term.smoothing == pytest.approx(0.01**0.75)
-    other.term.smoothing = 0.0
-    assert other.term.smoothed is other.term.outer

@@ -47,6 +47,8 @@ def test_gradient_is_autograd_and_finite_difference(case: Case):
     gradient = case.outer.gradient(u.detach())
     torch.testing.assert_close(gradient, automatic)
     torch.testing.assert_close(gradient, AbstractOuter.gradient(case.outer, u.detach()))
+    together = case.outer.value_and_gradient(u.detach())
+    torch.testing.assert_close(together, (case.outer(u).detach(), gradient))
 
     direction = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(1))
     h = 1e-6 * direction

@@ -55,6 +55,15 @@ def test_numeric_prox_far_from_the_start():
     torch.testing.assert_close(prox + prox.exp(), u)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["right half", "left half"])
+def test_numeric_prox_at_the_edge_of_a_domain(sign: float):
+    barrier = Custom(lambda v: -torch.log(sign * v), convex=True)  # nan outside
+    u = sign * torch.tensor([1e-3, 0.1, 2.0, 50.0], dtype=torch.float64)
+    for step in (0.01, 1.0, 30.0):
+        exact = (u + sign * (u.square() + 4 * step).sqrt()) / 2
+        torch.testing.assert_close(barrier.prox(u, step), exact, rtol=1e-6, atol=1e-7)
+
+
 @dataclass(frozen=True)
 class Sum(AbstractOuter):
     dim = None

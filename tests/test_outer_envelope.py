@@ -51,6 +51,7 @@ def test_value_gradient_autograd_and_differences_agree(case: Case):
     torch.testing.assert_close(case.outer.envelope(u, case.step), value.detach())
     torch.testing.assert_close(smooth.gradient(u), automatic)
     torch.testing.assert_close(case.outer.envelope_gradient(u, case.step), automatic)
+    torch.testing.assert_close(smooth.value_and_gradient(u), (value.detach(), automatic))
 
     direction = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(1))
     h = 1e-6 * direction

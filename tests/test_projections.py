@@ -129,14 +129,24 @@ def test_close_entries_far_from_zero_keep_their_digits():
     near = torch.tensor([0.0, 5.0, 2.0, -3.0, 4.0, 1.0]) * 2**-11
     for cap in (1.0, 0.4):
         for total in (1.0, 2**-10):
-            shifted = project_capped_simplex(4096 + near, cap * total, total)
-            torch.testing.assert_close(shifted, project_capped_simplex(near, cap * total, total))
+            weights = project_capped_simplex(4096 + near, cap * total, total)
+            torch.testing.assert_close(weights, project_capped_simplex(near, cap * total, total))
+    # The cluster that holds the threshold may lie anywhere among the entries.
+    points = torch.cat([torch.tensor([1e4]), 4096 + near, torch.full((5,), -1e5)])
+    weights = project_capped_simplex(points, 2**-11, 2**-10)
+    exact = project_capped_simplex(points.double(), 2**-11, 2**-10)
+    torch.testing.assert_close(weights.double(), exact, rtol=1e-5, atol=1e-9)
 
 
-def test_many_entries():
-    v = torch.randn(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    y = project_capped_simplex(v, 1e-3)
-    threshold = (v - y)[(y > 0) & (y < 1e-3)]
+@pytest.mark.parametrize("cap", [1e-3, 0.4])
+def test_many_entries(cap: float):
+    v = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    single = project_capped_simplex(v, cap)
+    v = v.double()
+    y = project_capped_simplex(v, cap)
+    torch.testing.assert_close(single.double(), y, rtol=0, atol=1e-6)
+    assert abs(float(single.sum()) - 1) < 1e-6
+    threshold = (v - y)[(y > 0) & (y < cap)]
     torch.testing.assert_close(y.sum(), torch.ones((), dtype=v.dtype), rtol=0, atol=1e-13)
     assert threshold.max() - threshold.min() < 1e-12
 

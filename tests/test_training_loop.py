@@ -641,13 +641,13 @@ def test_eval_mode_changes_nothing():
         x, y, group = batch
         with torch.no_grad():
             loss = ours.loss(values(batch), group)
-            means = torch.stack([values(batch)(ours.model)[group == k].mean() for k in group.unique()])
+            means = torch.stack(
+                [values(batch)(ours.model)[group == k].mean() for k in group.unique()]
+            )
         slope = (means / SMOOTHING).clamp(0, RHO)
         torch.testing.assert_close(loss, (slope * (means - slope * SMOOTHING / 2)).mean())
         now = ours.objective.state_dict()
-        assert all(
-            torch.equal(v, now[k]) for k, v in state.items() if isinstance(v, Tensor)
-        )
+        assert all(torch.equal(v, now[k]) for k, v in state.items() if isinstance(v, Tensor))
         ours.objective.train()
         step(ours, [optimizer], batch)
         step(hand, [other], batch)

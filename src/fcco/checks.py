@@ -54,7 +54,8 @@ def below(call: str, name: str, value: Any, limit: float, limit_name: str, reaso
     """Raise unless `value < limit`; the message says what the limit is and why."""
     if _is_number(value) and _is_number(limit) and not value < limit:
         raise ValueError(
-            f"`{call}({name}=...)` must be below {limit_name} = {limit:g} but is: {value} ({reason})."
+            f"`{call}({name}=...)` must be below {limit_name} = {limit:g} but is: {value} "
+            f"({reason})."
         )
 
 

@@ -48,8 +48,8 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
-def sum_over_ranks(value: Tensor, group: Group) -> Tensor:
-    """The sum of a tensor over all ranks, without gradient."""
+def sum_over_ranks(value: Tensor, group: Group) -> Any:
+    """The sum of a tensor over all ranks, as a Python number or (nested) list of numbers."""
     total = value.detach().clone()
     torch.distributed.all_reduce(total, group=group.handle)
-    return total
+    return total.tolist()

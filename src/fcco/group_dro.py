@@ -108,20 +108,23 @@ class CVaRTerm(AbstractTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
-        u, s, kink = tracked.value, self.threshold, self.kink
+        u, s = tracked.value, self.threshold
         updating = self.training and torch.is_grad_enabled()
         if not self._started:
             s, kink = self._minimiser(u)
-            if updating and len(u):
+            if updating and u.shape[0]:
                 self._set(s, kink)
+        else:
+            kink = None
         excess = u - s
         values, slope = self.smoothed.value_and_gradient(excess)
         if self.smoothing == 0:
-            slope = torch.where(excess == 0, kink, slope)
+            slope = torch.where(excess == 0, self.kink if kink is None else kink, slope)
+        share = 1 / max(u.shape[0], 1)
+        slope = slope * share
         if updating and self.rule == "gradient":
-            self._slopes.append(slope.mean())
-        share = 1 / max(len(u), 1)
-        return tracked.attach(torch.add(s, values.sum(), alpha=share), slope, share)
+            self._slopes.append(slope.sum())
+        return tracked.attach(torch.add(s, values.sum(), alpha=share), slope)
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
@@ -134,8 +137,9 @@ class CVaRTerm(AbstractTerm):
             slopes = self._slopes
             if self.rule == "table":
                 slopes.append(self.smoothed.gradient(self.table() - self.threshold).mean())
+            self.threshold.sub_(self.threshold_lr)
             for slope in slopes:
-                self.threshold.add_(slope - 1, alpha=self.threshold_lr / len(slopes))
+                self.threshold.add_(slope, alpha=self.threshold_lr / len(slopes))
             slopes.clear()
         return True
 

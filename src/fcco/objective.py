@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .distributed import Group, find_group
+from .distributed import Group, find_group, sum_over_ranks
 from .inner import Parsed, global_mean, parse, split
 from .previous import PreviousParameters, unwrap
 from .terms import AbstractTerm
-from .tracker.blocks import Batch, Layout
+from .tracker.blocks import Batch, Layout, over_ranks
 from .tracker.entries import shaped
 
 __all__ = ["Compositional"]
@@ -113,7 +112,8 @@ class Compositional(nn.Module):
         """
         where = self._layouts(index, counts)
         past: dict[str, Parsed] = {}
-        if self._corrects:
+        corrects = self._corrects
+        if corrects:
             assert self.previous is not None
             past = self._parse(split(self.previous.evaluate(inner))[1])
         if gradient is None:
@@ -144,13 +144,15 @@ class Compositional(nn.Module):
             )
             for name, entry in fresh.items()
         }
-        if not parts and not jobs:
-            raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
-        if len(jobs) > 1:
-            self._refuse_early(jobs, group)
+        if group is not None:
+            jobs = self._with_other_ranks(jobs, group, corrects, carriers is not None)
+        elif len(jobs) > 1:
+            self._refuse([name for name, job in jobs.items() if self._is_bad(name, job)])
         for name, job in jobs.items():
             term = self._terms[name]
             parts.append(term.loss(term.tracker.update(**job, group=group)))
+        if not parts:
+            raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
         total = parts[0]
         for part in parts[1:]:
             total = total + part
@@ -176,19 +178,25 @@ class Compositional(nn.Module):
             batches: pairs of a function and an index, as for a call. The values of each block are
                 averaged over all of them. Without a warm-up, a block starts at its first visit.
         """
-        group = find_group(self._process_group)
         pooled: dict[str, Batch] = {}
         for inner, index in batches:
             where = self._layouts(index, None)
             with torch.no_grad():
                 fresh = self._parse(split(inner())[1])
             for name, entry in fresh.items():
-                batch = self.terms[name].tracker.pool(
-                    entry.value, self._layout(name, entry, where[name]), group
-                )
+                tracker = self._terms[name].tracker
+                batch = tracker.pool(entry.value, self._layout(name, entry, where[name]))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
-        for name, batch in pooled.items():
-            self.terms[name].tracker.set_values(batch.index, batch.means())
+        group = find_group(self._process_group)
+        for name, term in self._terms.items():
+            batch = pooled.get(name)
+            if group is not None:  # once, at the end: ranks may have batches of unequal number
+                if batch is None:
+                    job = self._empty_job(name, False, False)
+                    batch = term.tracker.pool(job["fresh"], job["where"])
+                batch = over_ranks(batch, group)
+            if batch is not None:
+                term.tracker.set_values(batch.index, batch.mean(batch.fresh))
 
     @property
     def _corrects(self) -> bool:
@@ -217,20 +225,65 @@ class Compositional(nn.Module):
             "carrier_where": self._layout(name, carrier, carrier_where) if independent else None,
         }
 
-    def _refuse_early(self, jobs: dict[str, dict[str, Any]], group: Group | None) -> None:
-        """Refuse bad values of any term before the first of several terms is written."""
-        for name, job in jobs.items():
-            tracker, total = self._terms[name].tracker, 0.0
-            for key in ("fresh", "previous", "carrier"):
-                if job[key] is not None:
-                    where = (key == "carrier" and job["carrier_where"]) or job["where"]
-                    total = total + shaped(key, job[key], where.entries, tracker.value).sum().item()
-            # With several ranks all must raise together: the tracker does, on the pooled values.
-            if group is None and tracker.on_nonfinite == "raise" and not math.isfinite(total):
-                raise ValueError(
-                    f"Inner values of `{name}` are NaN or infinite; nothing was updated. Use "
-                    "on_nonfinite='skip' in its tracker to drop such entries instead."
-                )
+    def _with_other_ranks(
+        self, jobs: dict[str, dict[str, Any]], group: Group, corrects: bool, independent: bool
+    ) -> dict[str, dict[str, Any]]:
+        """The jobs in an order that all ranks share, since each is a call to all of them.
+
+        A term that only other ranks hold gets a job without entries, and a bad value on one rank
+        is refused by all, before the first of several terms is written. A single term without
+        names needs none of this: it is on every rank, and the tracker looks at the pooled values.
+        """
+        only = next(iter(self._terms.values())) if len(self._terms) == 1 else None
+        if (
+            only is not None
+            and only.names is None
+            and not any(j["carrier"] is not None for j in jobs.values())
+        ):
+            return jobs
+        names = list(self._terms)
+        flags = [
+            [name in jobs for name in names],
+            [name in jobs and self._is_bad(name, jobs[name]) for name in names],
+        ]
+        device = self._terms[names[0]].tracker.value.device
+        held, bad = sum_over_ranks(torch.tensor(flags, dtype=torch.int64, device=device), group)
+        self._refuse([name for name, number in zip(names, bad, strict=True) if number])
+        result = {}
+        for name, number in zip(names, held, strict=True):
+            if number:
+                result[name] = jobs.get(name) or self._empty_job(name, corrects, independent)
+        return result
+
+    def _empty_job(self, name: str, corrects: bool, independent: bool) -> dict[str, Any]:
+        tracker = self._terms[name].tracker
+        nothing, where = tracker.value[:0], tracker.layout(torch.empty(0, dtype=torch.int64))
+        return {
+            "fresh": nothing,
+            "where": where,
+            "previous": nothing if corrects else None,
+            "carrier": nothing if independent else None,
+            "carrier_where": tracker.layout(where.index) if independent else None,
+        }
+
+    def _is_bad(self, name: str, job: dict[str, Any]) -> bool:
+        """Whether the tracker of a term would refuse a value; also checks their shapes."""
+        tracker, finite = self._terms[name].tracker, True
+        for key in ("fresh", "previous", "carrier"):
+            if job[key] is not None:
+                where = (key == "carrier" and job["carrier_where"]) or job["where"]
+                values = shaped(key, job[key], where.entries, tracker.value)
+                finite &= bool(torch.isfinite(values).all())
+        return tracker.on_nonfinite == "raise" and not finite
+
+    @staticmethod
+    def _refuse(names: list[str]) -> None:
+        if names:
+            terms = " and ".join(f"`{name}`" for name in names)
+            raise ValueError(
+                f"Inner values of {terms} are NaN or infinite; nothing was updated. Use "
+                "on_nonfinite='skip' in the tracker to drop such entries instead."
+            )
 
     def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""

@@ -156,8 +156,8 @@ class CoupledTerm(AbstractTerm):
         if not self._plain:
             excess = excess - self._limit(tracked.index) + self.margin
         values, slope = self.smoothed.value_and_gradient(excess)
-        share = self.weight / max(len(tracked.index), 1)
-        return tracked.attach(values.sum() * share, slope, share)
+        share = self.weight / max(tracked.index.shape[0], 1)
+        return tracked.attach(values.sum() * share, slope * share)
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""

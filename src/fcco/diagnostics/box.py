@@ -113,19 +113,28 @@ def quadratic_in_box(
 ) -> tuple[np.ndarray, float]:
     """Argmin of |matrix y - target|^2 / 2 - linear^T y over a box, and its duality gap.
 
-    The linear term need not lie in the range of matrix^T, so this is no least-squares problem;
-    a few proximal-point rounds make it a sequence of them, until the gap is at rounding level.
+    The linear term need not lie in the range of matrix^T, so this is no least-squares problem.
+    Proximal-point rounds make it a sequence of them, in the step from the last solution. A
+    coordinate that its slope holds at a bound sits a round out: the slopes of the others vanish
+    at the end, and with them the rounding error of the constant part of the least squares.
     """
     number = len(low)
-    weight = np.sqrt(1e-5 * np.square(matrix).sum() / number) or 1.0
+    weight = np.sqrt(1e-7 * np.square(matrix).sum() / number) or 1.0
     stacked = np.vstack([matrix, weight * np.eye(number)])
     scale = float(((np.abs(linear) + np.abs(matrix.T @ target)) * (high - low)).sum())
-    solution, gap = low.astype(float), np.inf
+    solution, best, gap = low.astype(float), low, np.inf
     for _ in range(rounds):
-        anchor = weight * solution + linear / weight
-        solution = least_squares_in_box(call, stacked, np.append(target, anchor), low, high)
-        slope = matrix.T @ (matrix @ solution - target) - linear
-        gap = float((slope * solution - np.minimum(slope * low, slope * high)).sum())
-        if gap <= 1e-13 * scale:
+        residual = target - matrix @ solution
+        slope = -matrix.T @ residual - linear
+        excess = float((slope * solution - np.minimum(slope * low, slope * high)).sum())
+        if excess < gap:
+            best, gap = solution, excess
+        if gap <= 1e-14 * scale:
             break
-    return solution, max(gap, 0.0)
+        held = ((solution <= low) & (slope > 0)) | ((solution >= high) & (slope < 0))
+        down, up = np.where(held, 0.0, low - solution), np.where(held, 0.0, high - solution)
+        anchor = np.append(residual, linear / weight)
+        step = least_squares_in_box(call, stacked, anchor, down, up)
+        moved = np.where(step >= up, high, np.where(step <= down, low, solution + step))
+        solution = np.where(held, solution, moved)
+    return best, max(gap, 0.0)

@@ -32,7 +32,7 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
 
     Args:
         outer: a scalar function (`dim == 1`) that is convex or declares `weak_convexity`.
-        u: where to evaluate, any shape.
+        u: where to evaluate, any shape; f may be `inf` or `nan` elsewhere, but not at u.
         step: lambda, below 1/rho_f.
 
     Example:

@@ -70,7 +70,7 @@ class AbstractPiecewiseLinear(AbstractOuter):
         return project_box(self._distance(u) / step, *self._slopes())
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """slope * (t - slope step / 2), and the slope."""
+        """Both from one clip: slope * (t - slope step / 2), and the slope."""
         distance = self._distance(u)
         slope = project_box(distance / step, *self._slopes())
         return slope * (distance - slope * (step / 2)), slope

@@ -140,9 +140,10 @@ def project_capped_simplex(
     excess, fall = mass.gather(-1, last) - total, -slope.gather(-1, last)
     centred = centred - breaks.gather(-1, last) - excess / fall.clamp(min=1)
 
-    # One Newton step removes the rounding of the running sums.
+    # One Newton step removes the rounding of the running sums. Entries at an end may move too:
+    # they count, so that the step is never too long.
     weights = project_box(centred, 0.0, cap)
-    free = ((centred > 0) & (centred < cap)).sum(dim=-1, keepdim=True)
+    free = ((centred >= 0) & (centred <= cap)).sum(dim=-1, keepdim=True)
     correction = (weights.sum(dim=-1, keepdim=True) - total) / free.clamp(min=1)
     return project_box(centred - correction, 0.0, cap)
 

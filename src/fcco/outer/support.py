@@ -33,13 +33,17 @@ class AbstractSupportFunction(AbstractOuter):
 
     def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
         """<y, u> - step/2 |y|^2 at y = the envelope's gradient."""
-        y = self.envelope_gradient(u, step)
-        return (y * (u - y * (step / 2))).sum(dim=-1)
+        return self.envelope_and_gradient(u, step)[0]
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The projection of u / step onto Y."""
         self._check_step(step)
         return self._project(u, step) / step
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one projection."""
+        y = self.envelope_gradient(u, step)
+        return (y * (u - y * (step / 2))).sum(dim=-1), y
 
     def conjugate(self, y: Tensor) -> Tensor:
         """0 on Y, `inf` elsewhere."""

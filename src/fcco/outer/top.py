@@ -28,7 +28,7 @@ class _WeightedTop(AbstractSupportFunction):
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""
-        return (self.gradient(u) * u).sum(dim=-1)
+        return self.value_and_gradient(u)[0]
 
     def gradient(self, u: Tensor) -> Tensor:
         """The weights; entries that tie at the threshold share what is left to them."""
@@ -37,6 +37,11 @@ class _WeightedTop(AbstractSupportFunction):
         above, tied = (u > threshold).to(u.dtype), (u == threshold).to(u.dtype)
         left = 1 - cap * above.sum(dim=-1, keepdim=True)
         return cap * above + tied * (left / tied.sum(dim=-1, keepdim=True))
+
+    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one sort."""
+        weights = self.gradient(u)
+        return (weights * u).sum(dim=-1), weights
 
     def _threshold(self, u: Tensor) -> Tensor:
         return capped_threshold(u, self._cap(u.shape[-1]))

@@ -226,11 +226,17 @@ class TwoSidedHinge(AbstractOuter):
 
     def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The dead zone's envelope at twice the step."""
-        return self._of_gap().envelope(_gap(u), 2 * step)
+        return self.envelope_and_gradient(u, step)[0]
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The slope of the dead zone's envelope at twice the step, times (1, -1)."""
-        return _opposite(self._of_gap().envelope_gradient(_gap(u), 2 * step))
+        return self.envelope_and_gradient(u, step)[1]
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Both from the dead zone at twice the step."""
+        self._check_step(step)
+        value, slope = self._of_gap().envelope_and_gradient(_gap(u), 2 * step)
+        return value, _opposite(slope)
 
     def conjugate(self, y: Tensor) -> Tensor:
         """Kappa |y_1| where y_1 = -y_2 and |y_1| <= w."""

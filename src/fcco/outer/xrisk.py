@@ -92,12 +92,11 @@ class TauLog(AbstractOuter):
         linear, constant = beyond - self.offset, self.offset * (beyond - edge)
         root = torch.sqrt(linear.square() + 4 * constant)
         # Of the two forms of the root, the one that adds numbers of the same sign.
-        larger = torch.where(
+        return torch.where(
             linear > 0,
             (linear + root) / 2,
             2 * constant / (root - linear.clamp(max=0)),
         )
-        return torch.where(u > edge, larger, 0.0)
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,24 @@ from torch import Tensor
 
 from ..distributed import Group, gather_rows
 
-__all__ = ["Batch", "Layout", "carrier_counts", "layout", "over_ranks", "segment"]
+__all__ = ["Batch", "Layout", "carrier_counts", "layout", "over_ranks", "per_row", "segment"]
+
+
+def per_row(vector: Tensor, like: Tensor) -> Tensor:
+    """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
+    return vector if like.dim() == 1 else vector.unsqueeze(1)
 
 
 def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> Tensor:
-    """Sum of the rows of each block, (E, c) -> (size, c), differentiable.
+    """Sum of the rows of each block, (E,) or (E, d1) -> (size,) or (size, d1), differentiable.
 
     With `log`, rows are logarithms and so is the result; every block must own a row then.
     """
-    start = entries.new_zeros((size, entries.shape[1]))
+    start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
-        return start.index_add(0, inverse, entries)
-    rows = inverse.unsqueeze(1).expand_as(entries)
+        add = start.index_add if entries.requires_grad else start.index_add_
+        return add(0, inverse, entries)
+    rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
     return largest + start.index_add(0, inverse, torch.exp(entries - largest[inverse])).log()
 
@@ -38,8 +44,8 @@ class Layout(NamedTuple):
         index: the distinct block ids, increasing, shape (B1,).
         inverse: position of each entry's block in `index`, shape (E,); None when entry k is
             block k for all blocks.
-        counts: samples per block, shape (B1, 1).
-        weights: samples per entry, shape (E, 1); None when each entry is one sample.
+        counts: samples per block, shape (B1,).
+        weights: samples per entry, shape (E,); None when each entry is one sample.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -50,15 +56,16 @@ class Layout(NamedTuple):
     @property
     def entries(self) -> int:
         """E, the number of entries."""
-        return len(self.index) if self.inverse is None else len(self.inverse)
+        return (self.index if self.inverse is None else self.inverse).shape[0]
 
     def sums(self, entries: Tensor, log: bool = False) -> Tensor:
-        """Sum over the samples of each block, (E, c) -> (B1, c)."""
+        """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
         if self.weights is not None:
-            entries = entries + self.weights.log() if log else entries * self.weights
+            weights = per_row(self.weights, entries)
+            entries = entries + weights.log() if log else entries * weights
         if self.inverse is None:
             return entries
-        return segment(entries, self.inverse, len(self.index), log)
+        return segment(entries, self.inverse, self.index.shape[0], log)
 
     def select(self, keep: Tensor) -> Layout:
         """The layout of the entries where `keep` is true (blocks without entries disappear)."""
@@ -67,7 +74,7 @@ class Layout(NamedTuple):
             inverse = self.inverse
         left, inverse = torch.unique(inverse[keep], return_inverse=True)
         weights = None if self.weights is None else self.weights[keep]
-        samples = self.counts.new_ones((len(inverse), 1)) if weights is None else weights
+        samples = self.counts.new_ones(len(inverse)) if weights is None else weights
         return Layout(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
 
 
@@ -76,54 +83,70 @@ class Batch(NamedTuple):
 
     Attributes:
         index: the distinct block ids, increasing, shape (B1,).
-        counts: samples per block, shape (B1, 1).
-        sums: over samples, of g_i(w_t) and, where it is needed, of g_i(w_{t-1}) beside it:
-            shape (B1, d1) or (B1, 2 d1).
+        counts: samples per block, shape (B1,).
+        fresh: sum over samples of g_i(w_t), shape (B1,) or (B1, d1).
+        previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
     counts: Tensor
-    sums: Tensor
+    fresh: Tensor
+    previous: Tensor | None
     log: bool = False
 
-    def means(self) -> Tensor:
+    def mean(self, sums: Tensor) -> Tensor:
         """The sums divided by the number of samples."""
-        return self.sums - self.counts.log() if self.log else self.sums / self.counts
+        counts = per_row(self.counts, sums)
+        return sums - counts.to(sums.dtype).log() if self.log else sums / counts
 
     def merge(self, other: Batch) -> Batch:
         """Pool two batches: samples of the same block add up."""
+        previous = None
+        if self.previous is not None and other.previous is not None:
+            previous = torch.cat([self.previous, other.previous])
         return _pooled(
             torch.cat([self.index, other.index]),
             torch.cat([self.counts, other.counts]),
-            torch.cat([self.sums, other.sums]),
+            torch.cat([self.fresh, other.fresh]),
+            previous,
             self.log,
         )
 
 
-def _pooled(index: Tensor, counts: Tensor, sums: Tensor, log: bool) -> Batch:
+def _pooled(
+    index: Tensor, counts: Tensor, fresh: Tensor, previous: Tensor | None, log: bool
+) -> Batch:
     """Pool rows that may name a block more than once."""
     index, inverse = torch.unique(index, return_inverse=True)
     size = len(index)
-    return Batch(index, segment(counts, inverse, size), segment(sums, inverse, size, log), log)
+    past = None if previous is None else segment(previous, inverse, size, log)
+    return Batch(
+        index, segment(counts, inverse, size), segment(fresh, inverse, size, log), past, log
+    )
 
 
 def over_ranks(batch: Batch, group: Group) -> Batch:
     """Pool the batches of all ranks."""
-    columns = torch.cat([batch.index.unsqueeze(1).double(), batch.counts, batch.sums], dim=1)
-    rows = gather_rows(columns.double(), group)
-    result = _pooled(rows[:, 0].to(torch.int64), rows[:, 1:2], rows[:, 2:], batch.log)
-    kind = batch.sums.dtype
-    return Batch(result.index, result.counts.to(kind), result.sums.to(kind), batch.log)
+    sums = [batch.fresh] if batch.previous is None else [batch.fresh, batch.previous]
+    kind, shape = batch.fresh.dtype, batch.fresh.shape[1:]
+    columns = [batch.index, batch.counts, *sums]
+    flat = [c.double().unsqueeze(1) if c.dim() == 1 else c.double() for c in columns]
+    rows = gather_rows(torch.cat(flat, dim=1), group)
+    parts = [part.reshape(-1, *shape) for part in rows[:, 2:].chunk(len(sums), dim=1)]
+    previous = parts[1] if len(parts) > 1 else None
+    result = _pooled(rows[:, 0].long(), rows[:, 1], parts[0], previous, batch.log)
+    past = None if result.previous is None else result.previous.to(kind)
+    return Batch(result.index, result.counts.to(kind), result.fresh.to(kind), past, batch.log)
 
 
 def carrier_counts(carrier: Layout, batch: Batch, group: Group | None) -> Tensor:
     """Samples behind each block of an independent gradient batch, aligned with `batch`."""
     index, counts = carrier.index, carrier.counts
     if group is not None:
-        rows = gather_rows(torch.cat([index.unsqueeze(1).double(), counts], dim=1).double(), group)
-        index, inverse = torch.unique(rows[:, 0].to(torch.int64), return_inverse=True)
-        counts = segment(rows[:, 1:], inverse, len(index)).to(counts.dtype)
+        rows = gather_rows(torch.stack([index.double(), counts.double()], dim=1), group)
+        index, inverse = torch.unique(rows[:, 0].long(), return_inverse=True)
+        counts = segment(rows[:, 1], inverse, len(index)).to(batch.counts.dtype)
     if not torch.equal(index, batch.index):
         raise ValueError(
             "The independent gradient batch must hold samples of the same blocks as the value "
@@ -150,7 +173,7 @@ def layout(
         weights = _checked_counts(call, counts, num_inner if index is None else len(index), like)
     if index is None:
         every = torch.arange(num_inner, device=like.device)
-        ones = like.new_ones((num_inner, 1))
+        ones = like.new_ones(num_inner)
         return Layout(every, None, ones if weights is None else weights, weights)
     kind = index.dtype
     if index.dim() != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
@@ -159,19 +182,20 @@ def layout(
             f"{tuple(index.shape)} and dtype {index.dtype}."
         )
     unique, inverse, multiplicity = torch.unique(index, return_inverse=True, return_counts=True)
-    if len(unique):
-        low, high = unique[0].item(), unique[-1].item()
-        if low < 0 or high >= num_inner:
-            wrong = low if low < 0 else high
+    if unique.shape[0]:
+        # One short transfer; a long list costs more than two numbers.
+        ids = unique.tolist() if unique.shape[0] < 1024 else [int(unique[0]), int(unique[-1])]
+        if ids[0] < 0 or ids[-1] >= num_inner:
+            wrong = ids[0] if ids[0] < 0 else ids[-1]
             raise IndexError(
                 f"`{call}(index=...)` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
                 f"but contains: {wrong}."
             )
-    unique, inverse = unique.to(like.device, torch.int64), inverse.to(like.device)
-    if weights is None:
-        total = multiplicity.to(like).unsqueeze(1)
-    else:
-        total = segment(weights, inverse, len(unique))
+    if index.device != like.device or kind != torch.int64:
+        device = like.device
+        unique, inverse = unique.to(device, torch.int64), inverse.to(device)
+        multiplicity = multiplicity.to(device)
+    total = multiplicity if weights is None else segment(weights, inverse, len(unique))
     return Layout(unique, inverse, total, weights)
 
 
@@ -181,4 +205,4 @@ def _checked_counts(call: str, counts: Tensor, entries: int, like: Tensor) -> Te
             f"`{call}(counts=...)` must be {entries} positive numbers of samples, one per entry "
             f"(an empty group has no mean: leave it out of the batch), but is: {counts}."
         )
-    return counts.to(like).unsqueeze(1)
+    return counts.to(like)

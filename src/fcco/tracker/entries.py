@@ -24,17 +24,19 @@ class Entries(NamedTuple):
 
 
 def shaped(name: str, entries: Tensor, expected: int, like: Tensor) -> Tensor:
-    """Bring entries to shape (E, d1) and to the precision and device of the table `like`."""
+    """Bring entries to shape (E, d1), or (E,) when d1 = 1, and to the precision of the table."""
     dim, shape = like.shape[1], tuple(entries.shape)
-    if entries.dim() == 1 and dim == 1:
-        entries = entries.unsqueeze(1)
-    if entries.shape != (expected, dim):
+    if dim == 1 and shape == (expected, 1):
+        entries = entries.squeeze(1)
+    elif shape != ((expected,) if dim == 1 else (expected, dim)):
         wanted = f"({expected},)" if dim == 1 else f"({expected}, {dim})"
         raise ValueError(
             f"`InnerTracker({name}=...)` must have shape {wanted}, one row per entry of `index`, "
             f"but has shape {shape}."
         )
-    return entries.to(like.device, like.dtype)
+    if entries.dtype != like.dtype or entries.device != like.device:
+        entries = entries.to(like.device, like.dtype)
+    return entries
 
 
 def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
@@ -61,12 +63,17 @@ def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
 
 def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
     """Raise, naming the blocks, if any pooled value (or entry of `carrier`) is NaN or infinite."""
-    total = batch.sums.sum()
+    total = batch.fresh.sum()
+    if batch.previous is not None:
+        total = total + batch.previous.sum()
     if carrier is not None:
         total = total + carrier.detach().sum()
     if math.isfinite(total.item()):
         return
-    blocks = batch.index[~torch.isfinite(batch.sums).all(1)].tolist()
+    finite = _finite(batch.fresh)
+    if batch.previous is not None:
+        finite = finite & _finite(batch.previous)
+    blocks = batch.index[~finite].tolist()
     if not blocks and (carrier is None or bool(torch.isfinite(carrier).all())):
         return  # finite values whose sum overflows
     where = f"blocks {blocks[:10]}" if blocks else "the values that carry the gradient"
@@ -77,7 +84,8 @@ def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
 
 
 def _finite(entries: Tensor) -> Tensor:
-    return torch.isfinite(entries.detach()).all(1)
+    finite = torch.isfinite(entries.detach())
+    return finite if finite.dim() == 1 else finite.all(1)
 
 
 def _without(where: Layout, left: Tensor) -> Tensor:

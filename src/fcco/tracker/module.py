@@ -13,12 +13,16 @@ from .. import checks
 from ..distributed import Group
 from ..groups.counted import check_integer
 from ..precision import KeepsPrecision
-from .blocks import Batch, Layout, carrier_counts, layout, over_ranks
+from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, per_row
 from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
 from .tracked import Tracked
 from .update import log_track, theory_correction, track
 
 __all__ = ["InnerTracker"]
+
+
+_SMALL = 100_000
+"""Up to this n the mask is looked over now and then; once it is full it costs nothing more."""
 
 
 @dataclass
@@ -33,6 +37,7 @@ class _Progress:
     batch: Batch | None = None
     old: Tensor | None = None
     seen: Tensor | None = None
+    all_seen: bool = False
 
 
 class InnerTracker(KeepsPrecision):
@@ -219,9 +224,9 @@ class InnerTracker(KeepsPrecision):
             self._progress.skipped += dropped
             point = self._commit(batch)
         else:
-            point = batch.means()[:, : self.dim]
+            point = batch.mean(batch.fresh)
         return Tracked(
-            point.squeeze(1) if self.dim == 1 else point,
+            point,
             batch.index,
             carrier,
             carrier_where,
@@ -238,12 +243,10 @@ class InnerTracker(KeepsPrecision):
         previous: Tensor | None = None,
         group: Group | None = None,
     ) -> Batch:
-        """Pool entries (E, d1) over blocks and ranks, without gradient and without an update."""
-        entries = fresh.detach()
-        if previous is not None:
-            entries = torch.cat([entries, previous.detach()], dim=1)
-        sums = where.sums(entries, self.log_space)
-        batch = Batch(where.index, where.counts, sums, self.log_space)
+        """Pool entries over blocks and ranks, without gradient and without an update."""
+        log = self.log_space
+        past = None if previous is None else where.sums(previous.detach(), log)
+        batch = Batch(where.index, where.counts, where.sums(fresh.detach(), log), past, log)
         return batch if group is None else over_ranks(batch, group)
 
     def pool(self, values: Tensor, where: Layout, group: Group | None = None) -> Batch:
@@ -261,8 +264,8 @@ class InnerTracker(KeepsPrecision):
         """Set u_i directly; entries of one block are averaged."""
         batch = self.pool(values, self.layout(index))
         refuse_nonfinite(batch, None)
-        means = batch.means()
-        self.value[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
+        means = batch.mean(batch.fresh)
+        self._table()[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
         self.seen[batch.index] = True
         self._progress.batch = None
 
@@ -273,34 +276,44 @@ class InnerTracker(KeepsPrecision):
         GradScaler skipped) holds more samples of the same g_i(w_t). The first write is taken back
         and both are applied as one, because two corrections for one step would count it twice.
         """
-        value, known, progress = self.value, self.seen, self._progress
+        value, known, progress = self._table(), self.seen, self._progress
         current = batch.index
         if progress.batch is not None:
             value.index_copy_(0, progress.batch.index, progress.old)  # type: ignore[arg-type]
-            known.index_copy_(0, progress.batch.index, progress.seen)  # type: ignore[arg-type]
+            if progress.seen is not None:
+                known.index_copy_(0, progress.batch.index, progress.seen)
+                progress.all_seen = False
             batch = progress.batch.merge(batch)
-        index, means = batch.index, batch.means()
-        old, seen = value.index_select(0, index), known.index_select(0, index)
-        fresh, previous = means, None
-        if means.shape[1] > self.dim:
-            fresh, previous = means[:, : self.dim], means[:, self.dim :]
+        index, fresh, previous = batch.index, batch.mean(batch.fresh), batch.previous
+        old, seen = value.index_select(0, index), None
+        if not progress.all_seen:
+            seen = known.index_select(0, index)
         gamma, correction = self.gamma, 0.0
         if previous is not None:
-            correction = self.correction_weight(len(index))
+            previous, correction = batch.mean(previous), self.correction_weight(index.shape[0])
         if self.refresh_due:
             gamma, previous = 1.0, None
         rule = log_track if self.log_space else track
-        before, after = rule(old, seen.unsqueeze(1), fresh, previous, gamma, correction)
+        before, after = rule(
+            old, None if seen is None else per_row(seen, old), fresh, previous, gamma, correction
+        )
         if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
             before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         value.index_copy_(0, index, after)
-        known.index_fill_(0, index, True)
+        if seen is not None:
+            known.index_fill_(0, index, True)
+            if self.num_inner <= _SMALL and progress.steps % 64 == 63:
+                progress.all_seen = bool(known.all())
         if self.accumulate:
             progress.batch, progress.old, progress.seen = batch, old, seen
         else:
             progress.steps += 1
         point = before if self.read == "old" else after
         return point if index is current else point[torch.searchsorted(index, current)]
+
+    def _table(self) -> Tensor:
+        """u with the rows of a batch: (n,) when d1 = 1."""
+        return self.value.view(-1) if self.dim == 1 else self.value
 
     def _entries(
         self,
@@ -310,7 +323,7 @@ class InnerTracker(KeepsPrecision):
         carrier: Tensor | None,
         carrier_where: Layout | None,
     ) -> tuple[Entries, int]:
-        """All entries as (E, d1) in the tracker's precision; bad ones dropped if asked to."""
+        """All entries in the tracker's shape and precision; bad ones dropped if asked to."""
         fresh = shaped("fresh", fresh, where.entries, self.value)
         if previous is not None:
             previous = shaped("previous", previous, where.entries, self.value)

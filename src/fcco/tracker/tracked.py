@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .blocks import Layout, segment
+from .blocks import Layout, per_row, segment
+from .update import value_of
 
 __all__ = ["Tracked"]
 
@@ -18,16 +19,16 @@ class Tracked(NamedTuple):
     Attributes:
         value: u_i, without gradient, shape (B1,) or, for d1 > 1, (B1, d1).
         index: the distinct block ids, increasing, shape (B1,).
-        entries: this rank's values that carry the gradient, shape (E, d1).
+        entries: this rank's values that carry the gradient, shape (E,) or (E, d1).
         where: their layout.
-        counts: samples behind the entries of each block, over all ranks, shape (B1, 1).
+        counts: samples behind the entries of each block, over all ranks, shape (B1,).
         ranks: number of ranks.
         position: position in `index` of each block of `where`, when these differ (several ranks).
         log: entries and values are logarithms.
     """
 
     value: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
     entries: Tensor
     where: Layout
     counts: Tensor
@@ -35,42 +36,41 @@ class Tracked(NamedTuple):
     position: Tensor | None = None
     log: bool = False
 
-    def attach(self, value: Tensor, slope: Tensor, share: float = 1.0) -> Tensor:
-        """A scalar with this value and the gradient share * sum_i <slope_i, grad g_i>.
+    def attach(self, value: Tensor, slope: Tensor) -> Tensor:
+        """A scalar with this value and the gradient sum_i <slope_i, grad g_i>.
 
-        Data-parallel training averages gradients over ranks; `share` is multiplied by their
+        Data-parallel training averages gradients over ranks; the slope is multiplied by their
         number, so that this average is the gradient on the global batch.
 
         Args:
             value: the scalar's value.
             slope: the gradient with respect to u, of the shape of `self.value`.
-            share: a common factor, such as weight / B1.
         """
-        # The carrier is zero, entry by entry: adding and taking away sums would round the value.
-        zero = self.entries - self.entries.detach()
-        inner = torch.dot(zero.reshape(-1), self._factors(slope).reshape(-1))
-        return torch.add(value, inner, alpha=share * self.ranks)
+        entries, factors = self.entries, self._factors(slope)
+        if entries.dim() > 1:
+            entries, factors = entries.reshape(-1), factors.reshape(-1)
+        return value_of(value, gradient_of=torch.dot(entries, factors))
 
     def carrying_gradient(self) -> Tensor:
         """The values as a tensor whose gradient is that of g_i."""
         where = self._entry_positions()
-        zero = self.entries - self.entries.detach()
-        carrier = zero * (self.ranks * self._factors(torch.ones_like(self.value)))
+        carrier = self.entries * self._factors(torch.ones_like(self.value))
         if where is not None:
             carrier = segment(carrier, where, len(self.index))
-        return self.value + carrier.reshape(self.value.shape)
+        return value_of(self.value, gradient_of=carrier)
 
     def _factors(self, slope: Tensor) -> Tensor:
         """d(scalar) / d(entry), from d(scalar) / d(u_i)."""
-        factors = slope.reshape(-1, self.entries.shape[1]) / self.counts
+        factors = slope / per_row(self.counts, slope)
         where = self._entry_positions()
         if where is not None:
             factors = factors.index_select(0, where)
+        if self.ranks > 1:
+            factors = factors * self.ranks
         if self.where.weights is not None:
-            factors = factors * self.where.weights
+            factors = factors * per_row(self.where.weights, factors)
         if self.log:  # d(log u) = dg / u, formed from logarithms
-            u = self.value.reshape(-1, self.entries.shape[1])
-            u = u if where is None else u.index_select(0, where)
+            u = self.value if where is None else self.value.index_select(0, where)
             # Held below e^60, so that a block that grew beyond all bounds gives no NaN.
             factors = factors * torch.exp((self.entries.detach() - u).clamp(max=60))
         return factors

@@ -24,7 +24,7 @@ Number = float | Tensor
 
 def track(
     old: Tensor,
-    seen: Tensor,
+    seen: Tensor | None,
     fresh: Tensor,
     previous: Tensor | None,
     gamma: Number,
@@ -36,7 +36,7 @@ def track(
 
     Args:
         old: u_i, shape (B, d1).
-        seen: whether block i has a value yet, boolean, shape (B, 1).
+        seen: whether block i has a value yet, boolean, shape (B, 1); None when all have.
         fresh: g_i(w_t; B_i).
         previous: g_i(w_{t-1}; B_i), the same samples; None leaves the correction out.
         gamma: weight of the fresh value.
@@ -53,17 +53,18 @@ def track(
                 [5.]]), tensor([[1.6000],
                 [5.0000]]))
     """
-    before = torch.where(seen, old, fresh)
+    before = old if seen is None else torch.where(seen, old, fresh)
     # lerp is exact at both ends: gamma = 1, also when |before| >> |fresh|, and a first visit.
     after = torch.lerp(before, fresh, gamma.to(fresh) if isinstance(gamma, Tensor) else gamma)
     if previous is not None:
-        after = after + correction * (fresh - previous) * seen
+        moved = fresh - previous if seen is None else (fresh - previous) * seen
+        after = after + correction * moved
     return before, after
 
 
 def log_track(
     old: Tensor,
-    seen: Tensor,
+    seen: Tensor | None,
     fresh: Tensor,
     previous: Tensor | None,
     gamma: Number,
@@ -77,7 +78,7 @@ def log_track(
     where ell and ell' are the logarithms of the fresh and previous value. A correction can make
     the sum negative; it is floored at one thousandth of the uncorrected average.
     """
-    before = torch.where(seen, old, fresh)
+    before = old if seen is None else torch.where(seen, old, fresh)
     average = torch.logaddexp(before + _log(1 - gamma), fresh + _log(gamma))
     after = average
     if previous is not None:
@@ -87,7 +88,7 @@ def log_track(
         difference = torch.exp(fresh - largest) - gone
         total = torch.exp(average - largest) + correction * difference
         after = torch.maximum(largest + total.clamp(min=0).log(), average + math.log(1e-3))
-    return before, torch.where(seen, after, fresh)
+    return before, after if seen is None else torch.where(seen, after, fresh)
 
 
 def _log(weight: Number) -> Number:

@@ -1,0 +1,312 @@
+"""A run that is saved and resumed in new objects equals the uninterrupted run bitwise."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fcco
+
+GROUPS, FEATURES = 5, 3
+_RNG = np.random.default_rng(0)
+ID = torch.as_tensor(np.repeat(np.arange(GROUPS), 8))
+X = torch.as_tensor(_RNG.normal(size=(GROUPS * 8, FEATURES)), dtype=torch.float32)
+Y = torch.as_tensor(_RNG.normal(size=GROUPS * 8), dtype=torch.float32) + 0.3 * ID
+
+Objective = Callable[[nn.Module], fcco.Compositional]
+
+
+class Net(nn.Module):
+    """Dropout and batch normalisation: random state and buffers that must come back too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).squeeze(1)
+
+
+@dataclass
+class Run:
+    """All objects of a training run, by name, and how to step them."""
+
+    build: Objective
+    rule: str | None = None
+    polish_at: int | None = None
+    objects: dict[str, Any] = field(init=False)
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        model = Net()
+        objective = self.build(model)
+        optimizer = objective.optimizer
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        self.objects = {
+            "model": model,
+            "objective": objective,
+            "optimizer": optimizer,
+            "sampler": fcco.GroupBatchSampler(ID, 3, 2, seed=3),
+            "schedule": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98),
+        }
+        if self.rule is not None:
+            stepped = getattr(optimizer, "outer", optimizer)
+            self.objects["output"] = fcco.OutputIterate(stepped, self.rule)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["objects"][name]
+
+    def advance(self, steps: int) -> Run:
+        for _ in range(steps):
+            if self.step == self.polish_at:
+                self.optimizer.polish(4)
+            rows = torch.tensor(self.sampler.draw())
+            loss = self.objective(
+                lambda rows=rows: (self.model(X[rows]) - Y[rows]).square(), ID[rows]
+            )
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            self.step += 1
+        return self
+
+    def save(self) -> bytes:
+        states = {name: each.state_dict() for name, each in self.objects.items()}
+        file = io.BytesIO()
+        torch.save(states | {"random": torch.get_rng_state(), "step": self.step}, file)
+        return file.getvalue()
+
+    def load(self, saved: bytes, without: str | None = None) -> Run:
+        states = torch.load(io.BytesIO(saved), weights_only=True)
+        for name, each in self.objects.items():
+            if name != without:
+                each.load_state_dict(states[name])
+        torch.set_rng_state(states["random"])
+        self.step = states["step"]
+        return self
+
+
+def difference(one: Any, other: Any) -> float:
+    """Largest difference of two saved states; inf when they differ in kind."""
+    if isinstance(one, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return np.inf
+        return 0.0 if torch.equal(one, other) else float((one - other).abs().double().max())
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return np.inf
+        return max([0.0, *(difference(one[k], other[k]) for k in one)])
+    if isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            return np.inf
+        return max([0.0, *(difference(a, b) for a, b in zip(one, other, strict=True))])
+    return 0.0 if one == other or (one != one and other != other) else np.inf
+
+
+def states(saved: bytes) -> dict[str, Any]:
+    return torch.load(io.BytesIO(saved), weights_only=True)
+
+
+def check(run: Callable[[], Run], cuts: tuple[int, ...], total: int = 14) -> None:
+    torch.manual_seed(5)
+    whole = states(run().advance(total).save())
+    for cut in cuts:
+        torch.manual_seed(5)
+        saved = run().advance(cut).save()
+        torch.manual_seed(99)
+        resumed = run().load(saved)
+        assert difference(states(resumed.save()), states(saved)) == 0, "loading is lossless"
+        assert difference(states(resumed.advance(total - cut).save()), whole) == 0
+
+
+def sonex(optimizer: Callable[..., torch.optim.Optimizer], **options: Any) -> Objective:
+    settings: dict[str, Any] = {"smoothing": 0.8, "gamma": 0.3, "correction": 0.6} | options
+    return lambda model: fcco.sonex(
+        model, optimizer(model.parameters()), fcco.Absolute(2.0), GROUPS, **settings
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.02),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sonex_resumes_bitwise(name):
+    check(lambda: Run(sonex(OPTIMIZERS[name])), (0, 1, 7))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"correction": "theory", "gamma": 0.4},
+        {"correction": "auto", "read": "new"},
+        {"correction": 0.0},
+        {"smoothing": fcco.Annealed(2.0, 0.1, steps=20)},
+        {"on_nonfinite": "skip", "refresh_every": 3},
+    ],
+)
+def test_other_settings_resume_bitwise(options):
+    check(lambda: Run(sonex(OPTIMIZERS["SGD"], **options)), (5,))
+
+
+@pytest.mark.parametrize("outer", ["SGD", "Adam"])
+@pytest.mark.parametrize(
+    ("inner_steps", "polish_at"), [(3, None), (3, 9), (lambda t: 2 + t % 3, None)]
+)
+def test_alexr2_resumes_bitwise_also_within_a_round_and_while_polishing(
+    outer, inner_steps, polish_at
+):
+    build = lambda model: fcco.alexr2(  # noqa: E731
+        model,
+        OPTIMIZERS[outer](model.parameters()),
+        fcco.Absolute(2.0),
+        GROUPS,
+        smoothing=0.8,
+        nu=0.5,
+        eta=0.05,
+        inner_steps=inner_steps,
+        theta=0.6,
+    )
+    check(lambda: Run(build, "average", polish_at), (3, 4, 8, 11))
+
+
+@pytest.mark.parametrize("threshold", ["exact", "gradient", "table"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_group_dro_resumes_bitwise(threshold, smoothing):
+    build = lambda model: fcco.CVaRGroupDRO(  # noqa: E731
+        model,
+        OPTIMIZERS["Adam"](model.parameters()),
+        GROUPS,
+        ratio=0.4,
+        smoothing=smoothing,
+        threshold=threshold,
+    )
+    check(lambda: Run(build), (0, 1, 6))
+
+
+@pytest.mark.parametrize("rule", ["random", "average"])
+def test_the_output_iterate_resumes_bitwise(rule):
+    check(lambda: Run(sonex(OPTIMIZERS["AdamW"]), rule), (0, 1, 6))
+
+
+def test_penalised_constraints_with_names_resume_bitwise():
+    build = lambda model: fcco.Penalized(  # noqa: E731
+        model,
+        OPTIMIZERS["SGD"](model.parameters()),
+        [f"c{k}" for k in range(GROUPS)],
+        penalty=3.0,
+        smoothing=0.5,
+        tolerance=[0.1 * k for k in range(GROUPS)],
+    )
+
+    class Constrained(Run):
+        def advance(self, steps: int) -> Run:
+            for _ in range(steps):
+                rows = torch.tensor(self.sampler.draw())
+
+                def inner(rows=rows):
+                    means = fcco.group_mean((self.model(X[rows]) - Y[rows]).square(), ID[rows])
+                    return {f"c{k}": v for k, v in zip(means.index, means.values, strict=True)}
+
+                self.objective(inner).backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.step += 1
+            return self
+
+    check(lambda: Constrained(build), (5,))
+
+
+@pytest.mark.parametrize("without", ["objective", "sampler", "output"])
+def test_each_part_of_the_checkpoint_matters(without):
+    """Otherwise the tests above would pass without it."""
+    run = lambda: Run(sonex(OPTIMIZERS["SGD"]), "average")  # noqa: E731
+    torch.manual_seed(5)
+    whole = states(run().advance(12).save())
+    torch.manual_seed(5)
+    saved = run().advance(6).save()
+    resumed = states(run().load(saved, without).advance(6).save())
+    part = "output" if without == "output" else "model"
+    assert difference(resumed[part], whole[part]) > 1e-5
+
+
+@pytest.mark.parametrize("part", ["tracker.value", "tracker.seen", "previous"])
+def test_each_part_of_the_objectives_state_matters(part):
+    torch.manual_seed(5)
+    run = lambda: Run(sonex(OPTIMIZERS["SGD"]))  # noqa: E731
+    whole = states(run().advance(12).save())
+    torch.manual_seed(5)
+    saved = states(run().advance(6).save())
+    fresh = run()
+    for key in saved["objective"]:
+        if part in key:
+            saved["objective"][key] = fresh.objective.state_dict()[key]
+    file = io.BytesIO()
+    torch.save(saved, file)
+    resumed = states(fresh.load(file.getvalue()).advance(6).save())
+    assert difference(resumed["model"], whole["model"]) > 1e-5
+
+
+@pytest.mark.parametrize("name", ["objective", "output"])
+def test_a_checkpoint_in_memory_does_not_change_while_training_goes_on(name):
+    saver = Run(sonex(OPTIMIZERS["SGD"]), "average").advance(5)
+    saved = copy.deepcopy(getattr(saver, name).state_dict())
+    reference = copy.deepcopy(saved)
+    other = Run(sonex(OPTIMIZERS["SGD"]), "average")
+    getattr(other, name).load_state_dict(saved)
+    kept = other.objective.previous.get_extra_state() if name == "objective" else {}
+    other.advance(3)
+    assert difference(dict(saved), dict(reference)) == 0
+    assert difference(dict(getattr(other, name).state_dict()), dict(reference)) > 0
+    if name == "objective":
+        assert difference(kept, reference["previous._extra_state"]) == 0
+
+
+def test_the_saved_copies_of_a_live_run_do_not_follow_it():
+    """What the library adds to `state_dict()` beyond buffers is a copy."""
+    run = Run(sonex(OPTIMIZERS["SGD"]), "average").advance(4)
+    taken = {
+        "previous": run.objective.previous.state_dict(),
+        "output": run.output.state_dict(),
+    }
+    reference = copy.deepcopy(taken)
+    run.advance(3)
+    assert difference(taken, reference) == 0
+
+
+def test_a_checkpoint_of_a_float32_run_loads_into_a_wider_tracker():
+    saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(4).save())["objective"]
+    other = Run(sonex(OPTIMIZERS["SGD"], dtype=torch.float64))
+    other.objective.load_state_dict(saved)
+    value = other.objective.term.tracker.value
+    key = next(k for k in saved if k.endswith("tracker.value"))
+    assert value.dtype == torch.float64 and torch.equal(value, saved[key].double())
+
+
+def test_a_checkpoint_with_another_number_of_blocks_is_refused():
+    saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(2).save())["objective"]
+    build = lambda model: fcco.sonex(  # noqa: E731
+        model,
+        OPTIMIZERS["SGD"](model.parameters()),
+        fcco.Absolute(),
+        GROUPS + 1,
+        smoothing=0.5,
+    )
+    with pytest.raises(RuntimeError, match="size mismatch for .*tracker.value"):
+        Run(build).objective.load_state_dict(saved)

@@ -1,0 +1,108 @@
+"""The iterate to return: uniform or averaged over w_0, ..., w_{T-1}."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fcco
+
+
+def parameter(values=(1.0, -2.0)) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def outputs(rule: str, steps: int, seed: int) -> float:
+    w = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer, rule, seed=seed)  # type: ignore[arg-type]
+    w.grad = -torch.ones(())
+    for _ in range(steps):
+        optimizer.step()
+    with output.applied():
+        kept = w.item()
+    assert w.item() == steps and output.count == steps
+    return kept
+
+
+def test_the_random_iterate_is_uniform_over_w_0_to_w_T_minus_1():
+    steps, runs = 6, 1800
+    state = torch.get_rng_state()
+    drawn = np.array([outputs("random", steps, seed) for seed in range(runs)])
+    assert torch.equal(torch.get_rng_state(), state), "the global random stream is untouched"
+    counts = np.bincount(drawn.astype(int), minlength=steps)
+    assert len(counts) == steps and counts.sum() == runs
+    chi_square = ((counts - runs / steps) ** 2 / (runs / steps)).sum()
+    assert chi_square < 20.5  # 5 degrees of freedom: exceeded with probability 0.001
+
+
+def test_the_average_is_the_mean_of_w_0_to_w_T_minus_1():
+    rng = np.random.default_rng(0)
+    w, path = parameter(), []
+    optimizer = torch.optim.Adam([w], lr=0.3)
+    output = fcco.OutputIterate(optimizer, "average")
+    with pytest.raises(RuntimeError, match="at least one optimizer step"), output.applied():
+        pass
+    for _ in range(50):
+        path.append(w.detach().numpy().copy())
+        w.grad = torch.as_tensor(rng.normal(size=2))
+        optimizer.step()
+    last = w.detach().clone()
+    with pytest.raises(ZeroDivisionError), output.applied():
+        np.testing.assert_allclose(w.detach(), np.mean(path, axis=0), rtol=1e-13)
+        raise ZeroDivisionError
+    assert torch.equal(w, last), "also after an exception"
+
+
+def test_the_average_of_a_bfloat16_model_does_not_stall():
+    w = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer, "average")
+    for step in range(1000):
+        w.grad = torch.tensor(-1.0 if step == 0 else 0.0, dtype=torch.bfloat16)
+        optimizer.step()
+    assert output._kept[0].item() == pytest.approx(0.999, rel=1e-4)
+
+
+def test_the_outer_iterates_of_a_proximal_point_are_kept_not_the_inner_ones():
+    w = parameter()
+    outer = torch.optim.SGD([w], lr=0.3)
+    optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=3)
+    output, path = fcco.OutputIterate(outer, "average"), []
+    for step in range(12):
+        if step % 3 == 0:
+            path.append(w.detach().numpy().copy())
+        w.grad = 2 * w.detach() - 1
+        optimizer.step()
+    with output.applied():
+        np.testing.assert_allclose(w.detach(), np.mean(path, axis=0), atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", ["average", "random"])
+def test_a_group_added_later_joins_the_kept_iterate(rule):
+    w, late = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 5.0))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer, rule)
+    w.grad = late.grad = -torch.ones(1)
+    optimizer.step()
+    optimizer.add_param_group({"params": [late]})
+    optimizer.step()
+    optimizer.step()
+    with output.applied():
+        expected = (1.0, 5 + 1 / 3) if rule == "average" else (w.item(), max(5.0, w.item() + 4))
+        assert (w.item(), late.item()) == pytest.approx(expected)
+
+
+def test_a_kept_iterate_of_another_model_is_refused():
+    w, wider = parameter(), parameter((1.0, 2.0, 3.0))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer)
+    w.grad = torch.ones(2, dtype=torch.float64)
+    optimizer.step()
+    other = fcco.OutputIterate(torch.optim.SGD([wider], lr=1.0))
+    with pytest.raises(ValueError, match="belongs to another model"):
+        other.load_state_dict(output.state_dict())
+    with pytest.raises(ValueError, match=r"OutputIterate\(rule=...\)` must be one of"):
+        fcco.OutputIterate(optimizer, "best")  # type: ignore[arg-type]

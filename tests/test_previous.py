@@ -1,0 +1,273 @@
+"""The previous parameters: visited exactly, and without leaving a trace."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fcco
+
+X = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)
+
+
+def network(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *middle, nn.Linear(5, 1)).double()
+
+
+def moved(model: nn.Module, extra=(), optimizer=None, steps: int = 2):
+    """Take steps; return the object under test and a copy of the model at w_{t-1}."""
+    if optimizer is None:
+        optimizer = torch.optim.SGD([*model.parameters(), *extra], lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer)
+    for _ in range(steps):
+        before = copy.deepcopy(model)
+        optimizer.zero_grad()
+        model(X).square().sum().backward()
+        optimizer.step()
+    return previous, before, optimizer
+
+
+def state(model: nn.Module) -> dict:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+class Tied(nn.Module):
+    """A tied weight, a sub-module under two names, and one that is also in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.second.weight = self.first.weight
+        self.alias = self.first
+        self.layers = nn.ModuleList([self.second, nn.Linear(4, 1).double()])
+
+    def forward(self, x):
+        return self.layers[1](torch.tanh(self.layers[0](torch.tanh(self.alias(x)))))
+
+
+@pytest.mark.parametrize("build", [network, Tied])
+def test_everything_is_rerouted_and_everything_comes_back(build):
+    model = build()
+    previous, before, _ = moved(model)
+    objects = dict(model.named_parameters(remove_duplicate=False))
+    now, pointers = state(model), [p.data_ptr() for p in model.parameters()]
+    found = previous.evaluate(lambda: model(X))
+    assert torch.equal(found, before(X)) and not found.requires_grad
+    assert (found - model(X)).abs().max() > 1e-3
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(isinstance(p, nn.Parameter) and p is objects[k] for k, p in after.items())
+    assert same(state(model), now) and [p.data_ptr() for p in model.parameters()] == pointers
+    if build is Tied:
+        assert model.first.weight is model.second.weight and model.alias is model.first
+
+
+def test_a_bare_parameter_and_one_outside_the_model_are_rerouted():
+    model, outside = network(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    bare = model[0].weight
+    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
+    previous = fcco.PreviousParameters(model, optimizer)
+    old_bare, old_outside = bare.detach().clone(), outside.detach().clone()
+    (model(X).sum() + outside.square().sum()).backward()
+    optimizer.step()
+    found = previous.evaluate(lambda: (bare * 1, outside * 1))
+    assert torch.equal(found[0], old_bare) and torch.equal(found[1], old_outside)
+    assert not torch.equal(bare, old_bare) and not torch.equal(outside, old_outside)
+
+
+def test_what_is_returned_stays_at_w_t_minus_1():
+    """The parameter itself, views of it, and containers of these, also after another step."""
+    model = network()
+    previous, before, optimizer = moved(model)
+    old, weight = before[0].weight.detach().clone(), model[0].weight
+    found = previous.evaluate(
+        lambda: {"itself": weight, "views": (weight.view(-1), weight.detach(), weight[0])}
+    )
+    optimizer.step()
+    assert torch.equal(found["itself"], old)
+    for view, expected in zip(found["views"], (old.view(-1), old, old[0]), strict=True):
+        assert torch.equal(view, expected)
+
+
+def test_frozen_and_unused_parameters_are_left_alone():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    previous, before, _ = moved(model)
+    assert torch.equal(previous.evaluate(lambda: model(X)), before(X))
+    assert not model[0].weight.requires_grad
+
+
+def test_dropout_masks_are_equal_and_the_random_stream_is_untouched():
+    model = network(nn.Dropout(0.5))
+    previous, before, _ = moved(model)
+    torch.manual_seed(7)
+    expected, follow = before(X), torch.rand(3)
+    torch.manual_seed(7)
+    found = previous.evaluate(lambda: model(X))
+    start = torch.get_rng_state()
+    again = previous.evaluate(lambda: model(X))
+    assert torch.equal(found, expected) and torch.equal(again, expected)
+    assert torch.equal(torch.get_rng_state(), start)
+    model(X)
+    assert torch.equal(torch.rand(3), follow)
+    torch.manual_seed(8)
+    assert not torch.equal(previous.evaluate(lambda: model(X)), expected)
+
+
+class Caching(nn.Module):
+    """Buffers reassigned, filled, added and shared inside forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 1, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("cache", None)
+        self.child = nn.Module()
+        self.child.register_buffer("shared", self.count)
+
+    def forward(self, x):
+        self.count.add_(1)
+        assert torch.equal(self.child.shared, self.count)
+        self.child.shared = self.child.shared * 2
+        if self.cache is None:
+            self.cache = self.weight.detach() * 1
+        self.child.register_buffer(f"call{int(self.count)}", torch.ones(1))
+        return x @ self.cache + x @ self.weight
+
+
+def test_buffers_reassigned_filled_or_added_in_forward_are_restored():
+    model = Caching()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    previous = fcco.PreviousParameters(model, optimizer)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    buffers, count = state(model), model.count
+    found = previous.evaluate(lambda: model(X))
+    assert torch.equal(found, 2 * X @ torch.ones(4, 1, dtype=torch.float64))
+    assert same(state(model), buffers) and model.cache is None
+    assert model.count is count and model.child.shared is count
+    assert set(model.child._buffers) == {"shared"}
+
+
+def test_batch_norm_statistics_change_in_the_normal_forward_only():
+    model = network(nn.BatchNorm1d(5))
+    previous, before, _ = moved(model)
+    now = state(model)
+    expected = before(X)
+    for _ in range(3):
+        assert torch.equal(previous.evaluate(lambda: model(X)), expected)
+    assert same(state(model), now) and model[2].num_batches_tracked == 2
+    model(X)
+    assert model[2].num_batches_tracked == 3
+    assert not torch.equal(model[2].running_mean, now["2.running_mean"])
+
+
+def test_an_exception_restores_parameters_buffers_and_the_random_stream():
+    model = network(nn.BatchNorm1d(5), nn.Dropout(0.5))
+    previous, *_ = moved(model)
+    now, random = state(model), torch.get_rng_state()
+
+    def fails():
+        model(X)
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        previous.evaluate(fails)
+    assert same(state(model), now) and torch.equal(torch.get_rng_state(), random)
+    assert torch.is_grad_enabled()
+
+
+def test_a_failed_exchange_restores_all_parameters():
+    model = network()
+    previous, *_ = moved(model)
+    now, last = state(model), list(model.parameters())[-1]
+    previous._saved[last] = previous._saved[last].to_sparse()  # cannot be put in place
+    with pytest.raises(RuntimeError):
+        previous.evaluate(lambda: None)
+    assert same(state(model), now)
+
+
+def test_a_live_graph_at_w_t_survives_the_visit():
+    gradients = []
+    for visit in (False, True):
+        model = network()
+        previous, *_, optimizer = moved(model)
+        optimizer.zero_grad()
+        loss = model(X).square().sum()
+        if visit:
+            previous.evaluate(lambda model=model: model(X))
+        loss.backward()
+        gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+    assert torch.equal(*gradients)
+
+
+def test_inside_an_open_autocast_region_both_points_are_right():
+    """Cached casts of one point's weights must not serve the other, nor lose the gradient."""
+    model, x = network().float(), X.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer)
+    model(x).sum().backward()
+    before = copy.deepcopy(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, plain = before(x), model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = model(x)
+        found = previous.evaluate(lambda: model(x))
+        second = model(x)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, expected)
+    assert torch.equal(first, plain) and torch.equal(second, plain)
+    assert not torch.equal(found, plain)
+    wanted = torch.autograd.grad(plain.sum(), list(model.parameters()))
+    for one, other in zip(
+        torch.autograd.grad(second.sum(), list(model.parameters())), wanted, strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_changes_precision_between_steps_is_evaluated_in_its_new_one():
+    model = network().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer)
+    model(X.float()).sum().backward()
+    before = copy.deepcopy(model).double()
+    optimizer.step()
+    model.double()
+    assert torch.equal(previous.evaluate(lambda: model(X)), before(X))
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    optimizer.zero_grad()
+    model(X).sum().backward()
+    before = copy.deepcopy(model)
+    optimizer.step()
+    assert torch.equal(previous.evaluate(lambda: model(X)), before(X))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling(backend):
+    torch.compiler.reset()
+    plain = network(nn.BatchNorm1d(5))
+    model = torch.compile(plain, backend=backend, fullgraph=True)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer)
+    for step in range(4):
+        if step == 2:
+            torch._dynamo.utils.counters.clear()
+        before = copy.deepcopy(plain)
+        model(X).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found = previous.evaluate(lambda: model(X))
+        np.testing.assert_allclose(found, before(X).detach(), rtol=0, atol=1e-12)
+        assert (found - plain.eval()(X)).abs().max() > 1e-4
+        plain.train()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0

@@ -1,0 +1,237 @@
+"""Bad input is refused with a message that says why, and nothing is changed by it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from problems import Point
+
+import fcco
+
+T, NAN, INF = torch.tensor, torch.nan, torch.inf
+
+
+def started(**options) -> fcco.InnerTracker:
+    settings = {"gamma": 0.3, "correction": 0.5, "dtype": torch.float64}
+    tracker = fcco.InnerTracker(4, **(settings | options))
+    tracker(T([0.1, 0.2, 0.3], dtype=torch.float64), T([0, 1, 3]))
+    return tracker
+
+
+def unchanged(tracker: fcco.InnerTracker, state: dict) -> bool:
+    now = tracker.state_dict()
+    same = all(torch.equal(now[k], state[k]) for k in ("value", "seen"))
+    return same and now["_extra_state"] == state["_extra_state"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_inner": 0}, r"`InnerTracker\(num_inner=...\)` must be at least 1 but is: 0"),
+        ({"num_inner": 2.5}, r"num_inner=...\)` must be an integer but is: 2.5"),
+        ({"dim": 0}, r"`InnerTracker\(dim=...\)` must be at least 1"),
+        ({"dim": 1.5}, r"dim=...\)` must be an integer"),
+        ({"gamma": -0.1}, r"`InnerTracker\(gamma=...\)` must lie in \[0.0, 1.0\] but is: -0.1"),
+        ({"gamma": 1.1}, r"gamma=...\)` must lie in \[0.0, 1.0\]"),
+        ({"gamma": NAN}, r"gamma=...\)` must lie in .* nan"),
+        ({"gamma": 1.0, "correction": "theory"}, r"gamma=...\)` must lie in \[0.0, 1.0\)"),
+        (
+            {"correction": -1.0},
+            r"`InnerTracker\(correction=...\)` must lie in \[0.0, inf\) but is: -1.0",
+        ),
+        ({"correction": NAN}, r"correction=...\)` must"),
+        ({"correction": INF}, r"correction=...\)` must .* inf"),
+        ({"correction": "best"}, r"correction=...\)` must be one of 'theory', 'auto'"),
+        ({"gamma": 0.0, "correction": 0.0}, r"gamma=0\)` with `correction=0` would never move"),
+        ({"gamma": 0, "correction": 0}, r"would never move"),
+        ({"read": "both"}, r"read=...\)` must be one of 'old', 'new' but is: 'both'"),
+        ({"bounds": (1.0, 0.0)}, r"bounds=...\)` must be \(low, high\)"),
+        ({"bounds": (NAN, 1.0)}, r"bounds=...\)` must be \(low, high\)"),
+        ({"refresh_every": 0}, r"refresh_every=...\)` must be at least 1"),
+        ({"refresh_every": 1.5}, r"refresh_every=...\)` must be an integer"),
+        ({"on_nonfinite": "ignore"}, r"on_nonfinite=...\)` must be one of 'raise', 'skip'"),
+        ({"dtype": torch.int64}, r"dtype=...\)` must be a float type but is: torch.int64"),
+    ],
+)
+def test_constructor_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        fcco.InnerTracker(**({"num_inner": 3} | options))
+
+
+# A call (fresh, index, previous, counts), the exception and its message.
+BAD_CALLS = {
+    "negative": (T([1.0, 2.0]), T([0, -1]), None, None, IndexError, r"lie in \[0, 3\] .* -1"),
+    "too large": (T([1.0, 2.0]), T([0, 4]), None, None, IndexError, r"num_inner=4.* contains: 4"),
+    "float": (T([1.0]), T([1.0]), None, None, ValueError, r"1-d tensor of integers .*float32"),
+    "bool": (T([1.0]), T([True]), None, None, ValueError, r"integers .* torch.bool"),
+    "complex": (T([1.0]), T([1j]), None, None, ValueError, r"integers .*complex"),
+    "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"1-d tensor .* \(1, 1\)"),
+    "0-d": (T(1.0), T(0), None, None, ValueError, r"1-d tensor .* \(\)"),
+    "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"fresh=.*shape \(1,\).*\(2,\)"),
+    "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"fresh=.*shape \(4,\).*\(2,\)"),
+    "columns": (torch.ones(2, 2), T([0, 1]), None, None, ValueError, r"fresh=.*\(2,\).*\(2, 2\)"),
+    "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), None, ValueError, r"previous=.*\(2,\).*\(1,\)"),
+    "counts": (T([1.0, 2.0]), T([0, 1]), None, T([1]), ValueError, r"counts=.*2 positive"),
+    "count 0": (T([1.0, 2.0]), T([0, 1]), None, T([1, 0]), ValueError, r"counts=.*2 positive"),
+    "count -1": (T([1.0, 2.0]), T([0, 1]), None, T([1, -1]), ValueError, r"counts=.*2 positive"),
+    "count nan": (T([1.0]), T([0]), None, T([NAN]), ValueError, r"counts=.*1 positive"),
+    "count inf": (T([1.0]), T([0]), None, T([INF]), ValueError, r"counts=.*1 positive"),
+    "fresh nan": (T([1.0, NAN]), T([0, 2]), None, None, ValueError, r"NaN.*blocks \[2\]"),
+    "fresh inf": (T([INF, 1.0]), T([3, 0]), None, None, ValueError, r"infinite.*blocks \[3\]"),
+    "inf - inf": (T([INF, -INF]), T([0, 1]), None, None, ValueError, r"blocks \[0, 1\]"),
+    "past nan": (T([1.0, 2.0]), T([0, 1]), T([1.0, NAN]), None, ValueError, r"blocks \[1\]"),
+    "past inf": (T([1.0, 2.0]), T([0, 0]), T([-INF, 1.0]), None, ValueError, r"blocks \[0\]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call_raises_and_changes_no_buffer(name):
+    fresh, index, previous, counts, error, message = BAD_CALLS[name]
+    tracker = started()
+    state = copy.deepcopy(tracker.state_dict())
+    with pytest.raises(error, match=message):
+        tracker(fresh, index, previous, counts=counts)
+    assert unchanged(tracker, state)
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call_through_an_objective_changes_nothing_either(name):
+    """Also in the middle of an accumulated step; the run then goes on as if it had not been."""
+    fresh, index, previous, counts, error, message = BAD_CALLS[name]
+    good = T([0.4, 0.5]), T([1, 3])
+    ends = []
+    for with_bad in (False, True):
+        model = Point(np.array([1.0]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        term = fcco.CoupledTerm(fcco.Hinge(), started(), smoothing=2.0)
+        objective = fcco.Compositional(model, optimizer, term)
+        for _ in range(3):
+            objective(lambda: good[0] * model.w, good[1]).backward()
+            if with_bad:
+                state = copy.deepcopy(objective.state_dict())
+                now = iter((fresh if previous is None else previous, fresh))
+
+                def inner(values=now):
+                    return next(values) * (model.w * 0 + 1)
+
+                if objective.previous.ready or previous is None:
+                    with pytest.raises(error, match=message):
+                        if not objective.previous.ready:
+                            next(now)
+                        objective(inner, index, counts=counts)
+                assert unchanged(
+                    term.tracker, {k.split("tracker.")[-1]: v for k, v in state.items()}
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append((term.tracker.value.clone(), model.w.detach().clone(), term.tracker.steps))
+    assert torch.equal(ends[0][0], ends[1][0]) and torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][2] == ends[1][2] == 1 + 3  # one call before the objective
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_nonfinite_carrier_is_refused(bad, independent):
+    tracker = started()
+    state = copy.deepcopy(tracker.state_dict())
+    where, other = tracker.layout(T([0, 1])), tracker.layout(T([1, 0]))
+    with pytest.raises(ValueError, match="NaN or infinite.*carry the gradient"):
+        tracker.update(
+            T([1.0, 2.0]),
+            where,
+            carrier=T([1.0, bad]),
+            carrier_where=other if independent else None,
+        )
+    with pytest.raises(ValueError, match=r"`InnerTracker\(carrier=...\)` must have shape \(2,\)"):
+        tracker.update(T([1.0, 2.0]), where, carrier=T([1.0]))
+    assert unchanged(tracker, state)
+
+
+def test_set_values_refuses_bad_values_and_changes_nothing():
+    tracker = started()
+    state = copy.deepcopy(tracker.state_dict())
+    for index, values, error in (
+        (T([2, 0]), T([1.0, NAN]), ValueError),
+        (T([2, 4]), T([1.0, 1.0]), IndexError),
+        (T([2]), T([1.0, 1.0]), ValueError),
+    ):
+        with pytest.raises(error):
+            tracker.set_values(index, values)
+        assert unchanged(tracker, state)
+
+
+def test_large_finite_values_are_not_taken_for_infinite_ones():
+    for on_nonfinite in ("raise", "skip"):
+        tracker = fcco.InnerTracker(3, on_nonfinite=on_nonfinite)
+        large = T([2e38, 3e38, 1e38])
+        tracker(large, previous=large)
+        assert torch.equal(tracker.value[:, 0], large) and tracker.skipped == 0
+
+
+@pytest.mark.parametrize("correction", ["theory", "auto", 0.0])
+@pytest.mark.parametrize("log_space", [False, True])
+def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, log_space):
+    """Bad fresh, previous or surrogate values; block 3 loses one of its samples, block 0 all."""
+    settings = {"correction": correction, "log_space": log_space, "dtype": torch.float64}
+    ids = T([0, 3, 1, 3, 3, 0, 2])
+    fresh = T([NAN, 0.4, 0.5, -INF, 0.7, 0.8, 0.9])
+    past = T([0.1, 0.2, 0.3, 0.4, 0.5, INF, 0.6])
+    carrier = T([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, NAN], requires_grad=True)
+    good = T([1, 2, 4])
+    if correction == 0.0:  # the previous values are not used: they need not be good
+        fresh[5] = INF
+    results = []
+    for clean in (True, False):
+        tracker = fcco.InnerTracker(4, gamma=0.3, on_nonfinite="skip", **settings)
+        tracker.set_values(None, T([0.1, 0.2, 0.3, 0.4]))
+        pick = good if clean else torch.arange(7)
+        tracked = tracker.update(
+            fresh[pick], tracker.layout(ids[pick]), past[pick], carrier=carrier[pick]
+        )
+        (gradient,) = torch.autograd.grad(tracked.carrying_gradient().sum(), carrier)
+        results.append((tracker.value, tracker.seen, tracked.value, tracked.index, gradient))
+        assert tracker.skipped == (0 if clean else 4)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_none_left():
+    tracker = fcco.ema(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
+    tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
+    where = tracker.layout(T([1, 2, 3, 3]))
+    fresh = T([2.0, NAN, 6.0, 8.0])
+    carrier = T([NAN, 1.0, 1.0, NAN, 1.0], requires_grad=True)
+    tracked = tracker.update(
+        fresh, where, carrier=carrier, carrier_where=tracker.layout(T([1, 2, 3, 3, 3]))
+    )
+    assert tracked.index.tolist() == [3] and tracked.value.tolist() == [3.5]
+    assert tracker.value[:, 0].tolist() == [0.0, 0.0, 0.0, 3.5, 0.0] and tracker.skipped == 3
+    tracked.carrying_gradient().sum().backward()
+    assert carrier.grad is not None and carrier.grad.tolist() == [0.0, 0.0, 0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("correction", ["theory", "auto", 0.0])
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(correction, ratio):
+    model = Point(np.array([1.0, 2.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = fcco.msvr(2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64)
+    if ratio is None:
+        term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=1.0)
+    else:
+        term = fcco.CVaRTerm(tracker, ratio, smoothing=1.0)
+    objective = fcco.Compositional(model, optimizer, term)
+    for kind in ("bad", "good", "bad"):
+        before = tracker.value.clone(), tracker.seen.clone()
+        shift = NAN if kind == "bad" else 0.0
+        loss = objective(lambda shift=shift: model.w + shift)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if kind == "bad":
+            assert torch.equal(tracker.value, before[0]) and torch.equal(tracker.seen, before[1])
+            assert loss.item() == 0 or (ratio is not None and loss.item() == loss.item())
+    assert tracker.skipped == 4 and tracker.seen.all()

@@ -1,0 +1,167 @@
+"""Laws of the tracking error, and invariants of the update, measured on the real tracker.
+
+Many blocks in one tracker are as many repetitions: each is sampled with probability p = B1/n,
+independently of its past.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import fcco
+
+
+def steady_error(
+    tracker: fcco.InnerTracker,
+    blocks: int,
+    motion: Callable[[np.random.Generator], np.ndarray],
+    steps: int,
+    burn_in: int,
+    seed: int = 0,
+) -> float:
+    """Mean of (u - g)^2 over blocks and steps; g moves by `motion` without noise."""
+    rng, n = np.random.default_rng(seed), tracker.num_inner
+    g = np.zeros(n)
+    tracker.set_values(None, torch.as_tensor(g))
+    errors = []
+    for step in range(steps):
+        last, g = g, g + motion(rng)
+        chosen = rng.permutation(n)[:blocks]
+        tracker(torch.as_tensor(g[chosen]), torch.as_tensor(chosen), torch.as_tensor(last[chosen]))
+        if step >= burn_in:
+            errors.append(np.mean((tracker.value[:, 0].numpy() - g) ** 2))
+    return float(np.mean(errors))
+
+
+N, DELTA = 2000, 0.1
+SIGNS = np.where(np.arange(N) % 2, -DELTA, DELTA)
+MOTIONS = {
+    "systematic": lambda rng: SIGNS,
+    "random": lambda rng: rng.choice([-DELTA, DELTA], N),
+    "all at once": lambda rng: rng.choice([-DELTA, DELTA]) * np.ones(N),
+}
+
+
+@pytest.mark.parametrize("pattern", MOTIONS)
+@pytest.mark.parametrize(("p", "gamma"), [(0.2, 0.3), (0.5, 0.1)])
+def test_theory_correction_has_the_same_error_for_every_direction_pattern(pattern, p, gamma):
+    blocks = int(p * N)
+    tracker = fcco.msvr(N, gamma, "theory", dtype=torch.float64)
+    found = steady_error(tracker, blocks, MOTIONS[pattern], steps=700, burn_in=150)
+    gain = (1 - p) / (p * (1 - gamma))
+    law = DELTA**2 * (p * gain**2 + 1 - p) / (p * (2 * gamma - gamma**2))
+    assert found == pytest.approx(law, rel=0.05)
+
+
+def test_without_correction_drift_costs_gamma_to_minus_2_and_random_motion_minus_1():
+    p, gammas = 0.5, (0.04, 0.16)
+    for pattern, slope in (("systematic", -2), ("random", -1)):
+        found = []
+        for gamma in gammas:
+            keep = 1 - p * (2 * gamma - gamma**2)
+            lag = (1 - p * gamma) * DELTA / (p * gamma) if pattern == "systematic" else 0.0
+            law = keep * (DELTA**2 + 2 * lag * DELTA) / (1 - keep)
+            tracker = fcco.ema(N, gamma, dtype=torch.float64)
+            error = steady_error(tracker, int(p * N), MOTIONS[pattern], steps=900, burn_in=350)
+            assert error == pytest.approx(law, rel=0.05)
+            found.append(error)
+        measured = np.log(found[1] / found[0]) / np.log(gammas[1] / gammas[0])
+        assert measured == pytest.approx(slope, abs=0.2)
+
+
+def test_storm_correction_on_all_blocks_follows_motion_without_any_error():
+    tracker = fcco.msvr(N, 0.2, "auto", dtype=torch.float64)
+    assert tracker.correction_weight(N) == pytest.approx(0.8)
+    assert steady_error(tracker, N, MOTIONS["random"], steps=30, burn_in=0) < 1e-24
+
+
+@pytest.mark.parametrize(("gamma", "samples"), [(0.1, 1), (0.3, 3), (0.8, 2)])
+def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples):
+    """sigma^2 gamma / (2 - gamma) / B2, with samples given as repeated ids, in float32."""
+    n, sigma = 4000, 0.7
+    rng = np.random.default_rng(0)
+    tracker = fcco.msvr(n, gamma)
+    tracker.set_values(None, torch.full((n,), 2.0))
+    ids, errors = torch.arange(n).repeat(samples), []
+    for step in range(90):
+        noisy = torch.as_tensor(2 + sigma * rng.normal(size=n * samples))
+        tracker(noisy, ids, noisy)
+        if step >= 40:
+            errors.append((tracker.value.double() - 2).square().mean().item())
+    assert np.mean(errors) == pytest.approx(sigma**2 * gamma / (2 - gamma) / samples, rel=0.05)
+
+
+def one_step_errors(correction, sign: float) -> np.ndarray:
+    """E |u+ - g(w_t)|^2 over all block subsets, exactly, for each block."""
+    n, blocks, gamma = 5, 2, 0.3
+    rng = np.random.default_rng(4)
+    error, delta, now = rng.normal(size=(3, n, 2))
+    past = now - sign * delta
+    total, subsets = np.zeros(n), list(itertools.combinations(range(n), blocks))
+    for chosen in subsets:
+        tracker = fcco.InnerTracker(n, 2, gamma=gamma, correction=correction, dtype=torch.float64)
+        tracker.set_values(None, torch.as_tensor(past + error))
+        index = torch.tensor(chosen)
+        tracker(torch.as_tensor(now)[index], index, torch.as_tensor(past)[index])
+        total += ((tracker.value.numpy() - now) ** 2).sum(1) / len(subsets)
+    p, size = blocks / n, (delta**2).sum(1)
+    bound = (1 - gamma * p) * (error**2).sum(1) + 8 / p * size
+    assert correction != "theory" or (total <= bound).all()
+    return total
+
+
+def test_theory_correction_cancels_the_direction_of_motion_exactly():
+    np.testing.assert_allclose(
+        one_step_errors("theory", 1.0), one_step_errors("theory", -1.0), rtol=1e-12
+    )
+    for other in (0.0, "auto", 1.0):
+        gap = np.abs(one_step_errors(other, 1.0) - one_step_errors(other, -1.0))
+        assert gap.min() > 1e-3, "only the theory value does"
+
+
+def test_gamma_one_without_correction_is_the_value_of_the_batch():
+    rng = np.random.default_rng(5)
+    tracker = fcco.ema(6, 1.0, read="new")
+    table = np.full(6, np.nan, dtype=np.float32)
+    for scale in (1e6, 1e-3, 1.0, 1e-6):
+        ids = rng.permutation(6)[:4]
+        fresh = (rng.normal(size=4) * scale).astype(np.float32)
+        read = tracker(torch.as_tensor(fresh), torch.as_tensor(ids))
+        table[ids] = fresh
+        assert read.tolist() == table[np.sort(ids)].tolist()
+        known = tracker.seen.numpy()
+        np.testing.assert_array_equal(tracker.value[:, 0].numpy()[known], table[known])
+
+
+def test_zero_correction_is_a_moving_average_bitwise_whatever_the_previous_value():
+    rng = np.random.default_rng(6)
+    plain, given = fcco.ema(3, 0.3), fcco.msvr(3, 0.3, 0.0)
+    for _ in range(10):
+        fresh, past = torch.as_tensor(rng.normal(size=(2, 3)))
+        assert torch.equal(plain(fresh), given(fresh, None, past))
+    assert torch.equal(plain.value, given.value)
+
+
+def test_exact_gradient_descent_when_nothing_is_estimated():
+    """All blocks, gamma = 1, no correction, new u: w moves along the gradient of F_lambda."""
+    rng = np.random.default_rng(7)
+    a, lam, lr = rng.normal(size=(5, 3)), 0.8, 0.1
+    w = rng.normal(size=3)
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.as_tensor(w))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    objective = fcco.sonex(
+        model, optimizer, fcco.Absolute(), 5, smoothing=lam, gamma=1.0, correction=0.0, read="new"
+    )
+    for _ in range(20):
+        objective(lambda: torch.as_tensor(a) @ model.weight[0] - 0.3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        w = w - lr * a.T @ np.clip((a @ w - 0.3) / lam, -1, 1) / 5
+    np.testing.assert_allclose(model.weight[0].detach(), w, atol=1e-13)

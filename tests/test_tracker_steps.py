@@ -1,0 +1,216 @@
+"""One tracking step per optimizer step: accumulation, skipped steps, several optimizers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from problems import Point
+
+import fcco
+
+A = np.array([[1.0, 0.5], [-0.4, 1.2], [0.7, -0.9], [0.3, 0.8]])
+
+
+def batch(rng: np.random.Generator, per_block: int = 4):
+    """Samples of three of four blocks: ids, and offsets that belong to the samples."""
+    ids = np.repeat(rng.choice(4, 3, replace=False), per_block)
+    return ids, rng.normal(size=len(ids)) * 0.3
+
+
+def values(w: torch.Tensor, ids, offsets) -> torch.Tensor:
+    return (torch.as_tensor(A[ids]) @ w).square() + torch.as_tensor(offsets)
+
+
+def build(correction="auto", read="old", outer=None, lr=0.05, **options):
+    model = Point(np.array([0.8, -0.6]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    objective = fcco.sonex(
+        model,
+        optimizer,
+        outer or fcco.Hinge(2.0),
+        4,
+        smoothing=3.0,
+        gamma=0.3,
+        correction=correction,
+        read=read,
+        **options,
+    )
+    start = torch.as_tensor((A @ model.w.detach().numpy()) ** 2)
+    objective.term.tracker.set_values(None, start)
+    return model, optimizer, objective
+
+
+def split(ids, offsets, k):
+    """k micro-batches that each hold samples of every block."""
+    return [(ids[j::k], offsets[j::k]) for j in range(k)]
+
+
+def run(k: int, steps: int = 8, **options):
+    model, optimizer, objective = build(**options)
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        for ids, offsets in split(*batch(rng), k):
+            loss = objective(
+                lambda ids=ids, offsets=offsets: values(model.w, ids, offsets),
+                torch.as_tensor(ids),
+            )
+            (loss / k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.w.detach().numpy(), objective.term.tracker.value.numpy(), objective
+
+
+@pytest.mark.parametrize("correction", ["auto", "theory", 0.5])
+@pytest.mark.parametrize("k", [2, 4])
+def test_micro_batches_with_shared_blocks_equal_one_batch(correction, k):
+    lr = 0.005 if correction == "theory" else 0.05
+    one, several = run(1, correction=correction, lr=lr), run(k, correction=correction, lr=lr)
+    np.testing.assert_allclose(several[0], one[0], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(several[1], one[1], rtol=0, atol=1e-13)
+    assert several[2].term.tracker.steps == one[2].term.tracker.steps == 8
+    without = run(1, correction=0.0, lr=lr)
+    assert np.abs(without[1] - one[1]).max() > 1e-3, "the correction must matter here"
+
+
+def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
+    """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
+    tracker = fcco.msvr(4, 0.2, "theory", dtype=torch.float64)
+    tracker.accumulate = True
+    old = np.array([1.0, 2.0, 3.0, 4.0])
+    tracker.set_values(None, torch.as_tensor(old))
+    first = tracker(torch.tensor([5.0, 6.0]), torch.tensor([0, 1]), torch.tensor([4.0, 7.0]))
+    second = tracker(
+        torch.tensor([8.0, 2.0, 2.0]), torch.tensor([2, 0, 0]), torch.tensor([9.0, 1.0, 4.0])
+    )
+    assert first.tolist() == [1.0, 2.0] and second.tolist() == [1.0, 3.0]
+    assert tracker.steps == 0
+    weight = 1 / (3 * 0.8) + 0.8
+    expected = old.copy()
+    for block, g, past in ((0, 9 / 3, 9 / 3), (1, 6.0, 7.0), (2, 8.0, 9.0)):
+        expected[block] = 0.8 * old[block] + 0.2 * g + weight * (g - past)
+    np.testing.assert_allclose(tracker.value[:, 0], expected, rtol=1e-14)
+    tracker.close()
+    tracker.close()
+    assert tracker.steps == 1
+    kept = tracker.value.clone()
+    tracker(torch.tensor([5.0]), torch.tensor([3]), torch.tensor([5.0]))
+    assert torch.equal(tracker.value[:3], kept[:3]), "a closed step is final"
+
+
+def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
+    tracker = fcco.msvr(2, 0.2, 0.5, dtype=torch.float64)
+    tracker.accumulate = True
+    tracker(torch.tensor([1.0, 2.0]), torch.tensor([1, 1]), torch.tensor([0.0, 0.0]))
+    read = tracker(torch.tensor([6.0]), torch.tensor([1]), torch.tensor([0.0]))
+    assert read.item() == tracker.value[1].item() == 3.0
+    assert tracker.seen.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("log_space", [False, True])
+def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
+    rng = np.random.default_rng(0)
+    make = lambda: fcco.msvr(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
+    one, several = make(), make()
+    several.accumulate = True
+    for _ in range(20):
+        ids = torch.as_tensor(rng.integers(0, 5, 7))
+        fresh = torch.as_tensor(rng.normal(size=7))
+        past = fresh + 0.1 * torch.as_tensor(rng.normal(size=7))
+        one(fresh, ids, past)
+        for part in (slice(0, 2), slice(2, 3), slice(3, 7)):
+            several(fresh[part], ids[part], past[part])
+        several.close()
+        np.testing.assert_allclose(several.value, one.value, rtol=0, atol=1e-13)
+        assert torch.equal(several.seen, one.seen)
+    assert several.steps == one.steps == 20
+
+
+@pytest.mark.parametrize("overflow_at", [0, 3])
+def test_a_step_skipped_by_the_grad_scaler_counts_the_correction_once(overflow_at):
+    """The skipped batch joins the next one: u is that of both as one batch at the same w."""
+    ends = []
+    for skipping in (True, False):
+        model, optimizer, objective = build()
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+        rng = np.random.default_rng(3)
+        for step in range(6):
+            parts = [batch(rng) for _ in range(1 + (step == overflow_at))]
+            if not skipping:
+                parts = [tuple(np.concatenate(p) for p in zip(*parts, strict=True))]
+            for number, (ids, offsets) in enumerate(parts):
+                loss = objective(
+                    lambda ids=ids, offsets=offsets: values(model.w, ids, offsets),
+                    torch.as_tensor(ids),
+                )
+                scaler.scale(loss).backward()
+                if len(parts) == 2 and number == 0:
+                    model.w.grad.fill_(torch.inf)
+                before = model.w.detach().clone()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                skipped = torch.equal(before, model.w.detach())
+                assert skipped == (len(parts) == 2 and number == 0)
+            if step == overflow_at:
+                ends.append((objective.term.tracker.value.clone(), objective.term.tracker.steps))
+    assert ends[0][1] == ends[1][1] == overflow_at + 1
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-13)
+
+
+def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
+    def once(evaluate: bool):
+        model, optimizer, objective = build()
+        rng = np.random.default_rng(3)
+        for _ in range(4):
+            for ids, offsets in split(*batch(rng), 2):
+                inner = lambda ids=ids, offsets=offsets: values(model.w, ids, offsets)  # noqa: E731
+                (objective(inner, torch.as_tensor(ids)) / 2).backward()
+                if evaluate:
+                    objective.eval()
+                    objective(lambda: values(model.w, [0, 1], [0.0, 0.0]), torch.tensor([0, 1]))
+                    objective.train()
+                    with torch.no_grad():
+                        objective(inner, torch.as_tensor(ids))
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([objective.term.tracker.value[:, 0], model.w.detach()])
+
+    assert torch.equal(once(False), once(True))
+
+
+def test_two_optimizers_make_one_tracking_step():
+    """Each owns one coordinate; the result equals one optimizer over both."""
+    ends = []
+    for number in (1, 2):
+        parts = torch.nn.ParameterList([torch.tensor([0.8]), torch.tensor([-0.6])]).double()
+        lists = [list(parts)] if number == 1 else [[parts[0]], [parts[1]]]
+        optimizers = [torch.optim.SGD(p, lr=0.05) for p in lists]
+        tracker = fcco.msvr(4, 0.3, 0.5, dtype=torch.float64)
+        objective = fcco.Compositional(
+            parts, optimizers, fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
+        )
+        rng = np.random.default_rng(3)
+        for _ in range(6):
+            ids, offsets = batch(rng)
+            inner = lambda ids=ids, offsets=offsets: values(torch.cat(list(parts)), ids, offsets)  # noqa: E731
+            objective(inner, torch.as_tensor(ids)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert tracker.steps == objective.term.step == 6
+        ends.append(torch.cat([tracker.value[:, 0], *(p.detach() for p in parts)]))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_an_annealed_smoothing_moves_once_per_step_of_the_term():
+    model, optimizer, objective = build()
+    term = objective.term
+    term.smoothing = fcco.Annealed(1.0, 0.01, steps=4)
+    seen = []
+    for ids, offsets in split(*batch(np.random.default_rng(0)), 2) * 3:
+        seen.append(term.smoothing)
+        objective(lambda i=ids, o=offsets: values(model.w, i, o), torch.as_tensor(ids)).backward()
+        if len(seen) % 2 == 0:
+            optimizer.step()
+    np.testing.assert_allclose(seen, np.repeat(0.01 ** np.array([0, 0.25, 0.5]), 2))
