@@ -242,8 +242,9 @@ def test_errors_name_the_call_and_the_reason():
         hinge_stationarity(lambda index: w[index], DeadZone(0.1), 3, [w])
     with pytest.raises(ValueError, match=r"not compatible with prox_linear.*convex"):
         prox_linear(lambda index: w[index], LogTruncatedHinge(1.0), 3, [w], 1.0)
-    with pytest.raises(ValueError, match="a gradient of inner or loss is not finite"):
-        hinge_stationarity(lambda index: (w[index] - 1).abs().sqrt(), Hinge(), 3, [w])
+    for measure in (hinge_stationarity, approximate_stationarity):
+        with pytest.raises(ValueError, match="a gradient of inner or loss is not finite"):
+            measure(lambda index: (w[index] - 1).abs().sqrt(), Hinge(), 3, [w])
     with pytest.raises(ValueError, match=r"approximate_stationarity\(loss.*finite but is: inf"):
         approximate_stationarity(
             lambda index: w[index], Hinge(), 3, [w], loss=lambda: 1 / (w[0] - 1).abs()

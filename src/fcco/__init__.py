@@ -20,10 +20,12 @@ from . import diagnostics as diagnostics
 from . import groups as groups
 from . import methods as methods
 from . import outer as outer
+from . import theory as theory
 from . import tracker as tracker
 from .constraints import Penalized as Penalized
 from .group_dro import CVaRGroupDRO as CVaRGroupDRO
 from .group_dro import CVaRTerm as CVaRTerm
+from .groups import BlockSampler as BlockSampler
 from .groups import GroupBatchSampler as GroupBatchSampler
 from .groups import group_mean as group_mean
 from .inner import Measured as Measured

@@ -1,0 +1,38 @@
+# Two commands a newcomer needs: `make demo` and `make test`. Both work from a fresh clone with
+# Python 3.11 or newer and pip, and install pinned versions into a virtual environment of their own.
+
+PYTHON ?= python3
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: install demo test check docs clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	touch $@
+
+demo:
+	$(PYTHON) -m venv --clear .venv-demo
+	.venv-demo/bin/python $(PIP_INSTALL) --editable '.[plot]'
+	.venv-demo/bin/python examples/group_dro.py
+
+test:
+	$(PYTHON) -m venv --clear .venv-test
+	.venv-test/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	$(MAKE) check VENV=.venv-test
+
+# The checks of `make test` in an environment that is already there.
+VENV ?= .venv
+check:
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+
+docs: install
+	.venv/bin/mkdocs build --strict
+
+clean:
+	rm -rf .venv .venv-demo .venv-test site build dist
