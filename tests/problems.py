@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from reference import Quadratics
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from fcco import Compositional
 
@@ -105,3 +106,39 @@ def box(a: float, b: float, number: int, noise: float, seed: int = 0) -> NoisyCo
     return NoisyConstraints(
         a * ones, torch.diag(ones), b * ones, noise, torch.Generator().manual_seed(seed)
     )
+
+
+class LogisticGroups:
+    """Groups whose last feature misleads in the last three: min l2/2 |w|^2 + CVaR_r(L_1..L_n)."""
+
+    def __init__(self, ratio: float = 0.25, groups: int = 12, samples: int = 60, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        mean = np.full((groups, 1, 5), 0.8)
+        mean[:, 0, -1] = np.where(np.arange(groups) < groups - 3, 1.5, -0.7)
+        mean += 0.3 * rng.normal(size=mean.shape)
+        noise = np.linspace(0.7, 1.4, groups)[:, None, None]
+        self.z = mean + noise * rng.normal(size=(groups, samples, 5))  # label times features
+        self.ratio, self.l2, self.number = ratio, 0.05, groups
+        self.rows = torch.as_tensor(self.z.reshape(-1, 5))
+        self.group = torch.arange(groups).repeat_interleave(samples)
+
+    def value(self, w: np.ndarray) -> float:
+        """The exact objective on all data; r n is an integer here."""
+        worst = np.sort(np.logaddexp(0, -self.z @ w).mean(1))[-round(self.ratio * self.number) :]
+        return self.l2 / 2 * float(w @ w) + worst.mean()
+
+    def batch(self, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """(g0, per-sample losses) of some samples."""
+        return self.l2 / 2 * w.square().sum(), softplus(-self.rows[index] @ w)
+
+    def solve(self, average: bool = False) -> tuple[np.ndarray, float]:
+        """cvxpy's minimiser and its value; with `average`, of the mean over groups (ERM)."""
+        w, s = cp.Variable(5), cp.Variable()
+        losses = cp.hstack([cp.sum(cp.logistic(-z @ w)) / len(z) for z in self.z])
+        coupled = cp.sum(losses) / self.number
+        if not average:
+            coupled = s + cp.sum(cp.pos(losses - s)) / (self.ratio * self.number)
+        problem = cp.Problem(cp.Minimize(self.l2 / 2 * cp.sum_squares(w) + coupled))
+        problem.solve(solver=cp.CLARABEL)
+        assert w.value is not None
+        return w.value, self.value(w.value)

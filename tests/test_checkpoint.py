@@ -72,10 +72,8 @@ class Run:
             if self.step == self.polish_at:
                 self.optimizer.polish(4)
             rows = torch.tensor(self.sampler.draw())
-            loss = self.objective(
-                lambda rows=rows: (self.model(X[rows]) - Y[rows]).square(), ID[rows]
-            )
-            loss.backward()
+            losses = lambda rows=rows: (self.model(X[rows]) - Y[rows]).square()  # noqa: E731
+            self.objective(losses, ID[rows]).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.schedule.step()
@@ -308,5 +306,5 @@ def test_a_checkpoint_with_another_number_of_blocks_is_refused():
         GROUPS + 1,
         smoothing=0.5,
     )
-    with pytest.raises(RuntimeError, match="size mismatch for .*tracker.value"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for .*tracker.value"):
         Run(build).objective.load_state_dict(saved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +164,8 @@ def test_correction_weights_are_the_documented_numbers_of_distinct_blocks():
     n, gamma, b = 30, 0.1, 8
     theory = (n - b) / (b * (1 - gamma)) + 1 - gamma
     assert theory_correction(gamma, n, b) == pytest.approx(theory, rel=1e-12)
-    for correction, expected in (("auto", 0.9 * b / n), ("theory", theory), (0.05, 0.05)):
+    cases: list[tuple[Any, float]] = [("auto", 0.9 * b / n), ("theory", theory), (0.05, 0.05)]
+    for correction, expected in cases:
         tracker = fcco.msvr(n, gamma, correction, dtype=torch.float64)
         assert tracker.correction_weight(b) == pytest.approx(expected, rel=1e-12)
         tracker.set_values(None, torch.zeros(n, dtype=torch.float64))

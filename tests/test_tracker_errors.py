@@ -108,14 +108,15 @@ def test_a_bad_call_through_an_objective_changes_nothing_either(name):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         term = fcco.CoupledTerm(fcco.Hinge(), started(), smoothing=2.0)
         objective = fcco.Compositional(model, optimizer, term)
+        assert objective.previous is not None
         for _ in range(3):
-            objective(lambda: good[0] * model.w, good[1]).backward()
+            objective(lambda w=model.w: good[0] * w, good[1]).backward()
             if with_bad:
                 state = copy.deepcopy(objective.state_dict())
                 now = iter((fresh if previous is None else previous, fresh))
 
-                def inner(values=now):
-                    return next(values) * (model.w * 0 + 1)
+                def inner(values=now, w=model.w):
+                    return next(values) * (w * 0 + 1)
 
                 if objective.previous.ready or previous is None:
                     with pytest.raises(error, match=message):
@@ -138,7 +139,7 @@ def test_a_nonfinite_carrier_is_refused(bad, independent):
     tracker = started()
     state = copy.deepcopy(tracker.state_dict())
     where, other = tracker.layout(T([0, 1])), tracker.layout(T([1, 0]))
-    with pytest.raises(ValueError, match="NaN or infinite.*carry the gradient"):
+    with pytest.raises(ValueError, match=r"NaN or infinite.*carry the gradient"):
         tracker.update(
             T([1.0, 2.0]),
             where,

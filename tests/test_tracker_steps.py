@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,19 +24,17 @@ def values(w: torch.Tensor, ids, offsets) -> torch.Tensor:
     return (torch.as_tensor(A[ids]) @ w).square() + torch.as_tensor(offsets)
 
 
-def build(correction="auto", read="old", outer=None, lr=0.05, **options):
+def build(correction: Any = "auto", lr: float = 0.05):
     model = Point(np.array([0.8, -0.6]))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     objective = fcco.sonex(
         model,
         optimizer,
-        outer or fcco.Hinge(2.0),
+        fcco.Hinge(2.0),
         4,
         smoothing=3.0,
         gamma=0.3,
         correction=correction,
-        read=read,
-        **options,
     )
     start = torch.as_tensor((A @ model.w.detach().numpy()) ** 2)
     objective.term.tracker.set_values(None, start)
@@ -140,7 +140,7 @@ def test_a_step_skipped_by_the_grad_scaler_counts_the_correction_once(overflow_a
                 parts = [tuple(np.concatenate(p) for p in zip(*parts, strict=True))]
             for number, (ids, offsets) in enumerate(parts):
                 loss = objective(
-                    lambda ids=ids, offsets=offsets: values(model.w, ids, offsets),
+                    lambda w=model.w, ids=ids, offsets=offsets: values(w, ids, offsets),
                     torch.as_tensor(ids),
                 )
                 scaler.scale(loss).backward()
@@ -193,7 +193,10 @@ def test_two_optimizers_make_one_tracking_step():
         rng = np.random.default_rng(3)
         for _ in range(6):
             ids, offsets = batch(rng)
-            inner = lambda ids=ids, offsets=offsets: values(torch.cat(list(parts)), ids, offsets)  # noqa: E731
+
+            def inner(parts=parts, ids=ids, offsets=offsets):
+                return values(torch.cat(list(parts)), ids, offsets)
+
             objective(inner, torch.as_tensor(ids)).backward()
             for optimizer in optimizers:
                 optimizer.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ def in_logs(old, seen, fresh, previous, gamma, correction):
     return np.log(before), np.log(np.maximum(after, 1e-3 * average))
 
 
-def as_tensors(*arrays):
+def as_tensors(*arrays) -> list[Any]:
     return [None if a is None else torch.as_tensor(a) for a in arrays]
 
 

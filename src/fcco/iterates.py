@@ -117,8 +117,8 @@ class OutputIterate(nn.Module):
         shapes = [tuple(k.shape) for k in kept]
         if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:
             raise ValueError(
-                f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes {shapes} "
-                "but those of the optimizer differ; it belongs to another model."
+                f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes "
+                f"{shapes} but those of the optimizer differ; it belongs to another model."
             )
         self.count = state["count"]
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]

@@ -1,0 +1,275 @@
+"""CVaR group DRO: its threshold, its weights, and runs to known optima."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import LogisticGroups, Point, decay, take_step
+from scipy.optimize import linprog, minimize_scalar
+
+import fcco
+from fcco.group_dro import exact_threshold
+
+DOUBLE = torch.float64
+RULES = ["exact", "gradient", "table"]
+
+
+def smoothed_hinge(x: np.ndarray, ratio: float, lam: float) -> np.ndarray:
+    """f_lambda of (1/r) [x]_+, and the hinge itself for lambda = 0."""
+    top = 1 / ratio
+    if lam == 0:
+        return top * np.maximum(x, 0)
+    return np.where(x < lam * top, np.maximum(x, 0) ** 2 / (2 * lam), top * x - lam * top**2 / 2)
+
+
+def of_threshold(s: float, u: np.ndarray, ratio: float, lam: float) -> float:
+    return s + smoothed_hinge(u - s, ratio, lam).mean()
+
+
+@st.composite
+def losses_and_ratios(draw: st.DrawFn) -> tuple[np.ndarray, float]:
+    u = np.array(draw(st.lists(st.integers(-30, 30), min_size=1, max_size=12)), dtype=float) / 8
+    share = draw(st.one_of(st.integers(1, len(u)).map(lambda k: k / len(u)), st.floats(0.02, 1.0)))
+    return u, share  # ties are common, and r n is an integer half of the time
+
+
+# The exact threshold.
+
+
+@settings(max_examples=150, deadline=None)
+@given(losses_and_ratios(), st.sampled_from([0.0, 1e-3, 0.05, 0.7, 6.0]))
+def test_exact_threshold_minimises(case, lam):
+    u, ratio = case
+    s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
+    reached = of_threshold(s, u, ratio, lam)
+    low, high = u.min() - lam / ratio - 1, u.max() + 1
+    candidates = np.concatenate([np.linspace(low, high, 400), u, u - lam / ratio])
+    best = minimize_scalar(of_threshold, bounds=(low, high), args=(u, ratio, lam), method="bounded")
+    assert reached <= min(best.fun, *(of_threshold(c, u, ratio, lam) for c in candidates)) + 1e-10
+    if lam:
+        assert np.clip((u - s) / lam, 0, 1 / ratio).mean() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("lam", [1e-1, 1e-3, 1e-5, 1e-7])
+def test_exact_threshold_survives_single_precision(lam):
+    """Small differences of large losses must not cancel."""
+    u = 100 + 0.01 * torch.rand(30, generator=torch.Generator().manual_seed(0))
+    exact = exact_threshold(u.double(), 0.15, lam)
+    assert exact_threshold(u, 0.15, lam).item() == pytest.approx(exact.item(), abs=1e-5)
+
+
+def projected(u: np.ndarray, ratio: float, lam: float) -> np.ndarray:
+    """Projection of u / (n lambda) onto {sum p = 1, 0 <= p <= 1/(r n)}, by bisection."""
+    v, cap = u / (len(u) * lam), 1 / (ratio * len(u))
+    low, high = v.min() - cap - 1, v.max()
+    for _ in range(200):
+        shift = (low + high) / 2
+        low, high = (shift, high) if np.clip(v - shift, 0, cap).sum() > 1 else (low, shift)
+    return np.clip(v - shift, 0, cap)
+
+
+def dro(model: torch.nn.Module, number: int, ratio: float, **options: Any) -> fcco.CVaRGroupDRO:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return fcco.CVaRGroupDRO(model, optimizer, number, ratio, **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(losses_and_ratios(), st.sampled_from([1e-2, 0.3, 4.0]))
+def test_eliminated_threshold_is_the_vector_cvar_of_n_lambda(case, lam):
+    u, ratio = case
+    number = len(u)
+    p = projected(u, ratio, lam)
+    value = p @ u - number * lam / 2 * p @ p
+    model = Point(u)
+    objective = dro(model, number, ratio, smoothing=lam, gamma=1.0, read="new")
+    loss = objective(lambda: model.w)
+    loss.backward()
+    assert loss.item() == pytest.approx(value, abs=1e-9)
+    np.testing.assert_allclose(model.w.grad, p, atol=1e-9)
+    np.testing.assert_allclose(objective.group_weights(), p, atol=1e-9)
+    vector = fcco.MoreauEnvelope(fcco.CVaR(ratio), number * lam)
+    assert vector(torch.as_tensor(u)).item() == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1e-9])
+@pytest.mark.parametrize("ratio", [1.0, 1 / 6, 0.5, 0.55, 0.25])
+def test_weights_solve_the_linear_program_of_cvar(ratio, smoothing):
+    """Mean at r = 1, the worst group at r = 1/n, a part of a group in between; at every step."""
+    model = Point([0.3, 1.0, 0.7, -0.2, 0.9, 0.1])
+    objective = dro(model, 6, ratio, smoothing=smoothing, gamma=1.0)
+    for _ in range(4):
+        u = model.w.detach().numpy() ** 2
+        lp = linprog(-u, A_eq=np.ones((1, 6)), b_eq=[1.0], bounds=(0, 1 / (6 * ratio)))
+        objective(lambda: model.w.square()).backward()
+        assert model.w.grad is not None
+        np.testing.assert_allclose(model.w.grad, 2 * lp.x * model.w.detach().numpy(), atol=1e-7)
+        assert objective.cvar().item() == pytest.approx(-lp.fun)
+        assert objective.cvar(torch.as_tensor(u)).item() == pytest.approx(-lp.fun)
+        objective.optimizer.step()  # type: ignore[union-attr]
+        objective.optimizer.zero_grad()  # type: ignore[union-attr]
+        np.testing.assert_allclose(objective.group_weights().sum(), 1)
+        # The next step reads u of this one: bring the table up to date, as with exact values.
+        objective.warm_up([(lambda: model.w.square(), None)])
+        objective.term._set(*objective.term._minimiser(objective.term.table()))
+
+
+# The threshold as state.
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_threshold_rules_by_hand_with_accumulated_batches(rule, lam):
+    number, ratio, gamma, lr = 5, 0.4, 0.5, 0.2
+    rng = np.random.default_rng(0)
+    u = rng.normal(size=number)
+    model = Point([0.0])
+    objective = dro(
+        model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, threshold=rule,
+        threshold_lr=lr,
+    )  # fmt: skip
+    objective.term.tracker.set_values(None, torch.as_tensor(u))
+    s, slope = None, lambda x: np.clip(x / lam, 0, 1 / ratio) if lam else (x > 0) / ratio
+    for _ in range(6):
+        batches = [np.array([0, 1, 3]), rng.choice(number, 2, replace=False)]
+        fresh, slopes = [rng.normal(size=len(b)) for b in batches], []
+        for index, values in zip(batches, fresh, strict=True):
+            if s is None:
+                s = exact_threshold(torch.as_tensor(u[index]), ratio, lam).item()
+            data = torch.as_tensor(values)
+            loss = objective(lambda data=data: data + 0 * model.w, torch.as_tensor(index))
+            expected = of_threshold(s, u[index], ratio, lam)
+            assert loss.item() == pytest.approx(expected), "u before this step, and this s"
+            slopes.append(slope(u[index] - s).mean())
+            assert objective.threshold.item() == pytest.approx(s), "s waits for the step"
+        for i in np.union1d(*batches):
+            samples = np.concatenate([v[b == i] for b, v in zip(batches, fresh, strict=True)])
+            u[i] = (1 - gamma) * u[i] + gamma * samples.mean()
+        objective.optimizer.step()  # type: ignore[union-attr]
+        if rule == "exact":
+            s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
+        else:
+            s -= lr * (1 - (slope(u - s).mean() if rule == "table" else np.mean(slopes)))
+        assert objective.threshold.item() == pytest.approx(s)
+        np.testing.assert_allclose(objective.group_losses(), u)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lam", [0.0, 0.2])
+def test_unseen_groups_and_foreign_steps_bring_no_nan(rule, lam):
+    model = Point([1.0, -2.0, 3.0, 0.5])
+    objective = dro(model, 4, 0.5, smoothing=lam, threshold=rule, on_nonfinite="skip")
+    assert objective.cvar().isnan() and objective.group_losses().isnan().all()
+    model.w.sum().backward()
+    objective.optimizer.step()  # type: ignore[union-attr]
+    bad = take_step(objective, lambda: model.w[:2] * torch.nan, torch.tensor([0, 1]))
+    assert bad == 0 and objective.threshold.isnan(), "nothing is known yet"
+    for _ in range(5):
+        loss = take_step(objective, lambda: model.w[:2].square(), torch.tensor([0, 2]))
+        assert np.isfinite(loss) and objective.threshold.isfinite() and model.w.isfinite().all()
+    for values in (objective.group_losses(), objective.group_weights()):
+        assert values.isnan().tolist() == [False, True, False, True]
+    assert objective.cvar().isfinite()
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.2])
+@pytest.mark.parametrize("rule", RULES)
+def test_state_dict_continues_a_run(rule, lam):
+    def new(start) -> tuple[Point, fcco.CVaRGroupDRO]:
+        model = Point(start)
+        return model, dro(model, 3, 0.5, smoothing=lam, threshold=rule, gamma=0.3)
+
+    def run(model, objective, steps):
+        return [
+            take_step(objective, lambda: (model.w - torch.arange(3)).square() + 0.1 * t)
+            for t in range(steps)
+        ]
+
+    model, objective = new([1.0, 2.0, -1.0])
+    run(model, objective, 4)
+    copy, resumed = new(model.w)
+    resumed.load_state_dict(objective.state_dict())
+    assert run(copy, resumed, 4) == run(model, objective, 4)
+    assert torch.equal(copy.w, model.w) and torch.equal(resumed.threshold, objective.threshold)
+
+
+# Runs to known optima.
+
+
+@pytest.mark.parametrize("method", ["exact", "gradient", "table", "alexr2"])
+def test_tied_groups_reach_the_known_optimum(method):
+    """L_i = |w - e_i|^2 / 2 with noise: w* = 1/n and all groups tie, a kink at the solution."""
+    number, steps = 8, 1500
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *size: torch.randn(*size, generator=generator, dtype=DOUBLE)  # noqa: E731
+    model, eye = Point(np.zeros(number)), torch.eye(number, dtype=DOUBLE)
+    optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"gamma": 0.2, "threshold": method}
+    if method == "alexr2":
+        outer = fcco.momentum_type(model.parameters(), lr=0.5)
+        optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.1, inner_steps=5)
+        options = {"gamma": 0.5, "correction": 0.5 * 0.125, "read": "new"}
+    objective = fcco.CVaRGroupDRO(model, optimizer, number, 0.25, **options)
+    for step in range(steps):
+        decay(optimizer, (1 - step / steps) ** 2)
+        group = torch.randperm(number, generator=generator)[:4].repeat_interleave(16)
+        value, slope = 0.3 * draw(64), 0.1 * draw(64, number)
+        take_step(
+            objective,
+            lambda: (model.w - eye[group]).square().sum(1) / 2 + value + slope @ model.w,
+            group,
+        )
+    w = model.w.detach()
+    assert (w - 1 / number).norm() < 0.02
+    best = (1 - 1 / number) / 2
+    assert objective.cvar((w - eye).square().sum(1) / 2).item() < 1.02 * best
+
+
+@pytest.mark.parametrize("method, seed", [
+    ("momentum", 0), ("momentum", 1), ("adam", 0), ("alexr2", 0), ("alexr2", 1),
+])  # fmt: skip
+def test_logistic_regression_ends_within_one_percent_of_cvxpy(method, seed):
+    problem, steps = LogisticGroups(), 1500
+    model = Point(np.zeros(5))
+    optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.2)
+    options: dict[str, Any] = {"gamma": 0.2}
+    if method == "adam":
+        optimizer = fcco.adam_type(model.parameters(), lr=0.03)
+    if method == "alexr2":
+        outer = fcco.momentum_type(model.parameters(), lr=0.5)
+        optimizer = fcco.ProximalPoint(outer, nu=1.0, eta=0.1, inner_steps=5)
+        options = {"gamma": 0.5, "correction": 0.5 * 0.125, "read": "new"}
+    objective = fcco.CVaRGroupDRO(
+        model, optimizer, problem.number, problem.ratio, smoothing=0.01, **options
+    )
+    sampler = fcco.GroupBatchSampler(problem.group, groups_per_batch=4, per_group=32, seed=seed)
+    for step in range(steps):
+        decay(optimizer, (1 - step / steps) ** 1.5)
+        index = torch.as_tensor(sampler.draw())
+        take_step(objective, lambda: problem.batch(model.w, index), problem.group[index])
+    _, best = problem.solve()
+    gap = problem.value(model.w.detach().numpy()) / best - 1
+    assert 0 <= gap < 0.01
+
+
+def test_naive_training_is_clearly_worse_on_the_same_problem():
+    problem, steps = LogisticGroups(), 800
+    _, best = problem.solve()
+    _, average = problem.solve(average=True)
+    assert average > 1.2 * best
+    model = Point(np.zeros(5))
+    optimizer = fcco.momentum_type(model.parameters(), lr=0.2)
+    sampler = fcco.GroupBatchSampler(problem.group, groups_per_batch=4, per_group=2)
+    for step in range(steps):  # the CVaR of each batch, without tracking
+        decay(optimizer, (1 - step / steps) ** 1.5)
+        index = torch.as_tensor(sampler.draw())
+        loss, losses = problem.batch(model.w, index)
+        means = fcco.group_mean(losses, problem.group[index]).values
+        (loss + fcco.CVaR(problem.ratio)(means)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert problem.value(model.w.detach().numpy()) > 1.05 * best
