@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import fcco
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)
 
 
-def network(*middle: nn.Module) -> nn.Sequential:
+def network(*middle: nn.Module) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *middle, nn.Linear(5, 1)).double()
 
@@ -125,6 +126,10 @@ def test_dropout_masks_are_equal_and_the_random_stream_is_untouched():
 
 class Caching(nn.Module):
     """Buffers reassigned, filled, added and shared inside forward."""
+
+    count: Any
+    cache: Any
+    child: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +261,7 @@ def test_a_model_that_changes_precision_between_steps_is_evaluated_in_its_new_on
 def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling(backend):
     torch.compiler.reset()
     plain = network(nn.BatchNorm1d(5))
-    model = torch.compile(plain, backend=backend, fullgraph=True)
+    model: Any = torch.compile(plain, backend=backend, fullgraph=True)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
     previous = fcco.PreviousParameters(model, optimizer)
     for step in range(4):

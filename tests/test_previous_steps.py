@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import fcco
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)
 
 
-def network(*middle: nn.Module) -> nn.Sequential:
+def network(*middle: nn.Module) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *middle, nn.Linear(5, 1)).double()
 

@@ -145,7 +145,7 @@ def test_a_step_skipped_by_the_grad_scaler_counts_the_correction_once(overflow_a
                 )
                 scaler.scale(loss).backward()
                 if len(parts) == 2 and number == 0:
-                    model.w.grad.fill_(torch.inf)
+                    model.w.grad = torch.full_like(model.w, torch.inf)
                 before = model.w.detach().clone()
                 scaler.step(optimizer)
                 scaler.update()

@@ -294,4 +294,4 @@ def _reshard(model: nn.Module) -> None:
         return
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+            module.reshard()  # type: ignore[operator]
