@@ -88,16 +88,48 @@ class NoisyConstraints:
         noise = self.noise * torch.randn(shape, generator=self.generator, dtype=w.dtype)
         return lambda: (self.loss(w), self.exact(w)[index] + noise)
 
-    def solve(self, penalty: Callable[[Any], Any] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """cvxpy's minimiser and multipliers; with `penalty` of the constraint vector instead."""
+    def solve(
+        self,
+        penalty: Callable[[Any], Any] | None = None,
+        near: tuple[np.ndarray, float] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """cvxpy's minimiser and multipliers.
+
+        With `penalty`, of the loss plus this function of the constraint vector instead; with
+        `near = (x, nu)`, plus |w - x|^2 / (2 nu) too.
+        """
         w = cp.Variable(len(self.a))
         loss = cp.sum_squares(w - self.a.numpy()) / 2
         values = self.rows.numpy() @ w - self.limits.numpy()
         constraints = [values <= 0] if penalty is None else []
-        extra = 0 if penalty is None else penalty(values)
-        cp.Problem(cp.Minimize(loss + extra), constraints).solve(solver=cp.CLARABEL)
+        if penalty is not None:
+            loss += penalty(values)
+        if near is not None:
+            loss += cp.sum_squares(w - near[0]) / (2 * near[1])
+        cp.Problem(cp.Minimize(loss), constraints).solve(solver=cp.CLARABEL)
         assert w.value is not None
         return w.value, np.array(constraints[0].dual_value) if constraints else np.zeros(0)
+
+
+def smoothed_hinge(rho: float, lam: float, number: int) -> Callable[[Any], Any]:
+    """(1/m) sum_i of the Moreau envelope of rho [.]_+, for `NoisyConstraints.solve`."""
+
+    def penalty(values: Any) -> Any:
+        v = cp.Variable(number)
+        return cp.sum(rho * cp.pos(v) + cp.square(values - v) / (2 * lam)) / number
+
+    return penalty
+
+
+def program(noise: float = 0.03) -> NoisyConstraints:
+    """Eight linear constraints of which four are active, with multipliers known by design."""
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(8, 6))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    x = 0.2 * rng.normal(size=6)
+    a, limits = x + rows[:4].T @ [0.6, 0.5, 0.4, 0.3], rows @ x + np.repeat([0.0, 0.6], 4)
+    a, rows, limits = (torch.as_tensor(part) for part in (a, rows, limits))
+    return NoisyConstraints(a, rows, limits, noise, torch.Generator().manual_seed(0))
 
 
 def box(a: float, b: float, number: int, noise: float, seed: int = 0) -> NoisyConstraints:

@@ -137,6 +137,21 @@ def test_a_step_with_a_closure_equals_the_plain_loop(how, make):
     assert (dropped - plain).abs().max() > 1e-3, "the correction must matter here"
 
 
+def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start():
+    """z_{-1} = z_0 = w_t; a second optimizer's parameters keep their own previous value."""
+    z, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    optimizer, plain = proximal([z]), torch.optim.SGD([other], lr=1.0)
+    previous = fcco.PreviousParameters(nn.ParameterList([z, other]), [optimizer, plain])
+    z.grad = other.grad = -torch.ones(1)
+    for step in range(1, 7):
+        now = z.item()
+        optimizer.step()
+        z.grad = -torch.ones(1)
+        plain.step()
+        last, others = previous.evaluate(lambda: (z.item(), other.item()))
+        assert last == (z.item() if step % 3 == 0 else now) and others == step - 1
+
+
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
 def test_a_compiled_optimizer_step_still_takes_the_copy():
     np.testing.assert_allclose(trajectory("compiled"), trajectory("plain"), rtol=0, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import time
 from typing import Any
@@ -259,3 +260,45 @@ def test_state_dict_round_trip_with_weights_only():
     assert torch.equal(other.value, tracker.value) and torch.equal(other.seen, tracker.seen)
     assert (other.steps, other.skipped) == (tracker.steps, tracker.skipped) == (2, 2)
     assert not other.refresh_due
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_block_marked_unseen_starts_anew_also_after_many_steps(accumulate):
+    """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
+    tracker = fcco.msvr(3, 0.5, 0.3, dtype=torch.float64)
+    tracker.accumulate = accumulate
+    fresh = copy.deepcopy(tracker.state_dict())
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def call(v, index=None):
+        tracker(v, index, previous=v - 1)
+        tracker.close()
+
+    for _ in range(200):
+        call(values)
+    np.testing.assert_allclose(tracker.value[:, 0], values + 0.6)
+    tracker.seen[1] = False
+    call(10 * values)
+    np.testing.assert_allclose(tracker.value[:, 0], [6.1, 20.0, 17.1])
+    for _ in range(200):
+        call(values)
+    tracker.load_state_dict(fresh)
+    call(10 * values[:2], torch.tensor([0, 1]))
+    assert tracker.value[:, 0].tolist() == [10.0, 20.0, 0.0]
+    assert tracker.seen.tolist() == [True, True, False]
+
+
+def test_a_late_first_visit_spread_over_micro_batches_is_still_one():
+    """The mask is looked over now and then: between two micro-batches it may be full and not."""
+    tracker = fcco.msvr(2, 0.5, 0.3, dtype=torch.float64)
+    tracker.accumulate = True
+    late, value = torch.tensor([1]), torch.tensor([1.0])
+    for visit in range(130):
+        for number in (1.0, 3.0):
+            tracker(number * value, torch.tensor([0]), 0 * value)
+            if visit % 64 == 63:
+                tracker(number * value, late, 0 * value)
+        tracker.close()
+        if visit == 63:
+            assert tracker.value[1].item() == 2.0
+    np.testing.assert_allclose(tracker.value[1].item(), 2.0 + 0.3 * 2.0)

@@ -75,12 +75,29 @@ def test_pure_updates_run_under_vmap_over_settings_and_over_tables(rule, hand):
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize(("rule", "hand"), RULES)
+@pytest.mark.parametrize("previous", [None, PREVIOUS])
+def test_no_mask_means_that_every_block_was_seen(rule, hand, previous):
+    for weights in WEIGHTS:
+        found = rule(*as_tensors(OLD, None, FRESH, previous), *weights)
+        expected = hand(OLD, np.array(True), FRESH, previous, *weights)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
 def test_gamma_one_gives_the_fresh_value_to_the_last_bit():
     """Also when the old value is so large that a difference would swallow the fresh one."""
     fresh = torch.tensor([[0.001], [-3e-5]])
     for rule, old in ((track, [[1e8], [-3e6]]), (log_track, [[500.0], [-500.0]])):
         _, after = rule(torch.tensor(old), torch.tensor([[True], [True]]), fresh, None, 1.0, 0.0)
         assert torch.equal(after, fresh), rule
+
+
+def test_zero_correction_leaves_a_far_previous_value_out():
+    fresh, far = torch.tensor([[0.001], [-3e-5]]), torch.tensor([[500.0], [500.0]])
+    for rule in (track, log_track):
+        _, after = rule(fresh, None, fresh, far, 0.3, 0.0)
+        np.testing.assert_allclose(after, fresh, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -339,7 +339,7 @@ def test_a_scheduler_drives_the_proximal_point():
         optimizer: Any = objective.optimizer
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
         for number, (x, y, group) in enumerate(batches(10)):
-            objective(lambda x=x, y=y: softplus(-y * model(x)), group).backward()
+            objective(lambda m=model, x=x, y=y: softplus(-y * m(x)), group).backward()
             optimizer.step()
             optimizer.zero_grad()
             if scheduled:
@@ -624,7 +624,7 @@ def test_cvar_after_steps_on_another_loss():
             optimizer.step()
             optimizer.zero_grad()
         for x, y, group in batches(3):
-            loss = dro(lambda x=x, y=y: softplus(-y * model(x)), group)
+            loss = dro(lambda m=model, x=x, y=y: softplus(-y * m(x)), group)
             assert torch.isfinite(loss)
             loss.backward()
             optimizer.step()
@@ -638,7 +638,7 @@ def test_eval_mode_changes_nothing():
     for batch in batches(15):
         ours.objective.eval()
         state = copy.deepcopy(ours.objective.state_dict())
-        x, y, group = batch
+        group = batch[2]
         with torch.no_grad():
             loss = ours.loss(values(batch), group)
             means = torch.stack(

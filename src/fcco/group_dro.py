@@ -65,6 +65,9 @@ def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Ten
     return largest + root.to(losses.dtype)
 
 
+_ONE = torch.tensor(1.0)  # torch would make one for each "- 1", at the price of the difference
+
+
 class CVaRTerm(AbstractTerm):
     r"""CVaR of the inner values, with its threshold s kept as state.
 
@@ -137,9 +140,8 @@ class CVaRTerm(AbstractTerm):
             slopes = self._slopes
             if self.rule == "table":
                 slopes.append(self.smoothed.gradient(self.table() - self.threshold).mean())
-            self.threshold.sub_(self.threshold_lr)
-            for slope in slopes:
-                self.threshold.add_(slope, alpha=self.threshold_lr / len(slopes))
+            mean = slopes[0] if len(slopes) == 1 else torch.stack(slopes).mean()
+            self.threshold.add_(mean - _ONE, alpha=self.threshold_lr)
             slopes.clear()
         return True
 

@@ -18,7 +18,7 @@ from .tracker.entries import shaped
 __all__ = ["Compositional"]
 
 Inner = Callable[[], Any]
-Index = Tensor | Mapping[str, Tensor] | None
+Index = Tensor | dict[str, Tensor] | None
 
 
 class Compositional(nn.Module):
@@ -287,8 +287,10 @@ class Compositional(nn.Module):
 
     def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""
+        if isinstance(index, Tensor) and counts is None and _ONLY in self._terms:
+            return {_ONLY: self._terms[_ONLY].tracker.layout(index)}
         for what, given in (("index", index), ("counts", counts)):
-            if isinstance(given, Mapping) and not set(given) <= set(self.terms):
+            if isinstance(given, dict) and not set(given) <= set(self.terms):
                 raise ValueError(
                     f"`Compositional({what}=...)` is given for {', '.join(map(str, given))} but "
                     f"the terms are: {', '.join(self.terms)}."
@@ -336,4 +338,4 @@ _ONLY = "inner"
 
 
 def _of_term(index: Index, name: str) -> Tensor | None:
-    return index.get(name) if isinstance(index, Mapping) else index
+    return index.get(name) if isinstance(index, dict) else index

@@ -8,14 +8,14 @@ buffers (BatchNorm statistics) and the current parameters left exactly as they w
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+
+from .visit import exchanged, local_part, own_buffers, same_randomness
 
 __all__ = ["PreviousParameters", "unwrap"]
 
@@ -78,7 +78,7 @@ class PreviousParameters(nn.Module):
             current = _parameters(each)
             plain_now, plain_saved = [], []
             for parameter in current:
-                local = _local(parameter)
+                local = local_part(parameter)
                 saved = self._saved.get(parameter)
                 if saved is None or not _alike(saved, local):
                     self._saved[parameter] = local.clone()
@@ -110,12 +110,15 @@ class PreviousParameters(nn.Module):
         devices = {p.device for p in self._saved or model.parameters() if p.device.type != "cpu"}
         with (
             torch.no_grad(),
-            _same_randomness(devices),
-            _own_buffers(model),
-            _exchanged(self._saved, model),
+            same_randomness(devices),
+            own_buffers(model),
+            exchanged(self._saved, model),
         ):
+            result = function()
             # A copy: a parameter, or a view of one, would show other values after the exchange.
-            return tree_map_only(Tensor, Tensor.clone, function())
+            if isinstance(result, Tensor):
+                return result.clone()  # type: ignore[return-value]
+            return tree_map_only(Tensor, Tensor.clone, result)
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizers."""
@@ -177,7 +180,7 @@ class PreviousParameters(nn.Module):
                     f"the optimizer only {len(parameters)}; it belongs to another model."
                 )
             parameter = parameters[int(key)]
-            local = _local(parameter)
+            local = local_part(parameter)
             if tensor.shape != local.shape:
                 raise ValueError(
                     f"`PreviousParameters.load_state_dict`: parameter {key} has shape "
@@ -215,83 +218,3 @@ def _alike(saved: Tensor, local: Tensor) -> bool:
     return (
         saved.shape == local.shape and saved.device == local.device and saved.dtype == local.dtype
     )
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    # A DTensor can exist only after its module was imported; importing it here would be slow.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.detach().to_local() if _is_sharded(parameter) else parameter.detach()  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _same_randomness(devices: set[torch.device]) -> Iterator[None]:
-    """Restore the random streams on exit."""
-    state = torch.get_rng_state()
-    others = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        for device, saved in others.items():
-            torch.get_device_module(device).set_rng_state(saved, device)
-
-
-@contextmanager
-def _own_buffers(model: nn.Module) -> Iterator[None]:
-    """Let the function change copies of the buffers; put the originals back on exit."""
-    kept: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
-    copies: dict[Tensor, Tensor] = {}  # a buffer shared by two modules stays shared
-    for module in model.modules():
-        if type(module).__module__.startswith("fcco."):
-            continue  # a tracker inside the model: large, and not changed by a forward pass
-        kept.append((module, dict(module._buffers)))
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                if buffer not in copies:
-                    copies[buffer] = buffer.clone()
-                module._buffers[name] = copies[buffer]
-    try:
-        yield
-    finally:
-        for module, buffers in kept:  # also those that the function added or filled
-            module._buffers.clear()
-            module._buffers.update(buffers)
-
-
-@contextmanager
-def _exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
-    """Put the saved parameters in place of the current ones for a while."""
-    sharded = any(_is_sharded(parameter) for parameter in saved)
-    if sharded:
-        _reshard(model)
-    current = {p: _local(p).clone() if sharded else p.data for p in saved}
-
-    def put(values: dict[Tensor, Tensor]) -> None:
-        for parameter, value in values.items():
-            if sharded:
-                _local(parameter).copy_(value)
-            else:
-                parameter.data = value.to(parameter.device, parameter.dtype)
-        torch.clear_autocast_cache()  # casts of the other weights must not survive the exchange
-
-    try:
-        put(saved)
-        yield
-    finally:
-        if sharded:
-            _reshard(model)
-        put(current)
-
-
-def _reshard(model: nn.Module) -> None:
-    """Free gathered parameters, so that the next forward gathers the shards anew (FSDP2)."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()  # type: ignore[operator]

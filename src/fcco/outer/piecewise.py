@@ -73,7 +73,9 @@ class AbstractPiecewiseLinear(AbstractOuter):
         """Both from one clip: slope * (t - slope step / 2), and the slope."""
         distance = self._distance(u)
         slope = project_box(distance / step, *self._slopes())
-        return slope * (distance - slope * (step / 2)), slope
+        if isinstance(step, Tensor):
+            return slope * (distance - slope * (step / 2)), slope
+        return slope * torch.sub(distance, slope, alpha=step / 2), slope
 
     def conjugate(self, y: Tensor) -> Tensor:
         """The support function of the zero set, on low <= y <= high."""

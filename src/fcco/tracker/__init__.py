@@ -54,9 +54,7 @@ def msvr(
     return InnerTracker(num_inner, gamma=gamma, correction=correction, **options)
 
 
-def alexr(
-    num_inner: int, gamma: float = 0.8, theta: float = 0.125, **options: Any
-) -> InnerTracker:
+def alexr(num_inner: int, gamma: float = 0.8, theta: float = 0.125, **options: Any) -> InnerTracker:
     """ALEXR's extrapolation (Alg. 2, lines 6-8, u-form).
 
     `gamma` is the weight in u-form (the paper's gamma-hat); the dual step of the argmax form is

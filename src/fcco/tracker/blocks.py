@@ -98,7 +98,7 @@ class Batch(NamedTuple):
     def mean(self, sums: Tensor) -> Tensor:
         """The sums divided by the number of samples."""
         counts = per_row(self.counts, sums)
-        return sums - counts.to(sums.dtype).log() if self.log else sums / counts
+        return sums - counts.log() if self.log else sums / counts
 
     def merge(self, other: Batch) -> Batch:
         """Pool two batches: samples of the same block add up."""
@@ -194,8 +194,10 @@ def layout(
     if index.device != like.device or kind != torch.int64:
         device = like.device
         unique, inverse = unique.to(device, torch.int64), inverse.to(device)
-        multiplicity = multiplicity.to(device)
-    total = multiplicity if weights is None else segment(weights, inverse, len(unique))
+    if weights is None:
+        total = multiplicity.to(like.device, like.dtype)  # dividing by integers is slower
+    else:
+        total = segment(weights, inverse, len(unique))
     return Layout(unique, inverse, total, weights)
 
 

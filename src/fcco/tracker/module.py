@@ -37,7 +37,7 @@ class _Progress:
     batch: Batch | None = None
     old: Tensor | None = None
     seen: Tensor | None = None
-    all_seen: bool = False
+    full: int = -1  # version of the mask `seen` that was full: a later write is noticed
 
 
 class InnerTracker(KeepsPrecision):
@@ -69,7 +69,8 @@ class InnerTracker(KeepsPrecision):
         refresh_every: every so many steps take the fresh value itself (SPIDER); give that step a
             large batch, `refresh_due` says when.
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
-            `"skip"` drops such entries and counts them in `skipped`.
+            `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
+            where it enters your graph; there 0 * NaN may still be NaN (a NaN in the input, say).
         dtype: precision of u; never narrowed by `.to(...)`. Default float32.
         device: where the buffers live at first.
 
@@ -282,11 +283,10 @@ class InnerTracker(KeepsPrecision):
             value.index_copy_(0, progress.batch.index, progress.old)  # type: ignore[arg-type]
             if progress.seen is not None:
                 known.index_copy_(0, progress.batch.index, progress.seen)
-                progress.all_seen = False
             batch = progress.batch.merge(batch)
         index, fresh, previous = batch.index, batch.mean(batch.fresh), batch.previous
         old, seen = value.index_select(0, index), None
-        if not progress.all_seen:
+        if progress.full != known._version:
             seen = known.index_select(0, index)
         gamma, correction = self.gamma, 0.0
         if previous is not None:
@@ -303,7 +303,7 @@ class InnerTracker(KeepsPrecision):
         if seen is not None:
             known.index_fill_(0, index, True)
             if self.num_inner <= _SMALL and progress.steps % 64 == 63:
-                progress.all_seen = bool(known.all())
+                progress.full = known._version if bool(known.all()) else -1
         if self.accumulate:
             progress.batch, progress.old, progress.seen = batch, old, seen
         else:
@@ -312,8 +312,10 @@ class InnerTracker(KeepsPrecision):
         return point if index is current else point[torch.searchsorted(index, current)]
 
     def _table(self) -> Tensor:
-        """u with the rows of a batch: (n,) when d1 = 1."""
-        return self.value.view(-1) if self.dim == 1 else self.value
+        """The values u, with the rows of a batch: (n,) when d1 = 1."""
+        value = self._buffers["value"]
+        assert value is not None
+        return value.view(-1) if self.dim == 1 else value
 
     def _entries(
         self,

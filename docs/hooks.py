@@ -1,0 +1,122 @@
+r"""Docstrings of the package, made ready for the site.
+
+The docstrings are plain text first: formulas are `.. math::` blocks, and the words around them use
+`u_i`, `[u]_+` or `nu*` freely, which Markdown would take for emphasis. This griffe extension turns
+formulas into arithmatex delimiters, escapes the rest and links names in backticks to their entry.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+__all__ = ["Docstrings", "to_markdown"]
+
+PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose"}
+
+_SEGMENT = re.compile(
+    r"(?P<doctest>^[ ]*>>>.*\n?(?:^[ ]*\S.*\n?)*)"
+    r"|(?P<math>^(?P<indent>[ ]*)\.\. math::[ ]*(?P<line>.*)\n?(?P<body>(?:[ ]*\n|(?P=indent)[ ]+.*\n?)*))",
+    re.MULTILINE,
+)
+_TOKEN = re.compile(
+    r"(?P<role>:math:`(?P<formula>[^`]+)`)"
+    r"|(?P<code>`[^`]+`)"
+    r"|(?P<page>docs/(?P<name>[\w-]+)\.md)"
+    r"|(?P<bullet>^[ ]*\*[ ])"
+    r"|(?P<emphasis>(?<![\w*])\*\w(?:[^*\n]*\w)?\*(?!\w))"
+    r"|(?P<special>\*|<|(?<!\w)_|_(?!\w))",
+    re.MULTILINE,
+)
+
+
+def to_markdown(text: str, links: dict[str, str] | None = None) -> str:
+    """The Markdown source of a docstring.
+
+    Args:
+        text: a docstring, without its common indentation.
+        links: where a name in backticks leads, by name.
+    """
+    parts, end = [], 0
+    for segment in _SEGMENT.finditer(text):
+        parts.append(_prose(text[end : segment.start()], links or {}))
+        parts.append(segment[0] if segment["doctest"] is not None else _display(segment))
+        end = segment.end()
+    parts.append(_prose(text[end:], links or {}))
+    return "".join(parts)
+
+
+def _display(directive: re.Match[str]) -> str:
+    """A `.. math::` block; several lines are aligned, as the directive would do."""
+    indent = directive["indent"]
+    formula = "\n".join(line.strip() for line in (directive["line"] + "\n" + directive["body"]).split("\n"))
+    formula = formula.strip()
+    if r"\\" in formula:
+        formula = f"\\begin{{aligned}}\n{formula}\n\\end{{aligned}}"
+    lines = ["", "$$", *formula.split("\n"), "$$", "", ""]
+    return "\n".join(indent + line if line else "" for line in lines)
+
+
+def _prose(text: str, links: dict[str, str]) -> str:
+    def replace(token: re.Match[str]) -> str:
+        if token["role"]:
+            return rf"\({token['formula']}\)"
+        if token["code"]:
+            target = links.get(token["code"].strip("`"))
+            return token["code"] if target is None else f"[{token['code']}][{target}]"
+        if token["page"]:
+            name = token["name"]
+            return f"[{PAGES[name]}][{name}]" if name in PAGES else token["page"]
+        if token["special"]:
+            return "&lt;" if token["special"] == "<" else "\\" + token["special"]
+        return token[0]
+
+    text = re.sub(r"^([ ]*)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
+    return _TOKEN.sub(replace, text)
+
+
+class Docstrings(griffe.Extension):
+    """Apply `to_markdown` to every docstring of the package."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Visit all objects once the package is loaded."""
+        subpackages = [module for module in pkg.modules.values() if module.exports]
+        shared: dict[str, str] = {}
+        for module in [pkg, *subpackages]:
+            for name in _public(module):
+                if name[0].isupper():
+                    shared.setdefault(name, f"{module.path}.{name}")
+        for module in pkg.modules.values():
+            own = {name: _path(module, name) for name in _public(module)}
+            _visit(module, shared | (own if module in subpackages else {}))
+        _rewrite(pkg, shared)
+
+
+def _public(module: griffe.Module) -> list[str]:
+    """The names that a module offers: its `__all__`, or what it imports under their own name."""
+    names = [str(name) for name in module.exports or ()]
+    if names:
+        return names
+    return [name for name, member in module.members.items() if member.is_alias]
+
+
+def _path(module: griffe.Module, name: str) -> str:
+    """Where a public name is documented; a function may have the name of its own file."""
+    return f"{module.path}.{name}" if name not in module.modules else f"{module.path}.{name}.{name}"
+
+
+def _visit(obj: Any, links: dict[str, str]) -> None:
+    _rewrite(obj, links)
+    for member in obj.members.values():
+        if not member.is_alias:
+            _visit(member, links)
+
+
+def _rewrite(obj: Any, links: dict[str, str]) -> None:
+    if obj.docstring is None:
+        return
+    own = {obj.name, *(parameter.name for parameter in getattr(obj, "parameters", ()))}
+    allowed = {name: path for name, path in links.items() if name not in own}
+    obj.docstring.value = to_markdown(obj.docstring.value, allowed)

@@ -1,0 +1,127 @@
+"""A visit to other parameters that leaves no trace: random streams, buffers, weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["exchanged", "local_part", "own_buffers", "same_randomness"]
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a parameter is a DTensor."""
+    # It can exist only after its module was imported; importing that here would be slow.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """The tensor that this process holds, without gradient."""
+    return parameter.detach().to_local() if is_sharded(parameter) else parameter.detach()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def same_randomness(devices: Set[torch.device]) -> Iterator[None]:
+    """Restore the random streams of the CPU and of `devices` on exit."""
+    state = torch.get_rng_state()
+    others = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        for device, saved in others.items():
+            torch.get_device_module(device).set_rng_state(saved, device)
+
+
+@contextmanager
+def own_buffers(model: nn.Module) -> Iterator[None]:
+    """Let a function change copies of the buffers; put the originals back on exit."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    copies: dict[Tensor, Tensor] = {}  # a buffer shared by two modules stays shared
+    synchronised: list[tuple[Any, bool]] = []
+    for module in _modules(model):
+        if "require_forward_param_sync" in module.__dict__:
+            # DDP: after a pass without gradient, the next would not send rank 0's buffers out.
+            synchronised.append((module, module.__dict__["require_forward_param_sync"]))
+        if type(module).__module__.startswith("fcco."):
+            continue  # a tracker inside the model: large, and not changed by a forward pass
+        buffers = module._buffers
+        kept.append((buffers, dict(buffers)))
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                if buffer not in copies:
+                    copies[buffer] = buffer.clone()
+                buffers[name] = copies[buffer]
+    try:
+        yield
+    finally:
+        for buffers, originals in kept:  # also those that the function added or filled
+            if buffers or originals:
+                buffers.clear()
+                buffers.update(originals)
+        for ddp, needed in synchronised:
+            ddp.require_forward_param_sync = needed
+
+
+@contextmanager
+def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
+    """Put the saved parameters in place of the current ones for a while.
+
+    Plain parameters change their pointer, shards (FSDP2) their content.
+    """
+    parameters = list(saved)
+    sharded = any(is_sharded(parameter) for parameter in parameters)
+    if sharded:
+        _reshard(model)
+        current = [local_part(parameter).clone() for parameter in parameters]
+        put = _copy_in
+    else:
+        current = [parameter.data for parameter in parameters]
+        put = _point_to
+    try:
+        put(parameters, list(saved.values()))
+        torch.clear_autocast_cache()  # casts of the current weights must not be used here
+        yield
+    finally:
+        if sharded:
+            _reshard(model)
+        put(parameters, current)
+        torch.clear_autocast_cache()  # nor those made here afterwards
+
+
+def _copy_in(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        local_part(parameter).copy_(value)
+
+
+def _point_to(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        if value.dtype != parameter.dtype or value.device != parameter.device:
+            value = value.to(parameter.device, parameter.dtype)
+        parameter.data = value
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """`model.modules()`, several times faster."""
+    found, seen = [model], {id(model)}
+    for module in found:  # grows while it is read
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free gathered parameters, so that the next forward gathers the shards anew (FSDP2)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()  # type: ignore[operator]

@@ -1,0 +1,225 @@
+"""Runs to known answers: separable problems, proximal points, own outer functions, log space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import torch
+from problems import Point, decay, program, smoothed_hinge, take_step
+from scipy.optimize import minimize
+
+import fcco
+from fcco.outer import AbstractOuter, Custom, LogMeanExp, TauLog
+
+DOUBLE = torch.float64
+
+
+# S1: F(w) = (1/n) sum_i |a (w_i - c_i)|, three of six blocks per step, noisy values.
+
+
+@pytest.mark.parametrize("method, pull", [
+    ("momentum", 0.0), ("adam", 0.0), ("sonx", 0.0), ("momentum", 0.1), ("alexr2", 0.1),
+])  # fmt: skip
+def test_separable_problem_reaches_its_smoothed_solution(method, pull):
+    """The loss pull/2 |w|^2 moves the minimiser off c by exactly what the smoothing lets it."""
+    number, a, lam, steps = 6, 1.5, 0.2, 1500
+    c = torch.tensor([1.0, -2.0, 0.5, 0.0, -0.3, 1.5], dtype=DOUBLE)
+    generator = torch.Generator().manual_seed(1)
+    model = Point(torch.zeros(number))
+    optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.2)
+    options: dict[str, Any] = {"smoothing": 0.0 if method == "sonx" else lam}
+    if method == "adam":
+        optimizer = fcco.adam_type(model.parameters(), lr=0.02)
+    if method == "alexr2":
+        outer = fcco.momentum_type(model.parameters(), lr=1.0)
+        options |= {"nu": 1.0, "eta": 0.2, "inner_steps": 5, "gamma": 0.2}
+        objective = fcco.alexr2(model, outer, fcco.Absolute(), number, **options)
+    else:
+        objective = fcco.sonex(model, optimizer, fcco.Absolute(), number, **options)
+    for step in range(steps):
+        decay(objective.optimizer, (1 - step / steps) ** 2)
+        index = torch.randperm(number, generator=generator)[:3]
+        noise = 0.1 * torch.randn(3, generator=generator, dtype=DOUBLE)
+        inner = lambda i=index, e=noise: a * (model.w - c)[i] + e  # noqa: E731
+        loss = lambda inner=inner: (pull / 2 * model.w.square().sum(), inner())  # noqa: E731
+        take_step(objective, loss if pull else inner, index)
+    stiffness = a**2 / (number * lam)  # curvature of one smoothed term
+    expected = c * stiffness / (pull + stiffness)
+    assert pull == 0 or (c - expected).abs().max() > 0.09
+    np.testing.assert_allclose(model.w.detach(), expected, atol=0.03)
+
+
+# The proximal point on a problem whose prox cvxpy solves: noise-free, all blocks.
+
+RHO, LAM, NU = 16.0, 0.5, 0.5
+
+
+def alexr2_run(start, rounds: int, inner_steps: int, outer_lr: float, beta: float = 1.0):
+    problem, model = program(noise=0.0), Point(start)
+    objective = fcco.alexr2(
+        model, fcco.momentum_type(model.parameters(), lr=outer_lr, beta=beta), fcco.Hinge(RHO), 8,
+        smoothing=LAM, nu=NU, eta=0.3, inner_steps=inner_steps, gamma=0.7, theta=0.3,
+    )  # fmt: skip
+    every = torch.arange(8)
+    for _ in range(rounds * inner_steps):
+        take_step(objective, problem.sample(model.w, every), every)
+    return problem, model, objective
+
+
+def test_inner_loop_gives_the_gradient_of_the_moreau_envelope():
+    start = np.linspace(-1.0, 1.0, 6)
+    problem, model, _ = alexr2_run(start, rounds=1, inner_steps=300, outer_lr=1.0)
+    estimate = start - model.w.detach().numpy()  # one step of length 1 along (w - z) / nu
+    nearest, _ = problem.solve(smoothed_hinge(RHO, LAM, 8), near=(start, NU))
+    np.testing.assert_allclose(estimate, (start - nearest) / NU, atol=1e-6)
+    assert np.linalg.norm(estimate) > 0.5
+
+
+@pytest.mark.parametrize("beta, outer_lr, rounds", [(1.0, NU, 40), (0.5, NU, 60)])
+def test_noise_free_rounds_reach_the_smoothed_minimiser(beta, outer_lr, rounds):
+    problem, model, _ = alexr2_run(np.full(6, 2.0), rounds, 40, outer_lr, beta)
+    best, _ = problem.solve(smoothed_hinge(RHO, LAM, 8))
+    np.testing.assert_allclose(model.w.detach(), best, atol=1e-5)
+    hard, _ = problem.solve()
+    assert np.linalg.norm(best - hard) > 0.1, "the smoothing matters here"
+
+
+def test_polish_ends_at_the_proximal_point_itself():
+    problem, model, objective = alexr2_run(np.full(6, 2.0), rounds=2, inner_steps=5, outer_lr=0.2)
+    anchor = model.w.detach().numpy().copy()
+    optimizer: Any = objective.optimizer
+    optimizer.polish(300)
+    every = torch.arange(8)
+    for _ in range(300):
+        take_step(objective, problem.sample(model.w, every), every)
+    nearest, _ = problem.solve(smoothed_hinge(RHO, LAM, 8), near=(anchor, NU))
+    np.testing.assert_allclose(model.w.detach(), nearest, atol=1e-6)
+    assert optimizer.round == 3 and optimizer.round_begins and optimizer.round_length == 5
+    with pytest.raises(RuntimeError, match="between rounds but 1 of 5"):
+        take_step(objective, problem.sample(model.w, every), every)
+        optimizer.polish(10)
+
+
+def test_line_12_as_printed_would_scale_the_gradient_by_beta():
+    """The paper's G_t = (beta / nu)(w - z) makes v converge to beta times the gradient."""
+    problem, start, beta, nu, lam = ref.Quadratics(), np.linspace(0.5, 1.5, 4), 0.3, 0.3, 0.4
+    slope, every = ref.hinge_slope(1.5, lam), np.arange(10)
+
+    def inner_problem(z):
+        g = np.array([problem.value(z, i, every) for i in range(6)])
+        linear = 1.5 * g - 1.5**2 * lam / 2
+        value = np.where(g < 1.5 * lam, np.maximum(g, 0) ** 2 / (2 * lam), linear).mean()
+        pulls = [problem.jacobian(z, i, every).T @ slope(g[i]) for i in range(6)]
+        near = ((z - start) ** 2).sum() / (2 * nu)
+        return value + near, np.mean(pulls, axis=0) + (z - start) / nu
+
+    nearest = minimize(inner_problem, start, jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    ratio = {}
+    for name, scale in (("printed", beta), ("corrected", 1.0)):
+        v = np.zeros(4)
+
+        def stay(w, g, scale=scale, v=v):
+            v *= 1 - beta
+            v += beta * scale * g
+            return w
+
+        ref.alexr2(
+            problem, start, 30, 60, slope, stay, dual_step=1.0, theta=0.3, nu=nu, eta=0.1,
+            independent=False, blocks=6, per_block=10,
+        )  # fmt: skip
+        ratio[name] = v / ((start - nearest) / nu)
+    np.testing.assert_allclose(ratio["corrected"], 1, atol=1e-3)
+    np.testing.assert_allclose(ratio["printed"], beta, atol=1e-3)
+
+
+# Outer functions of the user's own.
+
+
+@dataclass(frozen=True)
+class Relu(AbstractOuter):
+    convex = monotone = True
+    lipschitz = 2.0
+
+    def __call__(self, u):
+        return 2 * u.clamp(min=0)
+
+    def prox(self, u, step):
+        return torch.where(u > 0, (u - 2 * step).clamp(min=0), u)
+
+
+@pytest.mark.parametrize("outer, tolerance", [
+    (Relu(), 1e-12),
+    (Custom(lambda u: 2 * u.clamp(min=0), lipschitz=2.0, convex=True), 1e-6),
+    (Custom(lambda u: 2 * u.clamp(min=0), convex=True), 1e-6),
+])  # fmt: skip
+def test_own_outer_function_is_as_good_as_a_built_in_one(outer, tolerance):
+    problem = program(noise=0.0)
+    models = [Point(np.zeros(6)), Point(np.zeros(6))]
+    objectives = [
+        fcco.sonex(model, fcco.momentum_type(model.parameters(), lr=0.1), f, 8, smoothing=0.05)
+        for model, f in zip(models, (outer, fcco.Hinge(2.0)), strict=True)
+    ]
+    every = torch.arange(8)
+    for _ in range(60):
+        for model, objective in zip(models, objectives, strict=True):
+            take_step(objective, problem.sample(model.w, every), every)
+    torch.testing.assert_close(models[0].w, models[1].w, rtol=0, atol=tolerance)
+    assert (problem.exact(models[0].w) > 0).any(), "the penalty is at work"
+
+
+# Log space: tau log mean exp.
+
+
+def contrastive(model: Point, tau: float, scale: float = 1.0) -> torch.Tensor:
+    """Similarities of 4 anchors with 5 others, as logits, (20,), anchor by anchor."""
+    x = torch.linspace(-1, 1, 20, dtype=DOUBLE).view(4, 5)
+    return (scale * torch.sin(3 * x * model.w[:, None] + model.w.sum()) / tau).reshape(-1)
+
+
+ANCHOR = torch.arange(4).repeat_interleave(5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_log_space_is_exact_and_does_not_overflow(scale):
+    tau, model = 0.5, Point([0.2, -0.4, 0.6, 1.0])
+    objective = fcco.sonex(
+        model, torch.optim.SGD(model.parameters(), lr=1e-4), LogMeanExp(tau), 4,
+        smoothing=0.0, gamma=1.0, read="new", log_space=True,
+    )  # fmt: skip
+    for _ in range(3):
+        logits = contrastive(model, tau, scale).view(4, 5)
+        exact = tau * (torch.logsumexp(logits, 1) - np.log(5)).mean()
+        gradient = torch.autograd.grad(exact, model.w)[0]
+        loss = objective(lambda: contrastive(model, tau, scale), ANCHOR)
+        loss.backward()
+        assert loss.item() == pytest.approx(exact.item()) and np.isfinite(loss.item())
+        torch.testing.assert_close(model.w.grad, gradient)
+        objective.optimizer.step()  # type: ignore[union-attr]
+        objective.optimizer.zero_grad()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize("correction", [0.0, 0.3])
+def test_log_space_is_the_plain_tracker_of_exponentials(read, correction):
+    tau, models = 0.5, [Point([0.2, -0.4, 0.6, 1.0]) for _ in range(2)]
+    outers = [LogMeanExp(tau), TauLog(tau, 1e-300)]
+    objectives = [
+        fcco.sonex(
+            model, torch.optim.SGD(model.parameters(), lr=0.05), outer, 4, smoothing=0.0,
+            gamma=0.4, correction=correction, read=read, log_space=k == 0,
+        )
+        for k, (model, outer) in enumerate(zip(models, outers, strict=True))
+    ]  # fmt: skip
+    for step in range(20):
+        rows = torch.arange(20).view(4, 5)[:, step % 3 : step % 3 + 2].reshape(-1)
+        for k, (model, objective) in enumerate(zip(models, objectives, strict=True)):
+            inner = lambda m=model, k=k, r=rows: (  # noqa: E731
+                contrastive(m, tau)[r] if k == 0 else contrastive(m, tau)[r].exp()
+            )
+            take_step(objective, inner, ANCHOR[rows])
+        torch.testing.assert_close(models[0].w, models[1].w, rtol=0, atol=1e-12)
+    assert (models[0].w - torch.tensor([0.2, -0.4, 0.6, 1.0])).norm() > 0.1

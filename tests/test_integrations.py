@@ -1,0 +1,379 @@
+"""Accelerate, Lightning and the Hugging Face Trainer take the same path as the plain loop.
+
+The plain loop is itself compared with SONEX by hand in test_training_loop.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.utils.data import DataLoader, Dataset
+
+import fcco
+
+GROUPS, EPOCHS, BATCH, SAMPLES = 4, 2, 8, 64
+# Third parties warn about workers, checkpoints and their own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1)
+        self.layers = nn.Sequential(*layers).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).squeeze(1)
+
+
+class Samples(Dataset[dict[str, Tensor]]):
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(2)
+        self.x = torch.randn(SAMPLES, 3, generator=draw, dtype=torch.float64)
+        self.group = torch.randint(GROUPS, (SAMPLES,), generator=draw)
+        self.y = torch.sign(self.x[:, 0] + 0.5 * self.group * self.x[:, 1])
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, item: int) -> dict[str, Tensor]:
+        return {"x": self.x[item], "y": self.y[item], "group": self.group[item]}
+
+
+def loader() -> DataLoader[Any]:
+    # A loader draws a number at the start of each pass; not from the stream of the dropout masks.
+    return DataLoader(Samples(), batch_size=BATCH, generator=torch.Generator())
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.7)
+
+
+def dro(model: nn.Module, optimizer: Any, correction: float = 0.6) -> fcco.CVaRGroupDRO:
+    """A wide smoothing: the weight of each group depends on u, so a wrong u cannot hide."""
+    return fcco.CVaRGroupDRO(
+        model,
+        optimizer,
+        GROUPS,
+        ratio=0.5,
+        smoothing=1.0,
+        gamma=0.3,
+        correction=correction,
+        threshold="table",
+    )
+
+
+def loss_of(objective: fcco.Compositional, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return objective(lambda: softplus(-batch["y"] * model(batch["x"])), batch["group"])
+
+
+Path_ = tuple[nn.Module, fcco.CVaRGroupDRO]
+
+
+@functools.cache
+def plain(accumulate: int = 1, correction: float = 0.6, epochs: int = EPOCHS) -> Path_:
+    model = make()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, correction)
+    torch.manual_seed(1)
+    for _ in range(epochs):
+        for number, batch in enumerate(loader(), start=1):
+            (loss_of(objective, model, batch) / accumulate).backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, objective
+
+
+def distance(one: nn.Module, two: nn.Module) -> float:
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
+
+
+def assert_same(model: nn.Module, objective: fcco.CVaRGroupDRO, expected: Path_) -> None:
+    assert distance(make(), model) > 0.01
+    assert distance(expected[0], model) <= 1e-12
+    torch.testing.assert_close(
+        objective.group_losses(), expected[1].group_losses(), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(objective.threshold, expected[1].threshold, rtol=0, atol=1e-12)
+    assert objective.term.step == expected[1].term.step
+
+
+def test_the_correction_matters():
+    for accumulate in (1, 2):
+        assert distance(plain(accumulate)[0], plain(accumulate, correction=0.0)[0]) > 1e-4
+
+
+# --- Accelerate -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerate() -> Any:
+    module = pytest.importorskip("accelerate")
+    state = pytest.importorskip("accelerate.state")
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield module
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def accelerated(accelerator: Any, after_prepare: bool, epochs: int = EPOCHS) -> Path_:
+    model = make()
+    optimizer: Any = sgd(model)
+    objective = None if after_prepare else dro(model, optimizer)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
+    objective = objective or dro(model, optimizer)
+    torch.manual_seed(1)
+    for _ in range(epochs):
+        for batch in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(objective, model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, objective
+
+
+@pytest.mark.parametrize("after_prepare", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accelerate(accelerate, accumulate, after_prepare):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    assert_same(*accelerated(accelerator, after_prepare), plain(accumulate))
+
+
+def test_accelerate_checkpoint(accelerate, tmp_path):
+    """`register_for_checkpointing(objective)`: `save_state` and `load_state` then carry it."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = make()
+    optimizer: Any = sgd(model)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
+    objective = dro(model, optimizer)
+    accelerator.register_for_checkpointing(objective)
+
+    def epoch() -> None:
+        for batch in data:
+            accelerator.backward(loss_of(objective, model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    torch.manual_seed(1)
+    epoch()
+    accelerator.save_state(str(tmp_path / "middle"))
+    epoch()  # goes astray: the state below must undo it
+    accelerator.load_state(str(tmp_path / "middle"))
+    epoch()
+    assert_same(model, objective, plain())
+
+
+def test_accelerate_bfloat16(accelerate):
+    """Mixed precision by Accelerate: u stays in the precision of the parameters."""
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    model, optimizer = make().float(), None
+    optimizer = sgd(model)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
+    objective = dro(model, optimizer)
+    for batch in data:
+        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
+        loss = loss_of(objective, model, batch)
+        assert torch.isfinite(loss)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert objective.term.tracker.value.dtype == torch.float32
+
+
+# --- Lightning --------------------------------------------------------------------------------
+
+
+def lightning_module(automatic: bool = True) -> Any:
+    pl = pytest.importorskip("lightning.pytorch")
+
+    class Task(pl.LightningModule):
+        """Optimizer and objective are made here, so that a checkpoint finds the objective."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make()
+            self.sgd = sgd(self.net)
+            self.objective = dro(self.net, self.sgd)
+            self.automatic_optimization = automatic
+
+        def training_step(self, batch: Any, number: int) -> Tensor | None:
+            loss = loss_of(self.objective, self.net, batch)
+            if automatic:
+                return loss
+            optimizer: Any = self.optimizers()
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return None
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            loss_of(self.objective, self.net, batch)
+
+        def configure_optimizers(self) -> Any:
+            return self.sgd
+
+    return Task()
+
+
+def lightning_trainer(folder: Path, **options: Any) -> Any:
+    pl = pytest.importorskip("lightning.pytorch")
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+        "default_root_dir": folder,
+        "max_epochs": EPOCHS,
+    }
+    return pl.Trainer(**(quiet | options))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_lightning(tmp_path, accumulate):
+    """Automatic optimization runs forward and backward inside `optimizer.step(closure)`."""
+    task = lightning_module()
+    trainer = lightning_trainer(
+        tmp_path, accumulate_grad_batches=accumulate, num_sanity_val_steps=0
+    )
+    torch.manual_seed(1)
+    trainer.fit(task, loader())
+    assert_same(task.net, task.objective, plain(accumulate))
+
+
+def test_lightning_manual_optimization(tmp_path):
+    task = lightning_module(automatic=False)
+    torch.manual_seed(1)
+    lightning_trainer(tmp_path).fit(task, loader())
+    assert_same(task.net, task.objective, plain())
+
+
+def test_lightning_validation_changes_nothing(tmp_path):
+    task = lightning_module()
+    torch.manual_seed(1)
+    lightning_trainer(tmp_path).fit(task, loader(), loader())
+    assert_same(task.net, task.objective, plain())
+
+
+def test_lightning_checkpoint(tmp_path):
+    """The objective is a part of the module: tracker, threshold and w_{t-1} are saved with it."""
+    task = lightning_module()
+    names = list(task.state_dict())
+    assert sum("layers.0.weight" in name for name in names) == 1, "the model is there once"
+    assert "objective.terms.inner.tracker.value" in names
+    assert len(list(task.parameters())) == len(list(task.net.parameters()))
+    torch.manual_seed(1)
+    first = lightning_trainer(tmp_path, max_epochs=1)
+    first.fit(task, loader())
+    first.save_checkpoint(tmp_path / "middle.ckpt")
+    random = torch.get_rng_state()
+
+    resumed = lightning_module()
+    torch.set_rng_state(random)
+    lightning_trainer(tmp_path).fit(resumed, loader(), ckpt_path=tmp_path / "middle.ckpt")
+    assert_same(resumed.net, resumed.objective, plain())
+
+
+# --- Hugging Face -----------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Trainer(transformers.Trainer):
+        objective: fcco.CVaRGroupDRO
+
+        def compute_loss(
+            self,
+            model: nn.Module,
+            inputs: Any,
+            return_outputs: bool = False,
+            num_items_in_batch: Any = None,
+        ) -> Any:
+            loss = loss_of(self.objective, model, inputs)
+            return (loss, {}) if return_outputs else loss
+
+        def get_train_dataloader(self) -> Any:
+            return loader()  # in order, to compare
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return loader()
+
+    arguments = {
+        "output_dir": str(folder),
+        "num_train_epochs": EPOCHS,
+        "per_device_train_batch_size": BATCH,
+        "max_grad_norm": 0.0,
+        "lr_scheduler_type": "constant",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "remove_unused_columns": False,
+        "label_names": ["y"],
+        "seed": 1,
+    }
+    model = make()
+    optimizer = sgd(model)
+    trainer = Trainer(
+        model=model,
+        args=transformers.TrainingArguments(**(arguments | options)),
+        train_dataset=Samples(),
+        eval_dataset=Samples(),
+        optimizers=(optimizer, None),
+    )
+    trainer.objective = dro(model, optimizer)
+    return trainer
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hugging_face(tmp_path, accumulate):
+    trainer = hugging_face(tmp_path, gradient_accumulation_steps=accumulate)
+    trainer.train()
+    assert_same(trainer.model, trainer.objective, plain(accumulate))
+
+
+def test_hugging_face_evaluation_changes_nothing(tmp_path):
+    trainer = hugging_face(tmp_path, eval_strategy="epoch", prediction_loss_only=True)
+    trainer.train()
+    assert_same(trainer.model, trainer.objective, plain())
+
+
+def test_hugging_face_checkpoint(tmp_path):
+    """Trainer saves the model and its optimizer; a callback adds the objective."""
+    transformers = pytest.importorskip("transformers")
+
+    class SaveObjective(transformers.TrainerCallback):
+        def __init__(self, objective: fcco.Compositional) -> None:
+            self.objective = objective
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            torch.save(self.objective.state_dict(), folder / "objective.pt")
+
+    steps = SAMPLES // BATCH
+    first = hugging_face(tmp_path, save_strategy="steps", save_steps=steps)
+    first.add_callback(SaveObjective(first.objective))
+    first.train()
+    assert_same(first.model, first.objective, plain())
+
+    resumed = hugging_face(tmp_path)
+    folder = tmp_path / f"checkpoint-{steps}"
+    resumed.objective.load_state_dict(torch.load(folder / "objective.pt"))
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert_same(resumed.model, resumed.objective, plain())

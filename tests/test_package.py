@@ -1,0 +1,184 @@
+"""The package as a whole: what importing it costs, how its files depend on each other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fcco
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "fcco"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
+
+
+def test_import_is_silent_and_needs_only_torch_and_numpy():
+    bare = python("import torch, numpy, sys; print(*sys.modules)")
+    ours = python("import fcco, sys; sys.stderr.write(' '.join(sys.modules))")
+    assert ours.returncode == 0 and ours.stdout == ""
+    loaded = set(ours.stderr.split())
+    assert "fcco" in loaded and "fcco.objective" in loaded
+    allowed = {"fcco", "torch", "numpy", *sys.stdlib_module_names, *bare.stdout.split()}
+    assert {name for name in loaded if name.partition(".")[0] not in allowed} == set()
+    slow = {"scipy", "matplotlib", "torch.distributed.tensor", "torch.distributed.fsdp"}
+    assert loaded & slow == set()
+
+
+def test_import_takes_little_longer_than_torch():
+    """Torch first, then fcco on top of it, in one process: the machine's mood cancels."""
+    code = """
+from time import perf_counter as now
+start = now(); import torch, numpy; middle = now(); import fcco; end = now()
+print((end - start) / (middle - start))
+"""
+    assert min(float(python(code).stdout) for _ in range(4)) < 1.3
+
+
+# Dependencies between files.
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def statements(body: list[ast.stmt], everywhere: bool) -> Iterator[ast.stmt]:
+    """Import statements at the top of a module, or also inside its functions."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif everywhere or not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            children = [child for child in ast.walk(node) if child is not node]
+            yield from (c for c in children if isinstance(c, (ast.Import, ast.ImportFrom)))
+
+
+def imports(file: Path, everywhere: bool = False) -> set[str]:
+    """The fcco modules that a file imports."""
+    own, found = module_name(file), set()
+    package = own if file.name == "__init__.py" else own.rpartition(".")[0]
+    for node in statements(ast.parse(file.read_text()).body, everywhere):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        assert isinstance(node, ast.ImportFrom)
+        base = node.module or ""
+        if node.level:
+            parent = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+            base = f"{parent}.{base}".rstrip(".")
+        found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found & MODULES - {own}
+
+
+MODULES = {module_name(file) for file in FILES}
+
+
+def test_no_import_cycles():
+    graph = {module_name(f): imports(f) for f in FILES if module_name(f) != "fcco"}
+    assert sum(map(len, graph.values())) > 50, "the parser sees the imports"
+    # Importing a.b runs a/__init__ first, but a package may import its own parts.
+    finished: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {' -> '.join((*path, name))}"
+        if name not in finished:
+            for other in graph.get(name, set()):
+                if not name.startswith(f"{other}."):
+                    visit(other, (*path, name))
+            finished.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+USERS = {"objective", "terms", "group_dro", "constraints", "methods"}
+
+
+@pytest.mark.parametrize(
+    "part, may_use",
+    [
+        ("checks", set()),
+        ("distributed", set()),
+        ("precision", set()),
+        ("outer", {"checks"}),
+        ("tracker", {"checks", "distributed", "precision"}),
+        ("previous", {"checks"}),
+        ("groups", {"checks"}),
+        ("diagnostics", {"checks", "outer", "tracker"}),
+        ("theory", {"checks", "outer", "tracker"}),
+    ],
+)
+def test_foundations_do_not_know_what_is_built_on_them(part, may_use):
+    files = [f for f in FILES if module_name(f).split(".")[1:2] == [part]]
+    assert files
+    for file in files:
+        used = {name.split(".")[1] for name in imports(file, everywhere=True) if "." in name}
+        assert used - {part} <= may_use, file.name
+        assert not used & USERS
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(SOURCE).as_posix())
+def test_no_file_is_longer_than_300_lines(file):
+    assert len(file.read_text().splitlines()) <= 300
+
+
+# Public names.
+
+
+def public_objects() -> Iterator[tuple[str, object]]:
+    yield "fcco", fcco
+    for info in pkgutil.walk_packages(fcco.__path__, "fcco."):
+        module = importlib.import_module(info.name)
+        yield info.name, module
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            yield f"{info.name}.{name}", thing
+            if inspect.isclass(thing):
+                for key, member in vars(thing).items():
+                    if not key.startswith("_") and (
+                        callable(member) or isinstance(member, property)
+                    ):
+                        yield f"{info.name}.{name}.{key}", getattr(thing, key)
+    for name in (name for name in vars(fcco) if not name.startswith("_")):
+        yield f"fcco.{name}", getattr(fcco, name)
+
+
+def test_every_public_name_has_a_docstring():
+    things = dict(public_objects())
+    assert len(things) > 200
+    plain = {
+        name
+        for name, thing in things.items()
+        if not callable(thing) and not inspect.ismodule(thing)
+    }
+    undocumented = {n for n, t in things.items() if n not in plain and not inspect.getdoc(t)}
+    assert undocumented == set()
+
+
+def test_typed_and_versioned():
+    assert (SOURCE / "py.typed").exists()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in settings["project"]["dynamic"]
+    assert settings["tool"]["hatch"]["version"]["path"] == "src/fcco/__init__.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fcco.__version__)
+    changelog = ROOT / "CHANGELOG.md"
+    if changelog.exists():
+        newest = re.search(r"^## \[?v?(\d+\.\d+\.\d+)", changelog.read_text(), re.MULTILINE)
+        assert newest and newest[1] == fcco.__version__
