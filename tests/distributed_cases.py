@@ -103,7 +103,7 @@ def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
     outer, make = settings.pop("outer", fcco.Hinge(1.5)), settings.pop("optimizer", momentum)
 
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        chosen = settings if corrected else settings | {"correction": 0.0}
+        chosen: dict[str, Any] = settings if corrected else {**settings, "correction": 0.0}
         return fcco.sonex(model, make(model), outer, GROUPS, **chosen)
 
     return build
@@ -494,7 +494,7 @@ def wrap_of(strategy: str) -> Callable[[nn.Module], nn.Module]:
 def raised(function: Callable[[], Any]) -> str:
     try:
         function()
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     return "nothing"
 
@@ -671,6 +671,50 @@ def ddp_options() -> dict[str, Any]:
     return result
 
 
+def mixed_precision() -> dict[str, Any]:
+    """FSDP2 gathers bfloat16 copies: these must be of w_{t-1} too, and then of w_t again."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    rank, model = dist.get_rank(), make_model(torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model.children(), model):
+        if part is model or isinstance(part, nn.Linear):
+            fully_shard(part, mp_policy=policy)
+    objective = sonex()(model, True)
+    case, same, some = Case(sonex(), per_sample, dtype=torch.float32), [], torch.arange(6)
+
+    def now() -> Tensor:
+        with torch.no_grad():
+            return margins(model, some)
+
+    assert objective.previous is not None
+    for number in range(5):
+        before = now()
+        step(case, objective, model, number, [rank])
+        after = now()
+        there = objective.previous.evaluate(lambda: margins(model, some))
+        kinds = {there.dtype, before.dtype} == {torch.float32}
+        same.append(kinds and torch.equal(there, before) and torch.equal(now(), after))
+        same.append(not torch.equal(before, after))
+    return {"same": all(same), "dtype": str(objective.term.tracker.value.dtype)}
+
+
+def fsdp_one() -> dict[str, Any]:
+    """The older FSDP would silently stay at w_t: refused. Without a correction it may be used."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    texts = []
+    for original in (False, True):
+        model = FullyShardedDataParallel(
+            make_model(), use_orig_params=original, device_id=torch.device("cpu")
+        )
+        texts.append(raised(lambda model=model: sonex()(model, True)))
+        objective = sonex()(model, False)
+        for number in range(3):
+            step(CASES["sonex-old"], objective, model, number, [dist.get_rank()])
+    return {"texts": texts, "state": tensors_of(objective)}
+
+
 def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     wrap = wrap_of(strategy)
     for name in names_of(strategy):
@@ -678,6 +722,9 @@ def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     for where in ("value", "gradient batch", "surrogate", "second term"):
         yield f"nan in {where}", lambda w=where: nan_on_one_rank(wrap, w)
     yield "resume", lambda: resume(wrap)
+    if strategy == "fsdp-layers":
+        yield "mixed precision", mixed_precision
+        yield "fsdp 1", fsdp_one
     if strategy == "ddp":
         yield "process groups", process_groups
         yield "batch norm", batch_norm

@@ -10,8 +10,8 @@ import functools
 import os
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,48 +30,70 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@functools.cache
-def outcome(strategies: str) -> tuple[list[dict[str, Any]], str]:
-    """The results of both ranks, and what the workers said if they did not end well."""
-    worker = Path(cases.__file__)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if sys.platform != "linux":
-        environment.pop("GLOO_SOCKET_IFNAME")
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"  # no port that somebody else could take
-        files = [Path(folder) / f"rank{rank}.pt" for rank in range(WORLD)]
-        logs = [open(Path(folder) / f"rank{rank}.txt", "w+") for rank in range(WORLD)]  # noqa: SIM115
-        workers = []
-        for rank, (file, log) in enumerate(zip(files, logs, strict=True)):
-            options = {"strategies": strategies, "rank": rank, "store": store, "out": file}
-            words = [word for k, v in options.items() for word in (f"--{k}", str(v))]
-            command = [sys.executable, str(worker), *words]
-            workers.append(subprocess.Popen(command, stderr=log, stdout=log, env=environment))
-        deadline, problems = time.monotonic() + TIME_LIMIT, []
-        for rank, process in enumerate(workers):
-            try:
-                code = process.wait(timeout=max(deadline - time.monotonic(), 1))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
-            logs[rank].seek(0)
-            if code != 0:
-                problems.append(f"rank {rank} ended with {code}:\n{logs[rank].read()[-3000:]}")
-            logs[rank].close()
-        results = [torch.load(file) if file.exists() else {} for file in files]
-    return results, "\n".join(problems)
+def start(strategies: str, folder: Path) -> None:
+    """Run the workers of both ranks; leave their results and what they said in `folder`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    workers = []
+    for rank in range(WORLD):
+        # A file, not a port that somebody else could take.
+        places = {"store": folder / "store", "out": folder / f"{rank}.pt"}
+        options = {"strategies": strategies, "rank": rank, **places}
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        with open(folder / f"{rank}.txt", "w") as log:
+            command = [sys.executable, cases.__file__, *words]
+            workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+    deadline = time.monotonic() + TIME_LIMIT
+    for process in workers:
+        try:
+            process.wait(timeout=max(deadline - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    (folder / "done").touch()
 
 
-def ranks(strategy: str, name: str) -> list[Any]:
-    """What each rank has to say about one case."""
-    results, problems = outcome(strategy.split("-")[0])
-    said = [result.get(f"{strategy}/{name}") for result in results]
-    for rank, each in enumerate(said):
-        if each is None:
-            pytest.fail(f"{strategy}/{name} did not run on rank {rank}.\n{problems}")
-        if "failed" in each:
-            pytest.fail(f"rank {rank}: {each['failed']}\n{problems}")
-    return said
+@pytest.fixture(scope="session")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[Any], str]]:
+    """(strategies) -> results of both ranks, and the end of what the workers said."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # processes of pytest-xdist share one start
+
+    @functools.cache
+    def results(strategies: str) -> tuple[list[Any], str]:
+        folder = base / f"distributed-{strategies}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            deadline = time.monotonic() + TIME_LIMIT + 30
+            while not (folder / "done").exists() and time.monotonic() < deadline:
+                time.sleep(0.2)
+        else:
+            start(strategies, folder)
+        said = "\n".join(f.read_text()[-2000:] for f in sorted(folder.glob("*.txt")))
+        files = [folder / f"{rank}.pt" for rank in range(WORLD)]
+        return [torch.load(file) if file.exists() else {} for file in files], said
+
+    return results
+
+
+@pytest.fixture
+def ranks(outcome: Callable[[str], tuple[list[Any], str]]) -> Callable[[str, str], list[Any]]:
+    """(strategy, case) -> what each rank has to say about it."""
+
+    def look_up(strategy: str, name: str) -> list[Any]:
+        results, said = outcome(strategy.split("-")[0])
+        found = [result.get(f"{strategy}/{name}") for result in results]
+        for rank, each in enumerate(found):
+            if each is None:
+                pytest.fail(f"{strategy}/{name} did not run on rank {rank}.\n{said}")
+            if "failed" in each:
+                pytest.fail(f"rank {rank}: {each['failed']}\n{said}")
+        return found
+
+    return look_up
 
 
 @functools.cache
@@ -85,7 +107,7 @@ def assert_close(one: Any, two: Any, tolerance: float = TOLERANCE) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "name"), RUNS)
-def test_equals_one_process(strategy, name):
+def test_equals_one_process(ranks, strategy, name):
     said, reference = ranks(strategy, name), alone(name)
     assert reference.moved > 0.02, "the case must move"
     tolerance = TOLERANCE if CASES[name].dtype == torch.float64 else 1e-5
@@ -99,7 +121,7 @@ def test_equals_one_process(strategy, name):
 
 
 @pytest.mark.parametrize(("strategy", "name"), RUNS)
-def test_ranks_hold_the_same_trackers_to_the_last_bit(strategy, name):
+def test_ranks_hold_the_same_trackers_to_the_last_bit(ranks, strategy, name):
     first, second = (result["state"] for result in ranks(strategy, name))
     assert first.keys() == second.keys() and any(key.endswith("value") for key in first)
     for key, value in first.items():
@@ -132,7 +154,7 @@ def test_cases_hold_what_they_promise():
 
 @pytest.mark.parametrize("where", ["value", "gradient batch", "surrogate", "second term"])
 @pytest.mark.parametrize("strategy", STRATEGY)
-def test_nan_on_one_rank(strategy, where):
+def test_nan_on_one_rank(ranks, strategy, where):
     """Every rank refuses the batch, nothing has changed, and training goes on."""
     said = ranks(strategy, f"nan in {where}")
     assert said[0]["text"] == said[1]["text"]
@@ -153,12 +175,12 @@ def test_nan_on_one_rank(strategy, where):
 
 
 @pytest.mark.parametrize("strategy", STRATEGY)
-def test_resume_from_a_checkpoint_per_rank(strategy):
+def test_resume_from_a_checkpoint_per_rank(ranks, strategy):
     for result in ranks(strategy, "resume"):
         assert result == {"previous": True, "parameters": True, "state": True}
 
 
-def test_process_groups():
+def test_process_groups(ranks):
     said = ranks("ddp", "process groups")
     case, model = CASES["sonex-old"], cases.make_model()
     objective = case.build(model, True)
@@ -174,7 +196,7 @@ def test_process_groups():
     )
 
 
-def test_batch_norm_and_dropout_under_ddp():
+def test_batch_norm_and_dropout_under_ddp(ranks):
     said = ranks("ddp", "batch norm")
     for result in said:
         assert result["finite"] and result["random"] and result["buffers"]
@@ -183,7 +205,7 @@ def test_batch_norm_and_dropout_under_ddp():
     assert_close(said[0]["state"], said[1]["state"])
 
 
-def test_buffers_under_ddp():
+def test_buffers_under_ddp(ranks):
     for result in ranks("ddp", "buffers"):
         assert result == {"same": True, "unchanged": True}
 
@@ -191,10 +213,25 @@ def test_buffers_under_ddp():
 @pytest.mark.parametrize(
     "option", ["static_graph", "find_unused_parameters", "gradient_as_bucket_view"]
 )
-def test_options_of_ddp(option):
+def test_options_of_ddp(ranks, option):
     for result in ranks("ddp", "options"):
         assert_close(result[option]["parameters"], alone("cvar-exact").parameters)
         assert_close(result[option]["state"], alone("cvar-exact").state)
+
+
+def test_fsdp_with_mixed_precision(ranks):
+    for result in ranks("fsdp-layers", "mixed precision"):
+        assert result == {"same": True, "dtype": "torch.float32"}
+
+
+def test_the_older_fsdp_is_refused_when_a_correction_needs_it(ranks):
+    model = cases.make_model()
+    objective = cases.sonex()(model, False)
+    for number in range(3):
+        cases.step(CASES["sonex-old"], objective, model, number, [0, 1])
+    for result in ranks("fsdp-layers", "fsdp 1"):
+        assert all("fully_shard" in text for text in result["texts"])
+        assert_close(result["state"], cases.tensors_of(objective))
 
 
 def test_import_does_not_load_dtensor():

@@ -133,6 +133,19 @@ def test_a_bad_call_through_an_objective_changes_nothing_either(name):
     assert ends[0][2] == ends[1][2] == 1 + 3  # one call before the objective
 
 
+@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
+def test_a_bad_value_of_one_term_changes_no_other_term(order):
+    model = Point(np.array([1.0]))
+    terms = {name: fcco.CoupledTerm(fcco.Hinge(), started(), smoothing=2.0) for name in order}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = fcco.Compositional(model, optimizer, terms)
+    before = {name: copy.deepcopy(term.tracker.state_dict()) for name, term in terms.items()}
+    values = {"one": T([0.4, 0.5]), "two": T([0.4, NAN])}
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        objective(lambda: {k: v * model.w for k, v in values.items()}, T([1, 3]))
+    assert all(unchanged(term.tracker, before[name]) for name, term in terms.items())
+
+
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("independent", [False, True])
 def test_a_nonfinite_carrier_is_refused(bad, independent):

@@ -287,8 +287,8 @@ class Compositional(nn.Module):
 
     def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""
-        if isinstance(index, Tensor) and counts is None and _ONLY in self._terms:
-            return {_ONLY: self._terms[_ONLY].tracker.layout(index)}
+        if isinstance(index, Tensor) and counts is None and len(self._terms) == 1:
+            return {name: term.tracker.layout(index) for name, term in self._terms.items()}
         for what, given in (("index", index), ("counts", counts)):
             if isinstance(given, dict) and not set(given) <= set(self.terms):
                 raise ValueError(

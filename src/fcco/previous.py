@@ -57,6 +57,12 @@ class PreviousParameters(nn.Module):
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
         self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
+        if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
+            raise TypeError(
+                "`PreviousParameters` cannot put other values into a model wrapped by "
+                "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "
+                "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
+            )
         self._saved: dict[Tensor, Tensor] = {}
         self._loaded: dict[str, Tensor] | None = None
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
