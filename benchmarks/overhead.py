@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-
 import fcco
 
 from .models import Case, cpu_cases, gpu_cases

@@ -18,7 +18,8 @@ PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose"}
 
 _SEGMENT = re.compile(
     r"(?P<doctest>^[ ]*>>>.*\n?(?:^[ ]*\S.*\n?)*)"
-    r"|(?P<math>^(?P<indent>[ ]*)\.\. math::[ ]*(?P<line>.*)\n?(?P<body>(?:[ ]*\n|(?P=indent)[ ]+.*\n?)*))",
+    r"|(?P<math>^(?P<indent>[ ]*)\.\. math::[ ]*(?P<line>.*)\n?"
+    r"(?P<body>(?:[ ]*\n|(?P=indent)[ ]+.*\n?)*))",
     re.MULTILINE,
 )
 _TOKEN = re.compile(
@@ -51,8 +52,8 @@ def to_markdown(text: str, links: dict[str, str] | None = None) -> str:
 def _display(directive: re.Match[str]) -> str:
     """A `.. math::` block; several lines are aligned, as the directive would do."""
     indent = directive["indent"]
-    formula = "\n".join(line.strip() for line in (directive["line"] + "\n" + directive["body"]).split("\n"))
-    formula = formula.strip()
+    lines = [directive["line"], *directive["body"].split("\n")]
+    formula = "\n".join(line.strip() for line in lines).strip()
     if r"\\" in formula:
         formula = f"\\begin{{aligned}}\n{formula}\n\\end{{aligned}}"
     lines = ["", "$$", *formula.split("\n"), "$$", "", ""]

@@ -58,9 +58,10 @@ def test_exact_threshold_minimises(case, lam):
 
 
 @pytest.mark.parametrize("lam", [1e-1, 1e-3, 1e-5, 1e-7])
-def test_exact_threshold_survives_single_precision(lam):
-    """Small differences of large losses must not cancel."""
-    u = 100 + 0.01 * torch.rand(30, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("number, spread, offset", [(30, 0.01, 100.0), (3000, 5.0, 0.0)])
+def test_exact_threshold_survives_single_precision(number, spread, offset, lam):
+    """Small differences of large losses, or of long sums of them, must not cancel."""
+    u = offset + spread * torch.rand(number, generator=torch.Generator().manual_seed(0))
     exact = exact_threshold(u.double(), 0.15, lam)
     assert exact_threshold(u, 0.15, lam).item() == pytest.approx(exact.item(), abs=1e-5)
 
@@ -178,6 +179,13 @@ def test_unseen_groups_and_foreign_steps_bring_no_nan(rule, lam):
     for values in (objective.group_losses(), objective.group_weights()):
         assert values.isnan().tolist() == [False, True, False, True]
     assert objective.cvar().isfinite()
+    kept = objective.threshold.clone()
+    model.w.sum().backward()
+    objective.optimizer.step()  # type: ignore[union-attr]
+    assert torch.equal(kept, objective.threshold), "a step on another loss moves no threshold"
+    if rule == "gradient":
+        take_step(objective, lambda: model.w[:2] + torch.nan, torch.tensor([0, 1]))
+        assert torch.equal(kept, objective.threshold), "no sampled group, no move"
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.2])

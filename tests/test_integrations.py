@@ -6,6 +6,10 @@ The plain loop is itself compared with SONEX by hand in test_training_loop.py.
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        layers = nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1)
+        dropout = 0.0 if "WORLD_SIZE" in os.environ else 0.2  # ranks would draw other masks
+        layers = nn.Linear(3, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 1)
         self.layers = nn.Sequential(*layers).double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -377,3 +382,64 @@ def test_hugging_face_checkpoint(tmp_path):
     resumed.objective.load_state_dict(torch.load(folder / "objective.pt"))
     resumed.train(resume_from_checkpoint=str(folder))
     assert_same(resumed.model, resumed.objective, plain())
+
+
+# --- two processes ----------------------------------------------------------------------------
+
+
+def loader_of_rank() -> DataLoader[Any]:
+    """Every second sample: the batches of two ranks together are those of `loader`."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    mine = torch.utils.data.Subset(Samples(), list(range(rank, SAMPLES, world)))
+    return DataLoader(mine, batch_size=BATCH // world)
+
+
+def worker(framework: str, out: str) -> None:
+    """Train under DDP as the framework sets it up; rank 0 leaves its result in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        if framework == "accelerate":
+            from accelerate import Accelerator
+
+            accelerator = Accelerator(cpu=True)
+            model = make()
+            model, optimizer = accelerator.prepare(model, sgd(model))
+            objective = dro(model, optimizer)
+            for _ in range(EPOCHS):
+                for batch in loader_of_rank():
+                    accelerator.backward(loss_of(objective, model, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+        elif framework == "lightning":
+            task = lightning_module()
+            options = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+            lightning_trainer(Path(folder), **options).fit(task, loader_of_rank())
+            model, objective = task.net, task.objective
+        else:
+            trainer = hugging_face(Path(folder))
+            type(trainer).get_train_dataloader = lambda self: loader_of_rank()
+            trainer.train()
+            model, objective = trainer.model, trainer.objective
+        if os.environ["RANK"] == "0":
+            torch.save([[p.detach() for p in model.parameters()], objective.group_losses()], out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+def test_two_processes(framework, tmp_path, monkeypatch):
+    """Each framework's DDP equals one process on the global batch."""
+    pytest.importorskip(framework)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, __file__, framework, str(tmp_path / "out.pt")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    parameters, u = torch.load(tmp_path / "out.pt")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # no dropout here either
+    model, objective = plain.__wrapped__()
+    for ours, expected in zip(parameters, model.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(u, objective.group_losses(), rtol=0, atol=1e-10)
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

@@ -155,6 +155,11 @@ def test_one_closure_serves_all_terms(correction, gradient, forward_passes):
         before = model.calls
         take_step(objective, model, gradient=model if gradient else None)
         assert model.calls - before == expected
+    before = model.calls
+    objective.eval()(model)
+    with torch.no_grad():
+        objective.train()(model)
+    assert model.calls - before == 2, "evaluation needs no correction"
 
 
 def test_terms_add_up_and_keep_their_own_trackers():

@@ -46,7 +46,7 @@ from time import perf_counter as now
 start = now(); import torch, numpy; middle = now(); import fcco; end = now()
 print((end - start) / (middle - start))
 """
-    assert min(float(python(code).stdout) for _ in range(4)) < 1.3
+    assert any(float(python(code).stdout) < 1.3 for _ in range(4))
 
 
 # Dependencies between files.
@@ -178,7 +178,5 @@ def test_typed_and_versioned():
     assert re.fullmatch(r"\d+\.\d+\.\d+", fcco.__version__)
     changelog = ROOT / "CHANGELOG.md"
     if changelog.exists():
-        newest = re.search(
-            r"^## .*?(\d+\.\d+\.\d+)", changelog.read_text(), re.MULTILINE | re.DOTALL
-        )
+        newest = re.search(r"\n## .*?(\d+\.\d+\.\d+)", changelog.read_text(), re.DOTALL)
         assert newest and newest[1] == fcco.__version__

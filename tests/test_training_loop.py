@@ -685,6 +685,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_model(backend):
     ours, optimizer, hand, other = pair(sgd)

@@ -125,7 +125,7 @@ class CVaRTerm(AbstractTerm):
             slope = torch.where(excess == 0, self.kink if kink is None else kink, slope)
         share = 1 / max(u.shape[0], 1)
         slope = slope * share
-        if updating and self.rule == "gradient":
+        if updating and self.rule == "gradient" and u.shape[0]:
             self._slopes.append(slope.sum())
         return tracked.attach(torch.add(s, values.sum(), alpha=share), slope)
 
@@ -140,8 +140,9 @@ class CVaRTerm(AbstractTerm):
             slopes = self._slopes
             if self.rule == "table":
                 slopes.append(self.smoothed.gradient(self.table() - self.threshold).mean())
-            mean = slopes[0] if len(slopes) == 1 else torch.stack(slopes).mean()
-            self.threshold.add_(mean - _ONE, alpha=self.threshold_lr)
+            if slopes:  # none when every entry was dropped
+                mean = slopes[0] if len(slopes) == 1 else torch.stack(slopes).mean()
+                self.threshold.add_(mean - _ONE, alpha=self.threshold_lr)
             slopes.clear()
         return True
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .distributed import Group, find_group, sum_over_ranks
+from .distributed import Group, find_group
 from .inner import Parsed, global_mean, parse, split
+from .jobs import empty_job, is_bad, on_all_ranks, refuse
 from .previous import PreviousParameters, unwrap
 from .terms import AbstractTerm
 from .tracker.blocks import Batch, Layout, over_ranks
-from .tracker.entries import shaped
 
 __all__ = ["Compositional"]
 
@@ -147,7 +147,7 @@ class Compositional(nn.Module):
         if group is not None:
             jobs = self._with_other_ranks(jobs, group, corrects, carriers is not None)
         elif len(jobs) > 1:
-            self._refuse([name for name, job in jobs.items() if self._is_bad(name, job)])
+            refuse([n for n, job in jobs.items() if is_bad(self._terms[n].tracker, job)])
         for name, job in jobs.items():
             term = self._terms[name]
             parts.append(term.loss(term.tracker.update(**job, group=group)))
@@ -192,7 +192,7 @@ class Compositional(nn.Module):
             batch = pooled.get(name)
             if group is not None:  # once, at the end: ranks may have batches of unequal number
                 if batch is None:
-                    job = self._empty_job(name, False, False)
+                    job = empty_job(term.tracker, False, False)
                     batch = term.tracker.pool(job["fresh"], job["where"])
                 batch = over_ranks(batch, group)
             if batch is not None:
@@ -241,49 +241,8 @@ class Compositional(nn.Module):
             and not any(j["carrier"] is not None for j in jobs.values())
         ):
             return jobs
-        names = list(self._terms)
-        flags = [
-            [name in jobs for name in names],
-            [name in jobs and self._is_bad(name, jobs[name]) for name in names],
-        ]
-        device = self._terms[names[0]].tracker.value.device
-        held, bad = sum_over_ranks(torch.tensor(flags, dtype=torch.int64, device=device), group)
-        self._refuse([name for name, number in zip(names, bad, strict=True) if number])
-        result = {}
-        for name, number in zip(names, held, strict=True):
-            if number:
-                result[name] = jobs.get(name) or self._empty_job(name, corrects, independent)
-        return result
-
-    def _empty_job(self, name: str, corrects: bool, independent: bool) -> dict[str, Any]:
-        tracker = self._terms[name].tracker
-        nothing, where = tracker.value[:0], tracker.layout(torch.empty(0, dtype=torch.int64))
-        return {
-            "fresh": nothing,
-            "where": where,
-            "previous": nothing if corrects else None,
-            "carrier": nothing if independent else None,
-            "carrier_where": tracker.layout(where.index) if independent else None,
-        }
-
-    def _is_bad(self, name: str, job: dict[str, Any]) -> bool:
-        """Whether the tracker of a term would refuse a value; also checks their shapes."""
-        tracker, finite = self._terms[name].tracker, True
-        for key in ("fresh", "previous", "carrier"):
-            if job[key] is not None:
-                where = (key == "carrier" and job["carrier_where"]) or job["where"]
-                values = shaped(key, job[key], where.entries, tracker.value)
-                finite &= bool(torch.isfinite(values).all())
-        return tracker.on_nonfinite == "raise" and not finite
-
-    @staticmethod
-    def _refuse(names: list[str]) -> None:
-        if names:
-            terms = " and ".join(f"`{name}`" for name in names)
-            raise ValueError(
-                f"Inner values of {terms} are NaN or infinite; nothing was updated. Use "
-                "on_nonfinite='skip' in the tracker to drop such entries instead."
-            )
+        trackers = {name: term.tracker for name, term in self._terms.items()}
+        return on_all_ranks(trackers, jobs, group, corrects, independent)
 
     def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""

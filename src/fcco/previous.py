@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from .visit import exchanged, local_part, own_buffers, same_randomness
+from .visit import (
+    alike,
+    any_sharded,
+    copy_all,
+    exchanged,
+    local_part,
+    own_buffers,
+    same_randomness,
+)
 
 __all__ = ["PreviousParameters", "unwrap"]
 
@@ -64,6 +72,7 @@ class PreviousParameters(nn.Module):
                 "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
             )
         self._saved: dict[Tensor, Tensor] = {}
+        self._copies: dict[Tensor, Tensor] = {}  # of buffers, only during a visit
         self._loaded: dict[str, Tensor] | None = None
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles = []
@@ -81,18 +90,17 @@ class PreviousParameters(nn.Module):
         if self._loaded is not None:
             self._adopt_loaded()
         for each in self._optimizers if optimizer is None else (optimizer,):
-            current = _parameters(each)
-            plain_now, plain_saved = [], []
-            for parameter in current:
-                local = local_part(parameter)
-                saved = self._saved.get(parameter)
-                if saved is None or not _alike(saved, local):
-                    self._saved[parameter] = local.clone()
-                else:
-                    plain_now.append(local)
-                    plain_saved.append(saved)
-            if plain_now:
-                torch._foreach_copy_(plain_saved, plain_now)
+            parameters = _parameters(each)
+            current = parameters
+            if any_sharded(parameters):
+                current = [local_part(parameter) for parameter in parameters]
+            saved = []
+            for parameter, tensor in zip(parameters, current, strict=True):
+                copy = self._saved.get(parameter)
+                if copy is None or not alike(copy, tensor):
+                    self._saved[parameter] = copy = torch.empty_like(tensor, requires_grad=False)
+                saved.append(copy)
+            copy_all(saved, current)
 
     def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
@@ -117,7 +125,7 @@ class PreviousParameters(nn.Module):
         with (
             torch.no_grad(),
             same_randomness(devices),
-            own_buffers(model),
+            own_buffers(model, self._copies),
             exchanged(self._saved, model),
         ):
             result = function()
@@ -218,9 +226,3 @@ def _as_sequence(optimizer: Any) -> Sequence[Any]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _alike(saved: Tensor, local: Tensor) -> bool:
-    return (
-        saved.shape == local.shape and saved.device == local.device and saved.dtype == local.dtype
-    )

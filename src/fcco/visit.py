@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["exchanged", "local_part", "own_buffers", "same_randomness"]
+__all__ = [
+    "alike",
+    "any_sharded",
+    "copy_all",
+    "exchanged",
+    "local_part",
+    "own_buffers",
+    "same_randomness",
+]
 
 
-def is_sharded(parameter: Tensor) -> bool:
-    """Whether a parameter is a DTensor."""
+def any_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Whether any parameter is a DTensor."""
     # It can exist only after its module was imported; importing that here would be slow.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)
+    return module is not None and any(isinstance(p, module.DTensor) for p in parameters)
 
 
 def local_part(parameter: Tensor) -> Tensor:
     """The tensor that this process holds, without gradient."""
-    return parameter.detach().to_local() if is_sharded(parameter) else parameter.detach()  # type: ignore[attr-defined]
+    plain = parameter.detach()
+    return plain.to_local() if any_sharded((parameter,)) else plain  # type: ignore[attr-defined]
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors with few kernels: one for each kind of number."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pair = kinds.setdefault(target.dtype, ([], []))
+        pair[0].append(target)
+        pair[1].append(source)
+    with torch.no_grad():
+        for pair in kinds.values():
+            torch._foreach_copy_(*pair)
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, precision and device."""
+    return one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
 
 
 @contextmanager
@@ -39,10 +65,16 @@ def same_randomness(devices: Set[torch.device]) -> Iterator[None]:
 
 
 @contextmanager
-def own_buffers(model: nn.Module) -> Iterator[None]:
-    """Let a function change copies of the buffers; put the originals back on exit."""
+def own_buffers(model: nn.Module, copies: dict[Tensor, Tensor]) -> Iterator[None]:
+    """Let a function change copies of the buffers; put the originals back on exit.
+
+    Args:
+        model: the module.
+        copies: room for the copies, by buffer, which the caller keeps between visits: a network
+            with batch norm has hundreds, and one kernel fills them all. A buffer that two modules
+            share has one copy.
+    """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    copies: dict[Tensor, Tensor] = {}  # a buffer shared by two modules stays shared
     synchronised: list[tuple[Any, bool]] = []
     for module in _modules(model):
         if "require_forward_param_sync" in module.__dict__:
@@ -54,9 +86,13 @@ def own_buffers(model: nn.Module) -> Iterator[None]:
         kept.append((buffers, dict(buffers)))
         for name, buffer in buffers.items():
             if buffer is not None:
-                if buffer not in copies:
-                    copies[buffer] = buffer.clone()
-                buffers[name] = copies[buffer]
+                copy = copies.get(buffer)
+                if copy is None or not alike(copy, buffer):
+                    copies[buffer] = copy = torch.empty_like(buffer)
+                buffers[name] = copy
+    for lost in copies.keys() - {b for _, originals in kept for b in originals.values()}:
+        del copies[lost]
+    copy_all(list(copies.values()), list(copies))
     try:
         yield
     finally:
@@ -75,7 +111,7 @@ def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
     Plain parameters change their pointer, shards (FSDP2) their content.
     """
     parameters = list(saved)
-    sharded = any(is_sharded(parameter) for parameter in parameters)
+    sharded = any_sharded(parameters)
     if sharded:
         _reshard(model)
         current = [local_part(parameter).clone() for parameter in parameters]

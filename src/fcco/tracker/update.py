@@ -58,7 +58,10 @@ def track(
     after = torch.lerp(before, fresh, gamma.to(fresh) if isinstance(gamma, Tensor) else gamma)
     if previous is not None:
         moved = fresh - previous if seen is None else (fresh - previous) * seen
-        after = after + correction * moved
+        if isinstance(correction, Tensor):
+            after = after + correction * moved
+        else:
+            after = torch.add(after, moved, alpha=correction)
     return before, after
 
 
