@@ -36,14 +36,14 @@ def local_part(parameter: Tensor) -> Tensor:
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy many tensors with few kernels: one for each kind of number."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        pair = kinds.setdefault(target.dtype, ([], []))
-        pair[0].append(target)
-        pair[1].append(source)
+    kinds = {target.dtype for target in targets}
     with torch.no_grad():
-        for pair in kinds.values():
-            torch._foreach_copy_(*pair)
+        if len(kinds) == 1:
+            torch._foreach_copy_(targets, sources)
+            return
+        for kind in kinds:
+            pairs = [(t, s) for t, s in zip(targets, sources, strict=True) if t.dtype == kind]
+            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
@@ -80,9 +80,9 @@ def own_buffers(model: nn.Module, copies: dict[Tensor, Tensor]) -> Iterator[None
         if "require_forward_param_sync" in module.__dict__:
             # DDP: after a pass without gradient, the next would not send rank 0's buffers out.
             synchronised.append((module, module.__dict__["require_forward_param_sync"]))
-        if type(module).__module__.startswith("fcco."):
-            continue  # a tracker inside the model: large, and not changed by a forward pass
         buffers = module._buffers
+        if buffers and type(module).__module__.startswith("fcco."):
+            continue  # a tracker inside the model: large, and not changed by a forward pass
         kept.append((buffers, dict(buffers)))
         for name, buffer in buffers.items():
             if buffer is not None:
@@ -90,9 +90,10 @@ def own_buffers(model: nn.Module, copies: dict[Tensor, Tensor]) -> Iterator[None
                 if copy is None or not alike(copy, buffer):
                     copies[buffer] = copy = torch.empty_like(buffer)
                 buffers[name] = copy
-    for lost in copies.keys() - {b for _, originals in kept for b in originals.values()}:
-        del copies[lost]
-    copy_all(list(copies.values()), list(copies))
+    if copies:
+        for lost in copies.keys() - {b for _, originals in kept for b in originals.values()}:
+            del copies[lost]
+        copy_all(list(copies.values()), list(copies))
     try:
         yield
     finally:

@@ -63,9 +63,8 @@ def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
 
 def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
     """Raise, naming the blocks, if any pooled value (or entry of `carrier`) is NaN or infinite."""
-    total = batch.fresh.sum()
-    if batch.previous is not None:
-        total = total + batch.previous.sum()
+    # A difference is finite only if both are.
+    total = (batch.fresh if batch.previous is None else batch.fresh - batch.previous).sum()
     if carrier is not None:
         total = total + carrier.detach().sum()
     if math.isfinite(total.item()):
