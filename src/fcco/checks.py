@@ -7,9 +7,10 @@ inside `torch.func.vmap` or a compiled graph, where looking at a value is not po
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
-__all__ = ["at_least", "below", "in_interval", "one_of", "positive", "requires"]
+__all__ = ["at_least", "below", "in_interval", "integer", "one_of", "positive", "requires"]
 
 
 def _is_number(value: Any) -> bool:
@@ -26,6 +27,13 @@ def at_least(call: str, name: str, value: Any, low: float) -> None:
     """Raise unless `value >= low`."""
     if _is_number(value) and not value >= low:
         raise ValueError(f"`{call}({name}=...)` must be at least {low} but is: {value}.")
+
+
+def integer(call: str, name: str, value: Any, low: int) -> None:
+    """Raise unless `value` is an integer of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"`{call}({name}=...)` must be an integer but is: {value!r}.")
+    at_least(call, name, int(value), low)
 
 
 def in_interval(

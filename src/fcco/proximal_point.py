@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .groups.counted import check_integer
 from .previous import unwrap
 
 __all__ = ["ProximalPoint", "proximal_step"]
@@ -87,7 +86,7 @@ class ProximalPoint(torch.optim.Optimizer):
         checks.positive("ProximalPoint", "nu", nu)
         checks.positive("ProximalPoint", "eta", eta)
         if not callable(inner_steps):
-            check_integer("ProximalPoint", "inner_steps", inner_steps, 1)
+            checks.integer("ProximalPoint", "inner_steps", inner_steps, 1)
         self.outer = unwrap(outer)
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
@@ -108,7 +107,7 @@ class ProximalPoint(torch.optim.Optimizer):
         if not callable(self.inner_steps):
             return self.inner_steps
         length = self.inner_steps(self.round)
-        check_integer("ProximalPoint", "inner_steps", length, 1)
+        checks.integer("ProximalPoint", "inner_steps", length, 1)
         return length
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -124,7 +123,7 @@ class ProximalPoint(torch.optim.Optimizer):
 
         The corollary of the paper certifies the original F at this z (see docs/mathematics.md).
         """
-        check_integer("ProximalPoint.polish", "steps", steps, 1)
+        checks.integer("ProximalPoint.polish", "steps", steps, 1)
         if not self.round_begins:
             raise RuntimeError(
                 f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .. import checks
 from ..distributed import Group
-from ..groups.counted import check_integer
 from ..precision import KeepsPrecision
-from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, per_row
+from .blocks import Batch, Layout, carrier_counts, first_visits, layout, over_ranks, per_row
 from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
+from .progress import Progress
+from .settings import check_settings
 from .tracked import Tracked
 from .update import log_track, theory_correction, track
 
 __all__ = ["InnerTracker"]
-
-
-_SMALL = 100_000
-"""Up to this n the mask is looked over now and then; once it is full it costs nothing more."""
-
-
-@dataclass
-class _Progress:
-    """Counters, and what was written since the last optimizer step, to take back and redo.
-
-    A plain object, because setting an attribute of an `nn.Module` costs as much as a tensor op.
-    """
-
-    steps: int = 0
-    skipped: int = 0
-    batch: Batch | None = None
-    old: Tensor | None = None
-    seen: Tensor | None = None
-    full: int = -1  # version of the mask `seen` that was full: a later write is noticed
 
 
 class InnerTracker(KeepsPrecision):
@@ -109,33 +88,24 @@ class InnerTracker(KeepsPrecision):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        call = "InnerTracker"
-        check_integer(call, "num_inner", num_inner, 1)
-        check_integer(call, "dim", dim, 1)
-        checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
-        checks.one_of(call, "read", read, ("old", "new"))
-        checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
-        if isinstance(correction, str):
-            checks.one_of(call, "correction", correction, ("theory", "auto"))
-            if correction == "theory":
-                checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
-        else:
-            checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-        if gamma == 0 and correction in (0, 0.0):
-            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
-        if refresh_every is not None:
-            check_integer(call, "refresh_every", refresh_every, 1)
-        if bounds is not None and not bounds[0] <= bounds[1]:
-            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
-        if not dtype.is_floating_point:
-            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
+        check_settings(
+            num_inner=num_inner,
+            dim=dim,
+            gamma=gamma,
+            correction=correction,
+            read=read,
+            bounds=bounds,
+            refresh_every=refresh_every,
+            on_nonfinite=on_nonfinite,
+            dtype=dtype,
+        )
         self.num_inner, self.dim = num_inner, dim
         self.gamma, self.correction, self.read = gamma, correction, read
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.on_nonfinite = on_nonfinite
         self.accumulate = False
         """Calls belong to one step until `close()`; objectives set it and close at each step."""
-        self._progress = _Progress()
+        self._progress = Progress()
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
 
@@ -171,7 +141,7 @@ class InnerTracker(KeepsPrecision):
 
     def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
         """Check `index` and `counts`; find the distinct blocks (used by objectives)."""
-        return layout("InnerTracker", index, self.num_inner, counts, self.value)
+        return layout("InnerTracker", index, self.num_inner, counts, self._buffers["value"])  # type: ignore[arg-type]
 
     def forward(
         self,
@@ -256,10 +226,7 @@ class InnerTracker(KeepsPrecision):
 
     def close(self) -> None:
         """End the step: what was tracked since the last call is final."""
-        progress = self._progress
-        if progress.batch is not None:
-            progress.batch = progress.old = progress.seen = None
-            progress.steps += 1
+        self._progress.close()
 
     def set_values(self, index: Tensor | None, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
@@ -268,44 +235,32 @@ class InnerTracker(KeepsPrecision):
         means = batch.mean(batch.fresh)
         self._table()[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
         self.seen[batch.index] = True
-        self._progress.batch = None
+        self._progress.forget()
 
     def _commit(self, batch: Batch) -> Tensor:
-        """Write the update of a batch; return the u that its gradient reads (Alg. 1, lines 7-9).
-
-        A second batch before the optimizer steps (gradient accumulation, or a step that a
-        GradScaler skipped) holds more samples of the same g_i(w_t). The first write is taken back
-        and both are applied as one, because two corrections for one step would count it twice.
-        """
-        value, known, progress = self._table(), self.seen, self._progress
+        """Write the update of a batch; return the u that its gradient reads (Alg. 1, lines 7-9)."""
+        value, known, progress = self._table(), self._buffers["seen"], self._progress
+        assert known is not None
         current = batch.index
         if progress.batch is not None:
-            value.index_copy_(0, progress.batch.index, progress.old)  # type: ignore[arg-type]
-            if progress.seen is not None:
-                known.index_copy_(0, progress.batch.index, progress.seen)
-            batch = progress.batch.merge(batch)
+            batch = progress.take_back(batch, value, known)
         index, fresh, previous = batch.index, batch.mean(batch.fresh), batch.previous
-        old, seen = value.index_select(0, index), None
-        if progress.full != known._version:
-            seen = known.index_select(0, index)
+        old, seen = value.index_select(0, index), first_visits(known, index)
         gamma, correction = self.gamma, 0.0
         if previous is not None:
             previous, correction = batch.mean(previous), self.correction_weight(index.shape[0])
-        if self.refresh_due:
+        if self.refresh_every is not None and self.refresh_due:
             gamma, previous = 1.0, None
         rule = log_track if self.log_space else track
-        before, after = rule(
-            old, None if seen is None else per_row(seen, old), fresh, previous, gamma, correction
-        )
+        rows = None if seen is None else per_row(seen, old)
+        before, after = rule(old, rows, fresh, previous, gamma, correction)
         if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
             before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         value.index_copy_(0, index, after)
         if seen is not None:
             known.index_fill_(0, index, True)
-            if self.num_inner <= _SMALL and progress.steps % 64 == 63:
-                progress.full = known._version if bool(known.all()) else -1
         if self.accumulate:
-            progress.batch, progress.old, progress.seen = batch, old, seen
+            progress.keep(batch, old, seen)
         else:
             progress.steps += 1
         point = before if self.read == "old" else after
@@ -326,9 +281,10 @@ class InnerTracker(KeepsPrecision):
         carrier_where: Layout | None,
     ) -> tuple[Entries, int]:
         """All entries in the tracker's shape and precision; bad ones dropped if asked to."""
-        fresh = shaped("fresh", fresh, where.entries, self.value)
+        value = self.value
+        fresh = shaped("fresh", fresh, where.entries, value)
         if previous is not None:
-            previous = shaped("previous", previous, where.entries, self.value)
+            previous = shaped("previous", previous, where.entries, value)
         if not self.needs_previous or self.refresh_due:
             previous = None
         elif previous is None:
@@ -337,7 +293,7 @@ class InnerTracker(KeepsPrecision):
         if carrier is None:
             carrier = fresh
         else:
-            carrier = shaped("carrier", carrier, carrier_where.entries, self.value)
+            carrier = shaped("carrier", carrier, carrier_where.entries, value)
         entries = Entries(fresh, where, previous, carrier, carrier_where)
         return without_nonfinite(entries) if self.on_nonfinite == "skip" else (entries, 0)
 
@@ -347,7 +303,7 @@ class InnerTracker(KeepsPrecision):
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
-        self._progress = _Progress(state["steps"], state["skipped"])
+        self._progress = Progress(state["steps"], state["skipped"])
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

@@ -1,0 +1,53 @@
+"""What a tracker has done, and what it wrote since the last optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .blocks import Batch
+
+__all__ = ["Progress"]
+
+
+@dataclass
+class Progress:
+    """Counters, and the open step: what was written, and what stood there before.
+
+    A plain object, because setting an attribute of an `nn.Module` costs as much as a tensor op.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    batch: Batch | None = None
+    old: Tensor | None = None
+    seen: Tensor | None = None
+
+    def keep(self, batch: Batch, old: Tensor, seen: Tensor | None) -> None:
+        """Leave the step open; `seen` is None when every block had a value before."""
+        self.batch, self.old, self.seen = batch, old, seen
+
+    def take_back(self, batch: Batch, value: Tensor, known: Tensor) -> Batch:
+        """Undo the open step; return its batch pooled with `batch`, to be applied as one.
+
+        A second batch before the optimizer steps (gradient accumulation, or a step that a
+        GradScaler skipped) holds more samples of the same g_i(w_t). Two corrections for one step
+        would count it twice.
+        """
+        if self.batch is None or self.old is None:
+            return batch
+        value.index_copy_(0, self.batch.index, self.old)
+        if self.seen is not None:
+            known.index_copy_(0, self.batch.index, self.seen)
+        return self.batch.merge(batch)
+
+    def close(self) -> None:
+        """End the open step, if there is one."""
+        if self.batch is not None:
+            self.batch = self.old = self.seen = None
+            self.steps += 1
+
+    def forget(self) -> None:
+        """Drop the open step without counting it: what is written stays."""
+        self.batch = self.old = self.seen = None
