@@ -71,7 +71,7 @@ def gpu_cases() -> Iterator[Case]:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     def images(name: str, model: nn.Module, batch: int, side: int) -> Case:
-        model = model.cuda().to(memory_format=torch.channels_last)
+        model = model.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = torch.randn(batch, 3, side, side, device="cuda")
         x = x.to(memory_format=torch.channels_last)
         y = torch.randint(2, (batch,), device="cuda")
@@ -91,8 +91,8 @@ def gpu_cases() -> Iterator[Case]:
 
     yield images("resnet50", torchvision.models.resnet50(num_classes=2), 64, 224)
     yield images("densenet121", torchvision.models.densenet121(num_classes=2), 256, 96)
-    config = DistilBertConfig(num_labels=5)
-    bert = DistilBertForSequenceClassification(config).cuda().train()
+    config = DistilBertConfig(num_labels=5)  # type: ignore[call-arg]
+    bert = DistilBertForSequenceClassification(config).to("cuda").train()  # type: ignore[arg-type]
     tokens = torch.randint(config.vocab_size, (32, 512), device="cuda")
     mask = torch.ones_like(tokens)
     y = torch.randint(5, (32,), device="cuda")

@@ -137,7 +137,7 @@ def test_a_non_convex_constraint(method):
     model, _ = run(problem, method, lr=0.02, penalty=rho, smoothing=lam)
     slope = lambda t: np.clip((1 - t**2) / lam, 0, rho)  # noqa: E731
     radius = brentq(lambda t: t - 0.5 - 2 * t * slope(t), 0.8, 1.1)
-    np.testing.assert_allclose(model.w.detach(), radius * a / 0.5, atol=0.008)
+    np.testing.assert_allclose(model.w.detach(), radius * a / 0.5, atol=0.008)  # type: ignore[operator]
     inner = lambda _: problem.exact(model.w)  # noqa: E731
     result = kkt(lambda: problem.loss(model.w), inner, 1, [model.w], active=0.05)
     assert result.multipliers.item() == pytest.approx(0.25, abs=0.02)

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def network(dropout: float = 0.0) -> nn.Module:
+def network(dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1)
     )

@@ -93,7 +93,7 @@ def test_eliminated_threshold_is_the_vector_cvar_of_n_lambda(case, lam):
     loss = objective(lambda: model.w)
     loss.backward()
     assert loss.item() == pytest.approx(value, abs=1e-9)
-    np.testing.assert_allclose(model.w.grad, p, atol=1e-9)
+    np.testing.assert_allclose(model.w.grad, p, atol=1e-9)  # type: ignore[arg-type]
     np.testing.assert_allclose(objective.group_weights(), p, atol=1e-9)
     vector = fcco.MoreauEnvelope(fcco.CVaR(ratio), number * lam)
     assert vector(torch.as_tensor(u)).item() == pytest.approx(value, abs=1e-9)
@@ -147,7 +147,7 @@ def test_threshold_rules_by_hand_with_accumulated_batches(rule, lam):
         for index, values in zip(batches, fresh, strict=True):
             data = torch.as_tensor(values)
             loss = objective(lambda data=data: data + 0 * model.w, torch.as_tensor(index))
-            expected = of_threshold(s, u[index], ratio, lam)
+            expected = of_threshold(s, u[index], ratio, lam)  # type: ignore[arg-type]
             assert loss.item() == pytest.approx(expected), "u before this step, and this s"
             slopes.append(slope(u[index] - s).mean())
             assert objective.threshold.item() == pytest.approx(s), f"s waits for step {step}"

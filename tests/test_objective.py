@@ -55,8 +55,8 @@ def test_gradient_is_transposed_jacobian_times_slope(name, smoothing):
         cost, fit = expression(v), 0.0
         if smoothing:
             fit = cp.sum_squares(u[i] - v) / (2 * smoothing)
-            value += cp.Problem(cp.Minimize(cost + fit)).solve(solver=cp.CLARABEL) / 3
-            slope = (u[i] - v.value) / smoothing
+            value += cp.Problem(cp.Minimize(cost + fit)).solve(solver=cp.CLARABEL) / 3  # type: ignore[operator]
+            slope = (u[i] - v.value) / smoothing  # type: ignore[operator]
         else:  # all functions are piecewise linear: a difference inside a piece is exact
             points = u[i] + 1e-6 * np.concatenate([np.zeros((1, dim)), np.eye(dim)])
             at = [(setattr(v, "value", x), cost.value)[1] for x in points]
@@ -172,7 +172,7 @@ def test_terms_add_up_and_keep_their_own_trackers():
     for _ in range(4):
         parts = [alone[name](lambda name=name: copies[name]()[name]) for name in alone]
         sum(parts).backward()  # type: ignore[union-attr]
-        expected = sum(copy.w.grad for copy in copies.values()) + 2 * model.w.detach()
+        expected = sum(copy.w.grad for copy in copies.values()) + 2 * model.w.detach()  # type: ignore[arg-type]
         loss = together(lambda: (model.w.square().sum(), model()))
         loss.backward()
         torch.testing.assert_close(model.w.grad, expected, rtol=0, atol=1e-14)

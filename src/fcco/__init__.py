@@ -7,8 +7,8 @@ torch optimizer:
 
 | method | outer function | tracker | proximal point |
 |---|---|---|---|
-| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr(n, gamma)`, reads the old u | |
-| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr(n, gamma, theta)`, reads the new u | `ProximalPoint` |
+| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr(n, gamma)` | |
+| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr(n, gamma, theta)` | `ProximalPoint` |
 | SONX | f itself (a subgradient) | `msvr(n, gamma)` | |
 | SOX | smooth f | `ema(n, gamma)` | |
 

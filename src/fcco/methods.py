@@ -186,7 +186,7 @@ def alexr2(
         options: further options of `InnerTracker`.
 
     References:
-        Paper, Algorithm 2 with lines 12-13 corrected (docs/mathematics.md): nearly
+        Paper, Algorithm 2 with line 13 corrected (docs/mathematics.md): nearly
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
     checks.requires("alexr2", outer, "convex")

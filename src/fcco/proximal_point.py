@@ -44,7 +44,7 @@ class ProximalPoint(torch.optim.Optimizer):
 
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
-    envelope of the objective (paper, Alg. 2; its line 12 has a factor beta too many, see
+    envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
     docs/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t) is in
     `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of a
     round resumes exactly.

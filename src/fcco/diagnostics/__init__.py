@@ -24,7 +24,7 @@ chunk of blocks is never built. Those that solve a least-squares problem need sc
 from .gram import gram_matrix
 from .hinge import HingeStationarity, hinge_stationarity
 from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
-from .kkt import KKT, KKTReport, kkt, kkt_report
+from .residuals import KKT, KKTReport, kkt, kkt_report
 from .proximal import ProxLinear, prox_linear
 from .stationarity import (
     ApproximateStationarity,

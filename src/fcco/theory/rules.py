@@ -31,8 +31,8 @@ def correction(gamma: float, num_inner: int, blocks: int) -> float:
         \gamma' = \frac{n - B_1}{B_1 (1 - \gamma)} + 1 - \gamma.
 
     With it, drift of the sampled and of the other blocks cancels in expectation. It exceeds 1
-    for B1 < n and then amplifies motion without direction (`tracking_error`); `auto_correction`
-    is the cautious choice.
+    when fewer than half of the blocks are sampled and then amplifies motion without direction
+    (`tracking_error`); `auto_correction` is the cautious choice.
 
     Example:
         >>> from fcco.theory import correction

@@ -89,22 +89,13 @@ class InnerTracker(KeepsPrecision):
     ) -> None:
         super().__init__()
         check_settings(
-            num_inner=num_inner,
-            dim=dim,
-            gamma=gamma,
-            correction=correction,
-            read=read,
-            bounds=bounds,
-            refresh_every=refresh_every,
-            on_nonfinite=on_nonfinite,
-            dtype=dtype,
+            num_inner, dim, gamma, correction, read, bounds, refresh_every, on_nonfinite, dtype
         )
         self.num_inner, self.dim = num_inner, dim
         self.gamma, self.correction, self.read = gamma, correction, read
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.on_nonfinite = on_nonfinite
-        self.accumulate = False
-        """Calls belong to one step until `close()`; objectives set it and close at each step."""
+        self.accumulate = False  # objectives set it: calls belong to one step until `close()`
         self._progress = Progress()
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
@@ -141,7 +132,7 @@ class InnerTracker(KeepsPrecision):
 
     def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
         """Check `index` and `counts`; find the distinct blocks (used by objectives)."""
-        return layout("InnerTracker", index, self.num_inner, counts, self._buffers["value"])  # type: ignore[arg-type]
+        return layout("InnerTracker", index, self.num_inner, counts, self.value)
 
     def forward(
         self,
@@ -239,8 +230,7 @@ class InnerTracker(KeepsPrecision):
 
     def _commit(self, batch: Batch) -> Tensor:
         """Write the update of a batch; return the u that its gradient reads (Alg. 1, lines 7-9)."""
-        value, known, progress = self._table(), self._buffers["seen"], self._progress
-        assert known is not None
+        value, known, progress = self._table(), self.seen, self._progress
         current = batch.index
         if progress.batch is not None:
             batch = progress.take_back(batch, value, known)
@@ -268,9 +258,7 @@ class InnerTracker(KeepsPrecision):
 
     def _table(self) -> Tensor:
         """The values u, with the rows of a batch: (n,) when d1 = 1."""
-        value = self._buffers["value"]
-        assert value is not None
-        return value.view(-1) if self.dim == 1 else value
+        return self.value.view(-1) if self.dim == 1 else self.value
 
     def _entries(
         self,
@@ -307,7 +295,5 @@ class InnerTracker(KeepsPrecision):
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
-        return (
-            f"{self.num_inner}, {self.dim}, gamma={self.gamma}, correction={self.correction!r}, "
-            f"read={self.read!r}"
-        )
+        settings = f"gamma={self.gamma}, correction={self.correction!r}, read={self.read!r}"
+        return f"{self.num_inner}, {self.dim}, {settings}"

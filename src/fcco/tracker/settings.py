@@ -13,7 +13,6 @@ __all__ = ["check_settings"]
 
 
 def check_settings(
-    *,
     num_inner: int,
     dim: int,
     gamma: float,
