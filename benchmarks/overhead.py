@@ -126,6 +126,7 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
         "msvr_p90": round(high, 4),
         "forward_bound": round(bound, 4),
         "msvr_over_bound": round(msvr / bound, 4),
+        "msvr_over_plain_bound": round(msvr / (1 + bound - ema), 4),
         "libauc": None if peer is None else round(timings.ratio("libauc", "plain"), 4),
     }
 
@@ -159,10 +160,10 @@ def measure_tracker(rounds: int) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     names = ["plain_ms", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
-    lines = ["model        " + "".join(f"{name:>17}" for name in names)]
+    lines = [f"{'model':<18}" + "".join(f"{name:>17}" for name in names)]
     for model, row in results.items():
         cells = "".join(f"{'-' if row[n] is None else row[n]:>17}" for n in names)
-        lines.append(f"{model:<13}{cells}")
+        lines.append(f"{model:<18}{cells}")
     return "\n".join(lines)
 
 

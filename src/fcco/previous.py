@@ -72,7 +72,7 @@ class PreviousParameters(nn.Module):
                 "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
             )
         self._saved: dict[Tensor, Tensor] = {}
-        self._copies: dict[Tensor, Tensor] = {}  # of buffers, only during a visit
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # room for buffers
         self._loaded: dict[str, Tensor] | None = None
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles = []

@@ -65,16 +65,17 @@ def same_randomness(devices: Set[torch.device]) -> Iterator[None]:
 
 
 @contextmanager
-def own_buffers(model: nn.Module, copies: dict[Tensor, Tensor]) -> Iterator[None]:
+def own_buffers(model: nn.Module, copies: dict[int, tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Let a function change copies of the buffers; put the originals back on exit.
 
     Args:
         model: the module.
-        copies: room for the copies, by buffer, which the caller keeps between visits: a network
-            with batch norm has hundreds, and one kernel fills them all. A buffer that two modules
-            share has one copy.
+        copies: room for pairs of a buffer and its copy, by the buffer's id, which the caller
+            keeps between visits: a network with batch norm has hundreds, and one kernel fills
+            them all. A buffer that two modules share has one copy.
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    present: dict[int, tuple[Tensor, Tensor]] = {}
     synchronised: list[tuple[Any, bool]] = []
     for module in _modules(model):
         if "require_forward_param_sync" in module.__dict__:
@@ -86,14 +87,15 @@ def own_buffers(model: nn.Module, copies: dict[Tensor, Tensor]) -> Iterator[None
         kept.append((buffers, dict(buffers)))
         for name, buffer in buffers.items():
             if buffer is not None:
-                copy = copies.get(buffer)
-                if copy is None or not alike(copy, buffer):
-                    copies[buffer] = copy = torch.empty_like(buffer)
-                buffers[name] = copy
-    if copies:
-        for lost in copies.keys() - {b for _, originals in kept for b in originals.values()}:
-            del copies[lost]
-        copy_all(list(copies.values()), list(copies))
+                pair = present.get(id(buffer)) or copies.get(id(buffer))
+                if pair is None or pair[0] is not buffer or not alike(*pair):
+                    pair = (buffer, torch.empty_like(buffer))
+                present[id(buffer)] = pair
+                buffers[name] = pair[1]
+    if present:
+        copy_all([copy for _, copy in present.values()], [own for own, _ in present.values()])
+    copies.clear()
+    copies.update(present)
     try:
         yield
     finally:

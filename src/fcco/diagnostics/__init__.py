@@ -24,8 +24,8 @@ chunk of blocks is never built. Those that solve a least-squares problem need sc
 from .gram import gram_matrix
 from .hinge import HingeStationarity, hinge_stationarity
 from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
-from .residuals import KKT, KKTReport, kkt, kkt_report
 from .proximal import ProxLinear, prox_linear
+from .residuals import KKT, KKTReport, kkt, kkt_report
 from .stationarity import (
     ApproximateStationarity,
     NearlyStationaryBounds,
