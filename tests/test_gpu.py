@@ -107,3 +107,34 @@ def test_compiled_model_on_the_gpu_is_evaluated_at_the_previous_point():
     optimizer.step()
     torch.testing.assert_close(previous.evaluate(lambda: compiled(x)), before, rtol=1e-4, atol=1e-5)
     assert (compiled(x) - before).abs().max() > 1e-2
+
+
+def test_deferred_checks_never_wait_for_the_gpu_and_still_raise():
+    torch.manual_seed(0)
+    model = network().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    objective = fcco.sonex(
+        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, on_nonfinite="deferred"
+    )
+    group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
+
+    def step(scale: torch.Tensor) -> None:
+        objective(lambda: scale * model(x).squeeze(1).square(), group).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    one = torch.ones((), device="cuda")
+    step(one)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")  # any wait for the device raises
+    try:
+        step(one)
+        step(one)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    kept = objective.term.tracker.value.clone()
+    objective(lambda: float("nan") * model(x).squeeze(1), group)
+    torch.cuda.synchronize()
+    assert torch.equal(objective.term.tracker.value, kept)
+    with pytest.raises(ValueError, match="in an earlier step"):
+        objective(lambda: model(x).squeeze(1), group)

@@ -249,3 +249,21 @@ def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(corre
             assert torch.equal(tracker.value, before[0]) and torch.equal(tracker.seen, before[1])
             assert loss.item() == 0 or (ratio is not None and loss.item() == loss.item())
     assert tracker.skipped == 4 and tracker.seen.all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["fresh", "previous"])
+def test_deferred_keeps_bad_blocks_and_raises_in_the_next_call(bad, where):
+    tracker = fcco.InnerTracker(4, gamma=0.5, correction=0.3, on_nonfinite="deferred")
+    tracker(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]))
+    fresh = torch.tensor([3.0, 3.0, 3.0], requires_grad=True)
+    previous = torch.tensor([2.0, 2.0, 2.0])
+    with torch.no_grad():
+        (fresh if where == "fresh" else previous)[1:] = bad
+    tracker(fresh, torch.tensor([0, 1, 2]), previous)
+    assert tracker.value[:, 0].tolist() == pytest.approx([2.3, 2.0, 0.0, 0.0])
+    assert tracker.seen.tolist() == [True, True, False, False]
+    with pytest.raises(ValueError, match=r"blocks \[1, 2\] in an earlier step"):
+        tracker(torch.ones(1), torch.tensor([3]))
+    tracker(torch.ones(1), torch.tensor([3]))  # said once, then training may go on
+    assert tracker.seen.tolist() == [True, True, False, True]

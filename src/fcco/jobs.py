@@ -34,8 +34,9 @@ def is_bad(tracker: InnerTracker, job: Job) -> bool:
         if job[key] is not None:
             where = (key == "carrier" and job["carrier_where"]) or job["where"]
             values = shaped(key, job[key], where.entries, tracker.value)
-            finite &= bool(torch.isfinite(values).all())
-    return tracker.on_nonfinite == "raise" and not finite
+            if tracker.on_nonfinite == "raise":
+                finite &= bool(torch.isfinite(values).all())
+    return not finite
 
 
 def refuse(names: list[str]) -> None:

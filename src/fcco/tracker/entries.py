@@ -10,7 +10,14 @@ from torch import Tensor
 
 from .blocks import Batch, Layout
 
-__all__ = ["Entries", "refuse_nonfinite", "shaped", "without_nonfinite"]
+__all__ = [
+    "Entries",
+    "finite_blocks",
+    "prepared",
+    "refuse_nonfinite",
+    "shaped",
+    "without_nonfinite",
+]
 
 
 class Entries(NamedTuple):
@@ -37,6 +44,35 @@ def shaped(name: str, entries: Tensor, expected: int, like: Tensor) -> Tensor:
     if entries.dtype != like.dtype or entries.device != like.device:
         entries = entries.to(like.device, like.dtype)
     return entries
+
+
+def prepared(
+    fresh: Tensor,
+    where: Layout,
+    previous: Tensor | None,
+    carrier: Tensor | None,
+    carrier_where: Layout | None,
+    like: Tensor,
+    corrects: bool,
+) -> Entries:
+    """All entries in the shape and precision of the table `like`.
+
+    Without a correction, previous values are dropped; with one but without previous values,
+    w_{-1} = w_0 and the correction is exactly zero.
+    """
+    fresh = shaped("fresh", fresh, where.entries, like)
+    if previous is not None:
+        previous = shaped("previous", previous, where.entries, like)
+    if not corrects:
+        previous = None
+    elif previous is None:
+        previous = fresh.detach()
+    carrier_where = carrier_where or where
+    if carrier is None:
+        carrier = fresh
+    else:
+        carrier = shaped("carrier", carrier, carrier_where.entries, like)
+    return Entries(fresh, where, previous, carrier, carrier_where)
 
 
 def without_nonfinite(entries: Entries) -> tuple[Entries, int]:
@@ -69,10 +105,7 @@ def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
         total = total + carrier.detach().sum()
     if math.isfinite(total.item()):
         return
-    finite = _finite(batch.fresh)
-    if batch.previous is not None:
-        finite = finite & _finite(batch.previous)
-    blocks = batch.index[~finite].tolist()
+    blocks = batch.index[~finite_blocks(batch)].tolist()
     if not blocks and (carrier is None or bool(torch.isfinite(carrier).all())):
         return  # finite values whose sum overflows
     where = f"blocks {blocks[:10]}" if blocks else "the values that carry the gradient"
@@ -80,6 +113,12 @@ def refuse_nonfinite(batch: Batch, carrier: Tensor | None) -> None:
         f"`InnerTracker` was given a NaN or infinite inner value for {where}; nothing was "
         "updated. Use on_nonfinite='skip' to drop such entries instead."
     )
+
+
+def finite_blocks(batch: Batch) -> Tensor:
+    """Which blocks have finite values, now and at the previous parameters, shape (B1,)."""
+    finite = _finite(batch.fresh)
+    return finite if batch.previous is None else finite & _finite(batch.previous)
 
 
 def _finite(entries: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from torch import Tensor
 from ..distributed import Group
 from ..precision import KeepsPrecision
 from .blocks import Batch, Layout, carrier_counts, first_visits, layout, over_ranks, per_row
-from .entries import Entries, refuse_nonfinite, shaped, without_nonfinite
+from .entries import finite_blocks, prepared, refuse_nonfinite, shaped, without_nonfinite
 from .progress import Progress
 from .settings import check_settings
 from .tracked import Tracked
 from .update import log_track, theory_correction, track
+from .watch import Watch
 
 __all__ = ["InnerTracker"]
 
@@ -50,6 +51,8 @@ class InnerTracker(KeepsPrecision):
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
             `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
             where it enters your graph; there 0 * NaN may still be NaN (a NaN in the input, say).
+            `"deferred"` leaves those blocks as they were and raises in a later call, so that the
+            host never waits for a GPU.
         dtype: precision of u; never narrowed by `.to(...)`. Default float32.
         device: where the buffers live at first.
 
@@ -83,7 +86,7 @@ class InnerTracker(KeepsPrecision):
         log_space: bool = False,
         bounds: tuple[float, float] | None = None,
         refresh_every: int | None = None,
-        on_nonfinite: Literal["raise", "skip"] = "raise",
+        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -96,7 +99,7 @@ class InnerTracker(KeepsPrecision):
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.on_nonfinite = on_nonfinite
         self.accumulate = False  # objectives set it: calls belong to one step until `close()`
-        self._progress = Progress()
+        self._progress, self._watch = Progress(), Watch()
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
 
@@ -132,6 +135,7 @@ class InnerTracker(KeepsPrecision):
 
     def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
         """Check `index` and `counts`; find the distinct blocks (used by objectives)."""
+        self._watch.poll()
         return layout("InnerTracker", index, self.num_inner, counts, self.value)
 
     def forward(
@@ -176,11 +180,16 @@ class InnerTracker(KeepsPrecision):
             carrier_where: layout of `carrier` when it is an independent batch.
             group: ranks to pool over.
         """
-        entries, dropped = self._entries(fresh, where, previous, carrier, carrier_where)
+        corrects = self.needs_previous and not self.refresh_due
+        entries = prepared(fresh, where, previous, carrier, carrier_where, self.value, corrects)
+        dropped = 0
+        if self.on_nonfinite == "skip":
+            entries, dropped = without_nonfinite(entries)
         fresh, where, previous, carrier, carrier_where = entries
         batch = self._batch(fresh, where, previous, group)
         independent = carrier_where is not where
-        refuse_nonfinite(batch, carrier if carrier is not fresh else None)
+        if self.on_nonfinite != "deferred":
+            refuse_nonfinite(batch, carrier if carrier is not fresh else None)
         total = carrier_counts(carrier_where, batch, group) if independent else batch.counts
         if self.training and torch.is_grad_enabled():
             self._progress.skipped += dropped
@@ -246,9 +255,15 @@ class InnerTracker(KeepsPrecision):
         before, after = rule(old, rows, fresh, previous, gamma, correction)
         if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
             before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
-        value.index_copy_(0, index, after)
-        if seen is not None:
+        if self.on_nonfinite == "deferred":
+            finite = finite_blocks(batch)
+            self._watch.push(finite, index)
+            after = torch.where(per_row(finite, old), after, old)
+            if seen is not None:
+                known.index_copy_(0, index, seen | finite)
+        elif seen is not None:
             known.index_fill_(0, index, True)
+        value.index_copy_(0, index, after)
         if self.accumulate:
             progress.keep(batch, old, seen)
         else:
@@ -260,38 +275,13 @@ class InnerTracker(KeepsPrecision):
         """The values u, with the rows of a batch: (n,) when d1 = 1."""
         return self.value.view(-1) if self.dim == 1 else self.value
 
-    def _entries(
-        self,
-        fresh: Tensor,
-        where: Layout,
-        previous: Tensor | None,
-        carrier: Tensor | None,
-        carrier_where: Layout | None,
-    ) -> tuple[Entries, int]:
-        """All entries in the tracker's shape and precision; bad ones dropped if asked to."""
-        value = self.value
-        fresh = shaped("fresh", fresh, where.entries, value)
-        if previous is not None:
-            previous = shaped("previous", previous, where.entries, value)
-        if not self.needs_previous or self.refresh_due:
-            previous = None
-        elif previous is None:
-            previous = fresh.detach()  # w_{-1} = w_0: the correction is exactly zero
-        carrier_where = carrier_where or where
-        if carrier is None:
-            carrier = fresh
-        else:
-            carrier = shaped("carrier", carrier, carrier_where.entries, value)
-        entries = Entries(fresh, where, previous, carrier, carrier_where)
-        return without_nonfinite(entries) if self.on_nonfinite == "skip" else (entries, 0)
-
     def get_extra_state(self) -> dict[str, int]:
         """Counters that go into `state_dict()`."""
         return {"steps": self.steps, "skipped": self.skipped}
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
-        self._progress = Progress(state["steps"], state["skipped"])
+        self._progress, self._watch = Progress(state["steps"], state["skipped"]), Watch()
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

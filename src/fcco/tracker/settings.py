@@ -29,7 +29,7 @@ def check_settings(
     checks.integer(call, "dim", dim, 1)
     checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
     checks.one_of(call, "read", read, ("old", "new"))
-    checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
+    checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
     if isinstance(correction, str):
         checks.one_of(call, "correction", correction, ("theory", "auto"))
         if correction == "theory":
