@@ -213,11 +213,14 @@ def layout(
                 f"`{call}(index=...)` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
                 f"but contains: {wrong}."
             )
-    if index.device != like.device or kind != torch.int64:
-        device = like.device
-        unique, inverse = unique.to(device, torch.int64), inverse.to(device)
+    # From host to device nobody needs to wait; the other way the numbers would not be there yet.
+    device, ahead = like.device, like.device.type == "cuda"
+    if index.device != device or kind != torch.int64:
+        unique = unique.to(device, torch.int64, non_blocking=ahead)
+        inverse = inverse.to(device, non_blocking=ahead)
     if weights is None:
-        total = multiplicity.to(like.device, like.dtype)  # dividing by integers is slower
+        # In the table's precision, because dividing by integers is slower.
+        total = multiplicity.to(device, like.dtype, non_blocking=ahead)
     else:
         total = segment(weights, inverse, len(unique))
     return Layout(unique, inverse, total, weights)
