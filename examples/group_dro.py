@@ -136,7 +136,7 @@ def plot(curves: dict[str, Curve], path: Path) -> None:
     axes[1].set_title("Mean loss of all groups")
     for axis in axes:
         axis.set_xlabel("step")
-        axis.set_ylim(0, 1.2)
+        axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("loss on new data")
     axes[0].legend()

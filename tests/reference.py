@@ -203,3 +203,18 @@ def alexr2(
         w = update(w, (w - z) / nu)
         path.append(w.copy())
     return np.array(path), u
+
+
+def tracked(
+    old: Array,
+    seen: Array,
+    fresh: Array,
+    previous: Array | None,
+    gamma: float,
+    correction: float,
+) -> tuple[Array, Array]:
+    """Line 7 of Algorithm 1 for many blocks: u before and after; first visits take the fresh g."""
+    after = (1 - gamma) * old + gamma * fresh
+    if previous is not None:
+        after = after + correction * (fresh - previous)
+    return np.where(seen, old, fresh), np.where(seen, after, fresh)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import tracked as by_hand
 
 import fcco
 from fcco.tracker import for_model, theory_correction
@@ -17,13 +18,6 @@ from fcco.tracker import for_model, theory_correction
 
 def gradient(tensor: torch.Tensor) -> Any:
     return tensor.grad
-
-
-def by_hand(old, seen, fresh, previous, gamma, correction):
-    after = (1 - gamma) * old + gamma * fresh
-    if previous is not None:
-        after = after + correction * (fresh - previous)
-    return np.where(seen, old, fresh), np.where(seen, after, fresh)
 
 
 def test_a_first_visit_takes_the_fresh_value_without_correction():
