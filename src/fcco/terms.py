@@ -82,9 +82,7 @@ class AbstractTerm(KeepsPrecision):
 
         A step on another loss, or the second of two optimizers, ends nothing here.
         """
-        before = self.tracker.steps
-        self.tracker.close()
-        return self.tracker.steps > before
+        return self.tracker.close()
 
     def table(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

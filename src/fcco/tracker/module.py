@@ -224,9 +224,9 @@ class InnerTracker(KeepsPrecision):
         """The batch of some values, for a pass that updates nothing."""
         return self._batch(shaped("values", values, where.entries, self.value), where, None, group)
 
-    def close(self) -> None:
-        """End the step: what was tracked since the last call is final."""
-        self._progress.close()
+    def close(self) -> bool:
+        """End the step: what was tracked since the last call is final; say if there was any."""
+        return self._progress.close()
 
     def set_values(self, index: Tensor | None, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""

@@ -42,11 +42,13 @@ class Progress:
             known.index_copy_(0, self.batch.index, self.seen)
         return self.batch.merge(batch)
 
-    def close(self) -> None:
-        """End the open step, if there is one."""
-        if self.batch is not None:
-            self.batch = self.old = self.seen = None
-            self.steps += 1
+    def close(self) -> bool:
+        """End the open step; say whether there was one."""
+        if self.batch is None:
+            return False
+        self.batch = self.old = self.seen = None
+        self.steps += 1
+        return True
 
     def forget(self) -> None:
         """Drop the open step without counting it: what is written stays."""
