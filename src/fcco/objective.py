@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,9 +79,8 @@ class Compositional(nn.Module):
         if any(term.tracker.needs_previous for term in named.values()):
             self.previous = PreviousParameters(model, optimizer)
         steppers = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        self._handles = [
-            unwrap(each).register_step_post_hook(lambda *_: self.close()) for each in steppers
-        ]
+        hook = lambda *_: self.close()  # noqa: E731
+        self._handles = [unwrap(each).register_step_post_hook(hook) for each in steppers]
         self._process_group = process_group
 
     @property
@@ -153,22 +153,22 @@ class Compositional(nn.Module):
             parts.append(term.loss(term.tracker.update(**job, group=group)))
         if not parts:
             raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return functools.reduce(torch.add, parts)
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
         for term in self._terms.values():
             term.close()
 
-    def value(self) -> Tensor:
-        """The coupled part of the objective itself, at the tracked values: no smoothing, no g0.
+    def detach_hooks(self) -> None:
+        """Stop listening to the optimizer, so that another objective can take over."""
+        for handle in self._handles:
+            handle.remove()
+        if self.previous is not None:
+            self.previous.detach_hooks()
 
-        It follows the objective with the tracker's lag and noise; for the exact value evaluate
-        `outer(...)` on full data.
-        """
+    def value(self) -> Tensor:
+        """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
         return torch.stack([term.value() for term in self.terms.values()]).sum()
 
     def warm_up(self, batches: Iterable[tuple[Inner, Index]]) -> None:
@@ -201,9 +201,8 @@ class Compositional(nn.Module):
     @property
     def _corrects(self) -> bool:
         """Whether this call needs the values at w_{t-1}."""
-        if self.previous is None or not self.previous.ready:
-            return False
-        return self.training and torch.is_grad_enabled()
+        ready = self.previous is not None and self.previous.ready
+        return ready and self.training and torch.is_grad_enabled()
 
     def _job(
         self,
