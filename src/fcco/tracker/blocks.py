@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ __all__ = [
     "Batch",
     "Layout",
     "carrier_counts",
-    "first_visits",
     "layout",
     "over_ranks",
     "per_row",
@@ -56,12 +54,14 @@ class Layout(NamedTuple):
             block k for all blocks.
         counts: samples per block, shape (B1,).
         weights: samples per entry, shape (E,); None when each entry is one sample.
+        ids: `index` as numbers, when these are at hand.
     """
 
     index: Tensor  # type: ignore[assignment]
     inverse: Tensor | None
     counts: Tensor
     weights: Tensor | None = None
+    ids: list[int] | None = None
 
     @property
     def entries(self) -> int:
@@ -97,6 +97,7 @@ class Batch(NamedTuple):
         fresh: sum over samples of g_i(w_t), shape (B1,) or (B1, d1).
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
+        ids: `index` as numbers, when these are at hand.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -104,6 +105,7 @@ class Batch(NamedTuple):
     fresh: Tensor
     previous: Tensor | None
     log: bool = False
+    ids: list[int] | None = None
 
     def mean(self, sums: Tensor) -> Tensor:
         """The sums divided by the number of samples."""
@@ -150,18 +152,6 @@ def over_ranks(batch: Batch, group: Group) -> Batch:
     return Batch(result.index, result.counts.to(kind), result.fresh.to(kind), past, batch.log)
 
 
-def first_visits(known: Tensor, index: Tensor) -> Tensor | None:
-    """Which of these blocks have a value yet; None when all have, the usual case.
-
-    On the CPU the look goes through NumPy: a tenth of the price of masking when it is not needed.
-    """
-    if index.device.type == "cpu":
-        seen = known.numpy()[index.numpy()]
-        if np.count_nonzero(seen) == len(seen):
-            return None
-    return known.index_select(0, index)
-
-
 def carrier_counts(carrier: Layout, batch: Batch, group: Group | None) -> Tensor:
     """Samples behind each block of an independent gradient batch, aligned with `batch`."""
     index, counts = carrier.index, carrier.counts
@@ -204,11 +194,12 @@ def layout(
             f"{tuple(index.shape)} and dtype {index.dtype}."
         )
     unique, inverse, multiplicity = torch.unique(index, return_inverse=True, return_counts=True)
+    # One short transfer; a long list costs more than two numbers.
+    ids = unique.tolist() if unique.shape[0] < 1024 else None
     if unique.shape[0]:
-        # One short transfer; a long list costs more than two numbers.
-        ids = unique.tolist() if unique.shape[0] < 1024 else [int(unique[0]), int(unique[-1])]
-        if ids[0] < 0 or ids[-1] >= num_inner:
-            wrong = ids[0] if ids[0] < 0 else ids[-1]
+        low, high = (ids[0], ids[-1]) if ids else (int(unique[0]), int(unique[-1]))
+        if low < 0 or high >= num_inner:
+            wrong = low if low < 0 else high
             raise IndexError(
                 f"`{call}(index=...)` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
                 f"but contains: {wrong}."
@@ -223,7 +214,7 @@ def layout(
         total = multiplicity.to(device, like.dtype, non_blocking=ahead)
     else:
         total = segment(weights, inverse, len(unique))
-    return Layout(unique, inverse, total, weights)
+    return Layout(unique, inverse, total, weights, ids)
 
 
 def _checked_counts(call: str, counts: Tensor, entries: int, like: Tensor) -> Tensor:

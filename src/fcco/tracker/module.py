@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..distributed import Group
 from ..precision import KeepsPrecision
-from .blocks import Batch, Layout, carrier_counts, first_visits, layout, over_ranks, per_row
+from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, per_row
 from .entries import finite_blocks, prepared, refuse_nonfinite, shaped, without_nonfinite
 from .progress import Progress
 from .settings import check_settings
@@ -217,7 +217,8 @@ class InnerTracker(KeepsPrecision):
         """Pool entries over blocks and ranks, without gradient and without an update."""
         log = self.log_space
         past = None if previous is None else where.sums(previous.detach(), log)
-        batch = Batch(where.index, where.counts, where.sums(fresh.detach(), log), past, log)
+        now = where.sums(fresh.detach(), log)
+        batch = Batch(where.index, where.counts, now, past, log, where.ids)
         return batch if group is None else over_ranks(batch, group)
 
     def pool(self, values: Tensor, where: Layout, group: Group | None = None) -> Batch:
@@ -244,7 +245,7 @@ class InnerTracker(KeepsPrecision):
         if progress.batch is not None:
             batch = progress.take_back(batch, value, known)
         index, fresh, previous = batch.index, batch.mean(batch.fresh), batch.previous
-        old, seen = value.index_select(0, index), first_visits(known, index)
+        old, seen = value.index_select(0, index), progress.first_visits(known, batch)
         gamma, correction = self.gamma, 0.0
         if previous is not None:
             previous, correction = batch.mean(previous), self.correction_weight(index.shape[0])
@@ -260,9 +261,9 @@ class InnerTracker(KeepsPrecision):
             self._watch.push(finite, index)
             after = torch.where(per_row(finite, old), after, old)
             if seen is not None:
-                known.index_copy_(0, index, seen | finite)
+                progress.visit(known, batch, only=seen | finite)
         elif seen is not None:
-            known.index_fill_(0, index, True)
+            progress.visit(known, batch)
         value.index_copy_(0, index, after)
         if self.accumulate:
             progress.keep(batch, old, seen)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from .blocks import Batch
 
 __all__ = ["Progress"]
+
+
+_MOST = 100_000
+"""Numbers remembered; a table with more blocks asks the mask for the others."""
 
 
 @dataclass
@@ -23,6 +27,31 @@ class Progress:
     batch: Batch | None = None
     old: Tensor | None = None
     seen: Tensor | None = None
+    visited: set[int] = field(default_factory=set)
+    version: int = -1
+
+    def first_visits(self, known: Tensor, batch: Batch) -> Tensor | None:
+        """Which blocks of a batch have a value; None when all are known to, the usual case.
+
+        A set of numbers answers at once what a look into the mask `known` would cost four tensor
+        operations. It holds for the version of the mask that it was made for.
+        """
+        ids = batch.ids
+        if ids is not None and self.version == known._version and self.visited.issuperset(ids):
+            return None
+        return known.index_select(0, batch.index)
+
+    def visit(self, known: Tensor, batch: Batch, only: Tensor | None = None) -> None:
+        """Mark the blocks of a batch in the mask, or `only` some of them."""
+        if self.version != known._version:  # somebody else wrote to the mask
+            self.visited.clear()
+        if only is not None:
+            known.index_copy_(0, batch.index, only)
+        else:
+            known.index_fill_(0, batch.index, True)
+            if batch.ids is not None and len(self.visited) < _MOST:
+                self.visited.update(batch.ids)
+        self.version = known._version
 
     def keep(self, batch: Batch, old: Tensor, seen: Tensor | None) -> None:
         """Leave the step open; `seen` is None when every block had a value before."""
