@@ -37,7 +37,9 @@ def plain_step(case: Case, optimizer: torch.optim.Optimizer) -> Callable[[], Non
     return step
 
 
-def sonex_step(case: Case, correction: Any, num_groups: int = 1000) -> Callable[[], None]:
+def sonex_step(
+    case: Case, correction: Any, num_groups: int = 1000, threshold: Any = "gradient"
+) -> Callable[[], None]:
     optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
     dro = fcco.CVaRGroupDRO(
         case.model,
@@ -47,7 +49,7 @@ def sonex_step(case: Case, correction: Any, num_groups: int = 1000) -> Callable[
         smoothing=0.1,
         gamma=0.1,
         correction=correction,
-        threshold="gradient",
+        threshold=threshold,
         on_nonfinite="raise" if case.device == "cpu" else "deferred",
     )
     batch = case.batch_size
@@ -160,6 +162,15 @@ def measure_tracker(rounds: int) -> dict[str, float]:
     return {"build_s": round(build, 5), "step_ratio": round(timings.ratio("large", "small"), 4)}
 
 
+def measure_thresholds(rounds: int) -> dict[str, float]:
+    """Seconds a step of the three threshold rules, as ratios to the gradient rule, 1,000 groups."""
+    case = next(iter(cpu_cases()))
+    rules = ("gradient", "table", "exact")
+    steps = {rule: sonex_step(case, 0.0, threshold=rule) for rule in rules}
+    timings = interleave(steps, rounds, 20, warm_up=200)
+    return {rule: round(timings.ratio(rule, "gradient"), 4) for rule in rules}
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     names = ["plain_ms", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
     lines = [f"{'model':<18}" + "".join(f"{name:>17}" for name in names)]
@@ -186,8 +197,10 @@ def main() -> None:
     print(table(results))
     print(f"tracker of 10^7 blocks: built in {tracker['build_s']:.4f} s, ", end="")
     print(f"step {tracker['step_ratio']:.3f} times that of 10^3")
+    thresholds = measure_thresholds(options.rounds or 20)
+    print("threshold rules on mlp64, to the gradient rule:", thresholds)
     if options.json:
-        print(json.dumps({"models": results, "tracker": tracker}))
+        print(json.dumps({"models": results, "tracker": tracker, "thresholds": thresholds}))
 
 
 if __name__ == "__main__":

@@ -221,9 +221,9 @@ class InnerTracker(KeepsPrecision):
         batch = Batch(where.index, where.counts, now, past, log, where.ids)
         return batch if group is None else over_ranks(batch, group)
 
-    def pool(self, values: Tensor, where: Layout, group: Group | None = None) -> Batch:
+    def pool(self, values: Tensor, where: Layout) -> Batch:
         """The batch of some values, for a pass that updates nothing."""
-        return self._batch(shaped("values", values, where.entries, self.value), where, None, group)
+        return self._batch(shaped("values", values, where.entries, self.value), where)
 
     def close(self) -> bool:
         """End the step: what was tracked since the last call is final; say if there was any."""
