@@ -9,18 +9,35 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
+from .limits import number_and_names
 from .objective import Compositional
 from .outer.base import AbstractOuter
 from .outer.scalar import Absolute, Hinge, SquaredHinge
 from .terms import CoupledTerm, Smoothing
 from .tracker import for_model
 
-__all__ = ["Penalized"]
+__all__ = ["ConstrainedObjective", "Penalized"]
 
 Kind = Literal["smoothed_hinge", "hinge", "squared_hinge"]
 
 
-class Penalized(Compositional):
+class ConstrainedObjective(Compositional):
+    """What every constrained method offers: a loss, violations and multipliers.
+
+    Its only term holds the limits and answers `violation()` and `multipliers()`, one number per
+    constraint; here they become dicts when the constraints have names.
+    """
+
+    def violation(self) -> Any:
+        """g_i - tolerance_i as the method sees it (positive: violated); a dict with names."""
+        return self.term.limits.named(self.term.violation())
+
+    def multipliers(self) -> Any:
+        """The multiplier of each constraint: what the penalty implies, or the dual variable."""
+        return self.term.limits.named(self.term.multipliers())
+
+
+class Penalized(ConstrainedObjective):
     r"""Minimise g0(w) subject to constraints, by an exact or smoothed penalty.
 
     .. math::
@@ -91,13 +108,7 @@ class Penalized(Compositional):
     ) -> None:
         checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
         checks.positive("Penalized", "penalty", penalty)
-        if isinstance(constraints, str):
-            raise ValueError(
-                "`Penalized(constraints=...)` must be a number or a list of names but is one "
-                f"string: {constraints!r}."
-            )
-        names = None if isinstance(constraints, int) else tuple(constraints)
-        number = constraints if isinstance(constraints, int) else len(constraints)
+        number, names = number_and_names("Penalized", constraints)
         if kind == "smoothed_hinge" and smoothing is None:
             raise ValueError(
                 "`Penalized(smoothing=...)` is needed for the smoothed hinge: the residual "
@@ -126,18 +137,6 @@ class Penalized(Compositional):
             names=names,
         )
         super().__init__(model, optimizer, term, process_group=process_group)
-
-    def violation(self) -> Any:
-        """Tracked g_i - tolerance_i (positive: violated); a dict when constraints have names."""
-        return self._named(self.term.violation())
-
-    def multipliers(self) -> Any:
-        """The multipliers that the penalty implies, (1/m) f_lambda'(g_i - tolerance_i)."""
-        return self._named(self.term.multipliers())
-
-    def _named(self, values: Tensor) -> Any:
-        names = self.term.names
-        return values if names is None else dict(zip(names, values.tolist(), strict=True))
 
 
 def _penalty_function(kind: Kind, penalty: float | None, equality: bool) -> AbstractOuter:

@@ -12,7 +12,7 @@ from . import checks
 from .objective import Compositional
 from .outer.scalar import CVaRHinge
 from .outer.vector import CVaR
-from .terms import AbstractTerm, Smoothing
+from .terms import OuterTerm, Smoothing
 from .tracker import InnerTracker, Tracked, for_model
 
 __all__ = ["CVaRGroupDRO", "CVaRTerm", "exact_threshold"]
@@ -68,7 +68,7 @@ def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Ten
 _ONE = torch.tensor(1.0)  # torch would make one for each "- 1", at the price of the difference
 
 
-class CVaRTerm(AbstractTerm):
+class CVaRTerm(OuterTerm):
     r"""CVaR of the inner values, with its threshold s kept as state.
 
     .. math::

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from .distributed import Group, find_group
-from .inner import Parsed, global_mean, parse, split
+from .inner import Parsed, global_mean, split
 from .jobs import empty_job, is_bad, on_all_ranks, refuse
 from .previous import PreviousParameters, unwrap
+from .reading import ONLY, Index, Reader
 from .terms import AbstractTerm
 from .tracker.blocks import Batch, Layout, over_ranks
 
 __all__ = ["Compositional"]
 
 Inner = Callable[[], Any]
-Index = Tensor | dict[str, Tensor] | None
 
 
 class Compositional(nn.Module):
@@ -69,11 +69,12 @@ class Compositional(nn.Module):
         process_group: Any = "auto",
     ) -> None:
         super().__init__()
-        named = {_ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
+        named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         self.terms: Any = nn.ModuleDict(named)
         self._terms = named  # the same, without the registry's slow look-up
+        self._reader = Reader(named)
         self.optimizer = optimizer
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous for term in named.values()):
@@ -86,9 +87,9 @@ class Compositional(nn.Module):
     @property
     def term(self) -> Any:
         """The only term."""
-        if set(self.terms) != {_ONLY}:
+        if set(self.terms) != {ONLY}:
             raise ValueError(f"This objective has the terms {', '.join(self.terms)}; use `terms`.")
-        return self.terms[_ONLY]
+        return self.terms[ONLY]
 
     def forward(
         self,
@@ -98,6 +99,7 @@ class Compositional(nn.Module):
         counts: Index = None,
         gradient: Inner | None = None,
         gradient_index: Index = None,
+        past: Any = None,
     ) -> Tensor:
         """The loss of one batch.
 
@@ -109,35 +111,38 @@ class Compositional(nn.Module):
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `inner` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
+            past: what `inner` returns at w_{t-1}, when it was evaluated already; `inner` is then
+                not called there.
         """
-        where = self._layouts(index, counts)
-        past: dict[str, Parsed] = {}
+        where = self._reader.layouts(index, counts)
+        before: dict[str, Parsed] = {}
         corrects = self._corrects
         if corrects:
             assert self.previous is not None
-            past = self._parse(split(self.previous.evaluate(inner))[1])
+            past = self.previous.evaluate(inner) if past is None else past
+            before = self._reader.values(split(past)[1])
         if gradient is None:
             loss, values = split(inner())
-            fresh, carriers, carrier_where = self._parse(values), None, where
+            fresh, carriers, carrier_where = self._reader.values(values), None, where
         else:
             with torch.no_grad():
-                fresh = self._parse(split(inner())[1])
+                fresh = self._reader.values(split(inner())[1])
             loss, values = split(gradient())
-            carriers = self._parse(values)
+            carriers = self._reader.values(values)
             if set(carriers) != set(fresh):
                 raise ValueError(
                     "`Compositional(gradient=...)` must return the same terms as `inner`, "
                     f"{', '.join(fresh)}, but returned: {', '.join(carriers)}."
                 )
             same = gradient_index is None
-            carrier_where = where if same else self._layouts(gradient_index, None)
+            carrier_where = where if same else self._reader.layouts(gradient_index, None)
         group = find_group(self._process_group)
-        parts = [] if loss is None else [global_mean(loss, group)]
+        loss = None if loss is None else global_mean(loss, group)
         jobs = {
             name: self._job(
                 name,
                 entry,
-                past.get(name),
+                before.get(name),
                 entry if carriers is None else carriers[name],
                 where[name],
                 carrier_where[name],
@@ -148,12 +153,17 @@ class Compositional(nn.Module):
             jobs = self._with_other_ranks(jobs, group, corrects, carriers is not None)
         elif len(jobs) > 1:
             refuse([n for n, job in jobs.items() if is_bad(self._terms[n].tracker, job)])
+        parts = {}
         for name, job in jobs.items():
             term = self._terms[name]
-            parts.append(term.loss(term.tracker.update(**job, group=group)))
-        if not parts:
+            parts[name] = term.loss(term.tracker.update(**job, group=group))
+        if loss is None and not parts:
             raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
-        return functools.reduce(torch.add, parts)
+        return self._combined(loss, parts)
+
+    def _combined(self, loss: Tensor | None, parts: dict[str, Tensor]) -> Tensor:
+        """The loss to differentiate, from g0 and the terms; methods that switch override it."""
+        return functools.reduce(torch.add, [*([] if loss is None else [loss]), *parts.values()])
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
@@ -180,12 +190,12 @@ class Compositional(nn.Module):
         """
         pooled: dict[str, Batch] = {}
         for inner, index in batches:
-            where = self._layouts(index, None)
+            where = self._reader.layouts(index, None)
             with torch.no_grad():
-                fresh = self._parse(split(inner())[1])
+                fresh = self._reader.values(split(inner())[1])
             for name, entry in fresh.items():
                 tracker = self._terms[name].tracker
-                batch = tracker.pool(entry.value, self._layout(name, entry, where[name]))
+                batch = tracker.pool(entry.value, self._reader.layout(name, entry, where[name]))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
         group = find_group(self._process_group)
         for name, term in self._terms.items():
@@ -218,10 +228,12 @@ class Compositional(nn.Module):
         independent = carrier is not entry
         return {
             "fresh": entry.value,
-            "where": self._layout(name, entry, where),
+            "where": self._reader.layout(name, entry, where),
             "previous": None if past is None else past.value,
             "carrier": carrier.carrier if own_carrier else None,
-            "carrier_where": self._layout(name, carrier, carrier_where) if independent else None,
+            "carrier_where": self._reader.layout(name, carrier, carrier_where)
+            if independent
+            else None,
         }
 
     def _with_other_ranks(
@@ -242,58 +254,3 @@ class Compositional(nn.Module):
             return jobs
         trackers = {name: term.tracker for name, term in self._terms.items()}
         return on_all_ranks(trackers, jobs, group, corrects, independent)
-
-    def _layouts(self, index: Index, counts: Index) -> dict[str, Layout | None]:
-        """Check every index before the model runs; named blocks are known only afterwards."""
-        if isinstance(index, Tensor) and counts is None and len(self._terms) == 1:
-            return {name: term.tracker.layout(index) for name, term in self._terms.items()}
-        for what, given in (("index", index), ("counts", counts)):
-            if isinstance(given, dict) and not set(given) <= set(self.terms):
-                raise ValueError(
-                    f"`Compositional({what}=...)` is given for {', '.join(map(str, given))} but "
-                    f"the terms are: {', '.join(self.terms)}."
-                )
-        result: dict[str, Layout | None] = {}
-        for name, term in self._terms.items():
-            ids, number = _of_term(index, name), _of_term(counts, name)
-            if ids is None and (len(self.terms) > 1 or term.names is not None) and number is None:
-                result[name] = None
-            else:
-                result[name] = term.tracker.layout(ids, number)
-        return result
-
-    def _layout(self, name: str, entry: Parsed, where: Layout | None) -> Layout:
-        if entry.index is None and where is not None:
-            return where
-        if where is not None:
-            raise ValueError(
-                f"Inner values of `{name}` are given by name, which says their blocks: leave "
-                "`index` and `counts` out."
-            )
-        return self.terms[name].tracker.layout(entry.index)
-
-    def _parse(self, values: Any) -> dict[str, Parsed]:
-        """Inner values by term."""
-        if len(self._terms) == 1 and _ONLY in self._terms:
-            return {_ONLY: self._parse_one(_ONLY, values)}
-        if not isinstance(values, Mapping) or not set(values) <= set(self.terms):
-            given = list(values) if isinstance(values, Mapping) else type(values).__name__
-            raise ValueError(
-                f"An objective with the terms {', '.join(self.terms)} needs inner values by term "
-                f"but was given: {given}."
-            )
-        return {name: self._parse_one(name, part) for name, part in values.items()}
-
-    def _parse_one(self, name: str, values: Any) -> Parsed:
-        term = self._terms[name]
-        if term.names is not None and isinstance(values, Mapping) and not values:
-            nothing = term.tracker.value[:0]  # every named block is absent from this batch
-            return Parsed(nothing, None, torch.empty(0, dtype=torch.int64))
-        return parse(name, term.names, values)
-
-
-_ONLY = "inner"
-
-
-def _of_term(index: Index, name: str) -> Tensor | None:
-    return index.get(name) if isinstance(index, dict) else index

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .limits import Limits
 from .outer.base import AbstractOuter
 from .outer.envelope import MoreauEnvelope
 from .precision import KeepsPrecision
 from .tracker import InnerTracker, Tracked
 
-__all__ = ["AbstractTerm", "CoupledTerm"]
+__all__ = ["AbstractTerm", "CoupledTerm", "OuterTerm"]
 
 Smoothing = float | Callable[[int], float]
 
@@ -22,48 +23,25 @@ Smoothing = float | Callable[[int], float]
 class AbstractTerm(KeepsPrecision):
     """One term of an objective: what an objective needs to know of it.
 
-    Attributes:
+    Args:
         tracker: the running estimates u_i.
+
+    Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
     """
 
     tracker: InnerTracker
     names: tuple[str, ...] | None = None
 
-    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
+    def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
-        if tracker.dim != (outer.dim or max(tracker.dim, 2)):
-            raise ValueError(
-                f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
-                f"tracker has `dim={tracker.dim}`."
-            )
-        self.outer, self.tracker, self._smoothing = outer, tracker, smoothing
-        self._smoothed: tuple[float, AbstractOuter] | None = None
+        self.tracker = tracker
         tracker.accumulate = True
-        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
 
     @property
     def step(self) -> int:
         """Optimizer steps this term had a part in."""
         return self.tracker.steps
-
-    @property
-    def smoothing(self) -> float:
-        """The current lambda; a schedule is a function of the steps this term had a part in."""
-        return self._smoothing(self.step) if callable(self._smoothing) else self._smoothing
-
-    @smoothing.setter
-    def smoothing(self, value: Smoothing) -> None:
-        self._smoothing = value
-
-    @property
-    def smoothed(self) -> AbstractOuter:
-        """f_lambda, or f itself when the smoothing is 0."""
-        value = self.smoothing
-        if self._smoothed is None or self._smoothed[0] != value:
-            checks.at_least(type(self).__name__, "smoothing", value, 0.0)
-            self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
-        return self._smoothed[1]
 
     @abc.abstractmethod
     def loss(self, tracked: Tracked) -> Tensor:
@@ -90,7 +68,46 @@ class AbstractTerm(KeepsPrecision):
         return seen.squeeze(-1) if self.tracker.dim == 1 else seen
 
 
-class CoupledTerm(AbstractTerm):
+class OuterTerm(AbstractTerm):
+    """A term with an outer function f, smoothed or not.
+
+    Args:
+        outer: f.
+        tracker: the running estimates u_i.
+        smoothing: lambda, 0 for f itself, or a function of the step.
+    """
+
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
+        super().__init__(tracker)
+        if tracker.dim != (outer.dim or max(tracker.dim, 2)):
+            raise ValueError(
+                f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
+                f"tracker has `dim={tracker.dim}`."
+            )
+        self.outer, self._smoothing = outer, smoothing
+        self._smoothed: tuple[float, AbstractOuter] | None = None
+        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
+
+    @property
+    def smoothing(self) -> float:
+        """The current lambda; a schedule is a function of the steps this term had a part in."""
+        return self._smoothing(self.step) if callable(self._smoothing) else self._smoothing
+
+    @smoothing.setter
+    def smoothing(self, value: Smoothing) -> None:
+        self._smoothing = value
+
+    @property
+    def smoothed(self) -> AbstractOuter:
+        """f_lambda, or f itself when the smoothing is 0."""
+        value = self.smoothing
+        if self._smoothed is None or self._smoothed[0] != value:
+            checks.at_least(type(self).__name__, "smoothing", value, 0.0)
+            self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
+        return self._smoothed[1]
+
+
+class CoupledTerm(OuterTerm):
     r"""A weighted coupled term, optionally read as penalised constraints.
 
     .. math::
@@ -115,8 +132,6 @@ class CoupledTerm(AbstractTerm):
         (tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
     """
 
-    tolerance: Tensor
-
     def __init__(
         self,
         outer: AbstractOuter,
@@ -130,37 +145,26 @@ class CoupledTerm(AbstractTerm):
     ) -> None:
         super().__init__(outer, tracker, smoothing)
         checks.positive("CoupledTerm", "weight", weight)
-        self.weight, self.margin = weight, margin
-        self.names = None if names is None else tuple(names)
-        named = self.names or range(tracker.num_inner)
-        if {len(named), len(set(named))} != {tracker.num_inner}:
-            raise ValueError(
-                f"`CoupledTerm(names=...)` must be {tracker.num_inner} different names, one per "
-                f"block, but is: {self.names}."
-            )
-        limit = torch.as_tensor(tolerance, dtype=tracker.value.dtype, device=tracker.value.device)
-        if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != tracker.num_inner):
-            raise ValueError(
-                f"`CoupledTerm(tolerance=...)` must be one number or {tracker.num_inner}, one per "
-                f"block, but has shape {tuple(limit.shape)}."
-            )
-        self._plain = limit.dim() == 0 and float(limit) == 0 and margin == 0
-        self._check_shift(bool((limit != 0).any()))
-        self.register_buffer("tolerance", limit)
+        self.weight = weight
+        self.limits = Limits(
+            tracker.num_inner, tracker.value, tolerance, margin, names, call="CoupledTerm"
+        )
+        self.names = self.limits.names
+        self._check_shift()
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
         excess = tracked.value
-        if not self._plain:
-            excess = excess - self._limit(tracked.index) + self.margin
+        limits = self.limits
+        if not limits.plain:
+            excess = excess - limits.of(tracked.index, self.tracker.dim) + limits.margin
         values, slope = self.smoothed.value_and_gradient(excess)
         share = self.weight / max(tracked.index.shape[0], 1)
         return tracked.attach(values.sum() * share, slope * share)
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
-        every = torch.arange(self.tracker.num_inner, device=self.tracker.value.device)
-        limit = self._limit(every[self.tracker.seen])
+        limit = self.limits.of(self.tracker.seen, self.tracker.dim)
         return self.weight * self.outer(self.table() - limit).mean()
 
     def violation(self) -> Tensor:
@@ -174,28 +178,23 @@ class CoupledTerm(AbstractTerm):
         recomputes them on full data.
         """
         scale = self.weight / self.tracker.num_inner
-        return scale * self._per_block(lambda e: self.smoothed.multiplier(e + self.margin))
+        return scale * self._per_block(lambda e: self.smoothed.multiplier(e + self.limits.margin))
 
-    def _check_shift(self, tolerance: bool) -> None:
+    def _check_shift(self) -> None:
         """Refuse what would not make a constraint looser or stricter: a shift of such an f."""
-        if self.margin != 0 and not self.outer.monotone:
+        if self.limits.margin != 0 and not self.outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {self.outer!r} "
                 "would be moved, not made stricter. Lower its own tolerance instead."
             )
-        if tolerance and self.outer.dim != 1 and not self.outer.monotone:
+        if self.limits.moved and self.outer.dim != 1 and not self.outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(tolerance=...)` is subtracted from every component of g_i, which "
                 f"does not loosen {self.outer!r}; give the outer function its own tolerance."
             )
 
-    def _limit(self, index: Tensor) -> Tensor:
-        limit = self.tolerance if self.tolerance.dim() == 0 else self.tolerance[index]
-        return limit if self.tracker.dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
-
     def _per_block(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        every = torch.arange(self.tracker.num_inner, device=self.tracker.value.device)
         u = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
-        result = function(u - self._limit(every))
+        result = function(u - self.limits.of(None, self.tracker.dim))
         seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
         return torch.where(seen, result, torch.nan)

@@ -14,7 +14,7 @@ from .entries import finite_blocks, prepared, refuse_nonfinite, shaped, without_
 from .progress import Progress
 from .settings import check_settings
 from .tracked import Tracked
-from .update import log_track, theory_correction, track
+from .update import Rule, log_track, theory_correction, track
 from .watch import Watch
 
 __all__ = ["InnerTracker"]
@@ -48,6 +48,7 @@ class InnerTracker(KeepsPrecision):
         bounds: clamp u to this interval after each update (the y-form of ALEXR2).
         refresh_every: every so many steps take the fresh value itself (SPIDER); give that step a
             large batch, `refresh_due` says when.
+        rule: another update than the formula above, with the arguments of `fcco.tracker.track`.
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
             `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
             where it enters your graph; there 0 * NaN may still be NaN (a NaN in the input, say).
@@ -86,6 +87,7 @@ class InnerTracker(KeepsPrecision):
         log_space: bool = False,
         bounds: tuple[float, float] | None = None,
         refresh_every: int | None = None,
+        rule: Rule | None = None,
         on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -98,6 +100,7 @@ class InnerTracker(KeepsPrecision):
         self.gamma, self.correction, self.read = gamma, correction, read
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.on_nonfinite = on_nonfinite
+        self.rule = rule or (log_track if log_space else track)
         self.accumulate = False  # objectives set it: calls belong to one step until `close()`
         self._progress, self._watch = Progress(), Watch()
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
@@ -168,6 +171,7 @@ class InnerTracker(KeepsPrecision):
         carrier: Tensor | None = None,
         carrier_where: Layout | None = None,
         group: Group | None = None,
+        commit: bool = True,
     ) -> Tracked:
         """The full form of `forward`.
 
@@ -179,6 +183,7 @@ class InnerTracker(KeepsPrecision):
             carrier: the values that carry the gradient (default: `fresh`).
             carrier_where: layout of `carrier` when it is an independent batch.
             group: ranks to pool over.
+            commit: False leaves every buffer alone and returns the fresh values, as `eval()` does.
         """
         corrects = self.needs_previous and not self.refresh_due
         entries = prepared(fresh, where, previous, carrier, carrier_where, self.value, corrects)
@@ -191,7 +196,7 @@ class InnerTracker(KeepsPrecision):
         if self.on_nonfinite != "deferred":
             refuse_nonfinite(batch, carrier if carrier is not fresh else None)
         total = carrier_counts(carrier_where, batch, group) if independent else batch.counts
-        if self.training and torch.is_grad_enabled():
+        if commit and self.training and torch.is_grad_enabled():
             self._progress.skipped += dropped
             point = self._commit(batch)
         else:
@@ -251,9 +256,8 @@ class InnerTracker(KeepsPrecision):
             previous, correction = batch.mean(previous), self.correction_weight(index.shape[0])
         if self.refresh_every is not None and self.refresh_due:
             gamma, previous = 1.0, None
-        rule = log_track if self.log_space else track
         rows = None if seen is None else per_row(seen, old)
-        before, after = rule(old, rows, fresh, previous, gamma, correction)
+        before, after = self.rule(old, rows, fresh, previous, gamma, correction)
         if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
             before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         if self.on_nonfinite == "deferred":

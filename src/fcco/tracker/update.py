@@ -13,13 +13,17 @@ their input live in `fcco.tracker.module`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-__all__ = ["log_track", "theory_correction", "track", "value_of"]
+__all__ = ["Rule", "log_track", "theory_correction", "track", "value_of"]
 
 Number = float | Tensor
+Rule = Callable[
+    [Tensor, Tensor | None, Tensor, Tensor | None, Number, Number], tuple[Tensor, Tensor]
+]
 
 
 def track(
