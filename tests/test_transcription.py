@@ -169,23 +169,47 @@ def test_options_change_the_result():
         assert np.abs(run(**changes) - base).max() > 1e-4, changes
 
 
-def test_sonx_is_sonex_without_smoothing_or_momentum():
-    """smoothing=0 uses a subgradient of f itself: a move along J^T 1[u > 0]."""
-    problem = ref.Quadratics()
-    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, 4)
-    model = Point(start)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    objective = fcco.sonex(
-        model, optimizer, fcco.Hinge(RHO), 6, smoothing=0.0, gamma=GAMMA, correction=0.4
-    )
-    path, _ = ref.sonex(
-        problem, start, 100, lambda u: RHO * (u > 0), lambda w, G: w - 0.02 * G,
-        gamma=GAMMA, correction=0.4,
-    )  # fmt: skip
-    rng = np.random.default_rng(1)
-    for step in range(100):
-        inner, blocks = closure(data, model, problem.draw(rng, 3, 2), 1, False)
+def follow(objective, model: Point, problem, path, with_g0: bool) -> None:
+    """Step an objective along the batches of a transcription and compare every iterate."""
+    data, rng = TorchQuadratics(problem), np.random.default_rng(1)
+    for expected in path:
+        inner, blocks = closure(data, model, problem.draw(rng, 3, 2), 1, with_g0)
         objective(inner, blocks).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        np.testing.assert_allclose(model.w.detach().numpy(), path[step], rtol=0, atol=1e-12)
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+        np.testing.assert_allclose(model.w.detach().numpy(), expected, rtol=0, atol=1e-12)
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+
+
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+@pytest.mark.parametrize("read", ["old", "new"])
+def test_sonx(read, correction, with_g0):
+    """A subgradient of f itself, no smoothing, no momentum: a move along J^T 1[u > 0]."""
+    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
+    model = Point(start)
+    objective = fcco.sonx(
+        model, torch.optim.SGD(model.parameters(), lr=0.02), fcco.Hinge(RHO), 6,
+        gamma=GAMMA, correction=correction, read=read,
+    )  # fmt: skip
+    path, _ = ref.sonex(
+        problem, start, 200, lambda u: RHO * (u > 0), lambda w, G: w - 0.02 * G,
+        gamma=GAMMA, correction=correction, read=read, with_g0=with_g0,
+    )  # fmt: skip
+    follow(objective, model, problem, path, with_g0)
+
+
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("read", ["old", "new"])
+def test_sox(read, kind, with_g0):
+    """A smooth f, a moving average without correction, momentum."""
+    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
+    model = Point(start)
+    optimizer, update = optimizers(kind, model.parameters(), 0.02)
+    objective = fcco.sox(model, optimizer, fcco.SquaredHinge(RHO), 6, gamma=GAMMA, read=read)
+    path, _ = ref.sonex(
+        problem, start, 200, lambda u: RHO * np.maximum(u, 0), update,
+        gamma=GAMMA, correction=0.0, read=read, with_g0=with_g0,
+    )  # fmt: skip
+    follow(objective, model, problem, path, with_g0)

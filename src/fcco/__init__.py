@@ -34,6 +34,8 @@ from .methods import adam_type as adam_type
 from .methods import alexr2 as alexr2
 from .methods import momentum_type as momentum_type
 from .methods import sonex as sonex
+from .methods import sonx as sonx
+from .methods import sox as sox
 from .objective import Compositional as Compositional
 from .outer import Absolute as Absolute
 from .outer import CVaR as CVaR

@@ -14,7 +14,7 @@ from ..outer.base import AbstractOuter
 from ..proximal_point import ProximalPoint
 from ..terms import CoupledTerm
 from ..tracker import for_model
-from .facts import dimension
+from .facts import InnerKind, dimension, monotone_if_weakly_convex
 
 __all__ = ["alexr2"]
 
@@ -33,6 +33,7 @@ def alexr2(
     theta: float = 0.125,
     dual: Literal["u", "y"] = "u",
     dim: int | None = None,
+    inner: InnerKind = "smooth",
     process_group: Any = "auto",
     **options: Any,
 ) -> Compositional:
@@ -65,6 +66,7 @@ def alexr2(
         dual: `"u"` tracks u; `"y"` keeps the dual variable in its box (scalar f whose conjugate
             lives on an interval: hinge, absolute value, pinball).
         dim: d1, when `outer` leaves it open.
+        inner: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not decrease then).
         process_group: see `Compositional`.
         options: further options of `InnerTracker`.
 
@@ -73,6 +75,7 @@ def alexr2(
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
     checks.requires("alexr2", outer, "convex")
+    monotone_if_weakly_convex("alexr2", outer, inner)
     checks.one_of("alexr2", "dual", dual, ("u", "y"))
     checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
     checks.positive("alexr2", "smoothing", smoothing)
