@@ -2,13 +2,15 @@ r"""The previous parameters w_{t-1}: kept by a hook, visited without leaving a t
 
 MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
 *same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
-each optimizer step and evaluates any function of the model there, with the random stream, the
-buffers (BatchNorm statistics) and the current parameters left exactly as they were.
+each optimizer step and evaluates any function of the model there, and its gradient if asked for,
+with the random stream, the buffers (BatchNorm statistics) and the current parameters left exactly
+as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .visit import (
+    _modules,
     alike,
     any_sharded,
     copy_all,
@@ -25,12 +28,69 @@ from .visit import (
     same_randomness,
 )
 
-__all__ = ["PreviousParameters", "unwrap"]
+__all__ = ["PerParameter", "PreviousParameters", "after_closure", "unwrap"]
 
 Result = TypeVar("Result")
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class PreviousParameters(nn.Module):
+class PerParameter(nn.Module):
+    """A tensor for each parameter of some optimizers, saved by position in `state_dict()`.
+
+    Args:
+        optimizer: the optimizer, or several.
+    """
+
+    def __init__(self, optimizer: Optimizers) -> None:
+        super().__init__()
+        self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
+        self._saved: dict[Tensor, Tensor] = {}
+        self._loaded: dict[str, Tensor] | None = None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The tensors, by parameter position, for `state_dict()`."""
+        if self._loaded is not None:
+            return {"parameters": dict(self._loaded)}
+        keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
+        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
+        return {"parameters": saved}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the tensors (checked against the parameters when they are first used)."""
+        self._saved.clear()
+        loaded = dict(state["parameters"])
+        self._loaded = loaded or None
+
+    def _fitted(self, tensor: Tensor, local: Tensor) -> Tensor:
+        """A loaded tensor on the device of its parameter; as wide as it was."""
+        return tensor.to(local.device)
+
+    def _adopt_loaded(self) -> None:
+        if self._loaded is None:
+            return
+        call, parameters = f"`{type(self).__name__}.load_state_dict`", self._parameters_in_order()
+        for key, tensor in self._loaded.items():
+            if int(key) >= len(parameters):
+                raise ValueError(
+                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
+                    f"{len(parameters)}; it belongs to another model."
+                )
+            parameter = parameters[int(key)]
+            local = local_part(parameter)
+            if tensor.shape != local.shape:
+                raise ValueError(
+                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
+                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
+                    "model or sharding."
+                )
+            self._saved[parameter] = self._fitted(tensor, local).clone()
+        self._loaded = None
+
+    def _parameters_in_order(self) -> list[Tensor]:
+        return [p for optimizer in self._optimizers for p in _parameters(optimizer)]
+
+
+class PreviousParameters(PerParameter):
     r"""Hold w_{t-1} and evaluate functions there.
 
     The parameters are exchanged by pointer (`parameter.data`), so everything that uses them is
@@ -58,27 +118,20 @@ class PreviousParameters(nn.Module):
         (1.0, 2.0)
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-    ) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module, optimizer: Optimizers) -> None:
+        super().__init__(optimizer)
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
-        self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
         if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
             raise TypeError(
                 "`PreviousParameters` cannot put other values into a model wrapped by "
                 "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "
                 "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
             )
-        self._saved: dict[Tensor, Tensor] = {}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # room for buffers
-        self._loaded: dict[str, Tensor] | None = None
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles = []
-        for each in self._optimizers:
-            self._handles.append(each.register_step_pre_hook(self._before_step))
-            self._handles.append(each.register_step_post_hook(self._after_step))
+        self.attach_hooks()
 
     @property
     def ready(self) -> bool:
@@ -87,8 +140,7 @@ class PreviousParameters(nn.Module):
 
     def snapshot(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Copy the parameters; called before every optimizer step by a hook."""
-        if self._loaded is not None:
-            self._adopt_loaded()
+        self._adopt_loaded()
         for each in self._optimizers if optimizer is None else (optimizer,):
             parameters = _parameters(each)
             current = parameters
@@ -117,22 +169,65 @@ class PreviousParameters(nn.Module):
         Call it before the forward pass that needs gradients, so that both start from the same
         random state.
         """
-        if self._loaded is not None:
-            self._adopt_loaded()
-        self._stepped.clear()
-        (model,) = self._model
-        devices = {p.device for p in self._saved or model.parameters() if p.device.type != "cpu"}
-        with (
-            torch.no_grad(),
-            same_randomness(devices),
-            own_buffers(model, self._copies),
-            exchanged(self._saved, model),
-        ):
+        with torch.no_grad(), self._visit():
             result = function()
             # A copy: a parameter, or a view of one, would show other values after the exchange.
             if isinstance(result, Tensor):
                 return result.clone()  # type: ignore[return-value]
             return tree_map_only(Tensor, Tensor.clone, result)
+
+    def gradient(
+        self, function: Callable[[], tuple[Tensor, Result]], parameters: Sequence[Tensor]
+    ) -> tuple[list[Tensor | None], Result]:
+        """Like `evaluate`, with gradients: `function` returns a scalar and anything else.
+
+        Returns this rank's gradients of the scalar (None for a parameter that it does not use) and
+        the other result. No `.grad` is touched, and DDP does not see the backward pass.
+        """
+        (model,) = self._model
+        if any_sharded(parameters):
+            raise TypeError(
+                "`PreviousParameters.gradient` cannot take gradients at other parameters of a "
+                "sharded model (FSDP2), whose backward pass reduces them into `.grad`; use DDP."
+            )
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(self._visit())
+            for module in _modules(model):
+                if "require_backward_grad_sync" in module.__dict__:  # DDP
+                    stack.enter_context(module.no_sync())  # type: ignore[operator]
+            scalar, result = function()
+            for kind in {p.device.type for p in parameters}:  # casts belong to the forward pass
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            gradients: Sequence[Tensor | None] = [None] * len(parameters)
+            if scalar.requires_grad and parameters:
+                gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
+            return list(gradients), tree_map_only(Tensor, lambda x: x.detach().clone(), result)
+
+    def moved(self) -> dict[Tensor, Tensor]:
+        """w_t - w_{t-1}, by parameter."""
+        self._adopt_loaded()
+        self._stepped.clear()
+        return {p: local_part(p) - saved for p, saved in self._saved.items()}
+
+    @contextmanager
+    def _visit(self) -> Iterator[None]:
+        self._adopt_loaded()
+        self._stepped.clear()
+        (model,) = self._model
+        devices = {p.device for p in self._saved or model.parameters() if p.device.type != "cpu"}
+        with (
+            same_randomness(devices),
+            own_buffers(model, self._copies),
+            exchanged(self._saved, model),
+        ):
+            yield
+
+    def attach_hooks(self) -> None:
+        """Listen to the optimizers (again)."""
+        for each in self._optimizers:
+            self._handles.append(each.register_step_pre_hook(self._before_step))
+            self._handles.append(each.register_step_post_hook(self._after_step))
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizers."""
@@ -144,20 +239,7 @@ class PreviousParameters(nn.Module):
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._snapshot_once(optimizer)
-            return None
-
-        def then_snapshot() -> Any:
-            with torch.enable_grad():
-                loss = closure()
-            self._snapshot_once(optimizer)
-            return loss
-
-        if len(args) > 1:
-            return (args[0], then_snapshot, *args[2:]), kwargs
-        return args, {**kwargs, "closure": then_snapshot}
+        return after_closure(args, kwargs, lambda: self._snapshot_once(optimizer))
 
     def _snapshot_once(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy all parameters, unless another optimizer's step did so in this iteration."""
@@ -171,41 +253,31 @@ class PreviousParameters(nn.Module):
         if getattr(optimizer, "round_begins", False):
             self.forget(optimizer)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """The copy, by parameter position, for `state_dict()`."""
-        if self._loaded is not None:
-            return {"parameters": dict(self._loaded)}
-        keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
-        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
-        return {"parameters": saved}
+    def _fitted(self, tensor: Tensor, local: Tensor) -> Tensor:
+        return tensor.to(local.device, local.dtype)
 
-    def set_extra_state(self, state: Any) -> None:
-        """Restore the copy (checked against the parameters when it is first used)."""
-        self._saved.clear()
-        loaded = dict(state["parameters"])
-        self._loaded = loaded or None
 
-    def _adopt_loaded(self) -> None:
-        parameters = self._parameters_in_order()
-        for key, tensor in (self._loaded or {}).items():
-            if int(key) >= len(parameters):
-                raise ValueError(
-                    f"`PreviousParameters.load_state_dict`: the checkpoint has parameter {key} but "
-                    f"the optimizer only {len(parameters)}; it belongs to another model."
-                )
-            parameter = parameters[int(key)]
-            local = local_part(parameter)
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"`PreviousParameters.load_state_dict`: parameter {key} has shape "
-                    f"{tuple(tensor.shape)} in the checkpoint but {tuple(local.shape)} in the "
-                    "optimizer; the checkpoint belongs to another model or sharding."
-                )
-            self._saved[parameter] = tensor.to(local.device, local.dtype).clone()
-        self._loaded = None
+def after_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], action: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Act once a step's gradients are there: now or, when it runs a closure, after that.
 
-    def _parameters_in_order(self) -> list[Tensor]:
-        return [p for optimizer in self._optimizers for p in _parameters(optimizer)]
+    To be called by an optimizer's pre-hook with its arguments; returns what the hook returns.
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        action()
+        return None
+
+    def then_act() -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        action()
+        return loss
+
+    if len(args) > 1:
+        return (args[0], then_act, *args[2:]), kwargs
+    return args, {**kwargs, "closure": then_act}
 
 
 def unwrap(optimizer: Any) -> torch.optim.Optimizer:

@@ -55,6 +55,7 @@ class Layout(NamedTuple):
         counts: samples per block, shape (B1,).
         weights: samples per entry, shape (E,); None when each entry is one sample.
         ids: `index` as numbers, when these are at hand.
+        whole: entry k is the only sample of block k, for all blocks.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -62,6 +63,7 @@ class Layout(NamedTuple):
     counts: Tensor
     weights: Tensor | None = None
     ids: list[int] | None = None
+    whole: bool = False
 
     @property
     def entries(self) -> int:
@@ -98,6 +100,7 @@ class Batch(NamedTuple):
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
         ids: `index` as numbers, when these are at hand.
+        whole: all blocks in order, one sample each.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -106,9 +109,12 @@ class Batch(NamedTuple):
     previous: Tensor | None
     log: bool = False
     ids: list[int] | None = None
+    whole: bool = False
 
     def mean(self, sums: Tensor) -> Tensor:
         """The sums divided by the number of samples."""
+        if self.whole:
+            return sums
         counts = per_row(self.counts, sums)
         return sums - counts.log() if self.log else sums / counts
 
@@ -186,7 +192,8 @@ def layout(
     if index is None:
         every = torch.arange(num_inner, device=like.device)
         ones = like.new_ones(num_inner)
-        return Layout(every, None, ones if weights is None else weights, weights)
+        whole = weights is None
+        return Layout(every, None, ones if weights is None else weights, weights, whole=whole)
     kind = index.dtype
     if index.dim() != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise ValueError(

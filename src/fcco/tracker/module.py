@@ -103,6 +103,7 @@ class InnerTracker(KeepsPrecision):
         self.rule = rule or (log_track if log_space else track)
         self.accumulate = False  # objectives set it: calls belong to one step until `close()`
         self._progress, self._watch = Progress(), Watch()
+        self._every: Layout | None = None
         self.register_buffer("value", torch.zeros((num_inner, dim), dtype=dtype, device=device))
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
 
@@ -139,6 +140,10 @@ class InnerTracker(KeepsPrecision):
     def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
         """Check `index` and `counts`; find the distinct blocks (used by objectives)."""
         self._watch.poll()
+        if index is None and counts is None:  # the same each time
+            if self._every is None or self._every.counts.device != self.value.device:
+                self._every = layout("InnerTracker", None, self.num_inner, None, self.value)
+            return self._every
         return layout("InnerTracker", index, self.num_inner, counts, self.value)
 
     def forward(
@@ -201,16 +206,11 @@ class InnerTracker(KeepsPrecision):
             point = self._commit(batch)
         else:
             point = batch.mean(batch.fresh)
-        return Tracked(
-            point,
-            batch.index,
-            carrier,
-            carrier_where,
-            total,
-            1 if group is None else group.size,
-            None if group is None else torch.searchsorted(batch.index, carrier_where.index),
-            self.log_space,
-        )
+        result = Tracked(point, batch.index, carrier, carrier_where, total, log=self.log_space)
+        if group is None:
+            return result
+        position = torch.searchsorted(batch.index, carrier_where.index)
+        return result._replace(ranks=group.size, position=position)
 
     def _batch(
         self,
@@ -223,7 +223,7 @@ class InnerTracker(KeepsPrecision):
         log = self.log_space
         past = None if previous is None else where.sums(previous.detach(), log)
         now = where.sums(fresh.detach(), log)
-        batch = Batch(where.index, where.counts, now, past, log, where.ids)
+        batch = Batch(where.index, where.counts, now, past, log, where.ids, where.whole)
         return batch if group is None else over_ranks(batch, group)
 
     def pool(self, values: Tensor, where: Layout) -> Batch:
@@ -250,7 +250,8 @@ class InnerTracker(KeepsPrecision):
         if progress.batch is not None:
             batch = progress.take_back(batch, value, known)
         index, fresh, previous = batch.index, batch.mean(batch.fresh), batch.previous
-        old, seen = value.index_select(0, index), progress.first_visits(known, batch)
+        old = value.clone() if batch.whole else value.index_select(0, index)
+        seen = progress.first_visits(known, batch)
         gamma, correction = self.gamma, 0.0
         if previous is not None:
             previous, correction = batch.mean(previous), self.correction_weight(index.shape[0])
@@ -268,7 +269,10 @@ class InnerTracker(KeepsPrecision):
                 progress.visit(known, batch, only=seen | finite)
         elif seen is not None:
             progress.visit(known, batch)
-        value.index_copy_(0, index, after)
+        if batch.whole:
+            value.copy_(after)
+        else:
+            value.index_copy_(0, index, after)
         if self.accumulate:
             progress.keep(batch, old, seen)
         else:

@@ -29,6 +29,7 @@ class Progress:
     seen: Tensor | None = None
     visited: set[int] = field(default_factory=set)
     version: int = -1
+    complete: bool = False  # every block is visited
 
     def first_visits(self, known: Tensor, batch: Batch) -> Tensor | None:
         """Which blocks of a batch have a value; None when all are known to, the usual case.
@@ -37,7 +38,9 @@ class Progress:
         operations. It holds for the version of the mask that it was made for.
         """
         ids = batch.ids
-        if ids is not None and self.version == known._version and self.visited.issuperset(ids):
+        if self.version == known._version and (
+            self.complete or (ids is not None and self.visited.issuperset(ids))
+        ):
             return None
         return known.index_select(0, batch.index)
 
@@ -45,10 +48,12 @@ class Progress:
         """Mark the blocks of a batch in the mask, or `only` some of them."""
         if self.version != known._version:  # somebody else wrote to the mask
             self.visited.clear()
+            self.complete = False
         if only is not None:
             known.index_copy_(0, batch.index, only)
         else:
             known.index_fill_(0, batch.index, True)
+            self.complete = self.complete or batch.whole
             if batch.ids is not None and len(self.visited) < _MOST:
                 self.visited.update(batch.ids)
         self.version = known._version
