@@ -106,3 +106,99 @@ def test_a_kept_iterate_of_another_model_is_refused():
         other.load_state_dict(output.state_dict())
     with pytest.raises(ValueError, match=r"OutputIterate\(rule=...\)` must be one of"):
         fcco.OutputIterate(optimizer, "best")  # type: ignore[arg-type]
+
+
+# A weight for each iterate.
+
+
+def weighted(rule: str, weights: list[float], seed: int) -> float:
+    """w_t = t has weight `weights[t]`."""
+    w, step = nn.Parameter(torch.zeros(())), iter(weights)
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer, rule, seed, weight=lambda: next(step))  # type: ignore[arg-type]
+    w.grad = -torch.ones(())
+    for _ in weights:
+        optimizer.step()
+    with output.applied():
+        return w.item()
+
+
+def test_the_random_iterate_has_probabilities_proportional_to_the_weights():
+    weights, runs = [0.0, 3.0, 0.0, 1.0, 2.0, 0.0], 1800
+    drawn = np.array([weighted("random", weights, seed) for seed in range(runs)], dtype=int)
+    counts = np.bincount(drawn, minlength=6)
+    assert (counts[[0, 2, 5]] == 0).all()
+    expected = runs * np.array([3.0, 1.0, 2.0]) / 6
+    chi_square = ((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()
+    assert chi_square < 13.8  # 2 degrees of freedom: exceeded with probability 0.001
+
+
+def test_the_average_is_weighted():
+    weights = [0.0, 0.5, 0.0, 2.0, 0.25]
+    expected = np.average(np.arange(5), weights=weights)
+    assert weighted("average", weights, 0) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["random", "average"])
+def test_equal_weights_are_no_weights_bitwise(rule):
+    def run(**options) -> tuple[torch.Tensor, dict]:
+        w = parameter()
+        optimizer = torch.optim.SGD([w], lr=0.3)
+        output = fcco.OutputIterate(optimizer, rule, 5, **options)
+        rng = np.random.default_rng(1)
+        for _ in range(40):
+            w.grad = torch.as_tensor(rng.normal(size=2))
+            optimizer.step()
+        return output._kept[0], output.state_dict()["_extra_state"]
+
+    (plain, state), (same, other) = run(), run(weight=lambda: 1.0)
+    assert torch.equal(plain, same) and torch.equal(state["generator"], other["generator"])
+    assert state["count"] == other["count"] == 40 and state["total"] == other["total"] == 40.0
+
+
+def test_without_any_weight_there_is_nothing_to_return():
+    w = parameter()
+    optimizer = torch.optim.SGD([w], lr=0.3)
+    output = fcco.OutputIterate(optimizer, weight=lambda: 0.0)
+    w.grad = torch.ones(2, dtype=torch.float64)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="no feasible iterate"), output.applied():
+        pass
+    output.weight = lambda: -1.0
+    with pytest.raises(ValueError, match=r"weight=...\)` must return .* at least 0 .*: -1.0"):
+        optimizer.step()
+    assert output.count == 1
+
+
+def test_a_weight_that_the_closure_decides_is_asked_after_it():
+    w, decided = nn.Parameter(torch.zeros(())), []
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    output = fcco.OutputIterate(optimizer, "average", weight=lambda: decided[-1])
+    for number in range(4):
+
+        def closure(number=number):
+            w.grad = -torch.ones(())
+            decided.append(float(number % 2))
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+    with output.applied():
+        assert w.item() == 2.0  # the mean of w_1 = 1 and w_3 = 3
+
+
+def test_the_sum_of_weights_survives_a_checkpoint_and_old_ones_count_alike():
+    weights = iter([1.0, 4.0, 2.0, 0.5])
+    w = parameter()
+    optimizer = torch.optim.SGD([w], lr=0.3)
+    output = fcco.OutputIterate(optimizer, "average", weight=lambda: next(weights))
+    w.grad = torch.ones(2, dtype=torch.float64)
+    optimizer.step()
+    optimizer.step()
+    saved = output.state_dict()
+    again = fcco.OutputIterate(optimizer, "average", weight=lambda: 2.0)
+    again.load_state_dict(saved)
+    output.update()
+    again.update()
+    assert torch.equal(output._kept[0], again._kept[0])
+    del saved["_extra_state"]["total"]
+    again.load_state_dict(saved)
+    assert again._total == 2.0

@@ -12,6 +12,9 @@ torch optimizer:
 | SONX | f itself (a subgradient) | `msvr(n, gamma)` | |
 | SOX | smooth f | `ema(n, gamma)` | |
 
+and their rivals (`fcco.methods.table()`) add weights on groups, dual variables, switching or a
+recursive gradient. Constrained problems have one door, `fcco.constrained(..., method="sonex")`.
+
 `loss = objective(inner, index)` gives a scalar whose gradient is the method's estimator;
 `loss.backward(); optimizer.step()` stay yours.
 """
@@ -28,11 +31,15 @@ from .group_dro import CVaRTerm as CVaRTerm
 from .groups import BlockSampler as BlockSampler
 from .groups import GroupBatchSampler as GroupBatchSampler
 from .groups import group_mean as group_mean
+from .heads import TaskHeads as TaskHeads
 from .inner import Measured as Measured
 from .iterates import OutputIterate as OutputIterate
+from .lagrangian import ProximalLagrangian as ProximalLagrangian
 from .methods import adam_type as adam_type
 from .methods import alexr2 as alexr2
+from .methods import constrained as constrained
 from .methods import momentum_type as momentum_type
+from .methods import ooa as ooa
 from .methods import sonex as sonex
 from .methods import sonx as sonx
 from .methods import sox as sox
@@ -47,13 +54,19 @@ from .outer import Pinball as Pinball
 from .outer import SquaredHinge as SquaredHinge
 from .outer import TwoSidedHinge as TwoSidedHinge
 from .previous import PreviousParameters as PreviousParameters
+from .projected import keep_inside as keep_inside
 from .proximal_point import ProximalPoint as ProximalPoint
+from .recursive import RecursiveGradient as RecursiveGradient
 from .schedules import Annealed as Annealed
+from .switching import PolyakStep as PolyakStep
+from .switching import Switching as Switching
+from .switching import SwitchingOptimizer as SwitchingOptimizer
 from .terms import CoupledTerm as CoupledTerm
 from .tracker import InnerTracker as InnerTracker
 from .tracker import alexr as alexr
 from .tracker import ema as ema
 from .tracker import msvr as msvr
 from .tracker import spider as spider
+from .weights import OnlineGroupDRO as OnlineGroupDRO
 
 __version__ = "0.1.0"

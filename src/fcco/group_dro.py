@@ -15,7 +15,7 @@ from .outer.vector import CVaR
 from .terms import OuterTerm, Smoothing
 from .tracker import InnerTracker, Tracked, for_model
 
-__all__ = ["CVaRGroupDRO", "CVaRTerm", "exact_threshold"]
+__all__ = ["CVaRGroupDRO", "CVaRTerm", "GroupObjective", "exact_threshold"]
 
 
 def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Tensor:
@@ -184,7 +184,23 @@ class CVaRTerm(OuterTerm):
         self._slopes.clear()
 
 
-class CVaRGroupDRO(Compositional):
+class GroupObjective(Compositional):
+    """An objective over the losses of groups: what can be asked of each."""
+
+    def cvar(self, losses: Tensor | None = None) -> Tensor:
+        """CVaR with the exact threshold: of the known group losses, or of those given.
+
+        For a result to report, give the full-data group losses.
+        """
+        return self.term.value() if losses is None else CVaR(self.term.ratio)(losses)
+
+    def group_losses(self) -> Tensor:
+        """The tracked (or last seen) group losses, NaN where a group was never seen."""
+        tracker = self.term.tracker
+        return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
+
+
+class CVaRGroupDRO(GroupObjective):
     r"""Minimise the average loss of the worst groups (CVaR over groups), by SONEX.
 
     .. math::
@@ -246,18 +262,6 @@ class CVaRGroupDRO(Compositional):
             threshold_lr=threshold_lr,
         )
         super().__init__(model, optimizer, term, process_group=process_group)
-
-    def cvar(self, losses: Tensor | None = None) -> Tensor:
-        """CVaR with the exact threshold: of the tracked group losses, or of those given.
-
-        For a result to report, give the full-data group losses.
-        """
-        return self.term.value() if losses is None else CVaR(self.term.ratio)(losses)
-
-    def group_losses(self) -> Tensor:
-        """The tracked group losses, NaN where a group was never seen."""
-        tracker = self.term.tracker
-        return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
 
     def group_weights(self) -> Tensor:
         """The weight of each group in the gradient; they sum to about 1."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .previous import unwrap
+from .previous import after_closure, unwrap
 
 __all__ = ["OutputIterate"]
 
@@ -25,10 +26,15 @@ class OutputIterate(nn.Module):
 
     For ALEXR2 pass the outer optimizer: its iterates are the w_t.
 
+    With `weight`, tau has a probability proportional to the weight of w_tau (iterate t replaces
+    the kept one with probability weight_t / sum of the weights so far) and the mean is weighted.
+
     Args:
         optimizer: the optimizer whose iterates are meant.
         rule: `"random"` or `"average"`.
         seed: of its own random stream; the global one is not touched.
+        weight: the weight of the current parameters, asked just before each step; 0 leaves them
+            out. None weighs all alike.
 
     Example:
         >>> import torch, fcco
@@ -49,31 +55,52 @@ class OutputIterate(nn.Module):
         optimizer: torch.optim.Optimizer,
         rule: Literal["random", "average"] = "random",
         seed: int = 0,
+        weight: Callable[[], float] | None = None,
     ) -> None:
         super().__init__()
         checks.one_of("OutputIterate", "rule", rule, ("random", "average"))
         self.rule, self.count = rule, 0
+        self.weight, self._total = weight, 0.0
         self._optimizer = unwrap(optimizer)
         self._generator = torch.Generator().manual_seed(seed)
         self._kept: list[Tensor] = []
         # Before the step the parameters are w_t, and t counts from 0.
-        self._handle = self._optimizer.register_step_pre_hook(lambda *_: self.update())
+        self._handle = self._optimizer.register_step_pre_hook(self._before_step)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take note of the current parameters; a hook calls it before each step."""
+        weight = self._checked_weight()
         self.count += 1
+        if weight == 0:
+            return
+        first = self._total == 0
+        self._total += weight
         parameters = self._parameters_in_order()
         for parameter in parameters[len(self._kept) :]:  # all at first, later a new group
             self._kept.append(self._wide(parameter.detach()).clone())
-        if self.count == 1:
+        if first:
             return
         if self.rule == "average":
             for kept, parameter in zip(self._kept, parameters, strict=True):
-                kept.lerp_(parameter.detach().to(kept.dtype), 1 / self.count)
-        elif torch.rand((), generator=self._generator).item() * self.count < 1:
+                kept.lerp_(parameter.detach().to(kept.dtype), weight / self._total)
+        elif torch.rand((), generator=self._generator).item() * self._total < weight:
             for kept, parameter in zip(self._kept, parameters, strict=True):
                 kept.copy_(parameter.detach())
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.weight is None:
+            return self.update()
+        return after_closure(args, kwargs, self.update)  # which may decide the weight
+
+    def _checked_weight(self) -> float:
+        weight = 1.0 if self.weight is None else float(self.weight())
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`OutputIterate(weight=...)` must return a finite number of at least 0 but "
+                f"returned: {weight}."
+            )
+        return weight
 
     def _wide(self, tensor: Tensor) -> Tensor:
         """Steps of 1/t would vanish in an average kept in bfloat16."""
@@ -85,6 +112,11 @@ class OutputIterate(nn.Module):
     def applied(self) -> Iterator[None]:
         """Put the kept iterate into the model for a while (evaluation, saving)."""
         if not self._kept:
+            if self.weight is not None:
+                raise RuntimeError(
+                    "`OutputIterate.applied` has nothing to return: so far no iterate had a "
+                    "weight above 0 (no feasible iterate)."
+                )
             raise RuntimeError("`OutputIterate.applied` needs at least one optimizer step.")
         parameters = self._parameters_in_order()
         current = [p.detach().clone() for p in parameters]
@@ -104,9 +136,10 @@ class OutputIterate(nn.Module):
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The kept iterate, the count and the random stream."""
+        """The kept iterate, the count, the sum of the weights and the random stream."""
         return {
             "count": self.count,
+            "total": self._total,
             "kept": [kept.clone() for kept in self._kept],
             "generator": self._generator.get_state(),
         }
@@ -121,5 +154,6 @@ class OutputIterate(nn.Module):
                 f"{shapes} but those of the optimizer differ; it belongs to another model."
             )
         self.count = state["count"]
+        self._total = state.get("total", float(self.count))  # once, all weights were 1
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())

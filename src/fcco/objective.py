@@ -75,6 +75,7 @@ class Compositional(nn.Module):
         self.terms: Any = nn.ModuleDict(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = Reader(named)
+        self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous for term in named.values()):
@@ -188,6 +189,11 @@ class Compositional(nn.Module):
             batches: pairs of a function and an index, as for a call. The values of each block are
                 averaged over all of them. Without a warm-up, a block starts at its first visit.
         """
+        for name, batch in self._pooled(batches).items():
+            self._terms[name].tracker.set_values(batch.index, batch.mean(batch.fresh))
+
+    def _pooled(self, batches: Iterable[tuple[Inner, Index]]) -> dict[str, Batch]:
+        """The values of each term over many batches, and over ranks; no gradient, no update."""
         pooled: dict[str, Batch] = {}
         for inner, index in batches:
             where = self._reader.layouts(index, None)
@@ -198,15 +204,15 @@ class Compositional(nn.Module):
                 batch = tracker.pool(entry.value, self._reader.layout(name, entry, where[name]))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
         group = find_group(self._process_group)
+        if group is None:
+            return pooled
         for name, term in self._terms.items():
-            batch = pooled.get(name)
-            if group is not None:  # once, at the end: ranks may have batches of unequal number
-                if batch is None:
-                    job = empty_job(term.tracker, False, False)
-                    batch = term.tracker.pool(job["fresh"], job["where"])
-                batch = over_ranks(batch, group)
-            if batch is not None:
-                term.tracker.set_values(batch.index, batch.mean(batch.fresh))
+            batch = pooled.get(name)  # once, at the end: ranks may have batches of unequal number
+            if batch is None:
+                job = empty_job(term.tracker, False, False)
+                batch = term.tracker.pool(job["fresh"], job["where"])
+            pooled[name] = over_ranks(batch, group)
+        return pooled
 
     @property
     def _corrects(self) -> bool:

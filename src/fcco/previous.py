@@ -10,7 +10,7 @@ as they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .visit import (
-    _modules,
     alike,
     any_sharded,
     copy_all,
@@ -26,6 +25,7 @@ from .visit import (
     local_part,
     own_buffers,
     same_randomness,
+    without_reduction,
 )
 
 __all__ = ["PerParameter", "PreviousParameters", "after_closure", "unwrap"]
@@ -190,18 +190,13 @@ class PreviousParameters(PerParameter):
                 "`PreviousParameters.gradient` cannot take gradients at other parameters of a "
                 "sharded model (FSDP2), whose backward pass reduces them into `.grad`; use DDP."
             )
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(self._visit())
-            for module in _modules(model):
-                if "require_backward_grad_sync" in module.__dict__:  # DDP
-                    stack.enter_context(module.no_sync())  # type: ignore[operator]
+        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        with torch.enable_grad(), self._visit(), without_reduction(model):
             scalar, result = function()
-            for kind in {p.device.type for p in parameters}:  # casts belong to the forward pass
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            gradients: Sequence[Tensor | None] = [None] * len(parameters)
-            if scalar.requires_grad and parameters:
-                gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
+            # Casts belong to the forward pass, here as in your own loop.
+            with torch.autocast(parameters[0].device.type if parameters else "cpu", enabled=False):
+                if scalar.requires_grad and parameters:
+                    gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
             return list(gradients), tree_map_only(Tensor, lambda x: x.detach().clone(), result)
 
     def moved(self) -> dict[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "local_part",
     "own_buffers",
     "same_randomness",
+    "without_reduction",
 ]
 
 
@@ -131,6 +132,20 @@ def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
             _reshard(model)
         put(parameters, current)
         torch.clear_autocast_cache()  # nor those made here afterwards
+
+
+@contextmanager
+def without_reduction(model: nn.Module) -> Iterator[None]:
+    """Let a backward pass go unseen by DDP, so that its gradients stay those of this rank."""
+    with ExitStack() as stack:
+        for module in _modules(model):
+            if "require_backward_grad_sync" in module.__dict__:
+                stack.enter_context(module.no_sync())  # type: ignore[operator]
+                # With a static graph it would take this pass for the first one.
+                begun = module.__dict__.get("_static_graph_delay_allreduce_enqueued")
+                stack.callback(setattr, module, "_static_graph_delay_allreduce_enqueued", begun)
+                module._static_graph_delay_allreduce_enqueued = True  # type: ignore[assignment]
+        yield
 
 
 def _copy_in(parameters: list[Tensor], values: list[Tensor]) -> None:

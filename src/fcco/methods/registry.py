@@ -1,0 +1,171 @@
+"""The registry: what each method is for, what it asks for, what it costs, who proposed it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from .. import checks
+
+__all__ = ["PROBLEMS", "Method", "Table", "get", "register", "table"]
+
+PROBLEMS = {
+    "S1": "mean of |a (w_i - c_i)|, separable",
+    "S2": "CVaR over groups, all of which tie at the solution",
+    "S3": "a quadratic under upper bounds",
+    "S3b": "a quadratic outside the unit ball (a non-convex set)",
+    "S4": "a hinge of inner functions with kinks",
+    "smooth": "a squared hinge of linear functions",
+}
+"""Problems with known answers; every method names those on which it must reach the answer."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: the facts that decide whether it fits a problem.
+
+    Attributes:
+        name: the word by which it is chosen.
+        recipe: the function that builds it; its docstring holds the update.
+        problem: the problem class: what f and g_i may be.
+        outer: facts that the outer function must declare.
+        constraints: `""` for no constrained method, `"sampled"` when a step may look at a part of
+            the constraints, `"all"` when it must see all of them.
+        loop: `"single"` or `"double"`.
+        update: what steps the parameters.
+        sampling: which blocks a step looks at.
+        batches: independent batches per step.
+        extra: evaluations beside one forward and one backward pass.
+        complexity: evaluations until the measure is at most eps.
+        measure: what the complexity bounds.
+        reference: where it comes from.
+        problems: the names of `PROBLEMS` that it solves; the tests run each.
+    """
+
+    name: str
+    recipe: Callable[..., Any]
+    problem: str
+    outer: tuple[str, ...]
+    constraints: Literal["", "sampled", "all"]
+    loop: Literal["single", "double"]
+    update: str
+    sampling: str
+    batches: int
+    extra: str
+    complexity: str
+    measure: str
+    reference: str
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as plain values, for JSON."""
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "recipe"}
+        facts["recipe"] = f"fcco.methods.{self.recipe.__name__}"
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in facts.items()}
+
+
+_METHODS: dict[str, Method] = {}
+
+
+def register(method: Method) -> Method:
+    """Add a method; refused unless it is documented and says which problems prove it.
+
+    The tests run every registered method on the problems that it names, against a literal
+    transcription and through a checkpoint, and fail for a method they know no case of.
+    """
+    call = f"register({method.name!r})"
+    if method.name in _METHODS:
+        raise ValueError(f"`{call}`: a method of this name is registered already.")
+    if not method.problems:
+        raise ValueError(f"`{call}`: `problems` is empty; name at least one of {[*PROBLEMS]}.")
+    for problem in method.problems:
+        checks.one_of(call, "problems", problem, tuple(PROBLEMS))
+    text = inspect.getdoc(method.recipe) or ""
+    missing = [part for part in (".. math::", "Args:", "References:") if part not in text]
+    if missing:
+        raise ValueError(
+            f"`{call}`: the docstring of {method.recipe.__name__} lacks {' and '.join(missing)}; "
+            "it must show the update, the arguments and the source."
+        )
+    _METHODS[method.name] = method
+    return method
+
+
+def get(name: str) -> Method:
+    """The method of this name.
+
+    Example:
+        >>> import fcco
+        >>> fcco.methods.get("sonex").complexity
+        'n eps^-5 / (B1 sqrt(B2))'
+    """
+    checks.one_of("methods.get", "name", name, tuple(_METHODS))
+    return _METHODS[name]
+
+
+class Table(tuple[Method, ...]):
+    """Methods that print as a table.
+
+    Example:
+        >>> import fcco
+        >>> fcco.methods.table().only(problems="S4", loop="single").names()
+        ['sonx', 'yang2025']
+    """
+
+    COLUMNS = ("name", "problem", "loop", "sampling", "extra", "complexity", "reference")
+
+    def only(self, **facts: Any) -> Table:
+        """Those with these facts: `only(loop="double")`, `only(constraints="sampled")`."""
+        return Table(m for m in self if all(_holds(m, k, v) for k, v in facts.items()))
+
+    def names(self) -> list[str]:
+        """The names, in order."""
+        return [method.name for method in self]
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """All facts of each, for JSON."""
+        return [method.as_dict() for method in self]
+
+    def rows(self) -> Iterator[list[str]]:
+        """The cells of the printed table."""
+        for method in self:
+            yield [str(getattr(method, column)) for column in self.COLUMNS]
+
+    def __str__(self) -> str:
+        """Aligned columns."""
+        lines = [list(self.COLUMNS), *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in lines)
+        return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+    def markdown(self) -> str:
+        """The same table in Markdown."""
+        lines = [self.COLUMNS, ["---"] * len(self.COLUMNS), *self.rows()]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def matrix(self) -> str:
+        """Which method must solve which of `PROBLEMS`, in Markdown."""
+        lines = [["method", *PROBLEMS], ["---"] * (len(PROBLEMS) + 1)]
+        lines += [[m.name, *("yes" if p in m.problems else "" for p in PROBLEMS)] for m in self]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _holds(method: Method, fact: str, wanted: Any) -> bool:
+    names = [f.name for f in fields(Method)]
+    checks.one_of("Table.only", "fact", fact, tuple(names))
+    held = getattr(method, fact)
+    return wanted in held if isinstance(held, tuple) else held == wanted
+
+
+def table() -> Table:
+    """All methods, as a table that prints itself.
+
+    Example:
+        >>> import fcco
+        >>> fcco.methods.table().only(constraints="all").names()
+        ['oss', 'icppac', 'ssg', 'liu2025']
+    """
+    return Table(_METHODS.values())

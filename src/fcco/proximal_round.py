@@ -1,0 +1,148 @@
+"""Rounds of primal steps around an anchor, which end at their average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .lagrangian_rules import DualRule
+from .wrapping import WrappingOptimizer
+
+__all__ = ["ProximalRound"]
+
+Moved = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+
+
+class ProximalRound(WrappingOptimizer):
+    r"""The primal part of OSS and ICPPAC as an optimizer: step it like any other.
+
+    .. math::
+        x_{t+1} = x_t - \eta_t\bigl(G_t + 2c(1 + \textstyle\sum_i y_i)(x_t - w)\bigr),
+            \quad x_0 = w, \qquad
+        w^+ = \frac{\sum_t \gamma_t x_{t+1}}{\sum_t \gamma_t}
+
+    G_t is the gradient in `.grad` (of the objective and the weighted constraints); the pull to the
+    anchor w is added here, because the proximal term is part of the objective and of every
+    constraint. Each call of `step()` is one inner step; after T of them the parameters, and the
+    anchor, become the average. The state is in `state_dict()`, so a checkpoint in the middle of a
+    round resumes exactly.
+
+    Args:
+        primal: makes the inner steps. Plain SGD is the method itself; others may be used, but
+            their momentum survives the jump to the average.
+        coefficient: c.
+        inner_steps: T.
+        rule: step sizes (as factors of the optimizer's), weights of the average, and whether it
+            wants to know the move of each step.
+        total_multiplier: sum_i y_i.
+        moved: called after each step with x_t and x_{t+1} - x_t, for rules that follow the step.
+    """
+
+    def __init__(
+        self,
+        primal: torch.optim.Optimizer,
+        coefficient: float,
+        inner_steps: int,
+        rule: DualRule,
+        total_multiplier: Callable[[], Tensor],
+        moved: Moved,
+    ) -> None:
+        checks.positive("ProximalRound", "coefficient", coefficient)
+        checks.integer("ProximalRound", "inner_steps", inner_steps, 1)
+        super().__init__(primal)
+        self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
+        self.inner_step, self.round = 0, 0
+        self._total_multiplier, self._moved = total_multiplier, moved
+        self._anchor: dict[Tensor, Tensor] = {}
+        self._average: dict[Tensor, Tensor] = {}
+        self._weights = 0.0
+
+    @property
+    def round_begins(self) -> bool:
+        """Whether the next step is the first of a round, where x_{-1} = x_0 = w."""
+        return self.inner_step == 0
+
+    def quadratic(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> Tensor:
+        """The proximal term at x along v, c (|x - w|^2 + 2 <x - w, v>)."""
+        parts = []
+        for parameter, x, v in zip(self.parameters, point, move, strict=True):
+            if parameter in self._anchor:
+                away = x - self._anchor[parameter]
+                parts.append(torch.sum(away * (away + 2 * v)))
+        if not parts:  # between rounds: x = w
+            return torch.zeros(())
+        return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One inner step; the last one of a round ends at the average."""
+        loss = self._evaluated(closure)
+        t, steps = self.inner_step, self.inner_steps
+        before = []
+        for x in self.parameters:
+            if x not in self._anchor:  # all at the start of a round, later a new group
+                self._anchor[x] = x.detach().clone()
+        if self.rule.follows_step:
+            before = [x.detach().clone() for x in self.parameters]
+        self._pull()
+        self._let_step(self.inner[0], self.rule.step(t, steps))
+        if self.rule.follows_step:
+            move = [x.detach() - old for x, old in zip(self.parameters, before, strict=True)]
+            self._moved(before, move)
+        self._include(self.rule.weight(t, steps))
+        self.inner_step += 1
+        if self.inner_step >= steps:
+            self._end_round()
+        return loss
+
+    def _pull(self) -> None:
+        """Add the gradient of the proximal term, which objective and constraints all have."""
+        strength = 2 * self.coefficient * (1 + self._total_multiplier())
+        for x in self.parameters:
+            away = x.detach() - self._anchor[x]
+            if x.grad is not None:
+                x.grad.add_(away * strength.to(away))
+            elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
+                x.grad = away * strength.to(away)
+
+    def _include(self, weight: float) -> None:
+        self._weights += weight
+        for x in self.parameters:
+            if x not in self._average:
+                # Small weights would vanish in an average kept in bfloat16.
+                wide = torch.promote_types(x.dtype, torch.float32)
+                self._average[x] = self._anchor[x].to(wide, copy=True)
+            average = self._average[x]
+            average.lerp_(x.detach().to(average), weight / self._weights)
+
+    def _end_round(self) -> None:
+        for x in self.parameters:
+            x.copy_(self._average[x])
+        self._anchor.clear()
+        self._average.clear()
+        self._weights = 0.0
+        self.inner_step, self.round = 0, self.round + 1
+
+    def _own_state(self) -> dict[str, Any]:
+        places = {x: k for k, x in enumerate(self.parameters)}
+        return {
+            "inner_step": self.inner_step,
+            "round": self.round,
+            "weights": self._weights,
+            "anchor": {places[x]: kept.clone() for x, kept in self._anchor.items()},
+            "average": {places[x]: kept.clone() for x, kept in self._average.items()},
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self.inner_step, self.round = state["inner_step"], state["round"]
+        self._weights = state["weights"]
+        here = self.parameters
+        for name in ("anchor", "average"):
+            kept = {
+                here[k]: saved.to(here[k].device, copy=True) for k, saved in state[name].items()
+            }
+            setattr(self, f"_{name}", kept)

@@ -1,0 +1,133 @@
+"""Step sizes of the switching subgradient method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+
+__all__ = ["InverseRoot", "PolyakStep", "convex_step", "keeps_state", "weakly_convex_step"]
+
+
+class PolyakStep(torch.optim.Optimizer):
+    r"""Polyak's step to the level 0 of a function, for the constraint branch of `Switching`.
+
+    .. math::
+        w^+ = w - \text{lr}\,\frac{\hat g}{\|\zeta\|^2}\,\zeta,
+        \qquad \hat g = \max_i g_i(w) - \text{tolerance}_i
+
+    With one linear constraint and lr = 1 the step ends exactly on its limit.
+
+    Args:
+        params: the parameters.
+        lr: a factor, 1 for the method itself.
+
+    Attributes:
+        last_size: the size of the last step, lr g / |zeta|^2; 0 when zeta = 0 (nothing moves).
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1.0) -> None:
+        checks.positive("PolyakStep", "lr", lr)
+        super().__init__(params, {"lr": lr})
+        self.last_size = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; `closure` returns the function's value (its gradient is in `.grad`)."""
+        if closure is None:
+            raise ValueError("`PolyakStep.step(closure)` must return the value to bring to 0.")
+        value = closure()
+        moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
+        length = float(value) / sum(squares) if sum(squares) > 0 else 0.0
+        for parameter, group in moving:
+            parameter.add_(parameter.grad, alpha=-float(group["lr"]) * length)  # type: ignore[arg-type]
+        self.last_size = float(self.param_groups[0]["lr"]) * length
+        return value
+
+
+def keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step depends on more than the current gradient: anything but plain SGD."""
+    if type(optimizer) is not torch.optim.SGD:
+        return True
+    return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
+
+
+@dataclass(frozen=True)
+class InverseRoot:
+    """A number that falls like start / sqrt(t + 1), for eps_t and eta_t of convex problems.
+
+    Example:
+        >>> from fcco.switching_steps import InverseRoot
+        >>> [InverseRoot(0.6)(t) for t in (0, 3, 24)]
+        [0.6, 0.3, 0.12]
+    """
+
+    start: float
+
+    def __post_init__(self) -> None:
+        checks.positive("InverseRoot", "start", self.start)
+
+    def __call__(self, step: int) -> float:
+        """The value at step t."""
+        return self.start / math.sqrt(step + 1)
+
+
+def convex_step(threshold: float, lipschitz: float) -> float:
+    r"""The step for convex constraints, :math:`\eta = \epsilon_t / M^2`.
+
+    To end nearly eps-stationary, the threshold is of order eps^2.
+
+    Args:
+        threshold: eps_t.
+        lipschitz: M, a bound on the subgradients of g_0 and all g_i.
+
+    Example:
+        >>> convex_step(0.02, lipschitz=2.0)
+        0.005
+    """
+    checks.positive("convex_step", "threshold", threshold)
+    checks.positive("convex_step", "lipschitz", lipschitz)
+    return threshold / lipschitz**2
+
+
+def weakly_convex_step(
+    accuracy: float, lipschitz: float, regularity: float, weak_convexity: float
+) -> tuple[float, float]:
+    r"""Step and threshold for weakly convex constraints; take `PolyakStep` for these.
+
+    .. math::
+        \eta = \frac{\nu}{4M^2}\min\Bigl\{\frac{\epsilon^2}{M}, \frac{\nu}{4\rho}\Bigr\},
+        \qquad \epsilon_t = M^2\eta
+
+    Args:
+        accuracy: eps.
+        lipschitz: M, a bound on the subgradients of g_0 and all g_i.
+        regularity: nu, a lower bound of the distance of 0 to the subdifferential of max g_i
+            where the constraints are violated.
+        weak_convexity: rho.
+
+    Returns:
+        eta for the objective branch, and the threshold.
+
+    Example:
+        >>> weakly_convex_step(0.1, lipschitz=1.0, regularity=1.0, weak_convexity=2.0)
+        (0.0025..., 0.0025...)
+    """
+    arguments = {
+        "accuracy": accuracy,
+        "lipschitz": lipschitz,
+        "regularity": regularity,
+        "weak_convexity": weak_convexity,
+    }
+    for name, value in arguments.items():
+        checks.positive("weakly_convex_step", name, value)
+    least = min(accuracy**2 / lipschitz, regularity / (4 * weak_convexity))
+    step = regularity / (4 * lipschitz**2) * least
+    return step, lipschitz**2 * step

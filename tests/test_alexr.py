@@ -1,0 +1,488 @@
+"""ALEXR: both versions equal their transcriptions, keep y in its domain and find saddle points."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import reference as ref
+import reference_dual as dual
+import torch
+from outer_cases import CONVEX
+from outer_cases import Case as OuterCase
+from problems import Point, TorchQuadratics, entries, take_step
+
+import fcco
+from fcco import outer as fo
+from fcco.dual import DualAscent, DualTerm
+from fcco.methods.primal_dual import alexr
+
+DOUBLE, LAM, RHO, KAPPA = torch.float64, 0.4, 1.5, 0.05
+START = np.linspace(0.5, 1.5, 4)
+
+# outer function, its dimension, gradient of f (or of f_lambda), lambda
+FIRST: dict[str, tuple[fo.AbstractOuter, int, Any, float]] = {
+    "squared hinge": (fcco.SquaredHinge(RHO), 1, lambda u: RHO * np.maximum(u, 0), 0.0),
+    "smoothed hinge": (fcco.Hinge(RHO), 1, ref.hinge_slope(RHO, LAM), LAM),
+    "smoothed two-sided": (
+        fcco.TwoSidedHinge(KAPPA, RHO), 2, ref.two_sided_slope(RHO, KAPPA, LAM), LAM,
+    ),
+}  # fmt: skip
+SECOND: dict[str, tuple[fo.AbstractOuter, int, dual.ConjugateProx]] = {
+    "hinge": (fcco.Hinge(RHO), 1, dual.hinge_dual(RHO)),
+    "absolute": (fcco.Absolute(RHO), 1, dual.absolute_dual(RHO)),
+    "squared hinge": (fcco.SquaredHinge(RHO), 1, dual.squared_hinge_dual(RHO)),
+    "two-sided hinge": (fcco.TwoSidedHinge(KAPPA, RHO), 2, dual.two_sided_dual(RHO, KAPPA)),
+    "maximum": (fcco.Maximum(), 3, dual.maximum_dual),
+}
+
+
+def tensor(values: Any) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=DOUBLE)
+
+
+def build(
+    model: torch.nn.Module, outer: fo.AbstractOuter, dim: int = 1, number: int = 6,
+    optimizer: Any = None, **options: Any,
+) -> fcco.Compositional:  # fmt: skip
+    """Outer functions that may decrease are for affine g_i; the arithmetic does not ask."""
+    options.setdefault("inner", "convex" if outer.monotone else "linear")
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.02)
+    return alexr(model, optimizer, outer, number, dim=dim, **options)
+
+
+def run_ours(
+    objective: fcco.Compositional, model: Point, problem: ref.Quadratics, steps: int,
+    independent: bool = True, with_g0: bool = False, each: Callable[[], None] | None = None,
+) -> np.ndarray:  # fmt: skip
+    data, rng, path = TorchQuadratics(problem), np.random.default_rng(1), []
+
+    def closure(sampled: Any, which: int) -> Any:
+        ids, samples = entries(sampled, which)
+
+        def inner() -> Any:
+            values = data.values(model.w, ids, samples)
+            return (data.loss(model.w), values) if with_g0 else values
+
+        return inner, ids
+
+    for _ in range(steps):
+        sampled = problem.draw(rng, 3, 2)
+        inner, ids = closure(sampled, 1)
+        take_step(objective, inner, ids, gradient=closure(sampled, 2)[0] if independent else None)
+        path.append(model.w.detach().numpy().copy())
+        if each is not None:
+            each()
+    return np.array(path)
+
+
+# Both versions against the transcription.
+
+
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("theta", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("name", FIRST)
+def test_first_version_equals_the_transcription(name, theta, independent, with_g0):
+    outer, dim, slope, lam = FIRST[name]
+    problem, model = ref.Quadratics(dim=dim), Point(START)
+    objective = build(model, outer, dim, dual_step=0.7, theta=theta, smoothing=lam)
+    common = {"independent": independent, "with_g0": with_g0}
+    path, y = dual.alexr(
+        problem, START, 150, eta=0.02, alpha=0.7, theta=theta, slope=slope, **common
+    )
+    ours = run_ours(objective, model, problem, 150, **common)
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
+    u = objective.term.tracker.value.squeeze(-1)
+    np.testing.assert_allclose(objective.term.smoothed.gradient(u), y.squeeze(), atol=1e-12)
+
+
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("theta", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("name", SECOND)
+def test_second_version_equals_the_transcription(name, theta, independent, with_g0):
+    outer, dim, prox = SECOND[name]
+    problem, model = ref.Quadratics(dim=dim), Point(START)
+    objective = build(model, outer, dim, version="v2", dual_step=0.3, theta=theta)
+    common = {"independent": independent, "with_g0": with_g0}
+    path, y = dual.alexr(
+        problem, START, 150, eta=0.02, alpha=0.3, theta=theta, conjugate_prox=prox, **common
+    )
+
+    def in_the_domain() -> None:
+        seen = objective.term.tracker.seen
+        assert torch.isfinite(outer.conjugate(objective.term.dual()[seen])).all()
+
+    ours = run_ours(objective, model, problem, 150, each=in_the_domain, **common)
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(objective.term.dual(), y.squeeze(), atol=1e-12)
+    # Each multiplier is the slope along the violation; the two-sided hinge has y = (c, -c).
+    if name in ("hinge", "squared hinge"):
+        np.testing.assert_allclose(objective.term.multipliers(), y.squeeze() / 6, atol=1e-12)
+    if name == "two-sided hinge":
+        np.testing.assert_allclose(objective.term.multipliers(), np.abs(y[:, 0]) / 6, atol=1e-12)
+
+
+def test_options_change_the_result():
+    """Each option of the comparisons must matter on this problem, in both versions."""
+    problem = ref.Quadratics()
+    for kind in ({"slope": FIRST["smoothed hinge"][2]}, {"conjugate_prox": SECOND["hinge"][2]}):
+        base: dict[str, Any] = {"eta": 0.02, "alpha": 0.3, "theta": 0.6, **kind}
+        first = dual.alexr(problem, START, 150, **base)[0]
+        changes: Any = (
+            {"theta": 0.0}, {"alpha": 0.2}, {"independent": False}, {"with_g0": True}, {"nu": 1.0}
+        )  # fmt: skip
+        for change in changes:
+            other = dual.alexr(problem, START, 150, **base | change)[0]
+            assert np.abs(other - first).max() > 1e-4, change
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_strongly_convex_term_is_the_inner_step_of_a_proximal_point(version):
+    """r(w) = |w - w_0|^2 / (2 nu): one round, left at z."""
+    problem, model = ref.Quadratics(), Point(START)
+    proximal = fcco.ProximalPoint(
+        torch.optim.SGD(model.parameters(), lr=1.0), nu=0.4, eta=0.05, inner_steps=3
+    )
+    proximal.polish(80)
+    smoothing = LAM if version == "v1" else 0.0
+    objective = build(
+        model, fcco.Hinge(RHO), optimizer=proximal, version=version, dual_step=0.3, theta=0.6,
+        smoothing=smoothing,
+    )  # fmt: skip
+    kind: Any = (
+        {"slope": FIRST["smoothed hinge"][2]}
+        if version == "v1"
+        else {"conjugate_prox": SECOND["hinge"][2]}
+    )
+    path, _ = dual.alexr(problem, START, 80, eta=0.05, alpha=0.3, theta=0.6, nu=0.4, **kind)
+    ours = run_ours(objective, model, problem, 80)
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
+    assert proximal.round == 1
+
+
+# Reductions.
+
+
+def test_without_extrapolation_the_first_version_is_sox_with_new_u_and_independent_batches():
+    problem, alpha = ref.Quadratics(), 0.7
+    models = [Point(START), Point(START)]
+    first = build(models[0], fcco.SquaredHinge(RHO), dual_step=alpha)
+    tracker = fcco.ema(6, gamma=alpha / (1 + alpha), read="new", dtype=DOUBLE)
+    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.02)
+    term = fcco.CoupledTerm(fcco.SquaredHinge(RHO), tracker)
+    second = fcco.Compositional(models[1], optimizer, term)
+    assert first.previous is None, "theta = 0 needs nothing at w_{t-1}"
+    paths = [run_ours(o, m, problem, 100) for o, m in zip((first, second), models, strict=True)]
+    np.testing.assert_allclose(paths[0], paths[1], rtol=0, atol=1e-12)
+    theirs, _ = ref.sonex(
+        problem, START, 100, FIRST["squared hinge"][2], lambda w, G: w - 0.02 * G,
+        gamma=alpha / (1 + alpha), correction=0.0, read="new", independent=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(paths[0], theirs, rtol=0, atol=1e-12)
+
+
+def test_a_long_dual_step_takes_the_gradient_at_the_extrapolated_value():
+    """v1: y = grad f(g~) for alpha to infinity."""
+    model = Point([0.6, -0.4])
+    objective = build(model, fcco.SquaredHinge(2.0), number=2, dual_step=1e17, theta=0.5)
+    optimizer: Any = objective.optimizer
+    before = model.w.detach().clone()
+    for _ in range(4):
+        now = model.w.detach().clone()
+        objective(lambda: 3 * model.w).backward()
+        extrapolated = 3 * now + 0.5 * (3 * now - 3 * before)
+        expected = 2 * extrapolated.clamp(min=0) * 3 / 2
+        torch.testing.assert_close(model.w.grad, expected, rtol=0, atol=1e-14)
+        optimizer.step()
+        optimizer.zero_grad()
+        before = now
+
+
+@pytest.mark.parametrize("case", CONVEX, ids=repr)
+@pytest.mark.parametrize("alpha", [0.3, 4.0])
+def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha):
+    """y+ = prox_{alpha f*}(y + alpha g~) iff y+ is a subgradient of f at (y + alpha g~ - y+)/alpha.
+
+    Checked for every convex outer function, with f written in plain NumPy.
+    """
+    rule, generator = DualAscent(case.outer, alpha), np.random.default_rng(0)
+    v, fresh, past = (case.points(12, seed=k) for k in range(3))
+    before = rule.dual(v)
+    after = rule.dual(rule(v, None, fresh, past, 1.0, 0.5)[1])
+    value = fresh + 0.5 * (fresh - past)
+    at = (before + alpha * value - after) / alpha
+    others = at.numpy()[None] + 3 * generator.normal(size=(400, *at.shape))
+    slope, gap = after.numpy()[None], others - at.numpy()[None]
+    product = (slope * gap).sum(-1) if case.size > 1 else slope * gap
+    assert (case.plain(others) - case.plain(at.numpy()) - product).min() > -1e-6
+    torch.testing.assert_close(rule.point(rule(v, None, fresh, past, 1.0, 0.5)[1]), at)
+
+
+def test_the_rule_starts_at_zero_and_leaves_other_blocks_alone():
+    rule = DualAscent(fcco.Hinge(2.0), 0.5)
+    tracker = fcco.InnerTracker(3, gamma=1.0, correction=0.8, read="new", rule=rule, dtype=DOUBLE)
+    tracker(tensor([1.0, 2.0]), torch.tensor([0, 2]), tensor([0.5, 1.0]))
+    # y = clip(0 + alpha (g + theta (g - g_prev)), 0, 2): the extrapolation counts at once
+    np.testing.assert_allclose(rule.dual(tracker.value[[0, 2], 0]), [0.5 * 1.4, 0.5 * 2.8])
+    kept = tracker.value[2].clone()
+    tracker(tensor([1.0]), torch.tensor([0]), tensor([1.0]))
+    np.testing.assert_allclose(rule.dual(tracker.value[0, 0]), 0.7 + 0.5)
+    assert torch.equal(tracker.value[2], kept) and tracker.seen.tolist() == [True, False, True]
+
+
+def test_a_block_starts_at_zero_also_when_f_has_a_slope_at_zero():
+    """f = 2 [u + 1]_+: f*(y) = -y on [0, 2], so y = clip(alpha g + alpha, 0, 2) from y = 0."""
+    rule = DualAscent(fcco.CVaRHinge(0.5, -1.0), 0.5)
+    tracker = fcco.InnerTracker(2, gamma=1.0, correction=0.0, read="new", rule=rule, dtype=DOUBLE)
+    for expected in (0.7, 1.4, 2.0):
+        tracker(tensor([0.4]), torch.tensor([1]))
+        assert rule.dual(tracker.value[1]).item() == pytest.approx(expected)
+
+
+# Saddle points.
+
+RNG = np.random.default_rng(3)
+A, B, W0, NU = RNG.normal(size=(7, 4)), RNG.normal(size=7) * 0.5, RNG.normal(size=4), 2.0
+
+
+def saddle(kind: str, lam: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """cvxpy: w*, y* of (1/n) sum_i f(a_i.w - b_i) + |w - w_0|^2 / (2 nu), f = 2[.]_+ or |.|."""
+    w, s, g = cp.Variable(4), cp.Variable(7), cp.Variable(7)
+    outer = cp.sum(2 * cp.pos(s) if kind == "hinge" else cp.abs(s)) / 7
+    if lam:
+        outer += cp.sum_squares(g - s) / (2 * lam * 7)
+    equal: list[Any] = [A @ w - B == g] if lam else [A @ w - B == g, g == s]
+    problem = cp.Problem(cp.Minimize(outer + cp.sum_squares(w - W0) / (2 * NU)), equal)
+    exact = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}
+    problem.solve(solver=cp.CLARABEL, **exact)
+    assert w.value is not None and equal[0].dual_value is not None
+    return w.value, 7 * np.asarray(equal[0].dual_value)
+
+
+@pytest.mark.parametrize(("version", "kind", "lam"), [
+    ("v1", "hinge", 0.3), ("v1", "absolute", 0.3), ("v2", "hinge", 0.0), ("v2", "absolute", 0.0),
+])  # fmt: skip
+def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kind, lam):
+    """All blocks, no noise; v1 with the steps of the theory, v2 with theta = 1."""
+    w, y = saddle(kind, lam)
+    model = Point(W0)
+    theta, eta, alpha = 1.0, 0.3, 0.3
+    if version == "v1":
+        theta = 0.95
+        eta, alpha = fcco.theory.inner_step(theta, NU, 0.0), fcco.theory.dual_step(theta, 7, 7)
+    proximal = fcco.ProximalPoint(
+        torch.optim.SGD(model.parameters(), lr=1.0), nu=NU, eta=eta, inner_steps=1
+    )
+    proximal.polish(10_000)
+    outer = fcco.Hinge(2.0) if kind == "hinge" else fcco.Absolute()
+    objective = build(
+        model, outer, number=7, optimizer=proximal, version=version, dual_step=alpha, theta=theta,
+        smoothing=lam, inner="linear",
+    )  # fmt: skip
+    errors = []
+    for step in range(600):
+        take_step(objective, lambda: tensor(A) @ model.w - tensor(B))
+        if step % 50 == 49:
+            errors.append(np.abs(model.w.detach().numpy() - w).max())
+    assert errors[0] > 1e-3 and errors[-1] < 1e-10
+    assert all(later < 0.5 * earlier for earlier, later in itertools.pairwise(errors[1:6]))
+    if version == "v1":  # the theory's rate is theta per step
+        assert errors[5] < 3 * theta**200 * errors[1]
+    term = objective.term
+    ours = term.dual() if version == "v2" else term.smoothed.gradient(term.tracker.value[:, 0])
+    np.testing.assert_allclose(ours, y, atol=1e-6)
+    if kind == "hinge":
+        np.testing.assert_allclose(term.multipliers(), y / 7, atol=1e-6)
+    if version == "v2":
+        np.testing.assert_allclose(term.table(), A @ w - B, atol=1e-6)
+        np.testing.assert_allclose(term.value(), np.mean(outer(tensor(A @ w - B)).numpy()))
+        np.testing.assert_allclose(term.violation(), outer.violation(tensor(A @ w - B)), atol=1e-6)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_noisy_groups_reach_the_known_optimum_on_average(version):
+    """CVaR over L_i = |w - e_i|^2 / 2 with s as the last parameter: w* = 1/n, s* = (1 - 1/n)/2."""
+    number, ratio, generator = 8, 0.25, torch.Generator().manual_seed(0)
+    draw = lambda *size: torch.randn(*size, generator=generator, dtype=DOUBLE)  # noqa: E731
+    model, eye = Point(np.zeros(number + 1)), torch.eye(number, dtype=DOUBLE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective = alexr(
+        model, optimizer, fcco.Hinge(1 / ratio), number, version=version,
+        dual_step=0.2 if version == "v1" else 0.5, smoothing=0.05 if version == "v1" else 0.0,
+    )  # fmt: skip
+    output = fcco.OutputIterate(optimizer, "average")
+    for _ in range(2500):
+        group = torch.randperm(number, generator=generator)[:4]
+
+        def batch(group=group) -> Any:
+            value, slope = 0.3 * draw(4), 0.1 * draw(4, number) - eye[group]
+
+            def inner() -> Any:
+                w, s = model.w[:-1], model.w[-1]
+                return s, (1 + w.square().sum()) / 2 + value + slope @ w - s
+
+            return inner
+
+        take_step(objective, batch(), group, gradient=batch())
+    with output.applied():
+        w, s = model.w.detach()[:-1].clone(), model.w[-1].item()
+    assert (w - 1 / number).norm() < 0.03
+    assert abs(s - (1 - 1 / number) / 2) < 0.1
+    best = (1 - 1 / number) / 2
+    assert fcco.CVaR(ratio)((w - eye).square().sum(1) / 2).item() < 1.05 * best
+
+
+# The dual table as state.
+
+
+def pair(version: Any, dtype: torch.dtype = DOUBLE) -> tuple[torch.nn.Module, fcco.Compositional]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    smoothing = 0.5 if version == "v1" else 0.0
+    objective = alexr(
+        model, optimizer, fcco.Hinge(2.0), 5, version=version, dual_step=0.4, theta=0.7,
+        smoothing=smoothing,
+    )  # fmt: skip
+    return model, objective
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_resumed_run_is_bitwise_the_same(version, dtype):
+    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    group = torch.arange(40) % 5
+
+    def advance(model, objective, first, last):
+        for step in range(first, last):
+            draw = torch.randperm(40, generator=torch.Generator().manual_seed(step))
+            inner = lambda i=draw[:8]: (model(rows[i]).squeeze(1) - 1).square() - 0.5  # noqa: E731
+            other = lambda i=draw[8:16]: (model(rows[i]).squeeze(1) - 1).square() - 0.5  # noqa: E731
+            shared = torch.isin(group[draw[8:16]], group[draw[:8]]).all()
+            same = torch.isin(group[draw[:8]], group[draw[8:16]]).all()
+            more: Any = {"gradient": other, "gradient_index": group[draw[8:16]]}
+            take_step(objective, inner, group[draw[:8]], **(more if shared and same else {}))
+
+    model, objective = pair(version, dtype)
+    advance(model, objective, 0, 7)
+    parts = lambda m, o: (m, o, o.optimizer)  # noqa: E731
+    saved = copy.deepcopy([part.state_dict() for part in parts(model, objective)])
+    again, resumed = pair(version, dtype)
+    for part, state in zip(parts(again, resumed), saved, strict=True):
+        part.load_state_dict(state)
+    advance(model, objective, 7, 15)
+    advance(again, resumed, 7, 15)
+    assert torch.equal(objective.term.tracker.value, resumed.term.tracker.value)
+    assert objective.term.tracker.value.dtype == dtype
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_micro_batches_of_one_step_make_one_dual_step():
+    ends = []
+    for parts in (1, 3):
+        model = Point([0.5, -0.3])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        objective = build(model, fcco.Hinge(2.0), number=4, version="v2", theta=0.5,
+                          optimizer=optimizer)  # fmt: skip
+        rng = np.random.default_rng(0)
+        for _ in range(6):
+            ids, rows = np.repeat(rng.permutation(4)[:2], 6), tensor(rng.normal(size=(12, 2)))
+            for k in range(parts):  # every part holds both blocks
+                few, index = rows[k::parts], torch.as_tensor(ids[k::parts])
+                objective(lambda few=few, w=model.w: (few @ w).square(), index)
+            model.w.grad = tensor(rng.normal(size=2))  # the same motion of w in both runs
+            optimizer.step()
+        ends.append(objective.term.dual())
+    np.testing.assert_allclose(ends[1], ends[0], rtol=0, atol=1e-13)
+    assert ends[0].nansum() > 0.1
+
+
+def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
+    model = Point([1.0, -2.0, 0.5])
+    objective = build(model, fcco.Hinge(2.0), number=3, version="v2", dual_step=0.5)
+    term = objective.term
+    assert isinstance(term, DualTerm) and isinstance(term, fcco.CoupledTerm)
+    loss = take_step(objective, lambda: model.w[:2], torch.tensor([0, 1]))
+    # y = (0.5, 0); c = (g~ + 0/alpha) - y/alpha = (0, -2), so f(c) = 0
+    assert loss == 0.0
+    np.testing.assert_allclose(term.dual(), [0.5, 0.0, np.nan])
+    np.testing.assert_allclose(term.multipliers(), [0.5 / 3, 0.0, np.nan])
+    np.testing.assert_allclose(term.violation(), [0.0, -2.0, np.nan], atol=1e-15)
+    for _ in range(8):  # y rests at its bound, c at g
+        loss = take_step(objective, lambda: model.w[:2] * 0 + tensor([1.5, -2.0]),
+                         torch.tensor([0, 1]))  # fmt: skip
+    assert loss == pytest.approx(2 * 1.5 / 2) and term.value().item() == pytest.approx(loss)
+    before = {k: v.clone() for k, v in objective.named_buffers()}
+    objective.eval()
+    batch = objective(lambda: model.w)
+    assert batch.item() == pytest.approx(2 * model.w.detach().clamp(min=0).mean().item())
+    objective.train()
+    with torch.no_grad():
+        objective(lambda: model.w)
+    assert all(torch.equal(v, before[k]) for k, v in objective.named_buffers())
+
+
+def test_a_warm_up_starts_the_dual_variables_in_their_domain():
+    """v = g: y = grad f_{1/alpha}(g), which no first step could overshoot."""
+    model = Point([1.0, -2.0, 0.1])
+    objective = build(model, fcco.Hinge(2.0), number=3, version="v2", dual_step=4.0)
+    objective.warm_up([(lambda: model.w.detach(), None)])
+    np.testing.assert_allclose(objective.term.dual(), [2.0, 0.0, 0.4])
+
+
+def test_a_bad_value_is_refused_before_the_dual_variables_move():
+    model = Point([1.0, -2.0])
+    objective = build(model, fcco.Hinge(2.0), number=2, version="v2")
+    take_step(objective, lambda: model.w)
+    before = objective.term.dual()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        objective(lambda: model.w * torch.nan)
+    assert torch.equal(objective.term.dual(), before)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("outer", "options", "text"),
+    [
+        (fo.MCP(1.0, 2.0), {}, "is not compatible with alexr: it must be convex"),
+        (fcco.Absolute(), {}, r"not compatible with alexr\(inner='convex'\).* missing: monotone"),
+        (fcco.Absolute(), {"inner": "linear"}, "needs a smooth outer function.*version='v2'"),
+        (fcco.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
+        (fcco.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
+        (fcco.Hinge(), {"version": "v3"}, r"`alexr\(version=...\)` must be one of 'v1', 'v2'"),
+        (fcco.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
+        (fcco.Hinge(), {"version": "v2", "theta": 1.5}, r"`alexr\(theta=...\)` must lie in"),
+        (fcco.Hinge(), {"smoothing": -1.0}, r"`alexr\(smoothing=...\)` must be at least 0"),
+        (fcco.Hinge(), {"version": "v2", "inner": "smooth"}, "needs a convex problem.*use alexr2"),
+        (fcco.Hinge(), {"inner": "weakly_convex"}, "needs a convex problem.*use alexr2"),
+        (fcco.Hinge(), {"inner": "any"}, r"`alexr\(inner=...\)` must be one of 'convex', 'linear'"),
+        (fcco.Maximum(), {"version": "v2"}, r"`alexr\(dim=...\)` is needed"),
+        (fcco.Maximum(), {"version": "v2", "dim": 1}, "but the tracker has `dim=1`"),
+        (fcco.Hinge(), {"version": "v2", "log_space": True}, "`log_space`, `bounds`"),
+        (fcco.Hinge(), {"version": "v2", "refresh_every": 3}, "have no meaning"),
+    ],
+)
+def test_refuses_what_cannot_work(outer, options, text):
+    model = Point(np.zeros(3))
+    with pytest.raises(ValueError, match=text):
+        alexr(model, torch.optim.SGD(model.parameters(), lr=0.1), outer, 3, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"rule": DualAscent(fcco.Hinge(), 1.0), "read": "old"}])
+def test_a_dual_term_refuses_a_tracker_of_values(options):
+    tracker = fcco.InnerTracker(3, **{"gamma": 1.0, "read": "new", **options})
+    with pytest.raises(ValueError, match=r"`DualTerm\(tracker=...\)` must have rule=DualAscent"):
+        DualTerm(tracker)
+    with pytest.raises(ValueError, match="must be convex"):
+        DualAscent(fo.MCP(1.0, 2.0), 1.0)

@@ -1,0 +1,207 @@
+"""Task-dependent heads: what they compute, and what they do to the constraints' Gram matrix."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from problems import take_step
+from torch import Tensor, nn
+
+from fcco.diagnostics import gram_matrix, smallest_eigenvalue
+from fcco.heads import TaskHeads
+from fcco.methods.penalties import li2024
+
+DOUBLE = torch.float64
+IN, OUT, TASKS, ROWS = 12, 3, 4, 20
+
+
+def heads(rank: int = 5, bias: bool = True, seed: int = 0) -> TaskHeads:
+    torch.manual_seed(seed)
+    return TaskHeads(nn.Linear(IN, OUT, bias=bias, dtype=DOUBLE), TASKS, rank)
+
+
+def moved(rank: int = 5) -> TaskHeads:
+    """Heads that have left their start."""
+    module = heads(rank)
+    with torch.no_grad():
+        module.up.normal_(std=0.3)
+    return module
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("task", [None, 2, torch.arange(ROWS) % TASKS])
+def test_every_head_starts_as_the_layer(task, bias):
+    module, x = heads(bias=bias), torch.randn(ROWS, IN, dtype=DOUBLE)
+    assert torch.equal(module(x, task), module.base(x))
+    assert torch.equal(module.weight(1), module.base.weight)
+
+
+def test_the_start_has_the_declared_spread():
+    module = TaskHeads(nn.Linear(400, 2), 3, rank=16)
+    assert (module.up == 0).all()
+    # 19,200 entries: the standard error of their standard deviation is 0.5 %.
+    assert module.down.std().item() == pytest.approx(400**-0.5, rel=0.02)
+    assert module.down.mean().abs() < 0.002
+
+
+def test_heads_equal_written_out_layers():
+    """y = x (W + A_k B_k) + b, row by row in loops."""
+    module, x = moved(), torch.randn(ROWS, IN, dtype=DOUBLE)
+    task = torch.randint(TASKS, (ROWS,))
+    together = module(x, task)
+    for row, k in zip(range(ROWS), task.tolist(), strict=True):
+        weight = module.base.weight.T + module.down[k] @ module.up[k]
+        torch.testing.assert_close(together[row], x[row] @ weight + module.base.bias)
+    for k in range(TASKS):
+        alone = nn.functional.linear(x, module.weight(k), module.base.bias)
+        torch.testing.assert_close(module(x, k), alone)
+    sequence = x.view(4, 5, IN)
+    torch.testing.assert_close(module(sequence, task.view(4, 5)), together.view(4, 5, OUT))
+    torch.testing.assert_close(module(sequence, 1), module(x, 1).view(4, 5, OUT))
+
+
+def test_only_the_heads_of_a_batch_get_a_gradient():
+    module, x = moved(), torch.randn(ROWS, IN, dtype=DOUBLE)
+    module(x, torch.full((ROWS,), 2)).square().sum().backward()
+    assert module.up.grad is not None and module.down.grad is not None
+    for grad in (module.up.grad, module.down.grad):
+        assert (grad[2] != 0).all() and (grad[[0, 1, 3]] == 0).all()
+
+
+def test_no_task_costs_nothing(monkeypatch):
+    module, x = moved(), torch.randn(ROWS, IN, dtype=DOUBLE)
+    for name in ("bmm", "matmul"):
+        monkeypatch.setattr(torch, name, None)
+    module(x).sum().backward()
+    assert module.down.grad is None and module.up.grad is None
+
+
+def test_state_round_trip_is_bitwise():
+    module, other = moved(), heads(seed=9)
+    other.load_state_dict(copy.deepcopy(module.state_dict()))
+    x, task = torch.randn(ROWS, IN, dtype=DOUBLE), torch.randint(TASKS, (ROWS,))
+    assert torch.equal(module(x, task), other(x, task))
+    assert set(module.state_dict()) == {"base.weight", "base.bias", "down", "up"}
+    half = TaskHeads(nn.Linear(4, 2, dtype=torch.bfloat16), 2)
+    assert half.down.dtype == half.up.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda m, x: m(x, TASKS), "must be below 4 but is: 4"),
+    (lambda m, x: m(x, -1), "must be at least 0"),
+    (lambda m, x: m(x, 1.0), "must be an integer"),
+    (lambda m, x: m.weight(7), "must be below 4"),
+    (lambda m, x: m(x, torch.zeros(ROWS)), "dtype torch.float32"),
+    (lambda m, x: m(x, torch.zeros(3, dtype=torch.int64)), r"shape \(20,\)"),
+    (lambda m, x: TaskHeads(nn.Linear(2, 2), 0), "tasks=...\\)` must be at least 1"),
+    (lambda m, x: TaskHeads(nn.Linear(2, 2), 1, rank=0), "rank=...\\)` must be at least 1"),
+])  # fmt: skip
+def test_wrong_tasks_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(heads(), torch.randn(ROWS, IN, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("wrong", [-1, TASKS])
+def test_a_task_out_of_range_in_a_row_is_refused(wrong):
+    task = torch.zeros(ROWS, dtype=torch.int64)
+    task[3] = wrong
+    with pytest.raises((IndexError, RuntimeError), match=r"out of range|index"):
+        heads()(torch.randn(ROWS, IN, dtype=DOUBLE), task)
+
+
+# The Gram matrix of the constraints' gradients (book, Lemma 6.4, made exact).
+
+
+def task_losses(module: TaskHeads, own_heads: bool) -> tuple:
+    """h_k: the loss of task k on its own data, near each other so that the Gram matrix is poor."""
+    generator = torch.Generator().manual_seed(1)
+    shared = torch.randn(ROWS, IN, generator=generator, dtype=DOUBLE)
+    shift = 0.05 * torch.randn(TASKS, ROWS, IN, generator=generator, dtype=DOUBLE)
+    target = torch.randn(ROWS, OUT, generator=generator, dtype=DOUBLE)
+
+    def losses(index: Tensor) -> Tensor:
+        values = []
+        for k in index.tolist():
+            out = module(shared + shift[k], k if own_heads else None)
+            values.append((out - target).square().sum(1).mean())
+        return torch.stack(values)
+
+    return losses, shared, shift, target
+
+
+def gradients_of_the_layer(module: TaskHeads) -> Tensor:
+    """G_k = dh_k / dW_k, shape (tasks, in, out), written out: 2/N x^T (x W_k + b - target)."""
+    _, shared, shift, target = task_losses(module, True)
+    result = []
+    for k in range(TASKS):
+        x = shared + shift[k]
+        error = x @ module.weight(k).T + module.base.bias - target
+        result.append(2 / ROWS * x.T @ error)
+    return torch.stack(result).detach()
+
+
+@pytest.mark.parametrize("rank", [1, 5, IN])
+@pytest.mark.parametrize("start", [True, False])
+def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
+    module = heads(rank) if start else moved(rank)
+    losses = task_losses(module, True)[0]
+    base = list(module.base.parameters())
+    shared_part = gram_matrix(losses, TASKS, base)
+    whole = gram_matrix(losses, TASKS, module.parameters())
+    slope = gradients_of_the_layer(module)
+    by_up = (module.down.mT @ slope).square().sum((1, 2))
+    by_down = (slope @ module.up.mT).square().sum((1, 2))
+    torch.testing.assert_close(whole, shared_part + torch.diag(by_up + by_down).detach())
+    least, before = (
+        smallest_eigenvalue(losses, TASKS, p).smallest for p in (module.parameters(), base)
+    )
+    assert least >= before + (by_up + by_down).min() - 1e-12
+    assert least > 2 * before, "the heads help here"
+    if start:
+        assert (by_down == 0).all()
+        plain = gram_matrix(task_losses(module, False)[0], TASKS, base)
+        torch.testing.assert_close(shared_part, plain)  # the same without heads
+
+
+def test_how_much_of_the_gradient_a_head_of_low_rank_sees():
+    """|A^T G|^2 is r/in |G|^2 on average, and |G|^2 when A is orthogonal."""
+    slope = gradients_of_the_layer(heads())
+    full = slope.square().sum((1, 2))
+    for rank in (1, 6):
+        shares = torch.stack([
+            (heads(rank, seed=seed).down.mT @ slope).square().sum((1, 2)) / full
+            for seed in range(300)
+        ])  # fmt: skip
+        # The share of one head varies by at most sqrt(2 r) / in; 1,200 of them are averaged.
+        assert shares.mean().item() == pytest.approx(
+            rank / IN, abs=5 * (2 * rank / 300) ** 0.5 / IN
+        )
+    module = heads(IN)
+    with torch.no_grad():
+        for k in range(TASKS):
+            module.down[k] = torch.linalg.qr(module.down[k])[0]
+    losses = task_losses(module, True)[0]
+    grown = gram_matrix(losses, TASKS, module.parameters())
+    grown -= gram_matrix(losses, TASKS, module.base.parameters())
+    torch.testing.assert_close(grown, torch.diag(full))
+
+
+def test_heads_leave_more_room_for_a_new_task():
+    """Li et al.: fit a new task while no old one gets worse, h_k = loss - old loss <= 0."""
+    results, every = {}, torch.arange(TASKS)
+    for own_heads in (False, True):
+        module = heads(rank=4)
+        losses, shared, _, target = task_losses(module, own_heads)
+        new_target = target + 2.0
+        old = losses(every).detach()
+        fit = lambda m=module, x=shared, y=new_target: (m(x) - y).square().sum(1).mean()  # noqa: E731
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.003)
+        objective = li2024(module, optimizer, TASKS, penalty=20.0 * TASKS, gamma=0.5)
+        for _ in range(800):
+            take_step(objective, lambda f=fit, h=losses, o=old: (f(), h(every) - o))
+        results[own_heads] = fit().item(), (losses(every) - old).max().item()
+    (plain, plain_worse), (fitted, worse) = results[False], results[True]
+    assert fitted < 0.7 * plain, results
+    assert worse < plain_worse < 0.06, results

@@ -1,0 +1,705 @@
+"""OSS and ICPPAC against literal transcriptions, their invariants, and known KKT points."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import reference_constrained as reference
+import torch
+from problems import Point, box, program, take_step
+from reference_constrained import ConExSchedule
+from test_switching import ONE, PROGRAM, START, TWO, follow, noisy, outside_ball, sgd
+from torch import Tensor, nn
+
+import fcco
+from fcco.lagrangian import ProximalLagrangian
+from fcco.lagrangian_rules import (
+    ConEx,
+    ConstantConEx,
+    StochasticConEx,
+    StronglyConvexConEx,
+    VirtualQueue,
+)
+from fcco.linearised import Linearised
+from fcco.methods.proximal_lagrangian import icppac, oss
+from fcco.methods.switching import ssg
+from fcco.proximal_round import ProximalRound
+
+DOUBLE = torch.float64
+STEPS = 25
+
+
+def run(objective: Any, model: Point, samples: list) -> tuple[np.ndarray, np.ndarray]:
+    """The path and the multipliers after each step."""
+    path, duals = [], []
+    for pair in samples:
+        path.append(follow(objective, model, [pair])[0])
+        duals.append(objective.multipliers().numpy().copy())
+    return np.array(path), np.array(duals)
+
+
+# The transcriptions.
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.6])
+def test_oss_equals_the_transcription(scale):
+    model = Point(START)
+    objective = oss(model, sgd(model, scale), 3, proximal=1.5, inner_steps=STEPS)
+    path, duals = reference.oss(PROGRAM, START, 6, STEPS, 1.5, scale)
+    mine, multipliers = run(objective, model, ONE)
+    np.testing.assert_allclose(mine, path, atol=1e-13)
+    np.testing.assert_allclose(multipliers, duals, atol=1e-13)
+    assert (multipliers >= 0).all() and (multipliers == 0).any() and (multipliers > 0.3).any()
+
+
+SCHEDULES: dict[str, tuple[ConEx, ConExSchedule, float]] = {
+    "constant": (
+        ConstantConEx(tau=5.0, theta=0.1),
+        ConExSchedule(lambda t: 0.1, lambda t: 5.0, lambda t: 0.1),
+        0.1,
+    ),
+    "cold": (
+        ConstantConEx(tau=2.0, theta=0.7, warm_start=False),
+        ConExSchedule(lambda t: 0.7, lambda t: 2.0, lambda t: 0.1, warm=False),
+        0.1,
+    ),
+    "strongly convex": (
+        StronglyConvexConEx(strong_convexity=1.2, smoothness=3.0, lipschitz=0.8),
+        ConExSchedule(
+            lambda t: (t + (4 * 3.0 / 1.2 + 2) + 1) / (t + (4 * 3.0 / 1.2 + 2) + 2),
+            lambda t: 32 * 0.8**2 / (1.2 * (t + 1)),
+            lambda t: 2 / (1.2 * (t + (4 * 3.0 / 1.2 + 2) + 1)),
+            lambda t: t + (4 * 3.0 / 1.2 + 2) + 2,
+        ),
+        1.0,
+    ),
+    "stochastic": (
+        StochasticConEx(distance=2.0, multiplier_bound=1.5, noise=3.0),
+        ConExSchedule(
+            lambda t: 1.0,
+            lambda t: 3.0 * 2.0 * np.sqrt(STEPS) / 1.5,
+            lambda t: 2.0 / (1.5 * 3.0 * np.sqrt(STEPS)),
+        ),
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("samples", [ONE, TWO], ids=["shared", "independent"])
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_icppac_equals_the_transcription(name, samples):
+    rule, schedule, lr = SCHEDULES[name]
+    model = Point(START)
+    objective = icppac(
+        model, sgd(model, lr), 3, proximal=0.6, inner_steps=STEPS, schedule=rule
+    )  # fmt: skip
+    if rule.exact_values and samples is TWO:
+        with pytest.raises(ValueError, match="StronglyConvexConEx is for exact constraint values"):
+            follow(objective, model, samples)
+        return
+    path, duals = reference.conex(PROGRAM, START, samples, STEPS, 0.6, schedule)
+    mine, multipliers = run(objective, model, samples)
+    np.testing.assert_allclose(mine, path, atol=1e-12)
+    np.testing.assert_allclose(multipliers, duals, atol=1e-12)
+    assert (multipliers >= 0).all() and (multipliers > 0.3).any()
+    wrong, _ = reference.conex(PROGRAM, START, samples, STEPS, 0.6, schedule, sign=1.0)
+    assert abs(mine - wrong).max() > 1e-2, "the sign of the extrapolation"
+
+
+def test_without_extrapolation_it_is_arrow_hurwicz_with_linearised_values():
+    mu, tau, eta = 0.6, 4.0, 0.1
+    model = Point(START)
+    objective = icppac(
+        model, sgd(model, eta), 3, proximal=mu, inner_steps=200, schedule=ConstantConEx(
+            tau=tau, theta=0.0
+        ),
+    )  # fmt: skip
+    mine, _ = run(objective, model, ONE)  # within one round
+    x, before, y = START.copy(), START.copy(), np.zeros(3)
+    for k in range(150):
+        value = np.array([PROGRAM.constraint(i, before, k) for i in range(3)])
+        jacobian = np.array([PROGRAM.constraint_gradient(i, before, k) for i in range(3)])
+        value += mu * np.sum((before - START) ** 2)
+        jacobian += 2 * mu * (before - START)
+        y = np.maximum(y + (value + jacobian @ (x - before)) / tau, 0)
+        jacobian = np.array([PROGRAM.constraint_gradient(i, x, k) for i in range(3)])
+        d = PROGRAM.objective_gradient(x, k) + 2 * mu * (x - START)
+        d += y @ (jacobian + 2 * mu * (x - START))
+        before, x = x, x - eta * d
+        np.testing.assert_allclose(mine[k], x, atol=1e-12)
+
+
+# Invariants.
+
+
+@pytest.mark.parametrize("make", ["oss", "icppac"])
+def test_inactive_constraints_leave_averaged_sgd_on_the_proximal_objective(make):
+    model, T, lr, c = Point(START), 20, 0.08, 0.45
+    if make == "oss":
+        objective = oss(model, sgd(model), 3, proximal=2 * c, inner_steps=T, tolerance=100.0)
+        lr = 0.05 / (2 * np.sqrt(T))
+    else:
+        objective = icppac(model, sgd(model, lr), 3, proximal=c, inner_steps=T, tolerance=100.0)
+    mine, multipliers = run(objective, model, ONE[:60])
+    assert (multipliers == 0).all()
+    w = START.copy()
+    for start in (0, 20, 40):
+        x, total = w.copy(), np.zeros(4)
+        for k in range(start, start + T):
+            x = x - lr * (PROGRAM.objective_gradient(x, k) + 2 * c * (x - w))
+            total += x
+        w = total / T
+        np.testing.assert_allclose(mine[start + T - 1], w, atol=1e-13)
+
+
+def test_the_pull_grows_with_the_multipliers():
+    model = Point([0.0])
+    objective = oss(model, sgd(model, 2.0), 1, proximal=3.0, inner_steps=4)  # steps of 1/2
+    inner = lambda: (model.w.sum(), 2 * model.w + 3)  # noqa: E731
+    take_step(objective, inner)
+    x = -0.5 * 1.0  # y = 0, x_0 = w
+    y = (3 + 2 * x) / 2  # [0 + (3 + 2 (x_1 - x_0)) / sqrt(4)]
+    assert model.w.item() == x and objective.multipliers().item() == y
+    take_step(objective, inner)
+    new = x - 0.5 * (1 + 2 * y + 3 * x * (1 + y))
+    assert model.w.item() == pytest.approx(new, abs=1e-15)
+    value = 2 * x + 3 + 1.5 * x**2 + (2 + 3 * x) * (new - x)
+    assert objective.multipliers().item() == pytest.approx(max(y + value / 2, 0), abs=1e-15)
+
+
+def test_the_queue_starts_anew_in_each_round_and_stays_to_be_read():
+    model = Point([1.0])
+    objective = oss(model, sgd(model, 0.1), 1, proximal=1.0, inner_steps=3)
+    inner = lambda: (0 * model.w.sum(), model.w)  # noqa: E731
+    for _ in range(3):
+        take_step(objective, inner)
+    after = objective.multipliers().item()
+    assert objective.optimizer.round_begins and after > 0.5  # type: ignore[union-attr]
+    loss = objective(inner)
+    assert loss.item() == 0.0 and objective.multipliers().item() == 0.0
+
+
+def test_a_kkt_point_with_its_multipliers_is_a_fixed_point():
+    problem = box(1.0, 0.3, 3, 0.0)
+    model = Point(np.full(3, 0.3))
+    objective = icppac(model, sgd(model, 0.1), 3, proximal=0.5, inner_steps=10)
+    objective.term.multiplier.fill_(0.7)
+    for _ in range(25):
+        take_step(objective, problem.sample(model.w, torch.arange(3)))
+    np.testing.assert_allclose(model.w.detach(), 0.3, atol=1e-14)
+    np.testing.assert_allclose(objective.multipliers(), 0.7, atol=1e-14)
+
+
+def test_a_long_round_solves_the_regularised_problem():
+    """Minimiser and multipliers against cvxpy; from a feasible anchor it ends feasible."""
+    problem, mu = program(noise=0.0), 0.4
+    anchor = problem.solve()[0] - 0.3 * problem.rows.numpy()[0]
+    model = Point(anchor)
+    rule = StronglyConvexConEx(strong_convexity=1.8, smoothness=4.0, lipschitz=1.5)
+    objective = icppac(model, sgd(model, 1.0), 8, proximal=mu, inner_steps=1500, schedule=rule)
+    for _ in range(1500):
+        take_step(objective, problem.sample(model.w, torch.arange(8)))
+    x = cp.Variable(6)
+    near = mu * cp.sum_squares(x - anchor)
+    values = problem.rows.numpy() @ x - problem.limits.numpy()
+    limits = [values[i] + near <= 0 for i in range(8)]
+    loss = cp.sum_squares(x - problem.a.numpy()) / 2 + near
+    cp.Problem(cp.Minimize(loss), limits).solve(solver=cp.CLARABEL)
+    np.testing.assert_allclose(model.w.detach(), x.value, atol=2e-3)  # type: ignore[arg-type]
+    dual = [np.asarray(limit.dual_value).item() for limit in limits]
+    assert max(dual) > 0.2
+    np.testing.assert_allclose(objective.multipliers(), dual, atol=0.02)
+    assert problem.exact(model.w).max() < 1e-3
+
+
+# Known KKT points; tolerances are those of the checks that came with the specification.
+
+
+@pytest.mark.parametrize("name", ["S3", "S3b"])
+@pytest.mark.parametrize("kind", ["oss", "constant", "stochastic", "exact"])
+def test_reaches_the_known_kkt_point(name, kind):
+    noise = 0.0 if kind == "exact" else 0.03
+    problem = box(1.0, 0.3, 3, noise) if name == "S3" else outside_ball(noise)
+    solution, multiplier = ([0.3] * 3, 0.7) if name == "S3" else ([0.6, -0.8], 0.25)
+    mu = 0.5 if name == "S3" else 1.1  # 2 mu above the weak convexity, 0 and 2
+    model = Point(np.zeros(3) if name == "S3" else np.array([0.8, -0.75]))
+    index = torch.arange(len(problem.limits))
+    m, tolerance, dual_tolerance = len(index), 0.08, 0.1
+    if kind == "oss":
+        T, rounds, tolerance, dual_tolerance = 300, 6, 0.12, 0.25
+        objective = oss(model, sgd(model, 1.0), m, proximal=2 * mu, inner_steps=T)
+    else:
+        T, rounds, lr = 50, 24, 1.0
+        rule: ConEx
+        if kind == "constant":
+            rule, lr = ConstantConEx(tau=10.0), 0.1
+        elif kind == "stochastic":
+            rule = StochasticConEx(distance=0.5, multiplier_bound=1.0, noise=0.7)
+        else:
+            T, rounds, tolerance, dual_tolerance = 40, 34, 0.002, 0.002
+            smooth, M = 2.0 + 3 * mu, 1.0 if m == 3 else 2.0
+            rule = StronglyConvexConEx(strong_convexity=2 * mu, smoothness=smooth, lipschitz=M)
+        objective = icppac(
+            model, sgd(model, lr), m, proximal=mu, inner_steps=T, schedule=rule
+        )  # fmt: skip
+    for _ in range(rounds * T):
+        more = {}
+        if kind in ("constant", "stochastic"):
+            more = {"gradient": problem.sample(model.w, index)}
+        take_step(objective, problem.sample(model.w, index), **more)
+    assert objective.optimizer.round == rounds  # type: ignore[union-attr]
+    error = np.linalg.norm(model.w.detach() - torch.tensor(solution))
+    assert error < tolerance
+    np.testing.assert_allclose(objective.multipliers(), multiplier, atol=dual_tolerance)
+
+
+@pytest.mark.parametrize("rho_hat", [2.5, 8.0])
+def test_contraction_of_oss_outside_the_ball(rho_hat):
+    """Along the circle the Lagrangian has curvature 1 - 2 nu*, the pull rho_hat (1 + nu*)."""
+    problem, T = outside_ball(0.0), 150
+    solution, tangent = np.array([0.6, -0.8]), np.array([0.8, 0.6])
+    model = Point(solution * np.cos(0.2) + tangent * np.sin(0.2))
+    objective = oss(model, sgd(model, 2.0), 1, proximal=rho_hat, inner_steps=T)
+    angles = []
+    for _ in range(4):
+        for _ in range(T):
+            take_step(objective, problem.sample(model.w, torch.arange(1)))
+        w = model.w.detach().numpy()
+        angles.append(np.arctan2(w @ tangent, w @ solution))
+    expected = 1.25 * rho_hat / (1.25 * rho_hat + 0.5)
+    np.testing.assert_allclose(np.divide(angles[1:], angles[:-1]), expected, rtol=0.005)
+
+
+def test_the_residual_violation_of_oss_is_the_multiplier_over_sqrt_T():
+    for T in (100, 400):
+        problem, model = box(1.0, 0.3, 1, 0.0), Point([0.2])
+        objective = oss(model, sgd(model, 2.0), 1, proximal=0.5, inner_steps=T)
+        for _ in range(6 * T):
+            take_step(objective, problem.sample(model.w, torch.arange(1)))
+        assert (model.w.item() - 0.3) * T**0.5 == pytest.approx(0.72, abs=0.06)
+
+
+# Derivatives along a step.
+
+
+class Net(nn.Module):
+    """Several parameters, of which one is frozen and one is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+        self.unused = nn.Parameter(torch.ones(2, dtype=DOUBLE))
+        self.layers[0].bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+X = torch.as_tensor(np.random.default_rng(3).normal(size=(6, 3)))
+
+
+def test_linearised_values_survive_the_step_that_moves_the_parameters():
+    net = Net()
+    moving = [p for p in net.parameters() if p.requires_grad]
+    names = [name for name, p in net.named_parameters() if p.requires_grad]
+
+    def function(*parameters: Tensor) -> Tensor:
+        call = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(net, call, (X,)).square().mean(0)
+
+    jacobian: Any = torch.autograd.functional.jacobian(function, tuple(moving))
+    before = [p.detach().clone() for p in moving]
+    values = net(X).square().mean(0)
+    expected = values.detach().clone()
+    line = Linearised(values, moving)
+    values.sum().backward()
+    torch.optim.SGD(moving, lr=0.1, momentum=0.5).step()
+    move = [p.detach() - old for p, old in zip(moving, before, strict=True)]
+    for part, v in zip(jacobian, move, strict=True):
+        expected = expected + part.flatten(1) @ v.flatten()
+    torch.testing.assert_close(line.along(move), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(line.along(move), expected, rtol=1e-12, atol=1e-12)
+    assert Linearised(torch.ones(2), moving).along(move).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["oss", "icppac"])
+def test_a_network_with_frozen_and_unused_parameters(kind):
+    """Linearised values of the whole step, against finite differences and the dual rule."""
+    net, T = Net(), 50
+    make: Any = oss if kind == "oss" else icppac
+    objective = make(
+        net, torch.optim.SGD(net.parameters(), lr=0.2), 2, proximal=0.5, inner_steps=T,
+        tolerance=0.05,
+    )  # fmt: skip
+    c, rule = (0.25, VirtualQueue()) if kind == "oss" else (0.5, ConstantConEx())
+    inner = lambda: (net(X).mean(), net(X).square().mean(0))  # noqa: E731
+    anchor = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+    def phi(x: Tensor) -> Tensor:
+        now = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+        nn.utils.vector_to_parameters(x, net.parameters())
+        with torch.no_grad():
+            result = inner()[1] - 0.05 + c * (x - anchor).square().sum()
+        nn.utils.vector_to_parameters(now, net.parameters())
+        return result
+
+    def linear(x: Tensor, v: Tensor) -> Tensor:
+        h = 1e-5
+        return phi(x) + (phi(x + h * v) - phi(x - h * v)) / (2 * h)
+
+    points, y, last = [anchor], torch.zeros(2, dtype=DOUBLE), None
+    for t in range(8):
+        take_step(objective, inner)
+        points.append(nn.utils.parameters_to_vector(net.parameters()).detach().clone())
+        if kind == "oss":
+            now = linear(points[-2], points[-1] - points[-2])
+        else:
+            x, before = points[-2], points[max(t - 1, 0)]
+            now = linear(before, x - before)
+        y = rule.dual(y, now, now if last is None else last, t, T)
+        last = now
+        np.testing.assert_allclose(objective.multipliers(), y, atol=1e-9)
+    assert (y > 0).all() and net.unused.tolist() == [1.0, 1.0] and net.unused.grad is None
+
+
+# Checkpoints and the wrapped optimizer.
+
+
+def build(kind: str, model: Point) -> ProximalLagrangian:
+    if kind == "oss":
+        return oss(model, sgd(model, 1.0), 3, proximal=1.5, inner_steps=STEPS)
+    if kind == "adam":
+        primal = torch.optim.Adam(model.parameters(), lr=0.3)
+        return oss(model, primal, 3, proximal=1.5, inner_steps=STEPS)
+    rule, _, lr = SCHEDULES[kind]
+    return icppac(model, sgd(model, lr), 3, proximal=0.6, inner_steps=STEPS, schedule=rule)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 50])
+@pytest.mark.parametrize("kind", ["oss", "adam", "constant", "cold", "strongly convex"])
+def test_a_resumed_run_is_bitwise_the_same(kind, cut):
+    samples = ONE if kind in ("oss", "adam", "strongly convex") else TWO
+    model = Point(START)
+    objective = build(kind, model)
+    run(objective, model, samples[:cut])
+    file, parts = io.BytesIO(), (model, objective, objective.optimizer)
+    torch.save([part.state_dict() for part in parts], file)  # type: ignore[union-attr]
+    reference, _ = run(objective, model, samples[cut:80])
+    again = Point(START)
+    other = build(kind, again)
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    for part, state in zip((again, other, other.optimizer), saved, strict=True):
+        part.load_state_dict(state)  # type: ignore[union-attr]
+    resumed, _ = run(other, again, samples[cut:80])
+    assert np.array_equal(reference, resumed)
+    assert torch.equal(objective.multipliers(), other.multipliers())
+    assert str(objective.state_dict()) == str(other.state_dict())
+    states = [o.optimizer.state_dict() for o in (objective, other)]  # type: ignore[union-attr]
+    assert str(states[0]) == str(states[1])
+
+
+def test_the_average_of_a_bfloat16_model_is_wide_also_after_loading():
+    def make() -> tuple[nn.Parameter, ProximalRound]:
+        w = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        zero = lambda: torch.zeros(())  # noqa: E731
+        primal = torch.optim.SGD([w], lr=1.0)
+        return w, ProximalRound(primal, 0.1, 100, ConstantConEx(), zero, lambda *_: None)
+
+    (w, rounds), (other, again) = make(), make()
+    for step in range(100):
+        if step == 50:
+            again.load_state_dict(rounds.state_dict())
+            other.data.copy_(w)
+        for p, optimizer in ((w, rounds), (other, again)) if step >= 50 else ((w, rounds),):
+            p.grad = torch.full_like(p, 0.01)
+            optimizer.step()
+    assert torch.equal(w, other) and rounds.round == again.round == 1
+    assert rounds.round_begins
+
+
+def test_schedulers_groups_and_the_inner_optimizer():
+    model, late = Point(START), nn.Parameter(torch.ones(2, dtype=DOUBLE))
+    primal = sgd(model, 0.1)
+    objective = icppac(model, primal, 3, proximal=0.6, inner_steps=4)
+    rounds: Any = objective.optimizer
+    with pytest.raises(RuntimeError, match=r"Step `objective.optimizer` \(ProximalRound\), not"):
+        primal.step()
+    schedule = torch.optim.lr_scheduler.StepLR(rounds, 1, gamma=0.5)
+    run(objective, model, ONE[:1])
+    schedule.step()
+    assert primal.param_groups[0]["lr"] == 0.05
+    rounds.add_param_group({"params": [late], "lr": 1.0})
+    late.grad = torch.ones(2, dtype=DOUBLE)
+    objective(lambda: noisy(model.w, 1)).backward()
+    rounds.step()
+    assert late.tolist() == [0.0, 0.0]
+    assert rounds.step(lambda: 5.0) == 5.0
+    objective.detach_hooks()
+    primal.step()
+
+
+@pytest.mark.parametrize("kind", ["oss", "icppac"])
+def test_the_parameters_stay_in_the_set(kind):
+    model, T = Point(START), 5
+    project = lambda: model.w.clamp_(-0.25, 0.25)  # noqa: E731
+    if kind == "oss":
+        objective = oss(
+            model, sgd(model, 1.0), 3, proximal=1.5, inner_steps=T, project=project
+        )  # fmt: skip
+        path, duals = reference.oss(
+            PROGRAM, START, 6, T, 1.5, project=lambda x: np.clip(x, -0.25, 0.25)
+        )
+        mine, multipliers = run(objective, model, ONE[:30])
+        np.testing.assert_allclose(mine, path, atol=1e-13)
+        np.testing.assert_allclose(multipliers, duals, atol=1e-13)
+    else:
+        objective = icppac(
+            model, sgd(model, 0.3), 3, proximal=0.6, inner_steps=T, project=project
+        )  # fmt: skip
+        mine, _ = run(objective, model, ONE[:30])
+    assert abs(mine).max() <= 0.25 and (abs(mine) == 0.25).any()
+
+
+# Calls.
+
+
+def test_names_tolerances_margin_and_entries():
+    model = Point([0.5, 0.1])
+    objective = oss(
+        model, sgd(model, 1.0), ["a", "b"], proximal=1.0, inner_steps=4, tolerance=[0.4, 0.0],
+        margin=0.2,
+    )  # fmt: skip
+    take_step(objective, lambda: (0 * model.w.sum(), {"b": model.w[1], "a": model.w[0]}))
+    assert objective.violation() == pytest.approx({"a": 0.1, "b": 0.1})
+    assert objective.multipliers() == pytest.approx({"a": 0.15, "b": 0.15})
+    assert objective.method == "oss" and not objective.samples_constraints
+    pooled = icppac(model, sgd(model), 2, proximal=1.0, inner_steps=4, schedule=ConstantConEx(
+        tau=1.0
+    ))  # fmt: skip
+    index = torch.tensor([1, 0, 0])
+    noise = torch.tensor([0.0, 0.3, -0.1], dtype=DOUBLE)
+    loss = pooled(lambda: (0 * model.w.sum(), model.w[index] + noise), index)
+    y = torch.stack([model.w[0] + 0.1, model.w[1]]).detach()
+    torch.testing.assert_close(pooled.multipliers(), y)
+    assert loss.item() == pytest.approx((y @ y).item())
+    assert pooled.term.value().item() == pytest.approx((y @ y).item())
+    assert pooled.method == "icppac"
+
+
+def test_no_objective_means_a_search_for_a_feasible_point():
+    model = Point([1.0])
+    objective = icppac(model, sgd(model, 0.1), 1, proximal=0.1, inner_steps=50)
+    for _ in range(300):
+        take_step(objective, lambda: model.w - 0.3)
+    assert model.w.item() < 0.35
+
+
+def test_a_measured_statistic_moves_the_queue_with_the_surrogate_gradient():
+    model = Point([1.0])
+    objective = oss(model, sgd(model, 1.0), 1, proximal=1e-9, inner_steps=1)
+    measured = fcco.Measured(torch.ones(1, dtype=DOUBLE), 2 * model.w)
+    take_step(objective, lambda: (model.w.sum(), measured))  # x moves by -1/2
+    assert objective.multipliers().item() == pytest.approx(max(1 - 2 * 0.5, 0), abs=1e-8)
+
+
+def test_batches_of_one_step():
+    """ConEx moves y once, with the first; the queue takes the mean over all."""
+    for kind in ("oss", "icppac"):
+        model = Point([0.0])
+        make: Any = oss if kind == "oss" else icppac
+        more = {} if kind == "oss" else {"schedule": ConstantConEx(tau=1.0, warm_start=False)}
+        lr = 0.1
+        objective = make(model, sgd(model, lr), 1, proximal=1.0, inner_steps=1, **more)
+        for value in (1.0, 3.0):
+            inner = lambda v=value, m=model: (m.w.sum(), v * (m.w + 1))  # noqa: E731
+            objective(inner).backward()
+        objective.optimizer.step()
+        # The second gradient of ConEx uses the y of the first batch.
+        x = -lr / 2 * 2 if kind == "oss" else -lr * (2 + 1 * 1 + 1 * 3)
+        assert model.w.item() == pytest.approx(x)
+        expected = 2.0 * (1 + x) if kind == "oss" else 1.0
+        assert objective.multipliers().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["oss", "constant"])
+def test_an_evaluation_changes_nothing(kind):
+    model = Point(START)
+    objective = build(kind, model)
+    run(objective, model, ONE[:3])
+    saved = str(objective.state_dict())
+    y, values = objective.multipliers(), noisy(model.w, 5)
+    expected = (values[0] + y @ values[1]).item()
+    objective.eval()
+    calls = []
+
+    def inner() -> Any:
+        calls.append(1)
+        return noisy(model.w, 5)
+
+    assert objective(inner).item() == pytest.approx(expected) and len(calls) == 1
+    objective.train()
+    with torch.no_grad():
+        assert objective(inner).item() == pytest.approx(expected)
+    assert str(objective.state_dict()) == saved
+    run(objective, model, ONE[3:40])
+    plain = Point(START)
+    path, _ = run(build(kind, plain), plain, ONE[:40])
+    assert np.array_equal(path[-1], model.w.detach())
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("kind", ["oss", "constant"])
+def test_what_is_refused_changes_nothing(kind):
+    model = Point(START)
+    objective = build(kind, model)
+    run(objective, model, ONE[:3])
+    saved = str(objective.state_dict())
+    few = lambda: (model.w.sum(), model.w[:2])  # noqa: E731
+    full = lambda: noisy(model.w, 3)  # noqa: E731
+    for inner, more in ((few, {}), (full, {"gradient": few, "gradient_index": torch.arange(2)})):
+        index = torch.arange(2) if inner is few else None
+        with pytest.raises(ValueError, match=r"looks at all 3 constraints|the same blocks"):
+            objective(inner, index, **more)
+    bad = lambda: (model.w.sum(), model.w[:3] * torch.nan)  # noqa: E731
+    for more in ({}, {"gradient": full}):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            objective(bad, **more)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        objective(full, gradient=bad)
+    with pytest.raises(ValueError, match=r"ProximalLagrangian\(past=...\)`"):
+        objective(full, past=full())
+    assert str(objective.state_dict()) == saved
+    rest, _ = run(objective, model, ONE[3:30])
+    plain = Point(START)
+    assert np.array_equal(run(build(kind, plain), plain, ONE[:30])[0][3:], rest)
+
+
+@pytest.mark.parametrize("make, options, message", [
+    (oss, {"proximal": 0.0}, "`oss(proximal=...)` must be positive"),
+    (oss, {"inner_steps": 0}, "inner_steps=...)` must be at least 1"),
+    (oss, {"constraints": ["a", "a"]}, "must be 2 different names"),
+    (icppac, {"proximal": -1.0}, "`icppac(proximal=...)` must be positive"),
+    (icppac, {"inner_steps": 2.5}, "must be an integer"),
+    (icppac, {"tolerance": [1.0, 2.0]}, "must be one number or 3"),
+])  # fmt: skip
+def test_wrong_settings_are_refused(make, options, message):
+    model = Point(START)
+    optimizer = sgd(model)
+    settings: dict[str, Any] = {"constraints": 3, "proximal": 1.0, "inner_steps": 5} | options
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(model, optimizer, **settings)
+    optimizer.step()  # and the optimizer is not held by what was refused
+
+
+@pytest.mark.parametrize("make, options", [
+    (ConstantConEx, {"tau": 0.0}),
+    (ConstantConEx, {"theta": -0.1}),
+    (StronglyConvexConEx, {"strong_convexity": 0.0, "smoothness": 1.0, "lipschitz": 1.0}),
+    (StochasticConEx, {"distance": 1.0, "multiplier_bound": 1.0, "noise": 0.0}),
+])  # fmt: skip
+def test_wrong_schedules_are_refused(make, options):
+    with pytest.raises(ValueError, match="must be"):
+        make(**options)
+
+
+def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch):
+    model = Point(START)
+    optimizer = sgd(model)
+    monkeypatch.setattr("fcco.lagrangian.any_sharded", lambda _: True)
+    with pytest.raises(TypeError, match=r"derivatives along a step, which a sharded model"):
+        oss(model, optimizer, 3, proximal=1.0, inner_steps=5)
+    optimizer.step()
+
+
+def test_a_queue_is_no_schedule_of_conex():
+    model = Point(START)
+    queue: Any = VirtualQueue()
+    with pytest.raises(TypeError, match=r"schedule=...\)` must be a ConEx but is: VirtualQueue"):
+        icppac(model, sgd(model), 3, proximal=1.0, inner_steps=5, schedule=queue)
+
+
+# Two ranks under DDP equal one process on the global batch.
+
+
+def distributed_run(kind: str, model: nn.Module, batches: list[list[Tensor]]) -> Any:
+    """Steps of a method on per-sample entries; the multipliers and the parameters."""
+    make: Any = {"oss": oss, "icppac": icppac, "ssg": ssg}[kind]
+    options: Any = {"proximal": 0.5, "inner_steps": 5}
+    if kind == "ssg":
+        options = {"threshold": 0.15, "constraint_optimizer": "polyak"}
+    objective = make(
+        model, torch.optim.SGD(model.parameters(), lr=0.3), 2, tolerance=0.02, **options
+    )  # fmt: skip
+    for parts in batches:
+        x = torch.cat(parts)
+        index = torch.arange(2).repeat_interleave(len(x))
+
+        def inner(x=x) -> Any:
+            out = model(x)
+            return out.sum(1), out.square().T.reshape(-1)
+
+        take_step(objective, inner, index)
+    return objective.multipliers(), nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def distributed_batches() -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [torch.randn(size, 3, generator=generator, dtype=DOUBLE) for size in (3, 5)]
+        for _ in range(8)
+    ]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def on_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    result = {}
+    for kind in ("oss", "icppac", "ssg"):
+        model = nn.parallel.DistributedDataParallel(net())
+        own = [[parts[rank]] for parts in distributed_batches()]
+        result[kind] = distributed_run(kind, model, own)
+    torch.save(result, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
+def test_two_ranks_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.multiprocessing.spawn(on_rank, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined]
+    for kind in ("oss", "icppac", "ssg"):
+        y, w = distributed_run(kind, net(), distributed_batches())
+        assert y.isfinite().all() and (y > 0).any()
+        for rank in range(2):
+            multipliers, parameters = torch.load(tmp_path / f"{rank}.pt")[kind]
+            torch.testing.assert_close(multipliers, y, rtol=0, atol=1e-12)
+            torch.testing.assert_close(parameters, w, rtol=0, atol=1e-12)
+
+
+def test_a_deep_copy_of_a_saved_state_is_not_shared():
+    model = Point(START)
+    objective = build("oss", model)
+    run(objective, model, ONE[:3])
+    state = objective.optimizer.state_dict()  # type: ignore[union-attr]
+    kept = copy.deepcopy(state)
+    run(objective, model, ONE[3:6])
+    assert str(state["own"]) == str(kept["own"])

@@ -1,0 +1,172 @@
+"""Every registered method on every problem that the registry says it solves."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_cases import SETUPS, TRANSCRIPTIONS, Setup
+from method_problems import KINDS, GroupLosses, MethodProblem
+from problems import Point, decay
+
+import fcco
+from fcco.methods import registry
+
+TABLE = fcco.methods.table()
+CELLS = [(m.name, problem) for m in TABLE for problem in m.problems]
+
+
+def prepare(name: str, problem: str) -> tuple[MethodProblem, Point, Setup]:
+    kind = GroupLosses if name == "ooa" else KINDS[problem]
+    data = kind()
+    model = data.model()
+    return data, model, SETUPS[name, problem](data, model)
+
+
+def advance(data: MethodProblem, model: Point, run: Setup, first: int, last: int) -> None:
+    """Steps first..last-1 of a run."""
+    objective = run.objective
+    for step in range(first, last):
+        if run.power:
+            decay(objective.optimizer, (1 - step / run.steps) ** run.power)
+        if run.before is not None:
+            run.before(model)
+        batch = data.draw(model, **run.draw)
+        more: dict[str, Any] = {} if batch.gradient is None else {"gradient": batch.gradient}
+        if run.large is not None and run.large():  # a large batch for the values only
+            more["gradient_index"], batch = batch.index, data.everything(model)
+        objective(batch.inner, batch.index, **more).backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+
+
+# The registry and the tests know the same methods.
+
+
+def test_every_method_has_its_cases():
+    assert set(TRANSCRIPTIONS) == set(TABLE.names()), "each method equals a transcription"
+    assert set(SETUPS) == set(CELLS), "each cell of method x problem is run"
+
+
+@pytest.mark.parametrize("name", TABLE.names())
+def test_a_transcription_is_named_and_exists(name):
+    file, _, function = TRANSCRIPTIONS[name].partition("::")
+    tree = ast.parse((Path(__file__).parent / file).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_issue_names_are_there():
+    wanted = "sonex alexr2 sonx sox msvr-v1 msvr-v2 msvr-v3 alexr ooa oss icppac ssg li2024"
+    assert {*wanted.split(), "yang2025", "liu2025"} <= set(TABLE.names())
+
+
+def test_registration_refuses_what_cannot_be_checked():
+    known = fcco.methods.get("sonex")
+    changed: dict[str, Any] = known.as_dict() | {"recipe": known.recipe, "name": "new"}
+    with pytest.raises(ValueError, match="registered already"):
+        registry.register(known)
+    with pytest.raises(ValueError, match="`problems` is empty"):
+        registry.register(registry.Method(**changed | {"problems": ()}))
+    with pytest.raises(ValueError, match="must be one of 'S1'"):
+        registry.register(registry.Method(**changed | {"problems": ("S9",)}))
+    with pytest.raises(ValueError, match=r"lacks \.\. math:: and Args: and References:"):
+        registry.register(registry.Method(**changed | {"recipe": lambda: None}))
+    assert "new" not in fcco.methods.table().names()
+
+
+# What the methods do.
+
+
+@pytest.mark.parametrize("name, problem", CELLS, ids=[f"{m}-{p}" for m, p in CELLS])
+def test_reaches_the_known_answer(name, problem):
+    data, model, run = prepare(name, problem)
+    before = data.error(model.w)
+    advance(data, model, run, 0, run.steps)
+    if run.final is not None:
+        run.final()
+    after = data.error(model.w)
+    assert after <= run.tolerance < before / 2, f"{before:.3f} -> {after:.4f}"
+
+
+@pytest.mark.parametrize("name, problem", CELLS, ids=[f"{m}-{p}" for m, p in CELLS])
+def test_resumes_bitwise(name, problem, tmp_path):
+    data, model, run = prepare(name, problem)
+    advance(data, model, run, 0, 7)
+    parts = {"objective": run.objective, "optimizer": run.objective.optimizer, "model": model}
+    torch.save({key: part.state_dict() for key, part in parts.items()}, tmp_path / "state.pt")
+    stream = data.generator.get_state()
+    advance(data, model, run, 7, 16)
+
+    data2, model2, run2 = prepare(name, problem)
+    saved = torch.load(tmp_path / "state.pt", weights_only=False)
+    model2.load_state_dict(saved["model"])
+    run2.objective.load_state_dict(saved["objective"])
+    run2.objective.optimizer.load_state_dict(saved["optimizer"])
+    data2.generator.set_state(stream)
+    advance(data2, model2, run2, 7, 16)
+    assert torch.equal(model.w, model2.w)
+    first, second = run.objective.state_dict(), run2.objective.state_dict()
+    for key, value in first.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, second[key]), key
+
+
+# Requirements.
+
+LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.MCP(1.0, 2.0), "monotone": fcco.Absolute()}
+
+
+@pytest.mark.parametrize(
+    "name, fact", [(m.name, fact) for m in TABLE for fact in m.outer], ids=lambda x: x
+)
+def test_refuses_an_outer_function_without_the_declared_fact(name, fact):
+    model = Point(np.zeros(3))
+    version = {"version": name[-2:]} if name.startswith("msvr-v") else {}
+    needed = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1} if name == "alexr2" else {}
+    with pytest.raises(ValueError, match=fact):
+        fcco.methods.get(name).recipe(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            LACKING[fact],
+            3,
+            **version,
+            **needed,
+        )
+
+
+ALL = TABLE.only(constraints="all").names()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
+    data, model, run = prepare(name, "S3")
+    advance(data, model, run, 0, 3)
+    before = copy.deepcopy(run.objective.state_dict())
+    with pytest.raises(ValueError, match="all"):
+        batch = data.draw(model, **run.draw | {"every": False})
+        assert len(batch.index.unique()) < data.number
+        run.objective(batch.inner, batch.index)
+    after = run.objective.state_dict()
+    for key, value in before.items():
+        same = torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else True
+        assert same, key
+
+
+def test_the_table_prints_and_filters():
+    text = str(TABLE)
+    assert len(text.splitlines()) == len(TABLE) + 1
+    assert all(name in text for name in TABLE.names())
+    assert set(TABLE.only(problems="S4").names()) == {"alexr2", "sonx", "yang2025"}
+    with pytest.raises(ValueError, match=r"Table.only\(fact=...\)"):
+        TABLE.only(speed="fast")
+    assert TABLE.as_dicts()[0]["recipe"] == "fcco.methods.sonex"
+
+
+def test_the_page_shows_the_registry():
+    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
+    assert TABLE.markdown() in page and TABLE.matrix() in page

@@ -1,0 +1,480 @@
+"""MSVR and STORM on SONEX: NumPy transcriptions, reductions, checkpoints, requirements."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import reference_msvr as msvr_ref
+import torch
+from problems import Point, TorchQuadratics, entries
+from test_checkpoint import GROUPS, ID, OPTIMIZERS, X, Y, check, difference, states
+from test_checkpoint import Run as Checkpointed
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+import fcco
+from fcco.methods.variance_reduced import SinglePoint, msvr
+from fcco.recursive import RecursiveGradient
+
+START = np.linspace(0.5, 1.5, 4)
+GAMMA, LAM, RHO = 0.1, 0.4, 1.5
+THEORY = msvr_ref.theory(GAMMA, 6, 3)
+
+SMOOTH = {
+    1: fcco.outer.Custom(softplus, smooth=True),
+    2: fcco.outer.Custom(
+        lambda u: softplus(u[..., 0]) + u[..., 1].square() / 2, smooth=True, dim=2
+    ),
+}
+"""Outer functions whose slope is `softplus_and_square_slope`."""
+
+
+class Run:
+    """The torch side: the same batches as the transcription, in the same order."""
+
+    def __init__(self, dim: int = 1, with_g0: bool = False, **problem: Any) -> None:
+        self.problem = ref.Quadratics(dim=dim, **problem)
+        self.data, self.model, self.with_g0 = TorchQuadratics(self.problem), Point(START), with_g0
+        self.rng = np.random.default_rng(1)
+
+    def closure(self, sampled: list[tuple]) -> tuple[Callable[[], Any], Tensor]:
+        blocks, samples = entries(sampled, 1)
+        data, w = self.data, self.model.w
+
+        def inner() -> Any:
+            values = data.values(w, blocks, samples)
+            if not self.with_g0:
+                return values
+            return (w - data.m - data.c[blocks, samples, 0]).square().sum(1) / 2, values
+
+        return inner, blocks
+
+    def batches(self) -> list[tuple[Callable[[], Any], Tensor]]:
+        """All data, cut unevenly: some blocks lie in two batches."""
+        every = [
+            (i, np.array([s]), None)
+            for i in range(self.problem.num_inner)
+            for s in range(self.problem.samples)
+        ]
+        return [self.closure(part) for part in (every[:7], every[7:33], every[33:])]
+
+    def steps(self, objective: Any, number: int, blocks: int = 3, per_block: int = 2) -> np.ndarray:
+        optimizer, path = objective.optimizer, []
+        for _ in range(number):
+            if getattr(objective, "snapshot_due", False):
+                objective.snapshot(self.batches())
+            inner, index = self.closure(self.problem.draw(self.rng, blocks, per_block))
+            objective(inner, index).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            path.append(self.model.w.detach().numpy().copy())
+        return np.array(path)
+
+    def sgd(self, lr: float) -> torch.optim.SGD:
+        return torch.optim.SGD(self.model.parameters(), lr=lr)
+
+
+def close(one: Any, two: Any, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(one, two, rtol=0, atol=tolerance)
+
+
+def table(objective: Any) -> np.ndarray:
+    return objective.term.tracker.value.numpy()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("single_point", [False, True])
+def test_v1(single_point, with_g0, dim):
+    run = Run(dim, with_g0)
+    optimizer = fcco.momentum_type(run.model.parameters(), lr=0.01, beta=0.2)
+    objective = msvr(run.model, optimizer, SMOOTH[dim], 6, gamma=GAMMA, single_point=single_point)
+    assert isinstance(objective, SinglePoint) == single_point
+    path, u = msvr_ref.v1(
+        run.problem, START, 200, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.2,
+        gamma=GAMMA, correction=THEORY, single_point=single_point, with_g0=with_g0,
+    )  # fmt: skip
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    close(run.steps(objective, 200), path)
+    close(table(objective), u)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_v2(normalized, with_g0, dim):
+    run = Run(dim, with_g0)
+    lr = 0.005 if normalized else 0.01
+    objective: Any = msvr(
+        run.model, run.sgd(lr), SMOOTH[dim], 6, version="v2", gamma=GAMMA, beta=0.1,
+        normalized=normalized,
+    )  # fmt: skip
+    path, z, u = msvr_ref.v2(
+        run.problem, START, 200, msvr_ref.softplus_and_square_slope, lr=lr, beta=0.1,
+        gamma=GAMMA, correction=THEORY, with_g0=with_g0, normalized=normalized,
+    )  # fmt: skip
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    close(run.steps(objective, 200), path)
+    close(table(objective), u)
+    (kept,) = objective.estimate._saved.values()
+    close(kept, z[-1])
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("with_g0", [False, True])
+def test_v3(with_g0, dim):
+    run = Run(dim, with_g0)
+    objective = msvr(
+        run.model, run.sgd(0.01), SMOOTH[dim], 6, version="v3", gamma=GAMMA, beta=0.1, period=17
+    )
+    path, _, u = msvr_ref.v3(
+        run.problem, START, 150, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.1,
+        gamma=GAMMA, correction=THEORY, with_g0=with_g0, period=17,
+    )  # fmt: skip
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    close(run.steps(objective, 150), path)
+    close(table(objective), u)
+
+
+@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_storm_on_sonex(correction, read, with_g0):
+    """Without a correction the wrapper keeps w_{t-1} itself."""
+    run = Run(1, with_g0)
+    objective = fcco.sonex(
+        run.model, run.sgd(0.02), fcco.Hinge(RHO), 6, smoothing=LAM, gamma=0.3,
+        correction=correction, read=read,
+    )  # fmt: skip
+    path, _, u = msvr_ref.v2(
+        run.problem, START, 200, ref.hinge_slope(RHO, LAM), lr=0.02, beta=0.1, gamma=0.3,
+        correction=correction, read=read, with_g0=with_g0,
+    )  # fmt: skip
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    close(run.steps(RecursiveGradient(objective, 0.1), 200), path)
+    close(table(objective), u)
+
+
+def test_storm_on_an_annealed_sonex_uses_the_smoothing_of_each_step():
+    run = Run()
+    schedule = lambda t: 0.8 * 0.97**t  # noqa: E731
+    objective = fcco.sonex(
+        run.model, run.sgd(0.02), fcco.Hinge(RHO), 6, smoothing=schedule, gamma=0.3, correction=0.4
+    )
+    path, *_ = msvr_ref.v2(
+        run.problem, START, 60, lambda t: ref.hinge_slope(RHO, schedule(t)), annealed=True,
+        lr=0.02, beta=0.1, gamma=0.3, correction=0.4,
+    )  # fmt: skip
+    close(run.steps(RecursiveGradient(objective, 0.1), 60), path)
+    assert objective.term._smoothing is schedule
+
+
+def test_each_option_changes_the_transcriptions():
+    """Otherwise the tests above would test less than they say."""
+    problem, slope = ref.Quadratics(), msvr_ref.softplus_and_square_slope
+    common: dict[str, Any] = {"lr": 0.01, "beta": 0.1, "gamma": GAMMA, "correction": THEORY}
+
+    def end(method: Any, **changes: Any) -> np.ndarray:
+        return method(problem, START, 150, slope, **(common | changes))[0][-1]
+
+    ends = {
+        "v1": end(msvr_ref.v1),
+        "single point": end(msvr_ref.v1, single_point=True),
+        "v2": end(msvr_ref.v2),
+        "v2, new": end(msvr_ref.v2, read="new"),
+        "v2, g0": end(msvr_ref.v2, with_g0=True),
+        "v2, no correction": end(msvr_ref.v2, correction=0.0),
+        "v3": end(msvr_ref.v3, period=17),
+        "v3, another period": end(msvr_ref.v3, period=40),
+    }
+    names = list(ends)
+    for k, one in enumerate(names):
+        for two in names[k + 1 :]:
+            assert np.abs(ends[one] - ends[two]).max() > 1e-5, (one, two)
+
+
+# Reductions and invariants.
+
+
+def test_v1_without_correction_is_sox():
+    run, other = Run(with_g0=True), Run(with_g0=True)
+    momentum = fcco.momentum_type(run.model.parameters(), lr=0.02, beta=0.3)
+    objective = msvr(run.model, momentum, SMOOTH[1], 6, gamma=0.2, correction=0.0)
+    momentum = fcco.momentum_type(other.model.parameters(), lr=0.02, beta=0.3)
+    sox = fcco.methods.sox(other.model, momentum, SMOOTH[1], 6, gamma=0.2)
+    assert np.array_equal(run.steps(objective, 50), other.steps(sox, 50))
+
+
+def test_v2_is_v1_while_neither_w_nor_u_moves():
+    """With w fixed and exact values, u rests after the first visit; the blocks still change.
+
+    (While u moves the two differ, also at rest: z of v2 follows G(w, u_{t-1}) - G(w, u_{t-2}).)
+    """
+    run, other = Run(with_g0=True), Run(with_g0=True)
+    momentum = fcco.momentum_type(run.model.parameters(), lr=0.0, beta=0.2)
+    run.steps(msvr(run.model, momentum, SMOOTH[1], 6, gamma=GAMMA), 40, 2, 10)
+    storm: Any = msvr(
+        other.model, other.sgd(0.0), SMOOTH[1], 6, version="v2", gamma=GAMMA, beta=0.2
+    )
+    seen = []
+    for _ in range(40):
+        other.steps(storm, 1, 2, 10)
+        seen.append(storm.estimate._saved[other.model.w].numpy().copy())
+    assert np.ptp(seen[20:], axis=0).max() > 0.01, "the sampled blocks must matter"
+    close(seen[-1], momentum.state[run.model.w]["momentum_buffer"])
+
+
+def test_v2_with_beta_one_is_the_plain_gradient():
+    run, other = Run(with_g0=True), Run(with_g0=True)
+    storm = msvr(run.model, run.sgd(0.02), SMOOTH[1], 6, version="v2", gamma=GAMMA, beta=1.0)
+    plain = msvr(other.model, other.sgd(0.02), SMOOTH[1], 6, gamma=GAMMA)
+    close(run.steps(storm, 60), other.steps(plain, 60), 1e-14)
+
+
+IDENTITY = fcco.outer.Custom(lambda u: u, smooth=True, convex=True, monotone=True)
+
+
+def test_one_block_and_the_identity_give_storm():
+    """z_t = (1-beta) z_{t-1} + grad g(w_t; xi) - (1-beta) grad g(w_{t-1}; xi)."""
+    run = Run(num_inner=1)
+    storm = msvr(run.model, run.sgd(0.05), IDENTITY, 1, version="v2", gamma=0.3, beta=0.15)
+    rng, w, w_prev, z = np.random.default_rng(1), START.copy(), START.copy(), None
+    path = []
+    for _ in range(100):
+        ((_, batch, _),) = run.problem.draw(rng, 1, 2)
+        g, g_prev = (run.problem.jacobian(point, 0, batch)[0] for point in (w, w_prev))
+        z = g if z is None else 0.85 * z + g - 0.85 * g_prev
+        w_prev, w = w, w - 0.05 * z
+        path.append(w.copy())
+    close(run.steps(storm, 100, 1), path)
+
+
+def test_storm_follows_a_moving_point_without_lag():
+    """g(w; xi) = |w|^2 / 2 + <xi, w>, w moves by delta per step, f is the identity.
+
+    STORM: z - w is an average of noise alone, E|z - w|^2 = d sigma^2 beta / (2 - beta). The moving
+    average has the same noise and lags by (1 - beta) / beta |delta|: here 0.086 against 1.44.
+    """
+    beta, sigma, delta = 0.04, 0.3, torch.full((4,), 0.03, dtype=torch.float64)
+    model, rng = Point(np.zeros(4)), np.random.default_rng(0)
+    momentum = fcco.momentum_type(model.parameters(), lr=0.0, beta=beta)
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    storm: Any = msvr(model, plain, IDENTITY, 1, version="v2", gamma=0.1, beta=beta)
+    errors: dict[str, list[float]] = {"storm": [], "average": []}
+    for step in range(1500):
+        xi = torch.as_tensor(sigma * rng.normal(size=4))
+        storm(lambda xi=xi: (model.w.square().sum() / 2 + xi @ model.w).view(1)).backward()
+        plain.step()
+        model.w.grad = model.w.detach() + xi
+        momentum.step()
+        plain.zero_grad()
+        if step > 200:
+            buffer = momentum.state[model.w]["momentum_buffer"]
+            for name, z in (("storm", storm.estimate._saved[model.w]), ("average", buffer)):
+                errors[name].append(float((z - model.w.detach()).square().sum()))
+        model.w.data.add_(delta)
+    found = {name: np.sqrt(np.mean(each)) for name, each in errors.items()}
+    noise, lag = np.sqrt(4 * sigma**2 * beta / (2 - beta)), (1 - beta) / beta * 0.06
+    assert found["storm"] == pytest.approx(noise, rel=0.2)
+    assert found["average"] == pytest.approx(lag, rel=0.05)
+    assert found["storm"] < found["average"] / 10
+
+
+def test_a_single_point_is_exact_for_linear_inner_functions():
+    paths = []
+    for single_point in (True, False):
+        run = Run(2)
+        run.data.a.zero_()
+        optimizer = fcco.momentum_type(run.model.parameters(), lr=0.02, beta=0.3)
+        objective = msvr(run.model, optimizer, SMOOTH[2], 6, gamma=GAMMA, single_point=single_point)
+        paths.append(run.steps(objective, 60))
+    close(paths[0], paths[1])
+
+
+def test_right_after_a_snapshot_there_is_no_noise():
+    """At t = tau the tracked value is g_i(w_tau) and h_t is hbar, whatever the batch."""
+    ends = []
+    for seed in (3, 4):
+        run = Run(with_g0=True)
+        storm: Any = msvr(
+            run.model, run.sgd(0.05), SMOOTH[1], 6, version="v3", gamma=1.0, correction=0.0,
+            beta=1.0, period=6,
+        )  # fmt: skip
+        run.steps(storm, 6)
+        w = run.model.w.detach().numpy().copy()
+        assert storm.snapshot_due
+        u, run.rng = table(storm).copy(), np.random.default_rng(seed)
+        sampled = [s[0] for s in run.problem.draw(np.random.default_rng(seed), 3, 2)]
+        run.steps(storm, 1)
+        every, slope = msvr_ref.everything(run.problem), msvr_ref.softplus_and_square_slope
+        exact = np.array([run.problem.value(w, i, batch) for i, batch, _ in every])
+        close(table(storm)[sampled], exact[sampled], 1e-14)
+        assert np.abs(u[sampled] - exact[sampled]).max() > 1e-3, "u must have been wrong"
+        h_bar = msvr_ref.estimator(run.problem, w, u, every, slope, True)
+        ends.append(storm.estimate._saved[run.model.w].numpy())
+        close(ends[-1], h_bar, 1e-14)
+    close(ends[0], ends[1], 1e-14)
+
+
+def test_the_first_gradient_of_v3_is_the_gradient_of_the_objective():
+    run = Run(with_g0=True)
+    storm: Any = msvr(
+        run.model, run.sgd(0.1), SMOOTH[1], 6, version="v3", gamma=GAMMA, beta=0.1, period=9
+    )
+    run.steps(storm, 1)
+    slope = msvr_ref.softplus_and_square_slope
+    exact = msvr_ref.full_gradient(run.problem, START, slope, True)
+    close(storm.estimate._saved[run.model.w], exact, 1e-14)
+
+
+def test_v3_has_no_noise_floor():
+    """Constant steps on a finite sum: v3 reaches the last digits, v1 and v2 a floor."""
+    ends, slope = {}, msvr_ref.softplus_and_square_slope
+    for version in ("v1", "v2", "v3"):
+        run = Run(with_g0=True)
+        optimizer: Any = run.sgd(0.1)
+        options: dict[str, Any] = {"beta": 0.1, "period": 20 if version == "v3" else None}
+        if version == "v1":
+            optimizer, options = fcco.momentum_type(run.model.parameters(), lr=0.1, beta=0.1), {}
+        objective = msvr(
+            run.model, optimizer, SMOOTH[1], 6, version=version, gamma=GAMMA, **options
+        )
+        path = run.steps(objective, 800 if version == "v3" else 300)[-200::10]
+        norms = [np.linalg.norm(msvr_ref.full_gradient(run.problem, w, slope, True)) for w in path]
+        ends[version] = np.mean(norms)
+    assert ends["v3"] < 1e-9
+    assert min(ends["v1"], ends["v2"]) > 0.01
+
+
+# Checkpoints.
+
+
+class WithSnapshots(Checkpointed):
+    """Takes the snapshots of v3; the model is in evaluation mode for exact values."""
+
+    def advance(self, steps: int) -> WithSnapshots:
+        for _ in range(steps):
+            if getattr(self.objective, "snapshot_due", False):
+                rows = torch.arange(len(ID)).split(14)
+                self.objective.snapshot(
+                    (lambda r=r: (self.model(X[r]) - Y[r]).square(), ID[r]) for r in rows
+                )
+            super().advance(1)
+        return self
+
+
+def recipe(**options: Any) -> Callable[[nn.Module], Any]:
+    optimizer = OPTIMIZERS["SGD"]
+    settings: dict[str, Any] = {"gamma": 0.3, "correction": 0.5} | options
+    return lambda model: msvr(
+        model, optimizer(model.parameters()), fcco.SquaredHinge(), GROUPS, **settings
+    )
+
+
+def annealed_storm(model: nn.Module) -> Any:
+    schedule = fcco.Annealed(2.0, 0.1, steps=20)
+    objective = fcco.sonex(
+        model, OPTIMIZERS["Adam"](model.parameters()), fcco.Absolute(), GROUPS,
+        smoothing=schedule, correction=0.0,
+    )  # fmt: skip
+    return RecursiveGradient(objective, 0.3)
+
+
+BUILDS: dict[str, Callable[[nn.Module], Any]] = {
+    "v1": recipe(),
+    "single point": recipe(single_point=True),
+    "v2": recipe(version="v2", beta=0.2),
+    "v3": recipe(version="v3", beta=0.2, period=4),
+    "annealed": annealed_storm,
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_resume_is_bitwise(name):
+    check(lambda: WithSnapshots(BUILDS[name]), (0, 1, 4, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("v2", "estimate._extra_state"),
+        ("v2", "_extra_state"),
+        ("annealed", "_extra_state"),
+        ("annealed", "own_previous._extra_state"),
+        ("v3", "anchor._extra_state"),
+        ("v3", "anchor.point._extra_state"),
+        ("v3", "anchor.full._extra_state"),
+        ("v3", "anchor.rows.inner.exact"),
+        ("v3", "anchor.rows.inner.read"),
+    ],
+)
+def test_each_part_of_the_state_matters(name, part):
+    run = lambda: WithSnapshots(BUILDS[name])  # noqa: E731
+    torch.manual_seed(5)
+    whole = run().advance(12)
+    torch.manual_seed(5)
+    saved, fresh = run().advance(6), run()
+    state = dict(saved.objective.state_dict())
+    state[part] = fresh.objective.state_dict()[part]
+    random = torch.get_rng_state()
+    for key, each in fresh.objects.items():
+        each.load_state_dict(state if key == "objective" else saved.objects[key].state_dict())
+    torch.set_rng_state(random)
+    if part == "anchor._extra_state":
+        assert fresh.objective.snapshot_due
+        return
+    fresh.advance(6)
+    assert difference(states(fresh.save())["model"], states(whole.save())["model"]) > 1e-6
+
+
+def test_a_checkpoint_is_a_copy():
+    run = WithSnapshots(BUILDS["v3"]).advance(5)
+    keep = lambda: [  # noqa: E731
+        run.objective.estimate.state_dict(),
+        run.objective.anchor.full.state_dict(),
+        run.objective.get_extra_state(),
+    ]
+    taken = keep()
+    reference = copy.deepcopy(taken)
+    run.advance(6)
+    assert difference(taken, reference) == 0 and difference(keep(), reference) > 0
+
+
+# Refusals.
+
+
+def small(outer: Any = SMOOTH[1], **options: Any) -> Any:
+    model = Point(START)
+    return msvr(model, torch.optim.SGD(model.parameters(), lr=0.1), outer, 3, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"version": "v4"}, "must be one of 'v1', 'v2', 'v3'"),
+        ({"outer": fcco.Hinge()}, "not compatible with msvr: it must be smooth"),
+        ({"inner": "weakly_convex"}, "needs smooth inner functions"),
+        ({"read": "new"}, r"`msvr\(read=...\)` must be 'old'"),
+        ({"beta": 0.1}, "belongs to v2 and v3 but version is: 'v1'"),
+        ({"version": "v2"}, r"`msvr\(beta=...\)` is needed for version='v2'"),
+        ({"version": "v2", "beta": 0.1, "period": 3}, "belongs to v3"),
+        ({"version": "v3", "beta": 0.1}, r"`msvr\(period=...\)` is needed"),
+        ({"version": "v3", "beta": 0.1, "period": 0}, "must be at least 1"),
+        ({"version": "v2", "beta": 0.1, "single_point": True}, "is a form of v1"),
+        ({"normalized": True}, "is a form of v2 and v3"),
+        ({"version": "v2", "beta": 1.2}, r"must lie in \[0.0, 1.0\]"),
+        ({"version": "v2", "beta": 0.1, "on_nonfinite": "skip"}, "gradients of different samples"),
+    ],
+)
+def test_the_recipe_refuses(options, text):
+    with pytest.raises(ValueError, match=text):
+        small(**options)
+
+
+def test_an_envelope_makes_any_function_legal():
+    assert isinstance(small(fcco.MoreauEnvelope(fcco.Hinge(), 0.1)), fcco.Compositional)

@@ -1,0 +1,649 @@
+"""Li et al. 2024, Yang et al. 2025, Liu and Xu 2025: transcriptions, laws, known KKT points."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import reference_penalties as rival
+import torch
+from problems import NoisyConstraints, Point, TorchQuadratics, box, decay, entries, take_step
+from torch import Tensor
+
+import fcco
+from fcco.constraints import ConstrainedObjective
+from fcco.diagnostics import kkt
+from fcco.methods.penalties import li2024, liu2025, yang2025
+
+DOUBLE = torch.float64
+STEPS, NUMBER = 200, 6
+NAMES = [f"c{k}" for k in range(NUMBER)]
+TOLERANCE = np.linspace(-0.3, 0.4, NUMBER)
+START = np.linspace(0.5, 1.5, 4)
+PROBLEM = ref.Quadratics()
+DATA = TorchQuadratics(PROBLEM)
+
+# Transcriptions.
+
+
+def closure(model: Point, sampled: list[tuple], which: int, by_name: bool):
+    """(loss, values) of a drawn batch, one entry per sample or a mean by name."""
+    blocks, samples = entries(sampled, which)
+
+    def inner() -> Any:
+        values = DATA.values(model.w, blocks, samples).squeeze(1)
+        if by_name:
+            present = [s[0] for s in sampled]
+            return DATA.loss(model.w), {NAMES[k]: values[blocks == k].mean() for k in present}
+        return DATA.loss(model.w), values
+
+    return inner, None if by_name else blocks
+
+
+def follow(
+    objective: ConstrainedObjective,
+    model: Point,
+    draw: Callable[[np.random.Generator, int], list[tuple]],
+    by_name: bool = False,
+    independent: bool = False,
+) -> np.ndarray:
+    """The iterates of a run on the batches that the transcription draws."""
+    rng, path = np.random.default_rng(1), []
+    for step in range(STEPS):
+        sampled = draw(rng, step)
+        inner, index = closure(model, sampled, 1, by_name)
+        other = closure(model, sampled, 2, by_name)[0] if independent else None
+        take_step(objective, inner, index, gradient=other)
+        path.append(model.w.detach().numpy().copy())
+    return np.array(path)
+
+
+def compare(path: np.ndarray, expected: np.ndarray) -> None:
+    assert np.ptp(expected, axis=0).max() > 0.05, "the problem must move"
+    np.testing.assert_allclose(path, expected, rtol=0, atol=1e-12)
+
+
+def three_blocks(rng: np.random.Generator, step: int) -> list[tuple]:
+    return PROBLEM.draw(rng, 3, 2)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("ramp", [0, 60])
+@pytest.mark.parametrize("read", ["old", "new"])
+def test_li2024(read, ramp, kind, by_name):
+    model = Point(START)
+    if kind == "momentum":
+        optimizer, update = (
+            fcco.momentum_type([model.w], lr=0.02, beta=0.2),
+            ref.Momentum(0.02, 0.2),
+        )
+    else:
+        optimizer, update = fcco.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
+    default: dict[str, Any] = {} if read == "new" else {"read": read}
+    objective = li2024(
+        model, optimizer, NAMES if by_name else NUMBER, penalty=4.0, gamma=0.3,
+        ramp_steps=ramp, tolerance=TOLERANCE.tolist(), margin=0.05, **default,
+    )  # fmt: skip
+    expected, u = rival.li2024(
+        PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read, ramp=ramp,
+        tolerance=TOLERANCE, margin=0.05,
+    )  # fmt: skip
+    compare(follow(objective, model, three_blocks, by_name), expected)
+    np.testing.assert_allclose(objective.term.tracker.value[:, 0], u, rtol=0, atol=1e-12)
+    excess = np.maximum(u - TOLERANCE + 0.05, 0)
+    np.testing.assert_allclose(numbers(objective.multipliers()), 4.0 / NUMBER * excess, atol=1e-12)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("horizon", [1000, 40])
+@pytest.mark.parametrize("correction", ["auto", 0.0, 0.4])
+def test_yang2025(correction, horizon, by_name):
+    model = Point(START)
+    optimizer = torch.optim.SGD([model.w], lr=0.02)
+    objective = yang2025(
+        model, optimizer, NAMES if by_name else NUMBER, penalty=2.0, gamma=0.3,
+        correction=correction, average=horizon, tolerance=TOLERANCE.tolist(), margin=0.05,
+    )  # fmt: skip
+    expected, u, average = rival.yang2025(
+        PROBLEM, START, STEPS, 0.02, rho=2.0, gamma=0.3, tolerance=TOLERANCE, margin=0.05,
+        correction=0.7 * 3 / NUMBER if correction == "auto" else correction, horizon=horizon,
+    )  # fmt: skip
+    compare(follow(objective, model, three_blocks, by_name), expected)
+    np.testing.assert_allclose(objective.term.tracker.value[:, 0], u, rtol=0, atol=1e-12)
+    assert np.ptp(average) > 0.02 and average.max() < 2.0 / NUMBER + 1e-9
+    ours = numbers(objective.average_multipliers())
+    np.testing.assert_allclose(ours, average, rtol=0, atol=1e-12)
+    single = numbers(objective.multipliers())
+    assert set(np.round(single, 12)) <= {0.0, round(2.0 / NUMBER, 12)}, "0 or rho/m"
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("width", [0.4, 0.0])
+@pytest.mark.parametrize("aggregate", ["each", "max"])
+def test_liu2025(aggregate, width, independent, by_name):
+    if aggregate == "max":
+        by_name = True  # entries per sample are for "each" only
+    model, beta, q = Point(START), 2.0, 7
+    objective = liu2025(
+        model, torch.optim.SGD([model.w], lr=0.02), NAMES if by_name else NUMBER, penalty=beta,
+        smoothing=width / beta, refresh_every=q, aggregate=aggregate,
+        tolerance=TOLERANCE.tolist(), margin=0.05,
+    )  # fmt: skip
+    expected, history = rival.liu2025(
+        PROBLEM, START, STEPS, 0.02, beta=beta, width=width, refresh_every=q, large=8, small=2,
+        aggregate=aggregate, independent=independent, tolerance=TOLERANCE, margin=0.05,
+    )  # fmt: skip
+
+    def draw(rng: np.random.Generator, step: int) -> list[tuple]:
+        assert objective.refresh_due == (step % q == 0)
+        return PROBLEM.draw(rng, NUMBER, 8 if objective.refresh_due else 2)
+
+    compare(follow(objective, model, draw, by_name, independent), expected)
+    u = history[-1]
+    tracked = objective.term.tracker.value.flatten()
+    np.testing.assert_allclose(tracked, u, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(numbers(objective.violation()), u - TOLERANCE, atol=1e-11)
+
+
+def test_the_options_of_the_transcriptions_matter():
+    """Otherwise the comparisons above would test one thing several times."""
+
+    def li(**changes: Any) -> np.ndarray:
+        options = {"rho": 4.0, "gamma": 0.3, "read": "new", "tolerance": TOLERANCE} | changes
+        return rival.li2024(PROBLEM, START, STEPS, ref.Momentum(0.02, 0.2), **options)[0]
+
+    def liu(**changes: Any) -> np.ndarray:
+        options = {
+            "beta": 2.0, "width": 0.4, "refresh_every": 7, "large": 8, "small": 2,
+            "aggregate": "each", "independent": True, "tolerance": TOLERANCE,
+        } | changes  # fmt: skip
+        return rival.liu2025(PROBLEM, START, STEPS, 0.02, **options)[0]
+
+    none = 0 * TOLERANCE
+    for change in ({"read": "old"}, {"ramp": 60}, {"margin": 0.05}, {"tolerance": none}):
+        assert np.abs(li(**change) - li()).max() > 1e-4, change
+    for change in (
+        {"aggregate": "max"}, {"width": 0.0}, {"independent": False}, {"refresh_every": 3},
+        {"margin": 0.05}, {"tolerance": none}, {"large": 3},
+    ):  # fmt: skip
+        assert np.abs(liu(**change) - liu()).max() > 1e-4, change
+
+
+def numbers(report: Any) -> np.ndarray:
+    return np.array(list(report.values()) if isinstance(report, dict) else report.tolist())
+
+
+# The known KKT points S3 and S3b, with tolerances of the specification's own numerical checks.
+
+A, B, M = 1.0, 0.3, 3  # w* = 0.3, every multiplier 0.7
+BUILD: dict[str, Callable[..., ConstrainedObjective]] = {
+    "li2024": lambda m, o, n, **more: li2024(m, o, n, penalty=40.0 * n, **more),
+    "yang2025": lambda m, o, n, **more: yang2025(m, o, n, penalty=2.0 * n, gamma=0.05, **more),
+    "liu2025": lambda m, o, n, **more: liu2025(
+        m, o, n, penalty=2.0 * n, smoothing=0.02 / n, refresh_every=20, **more
+    ),
+}
+RATE = {"li2024": 2e-3, "yang2025": 0.02, "liu2025": 5e-3}
+
+
+def outside_ball() -> NoisyConstraints:
+    """min |w - a|^2 / 2 outside the unit ball, |a| = 1/2: w* = a / |a|, nu* = 1/4."""
+    a = torch.tensor([0.3, -0.4], dtype=DOUBLE)
+    problem = NoisyConstraints(a, a[None], torch.zeros(1), 0.1, torch.Generator().manual_seed(0))
+    problem.exact = lambda w: 1 - w.square().sum().view(1)  # type: ignore[method-assign]
+    return problem
+
+
+def train(
+    method: str, problem: NoisyConstraints, start: Any, steps: int = 3000, blocks: int | None = None
+) -> tuple[Point, ConstrainedObjective]:
+    """Batches of size 1, and of 100 at a refresh; steps fall to 0."""
+    number = len(problem.limits)
+    model = Point(start)
+    make = torch.optim.SGD if method != "li2024" else fcco.momentum_type
+    optimizer = make(model.parameters(), lr=RATE[method])
+    objective = BUILD[method](model, optimizer, number)
+    for step in range(steps):
+        decay(optimizer, (1 - step / steps) ** 1.5)
+        index = torch.randperm(number, generator=problem.generator)[:blocks].sort().values
+        large = getattr(objective, "refresh_due", False)
+        problem.noise = 0.01 if large else 0.1
+        other = problem.sample(model.w, index) if method == "liu2025" else None
+        take_step(objective, problem.sample(model.w, index), index, gradient=other)
+    return model, objective
+
+
+@pytest.mark.parametrize("method", BUILD)
+def test_box_of_bounds(method):
+    problem = box(A, B, M, 0.1)
+    blocks = None if method == "liu2025" else 2
+    model, _ = train(method, problem, np.zeros(M), blocks=blocks)
+    assert np.linalg.norm(model.w.detach() - B) < 0.06
+    result = kkt(
+        lambda: problem.loss(model.w), lambda i: problem.exact(model.w)[i], M, [model.w], active=0.1
+    )
+    np.testing.assert_allclose(result.multipliers, A - B, atol=0.04)
+    assert result.feasibility < 0.04 and result.stationarity < 1e-12
+
+
+@pytest.mark.parametrize("method", BUILD)
+def test_outside_a_ball(method):
+    problem = outside_ball()
+    model, _ = train(method, problem, [0.8, -0.9])
+    assert np.linalg.norm(model.w.detach() - problem.a / 0.5) < 0.06
+    result = kkt(
+        lambda: problem.loss(model.w), lambda _: problem.exact(model.w), 1, [model.w], active=0.1
+    )
+    assert result.multipliers.item() == pytest.approx(0.25, abs=0.03)
+    assert result.feasibility < 0.04 and result.stationarity < 0.03
+
+
+def test_averaged_multipliers_of_the_hinge_find_the_dual_solution():
+    """A single multiplier is 0 or rho/m = 2; the time average is nu* = 0.7."""
+    model, problem = Point(np.full(M, B)), box(A, B, M, 0.1)
+    objective = yang2025(
+        model, torch.optim.SGD(model.parameters(), lr=0.02), M, penalty=6.0, gamma=0.1, average=2000
+    )
+    for _ in range(2500):
+        take_step(objective, problem.sample(model.w, torch.arange(M)), torch.arange(M))
+    assert set(objective.multipliers().tolist()) <= {0.0, 2.0}
+    np.testing.assert_allclose(objective.average_multipliers(), A - B, atol=0.03)
+
+
+# Laws of the squared hinge.
+
+
+def exact_run(objective: ConstrainedObjective, model: Point, steps: int) -> np.ndarray:
+    """The iterates without noise."""
+    problem, path = box(A, B, M, 0.0), []
+    for _ in range(steps):
+        take_step(objective, lambda: (problem.loss(model.w), problem.exact(model.w)))
+        path.append(model.w.detach().numpy().copy())
+    return np.array(path)
+
+
+@pytest.mark.parametrize("rho", [30.0, 120.0, 480.0])
+def test_residual_infeasibility_of_the_squared_hinge(rho):
+    """rho/m [w - b] = a - w at the end: w - b = nu*/(1 + rho/m), about m nu*/rho."""
+    model = Point(np.zeros(M))
+    objective = li2024(
+        model, torch.optim.SGD([model.w], lr=0.5 / (1 + rho / M)), M, penalty=rho, gamma=1.0
+    )
+    path = exact_run(objective, model, 200)
+    np.testing.assert_allclose(path[-1] - B, 0.7 / (1 + rho / M), atol=1e-9)
+    np.testing.assert_allclose(objective.multipliers(), 0.7 / (1 + M / rho), atol=1e-7)
+
+
+def spread(path: np.ndarray) -> float:
+    return float(np.ptp(path[-500:], axis=0).max())
+
+
+@pytest.mark.parametrize("lr, cycles", [(0.01, True), (0.01 / 12, False)])
+def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it(lr, cycles):
+    """Gain lr (rho/m)(1/gamma + 1/beta) = 12 or 1; the exact solution is b + 0.7/41."""
+    gamma, beta, rho = 0.05, 0.1, 40.0 * M
+    assert lr * 40 * (1 / gamma + 1 / beta) == pytest.approx(12 if cycles else 1)
+    model = Point(np.zeros(M))
+    objective = li2024(
+        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
+        read="old",
+    )  # fmt: skip
+    path = exact_run(objective, model, 6000)
+    assert (spread(path) > 0.05) if cycles else (spread(path) < 1e-6)
+    model = Point(np.zeros(M))
+    corrected = fcco.Penalized(
+        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
+        kind="squared_hinge", correction=1 - gamma,
+    )  # fmt: skip
+    path = exact_run(corrected, model, 6000)
+    assert spread(path) < 1e-6
+    np.testing.assert_allclose(path[-1] - B, 0.7 / 41, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_a_negligible_penalty_is_the_plain_problem(name):
+    """rho = 0 is refused; 1e-300 is the least that matters not: bitwise plain SGD."""
+    build = {"li2024": li2024, "yang2025": yang2025, "liu2025": liu2025}[name]
+    more: dict[str, Any] = {"smoothing": 0.1, "refresh_every": 3} if name == "liu2025" else {}
+    with pytest.raises(ValueError, match="must be positive"):
+        build(
+            Point(START), torch.optim.SGD(Point(START).parameters(), lr=0.1), M, penalty=0.0, **more
+        )
+    model, plain, problem = Point(np.zeros(M)), Point(np.zeros(M)), box(A, B, M, 0.1)
+    objective = build(model, torch.optim.SGD(model.parameters(), lr=0.1), M, penalty=1e-300, **more)
+    for _ in range(20):
+        take_step(objective, problem.sample(model.w, torch.arange(M)))
+        gradient = (plain.w - A).detach()
+        plain.w.data -= 0.1 * gradient
+    torch.testing.assert_close(model.w, plain.w, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("name", [*BUILD, "max"])
+def test_satisfied_constraints_leave_no_gradient(name):
+    model = Point(np.full(M, -5.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    if name == "max":
+        objective = liu2025(
+            model, optimizer, M, penalty=2.0, smoothing=0.1, refresh_every=3, aggregate="max"
+        )
+    else:
+        objective = BUILD[name](model, optimizer, M)
+    for _ in range(4):
+        loss = objective(lambda: (model.w.sum(), model.w - B))
+        loss.backward()
+        assert loss.item() == -15.0 and objective.value().item() == 0
+        torch.testing.assert_close(model.w.grad, torch.ones(M, dtype=DOUBLE), rtol=0, atol=0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert numbers(objective.multipliers()).tolist() == [0.0] * M
+
+
+# Laws of the recursive estimates.
+
+
+def spider(model: Point, lr: float = 0.02, **changes: Any) -> Any:
+    settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 0.05, "refresh_every": 10} | changes
+    return liu2025(model, torch.optim.SGD(model.parameters(), lr=lr), NUMBER, **settings)
+
+
+def full_values(w: Tensor) -> Tensor:
+    """The constraints on all ten samples."""
+    blocks = torch.arange(NUMBER).repeat_interleave(10)
+    values = DATA.values(w, blocks, torch.arange(10).repeat(NUMBER))
+    return values.view(NUMBER, 10).mean(1)
+
+
+def sample_values(w: Tensor, rng: np.random.Generator, size: int) -> Callable[[], Any]:
+    samples = torch.as_tensor(rng.integers(10, size=(NUMBER, size)))
+    blocks = torch.arange(NUMBER).repeat_interleave(size)
+    return lambda: (
+        DATA.loss(w),
+        DATA.values(w, blocks, samples.view(-1)).view(NUMBER, size).mean(1),
+    )
+
+
+@pytest.mark.parametrize("aggregate", ["each", "max"])
+def test_refresh_every_step_is_the_large_batch_subgradient(aggregate):
+    """q = 1: the gradient of g0 plus the smoothed penalty of this batch, by autograd."""
+    model, rng = Point(START), np.random.default_rng(0)
+    objective = spider(model, refresh_every=1, aggregate=aggregate)
+    positive = 0
+    for _ in range(30):
+        inner = sample_values(model.w, rng, 5)
+        loss, values = inner()
+        if aggregate == "each":
+            y = 2.0 / NUMBER * np.clip(values.detach().numpy() / 0.1, 0, 1)
+        else:
+            y = 2.0 * rival.largest_slope(values.detach().numpy(), 0.1)
+        positive += (y > 0).sum()
+        (expected,) = torch.autograd.grad(loss + (values * torch.as_tensor(y)).sum(), model.w)
+        assert objective.refresh_due
+        objective(inner).backward()
+        torch.testing.assert_close(model.w.grad, expected, rtol=1e-12, atol=1e-12)
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+    assert positive > 10
+
+
+@pytest.mark.parametrize("aggregate", ["each", "max"])
+def test_a_full_refresh_has_no_error(aggregate):
+    """S1 = all data: the error is 0 at multiples of q, and grows in between."""
+    model, rng = Point(START), np.random.default_rng(0)
+    objective = spider(model, aggregate=aggregate)
+    for step in range(40):
+        full = step % 10 == 0
+        assert objective.refresh_due == full
+        exact = full_values(model.w).detach()
+        inner = sample_values(model.w, rng, 2)
+        take_step(
+            objective, (lambda: (DATA.loss(model.w), full_values(model.w))) if full else inner
+        )
+        error = (objective.term.tracker.value.flatten() - exact).abs().max().item()
+        assert error == 0 if full else error > 0
+    assert error > 1e-3
+
+
+def test_the_error_stays_when_w_is_frozen():
+    """Differences of the same samples at the same w are exactly 0: u moves at a refresh only."""
+    model, rng = Point(START), np.random.default_rng(0)
+    objective = spider(model, lr=0.0)
+    values = []
+    for _ in range(30):
+        take_step(objective, sample_values(model.w, rng, 3))
+        values.append(objective.term.tracker.value.clone())
+    for start in (0, 10, 20):
+        assert all(torch.equal(values[start], each) for each in values[start : start + 10])
+    assert not torch.equal(values[0], values[10])
+
+
+def test_without_a_refresh_the_error_is_a_random_walk():
+    """E(u - g)^2 = k/S_2 times the variance of one difference, when every step moves alike."""
+    w, move = torch.as_tensor(START), torch.full((4,), 0.01, dtype=DOUBLE)
+    errors = []
+    for seed in range(60):
+        model, rng = Point(w), np.random.default_rng(seed)
+        objective = spider(model, lr=0.0, refresh_every=1000)
+        take_step(objective, lambda: (DATA.loss(model.w), full_values(model.w)))  # noqa: B023
+        run = []
+        for _ in range(20):
+            take_step(objective, sample_values(model.w, rng, 2))
+            exact = full_values(model.w.detach())
+            run.append((objective.term.tracker.value.flatten() - exact).square().mean().item())
+            model.w.data += move
+        errors.append(run)
+    mean = np.mean(errors, axis=0)
+    assert mean[0] < 1e-20, "lr = 0 before the first move"
+    assert mean[-1] / mean[4] == pytest.approx(19 / 4, rel=0.5)
+
+
+def test_a_narrow_zone_is_the_hard_hinge():
+    paths = []
+    for smoothing in (0.0, 1e-9):
+        model, rng = Point(START), np.random.default_rng(0)
+        objective = spider(model, smoothing=smoothing)
+        for _ in range(100):
+            take_step(objective, sample_values(model.w, rng, 3))
+        paths.append(model.w.detach().clone())
+    torch.testing.assert_close(paths[0], paths[1], rtol=0, atol=1e-12)
+    assert not torch.allclose(paths[0], torch.as_tensor(PROBLEM.m), atol=0.05), "constraints act"
+
+
+def test_a_refresh_does_not_visit_the_previous_parameters():
+    model, calls = Point(START), []
+    objective = spider(model, refresh_every=3)
+    for _ in range(7):
+        calls.append(0)
+
+        def inner() -> Any:
+            calls[-1] += 1
+            return DATA.loss(model.w), full_values(model.w)
+
+        take_step(objective, inner)
+    assert calls == [1, 2, 2, 1, 2, 2, 1]
+
+
+def test_the_largest_constraint_carries_the_penalty():
+    """One clear leader: the slope is beta clip(u/nu_s, 0, 1) on it alone; ties share."""
+    w = torch.tensor([0.04, -0.5, 0.03, 0.2, 0.2, -1.0], dtype=DOUBLE)
+    model = Point(w)
+    objective = spider(model, aggregate="max", penalty=3.0, smoothing=0.1 / 3.0)
+    take_step(objective, lambda: (0 * model.w.sum(), model.w - 0.17))
+    np.testing.assert_allclose(objective.violation(), w.numpy() - 0.17, atol=1e-15)
+    np.testing.assert_allclose(objective.multipliers(), [0, 0, 0, 0.9, 0.9, 0], atol=1e-12)
+    report = objective.report(torch.tensor([0.05, -1, -1, -1, -1, -1.0]))
+    assert report == (pytest.approx(0.05), 0, 1, NUMBER, pytest.approx(1.5))
+    assert objective.report().multiplier == pytest.approx(0.9)
+    one = liu2025(
+        Point([1.0]), torch.optim.SGD(Point([1.0]).parameters(), lr=0.1), 1, penalty=3.0,
+        smoothing=0.1, refresh_every=2, aggregate="max",
+    )  # fmt: skip
+    assert one.term.tracker.dim == 1, "the maximum of one constraint is that constraint"
+
+
+def test_a_measured_value_is_tracked_and_its_surrogate_differentiated():
+    """aggregate="max" too: 0/1 rates decide, sigmoids carry the gradient."""
+    model = Point([0.3, -0.2, 0.1, -1.0, -1.0, -1.0])
+    objective = spider(model, aggregate="max", penalty=1.0, smoothing=0.0)
+
+    def inner() -> Any:
+        measured = fcco.Measured((model.w > 0.25).double(), torch.sigmoid(model.w))
+        return 0 * model.w.sum(), measured
+
+    objective(inner).backward()
+    assert objective.term.tracker.value.tolist() == [[1, 0, 0, 0, 0, 0]]
+    slope = 1 / (2 + np.exp(0.3) + np.exp(-0.3))
+    assert model.w.grad is not None
+    np.testing.assert_allclose(model.w.grad, [slope, 0, 0, 0, 0, 0], atol=1e-15)
+
+
+@pytest.mark.parametrize("aggregate", ["each", "max"])
+def test_values_at_the_previous_parameters_may_be_given(aggregate):
+    ends = []
+    for given in (False, True):
+        model, rng = Point(START), np.random.default_rng(0)
+        objective, last = spider(model, aggregate=aggregate), Point(START)
+        for _ in range(15):
+            draw = rng.integers(1000)
+            inner = sample_values(model.w, np.random.default_rng(draw), 2)
+            past = sample_values(last.w, np.random.default_rng(draw), 2)() if given else None
+            last = Point(model.w.detach())
+            take_step(objective, inner, past=past)
+        ends.append(model.w.detach().clone())
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("aggregate", ["each", "max"])
+def test_the_smoothing_may_fall(aggregate):
+    model = Point([0.1, -1.0, -1.0, -1.0, -1.0, -1.0])
+    objective = spider(
+        model, lr=0.0, aggregate=aggregate, smoothing=fcco.Annealed(1.0, 0.1, steps=2), penalty=1.0
+    )
+    weight = 1.0 if aggregate == "max" else 1 / NUMBER
+    for expected in (0.1, 0.1 * 10**0.5, 1.0):
+        np.testing.assert_allclose(objective.term.smoothing, 0.1 / expected)
+        take_step(objective, lambda: (0 * model.w.sum(), model.w))
+        slope = objective.report(model.w.detach()).multiplier
+    np.testing.assert_allclose(slope, weight)
+
+
+# Resuming.
+
+
+def resumable(name: str, model: Point) -> ConstrainedObjective:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+    if name == "li2024":
+        return li2024(model, fcco.adam_type([model.w], lr=0.02), NUMBER, penalty=9.0, ramp_steps=12)
+    if name == "yang2025":
+        return yang2025(model, sgd, NUMBER, penalty=3.0, average=5)
+    kind: Any = name.removeprefix("liu2025-")
+    return liu2025(model, sgd, NUMBER, penalty=3.0, smoothing=0.1, refresh_every=4, aggregate=kind)
+
+
+@pytest.mark.parametrize("name", ["li2024", "yang2025", "liu2025-each", "liu2025-max"])
+@pytest.mark.parametrize("cut", [0, 4, 7])
+def test_resumes_bitwise(name, cut):
+    def advance(model: Point, objective: Any, first: int, last: int) -> None:
+        for step in range(first, last):
+            take_step(objective, sample_values(model.w, np.random.default_rng(step), 2))
+
+    model = Point(START)
+    objective = resumable(name, model)
+    advance(model, objective, 0, cut)
+    file = io.BytesIO()
+    parts = [model, objective, objective.optimizer]
+    torch.save([part.state_dict() for part in parts], file)  # type: ignore[union-attr]
+    advance(model, objective, cut, 14)
+    again = Point(np.zeros(4))
+    second = resumable(name, again)
+    for part, state in zip(
+        (again, second, second.optimizer),
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True),
+        strict=True,
+    ):
+        part.load_state_dict(state)  # type: ignore[union-attr]
+    advance(again, second, cut, 14)
+    assert torch.equal(model.w, again.w)
+    one, other = objective.state_dict(), second.state_dict()
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        same = torch.equal(value, other[key]) if isinstance(value, Tensor) else True
+        assert same, key
+    assert torch.equal(objective.multipliers(), second.multipliers())
+
+
+# Refusals.
+
+
+def test_a_part_of_the_constraints_is_refused_before_anything_changes():
+    for aggregate in ("each", "max"):
+        model = Point(START)
+        objective = liu2025(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), NAMES, penalty=1.0, smoothing=0.1,
+            refresh_every=3, aggregate=aggregate,  # type: ignore[arg-type]
+        )  # fmt: skip
+        whole = lambda: full_values(model.w)  # noqa: B023, E731
+        named = lambda: dict(zip(NAMES, whole(), strict=True))  # noqa: B023, E731
+        take_step(objective, lambda: (DATA.loss(model.w), named()))  # noqa: B023
+        before = copy.deepcopy(objective.state_dict())
+        part = lambda: (DATA.loss(model.w), {"c1": whole()[1], "c4": whole()[4]})  # noqa: B023, E731
+        with pytest.raises(
+            ValueError, match=r"`liu2025.*all 6 constraints.*values of (2|shape \(2,\))"
+        ):
+            objective(part)
+        with pytest.raises(ValueError, match=r"all 6 constraints|block ids differ"):
+            objective(lambda: (DATA.loss(model.w), named()), gradient=part)  # noqa: B023
+        with pytest.raises(ValueError, match=r"all 6 constraints|given for no name"):
+            objective(lambda: (DATA.loss(model.w), {}))  # noqa: B023
+        index = torch.tensor([0, 1, 2, 3, 4])
+        message = "leave `index`" if aggregate == "max" else "all 6 constraints.*values of 5"
+        with pytest.raises(ValueError, match=message):
+            objective(lambda: (DATA.loss(model.w), whole()[:5]), index)  # noqa: B023
+        with pytest.raises(ValueError, match=r"shape \(6,\)|all 6"):
+            objective(lambda: (DATA.loss(model.w), whole()[:5]))  # noqa: B023
+        for key, value in before.items():
+            if isinstance(value, Tensor):
+                assert torch.equal(value, objective.state_dict()[key]), key
+        assert not objective.samples_constraints
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "li2024": {"penalty": 1.0},
+    "yang2025": {"penalty": 1.0},
+    "liu2025": {"penalty": 1.0, "smoothing": 0.1, "refresh_every": 2},
+}
+
+
+@pytest.mark.parametrize("name, options, message", [
+    ("li2024", {"penalty": -1.0}, "`li2024(penalty=...)` must be positive"),
+    ("li2024", {"ramp_steps": -1}, "`li2024(ramp_steps=...)` must be at least 0"),
+    ("li2024", {"ramp_steps": 1.5}, "must be an integer"),
+    ("li2024", {"gamma": 0.0}, "would never move"),
+    ("li2024", {"read": "stale"}, "must be one of 'old', 'new'"),
+    ("li2024", {"tolerance": [0.1, 0.2]}, "one number or 3"),
+    ("li2024", {"constraints": "gap"}, "`li2024(constraints=...)` must be a number or a list"),
+    ("yang2025", {"penalty": None}, "penalty=...)` is needed unless"),
+    ("yang2025", {"average": 0}, "horizon=...)` must be at least 1"),
+    ("liu2025", {"penalty": 0.0}, "`liu2025(penalty=...)` must be positive"),
+    ("liu2025", {"aggregate": "sum"}, "must be one of 'each', 'max'"),
+    ("liu2025", {"smoothing": -0.1}, "smoothing=...)` must be at least 0"),
+    ("liu2025", {"smoothing": -0.1, "aggregate": "max"}, "smoothing=...)` must be at least 0"),
+    ("liu2025", {"refresh_every": 0}, "refresh_every=...)` must be at least 1"),
+    ("liu2025", {"on_nonfinite": "skip"}, "would leave a constraint out"),
+    ("liu2025", {"constraints": 0}, "`liu2025(constraints=...)` must be at least 1"),
+    ("liu2025", {"constraints": "gap"}, "`liu2025(constraints=...)` must be a number or a list"),
+    ("liu2025", {"tolerance": [0.1, 0.2], "aggregate": "max"}, "one number or 3"),
+])  # fmt: skip
+def test_wrong_settings_are_refused(name, options, message):
+    model = Point(START)
+    recipe = {"li2024": li2024, "yang2025": yang2025, "liu2025": liu2025}[name]
+    settings = {"constraints": 3} | OPTIONS[name] | options
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recipe(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)

@@ -1,0 +1,935 @@
+"""Recursive gradients in training loops: accumulation, scalers, optimizers, DDP, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from problems import Point
+from test_checkpoint import difference
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.nn.parallel import DistributedDataParallel
+
+import fcco
+from fcco.methods.variance_reduced import SinglePoint, msvr
+from fcco.recursive import RecursiveGradient
+
+SMOOTH = fcco.outer.Custom(softplus, smooth=True)
+IDENTITY = fcco.outer.Custom(lambda u: u, smooth=True)
+ROWS = torch.tensor(np.random.default_rng(0).normal(size=(6, 5, 3)))
+START = np.array([0.8, -0.5, 0.3])
+
+
+class Task:
+    """g_i(w; s) = (a_is . w)^2 - 0.3, six blocks of five samples, and a model of three numbers."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.model: Any = Point(START) if model is None else model
+        self.calls = 0
+        self.random = torch.Generator().manual_seed(0)
+
+    def batch(self, blocks: int = 4, per_block: int = 2) -> Tensor:
+        """(block, sample) pairs, sorted by block."""
+        chosen = torch.randperm(6, generator=self.random)[:blocks].sort().values
+        samples = [torch.randperm(5, generator=self.random)[:per_block] for _ in chosen]
+        return torch.stack([chosen.repeat_interleave(per_block), torch.cat(samples)], dim=1)
+
+    def inner(self, pairs: Tensor, with_g0: bool = True) -> Callable[[], Any]:
+        rows = ROWS[pairs[:, 0], pairs[:, 1]]
+
+        def function() -> Any:
+            self.calls += 1
+            values = (rows @ self.model.w).square() - 0.3
+            return ((rows[:, 0] - self.model.w[1]).square(), values) if with_g0 else values
+
+        return function
+
+    def everything(self) -> list[tuple[Callable[[], Any], Tensor]]:
+        pairs = torch.cartesian_prod(torch.arange(6), torch.arange(5))
+        return [(self.inner(part), part[:, 0]) for part in (pairs[:11], pairs[11:])]
+
+    def sgd(self, lr: float = 0.02) -> torch.optim.SGD:
+        return torch.optim.SGD(self.model.parameters(), lr=lr)
+
+    def storm(self, version: str = "v2", optimizer: Any = None, **options: Any) -> Any:
+        settings = {"v1": {}, "v2": {"beta": 0.2}, "v3": {"beta": 0.2, "period": 7}}[version]
+        return msvr(
+            self.model, optimizer or self.sgd(), SMOOTH, 6, version=version,  # type: ignore[arg-type]
+            gamma=0.2, correction=0.6, **{**settings, **options},
+        )  # fmt: skip
+
+
+def go(task: Task, objective: Any, steps: int, **how: int) -> Tensor:
+    for _ in range(steps):
+        if getattr(objective, "snapshot_due", False):
+            objective.snapshot(task.everything())
+        pairs = task.batch(**how)
+        objective(task.inner(pairs), pairs[:, 0]).backward()
+        optimizers = objective.optimizer
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([task.model.w.detach(), objective.term.tracker.value[:, 0]])
+
+
+def reference(version: str, steps: int = 20) -> Tensor:
+    task = Task()
+    storm = task.storm(version)
+    if version != "v3":
+        storm.warm_up(task.everything())
+    return go(task, storm, steps)
+
+
+def near(one: Tensor, other: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+# One step, several batches; steps that are skipped.
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+@pytest.mark.parametrize("cut", ["blocks", "samples"])
+def test_gradient_accumulation_equals_one_batch(version, cut):
+    task = Task()
+    storm = task.storm(version)
+    if version == "v2":
+        storm.warm_up(task.everything())
+    for _ in range(20):
+        if storm.snapshot_due:
+            storm.snapshot(task.everything())
+        pairs = task.batch()
+        for half in (pairs[:4], pairs[4:]) if cut == "blocks" else (pairs[::2], pairs[1::2]):
+            (storm(task.inner(half), half[:, 0]) / 2).backward()
+        storm.optimizer.step()
+        storm.optimizer.zero_grad()
+    ours = torch.cat([task.model.w.detach(), storm.term.tracker.value[:, 0]])
+    near(ours, reference(version))
+
+
+def test_a_grad_scaler_changes_nothing():
+    task, plain = Task(), Task()
+    storm, scaler = task.storm(), torch.amp.GradScaler("cpu", init_scale=256.0)
+    for _ in range(10):
+        pairs = task.batch()
+        scaler.scale(storm(task.inner(pairs), pairs[:, 0])).backward()
+        scaler.step(storm.optimizer)
+        scaler.update()
+        storm.optimizer.zero_grad()
+    ours = torch.cat([task.model.w.detach(), storm.term.tracker.value[:, 0]])
+    assert torch.equal(ours, go(plain, plain.storm(), 10))
+
+
+def test_a_skipped_step_leaves_z_alone_and_its_batch_is_pooled():
+    """As a call whose loss is not used would."""
+    ends = []
+    for how in ("skipped", "unused"):
+        task = Task()
+        storm, scaler = task.storm(), torch.amp.GradScaler("cpu", init_scale=2.0)
+        go(task, storm, 5)
+        pairs = task.batch()
+        before = copy.deepcopy(storm.estimate.get_extra_state())
+        loss = storm(task.inner(pairs), pairs[:, 0])
+        if how == "skipped":
+            scaler.scale(loss * torch.inf).backward()
+            scaler.step(storm.optimizer)
+            scaler.update()
+            storm.optimizer.zero_grad()
+        assert difference(storm.estimate.get_extra_state(), before) == 0
+        ends.append(go(task, storm, 5))
+    assert torch.equal(*ends)
+
+
+def test_a_fused_optimizer_under_a_grad_scaler_is_refused():
+    task = Task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1, fused=True)
+    storm, scaler = task.storm(optimizer=optimizer), torch.amp.GradScaler("cpu", init_scale=2.0)
+    pairs = task.batch()
+    scaler.scale(storm(task.inner(pairs), pairs[:, 0])).backward()
+    with pytest.raises(RuntimeError, match="use `fused=False`"):
+        scaler.step(optimizer)
+    assert not storm.previous.ready and len(storm.estimate) == 0
+
+
+def test_a_step_with_a_closure_equals_the_plain_loop():
+    task = Task()
+    storm = task.storm()
+    storm.warm_up(task.everything())
+    for _ in range(20):
+        pairs = task.batch()
+
+        def closure(pairs=pairs) -> Tensor:
+            storm.optimizer.zero_grad()
+            loss = storm(task.inner(pairs), pairs[:, 0])
+            loss.backward()
+            return loss
+
+        storm.optimizer.step(closure)
+    ours = torch.cat([task.model.w.detach(), storm.term.tracker.value[:, 0]])
+    assert torch.equal(ours, reference("v2"))
+
+
+def test_an_optimizer_that_asks_for_several_gradients_is_refused():
+    task = Task()
+    storm = task.storm(optimizer=torch.optim.LBFGS(task.model.parameters(), lr=0.1))
+    pairs = task.batch()
+
+    def closure() -> Tensor:
+        storm.optimizer.zero_grad()
+        loss = storm(task.inner(pairs), pairs[:, 0])
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="LBFGS calls its closure more than once"):
+        storm.optimizer.step(closure)
+
+
+# Parameters.
+
+
+class Parts(nn.Module):
+    """The same three numbers as `Point`, in three parameters, one of them of another optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.tensor([x])) for x in START])
+
+    @property
+    def w(self) -> Tensor:
+        return torch.cat(list(self.parts))
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_groups_and_several_optimizers_equal_one(version):
+    task = Task(Parts())
+    first, second, third = task.model.parameters()
+    a = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.02}], lr=0.02)
+    optimizers = [a, torch.optim.SGD([third], lr=0.02)]
+    storm = task.storm(version, optimizers)
+    if version == "v2":
+        storm.warm_up(task.everything())
+    near(go(task, storm, 20), reference(version))
+
+
+def test_an_optimizer_that_does_not_step_each_time_is_refused():
+    task = Task(Parts())
+    first, second, third = task.model.parameters()
+    optimizers = [torch.optim.SGD([first, second], lr=0.1), torch.optim.SGD([third], lr=0.1)]
+    storm = task.storm(optimizer=optimizers)
+    go(task, storm, 2)
+    pairs = task.batch()
+    storm(task.inner(pairs), pairs[:, 0]).backward()
+    optimizers[0].step()
+    with pytest.raises(RuntimeError, match="every optimizer to step"):
+        storm(task.inner(pairs), pairs[:, 0])
+    with pytest.raises(RuntimeError, match="steps without a gradient from it"):
+        optimizers[0].step()
+    optimizers[1].step()
+    storm(task.inner(pairs), pairs[:, 0])
+
+
+def test_a_step_on_another_loss_is_refused_and_changes_nothing():
+    task = Task()
+    storm = task.storm()
+    storm.optimizer.step()  # nothing has begun yet
+    go(task, storm, 3)
+    before = copy.deepcopy(storm.state_dict())
+    task.model.w.grad = torch.ones(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="Put a second loss into g0"):
+        storm.optimizer.step()
+    assert difference(dict(before), dict(storm.state_dict())) == 0
+    storm.detach_hooks()
+    storm.optimizer.step()
+
+
+class Gated(nn.Module):
+    """A model with a parameter that is used on demand, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main = nn.Parameter(torch.tensor([0.5, -0.4], dtype=torch.float64))
+        self.extra = nn.Parameter(torch.tensor([0.3], dtype=torch.float64))
+        self.idle = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.used = True
+
+    @property
+    def w(self) -> Tensor:
+        return torch.cat([self.main, self.extra if self.used else torch.zeros_like(self.extra)])
+
+
+def test_parameters_that_are_unused_frozen_or_added_late():
+    task = Task(Gated())
+    model: Any = task.model
+    optimizer = torch.optim.SGD([model.main, model.idle], lr=0.02)
+    storm = task.storm(optimizer=optimizer)
+    go(task, storm, 3)
+    assert model.idle.grad is None and model.idle not in storm.estimate
+    optimizer.add_param_group({"params": [model.extra]})
+    optimizer.zero_grad()
+    pairs = task.batch()
+    loss = storm(task.inner(pairs), pairs[:, 0])
+    (plain,) = torch.autograd.grad(loss, model.extra, retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(storm.estimate._saved[model.extra], plain), "it starts at z = G"
+    optimizer.zero_grad()
+    go(task, storm, 3)
+    # Unused in this batch: G = 0 at both points, so z shrinks by 1 - beta, and w moves by it.
+    model.used, z, at = False, storm.estimate._saved[model.extra].clone(), model.extra.item()
+    go(task, storm, 1)
+    near(storm.estimate._saved[model.extra], 0.8 * z)
+    assert model.extra.item() == pytest.approx(at - 0.02 * 0.8 * z.item(), abs=1e-15)
+    # Frozen: it does not move, and starts anew when it thaws.
+    model.used = True
+    model.extra.requires_grad_(False)
+    go(task, storm, 2)
+    assert model.extra not in storm.estimate and model.main in storm.estimate
+    model.extra.requires_grad_(True)
+    loss = storm(task.inner(pairs), pairs[:, 0])
+    (plain,) = torch.autograd.grad(loss, model.extra, retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(storm.estimate._saved[model.extra], plain)
+
+
+def test_sparse_gradients_are_refused():
+    model = nn.Embedding(6, 1, sparse=True).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    storm = msvr(model, optimizer, SMOOTH, 6, version="v2", beta=0.1)
+    storm(lambda: model(torch.arange(6)).squeeze(1)).backward()
+    with pytest.raises(TypeError, match="needs dense gradients"):
+        optimizer.step()
+
+
+def test_a_narrow_model_has_a_wide_estimate():
+    model = nn.Linear(3, 1, bias=False).bfloat16()
+    rows, optimizer = ROWS[:, 0].bfloat16(), torch.optim.SGD(model.parameters(), lr=0.1)
+    storm: Any = msvr(model, optimizer, SMOOTH, 6, version="v3", beta=0.1, period=50)
+    inner = lambda: model(rows).squeeze(1).square()  # noqa: E731
+    storm.snapshot([(inner, None)])
+    for _ in range(20):
+        storm(inner).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (z,) = storm.estimate._saved.values()
+    assert z.dtype == torch.float32 and model.weight.dtype == torch.bfloat16
+    assert storm.term.value() < 0.75, "softplus(0) = 0.69 is the smallest value"
+
+
+def test_normalized_steps_have_the_length_of_the_step_size():
+    task = Task()
+    storm = task.storm(normalized=True)
+    for _ in range(4):
+        before = task.model.w.detach().clone()
+        go(task, storm, 1)
+        assert (task.model.w.detach() - before).norm().item() == pytest.approx(0.02, abs=1e-15)
+
+
+# The same samples with the same randomness at both points.
+
+
+class Exact(nn.Linear):
+    """A layer that autocast leaves alone: so must a backward pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return super().forward(input.float())
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.4), Exact(8, 1)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dropout_batch_norm_and_autocast_are_the_same_at_both_points(autocast):
+    """With f the identity, beta = 0 and w at rest, z_t = z_0 if both G are the same numbers."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    storm: Any = msvr(model, optimizer, IDENTITY, 6, version="v2", gamma=0.2, beta=0.0)
+    rows = ROWS.float().reshape(-1, 3)
+    index = torch.arange(6).repeat_interleave(5)
+    first: list[Tensor] = []
+    outputs = []
+    for _ in range(6):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = storm(lambda: outputs.append(model(rows).squeeze(1)) or outputs[-1], index)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = list(storm.estimate._saved.values())
+        first = first or [z.clone() for z in kept]
+    assert all(map(torch.equal, kept, first))
+    assert model.state_dict()["1.num_batches_tracked"] == 6, "each step counts once"
+    assert torch.equal(outputs[-1], outputs[-2]) and not torch.equal(outputs[-1], outputs[-3])
+
+
+def test_how_often_the_function_is_called():
+    """As often as its values or gradients are needed somewhere, and never twice at one point."""
+    sox = lambda task: fcco.methods.sox(task.model, task.sgd(), SMOOTH, 6)  # noqa: E731
+    builds: dict[str, Callable[[Task], Any]] = {
+        "v1": lambda task: task.storm("v1"),
+        "single point": lambda task: task.storm("v1", single_point=True),
+        "v2": lambda task: task.storm("v2"),
+        "v3": lambda task: task.storm("v3", period=100),
+        "sox": sox,
+        "sox with STORM": lambda task: RecursiveGradient(sox(task), 0.1),
+    }
+    counts = {}
+    for name, build in builds.items():
+        task = Task()
+        storm = build(task)
+        go(task, storm, 2)
+        before = task.calls
+        go(task, storm, 10)
+        counts[name] = (task.calls - before) / 10
+    assert list(counts.values()) == [2, 1, 2, 3, 1, 2], counts
+
+
+def test_gradient_at_the_previous_point():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer)
+    rows, old = ROWS.float().reshape(-1, 3), copy.deepcopy(model)
+    torch.manual_seed(4)
+    old(rows).square().mean().backward()
+    expected = [p.grad for p in old.parameters()]
+    model(rows).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    now = copy.deepcopy(model.state_dict())
+    torch.manual_seed(4)
+    parameters = list(model.parameters())
+
+    def function() -> tuple[Tensor, Tensor]:
+        output = model(rows)
+        return output.square().mean(), output
+
+    # The deep copy was made before a forward pass changed the running statistics, not used here.
+    with torch.no_grad():  # as in a validation loop
+        found, output = previous.gradient(function, parameters)
+    for one, other in zip(found, expected, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+    assert not output.requires_grad
+    assert all(p.grad is None for p in parameters)
+    assert difference(dict(now), dict(model.state_dict())) == 0
+    again = torch.get_rng_state()
+    torch.manual_seed(4)
+    assert torch.equal(again, torch.get_rng_state())
+    with pytest.raises(ZeroDivisionError):
+        previous.gradient(lambda: 1 / 0, parameters)  # type: ignore[arg-type, return-value]
+    assert difference(dict(now), dict(model.state_dict())) == 0
+    constant, _ = previous.gradient(lambda: (torch.ones(()), None), parameters)
+    assert constant == [None] * len(parameters)
+
+
+# Forms of the values.
+
+
+def variants(form: str, version: str) -> Tensor:
+    """The same problem, told to the objective in several ways."""
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    halves, names = form.startswith("two terms"), [f"b{k}" for k in range(6)]
+
+    def term(number: int, **options: Any) -> fcco.CoupledTerm:
+        tracker = fcco.msvr(number, 0.2, 0.6, dtype=torch.float64)
+        return fcco.CoupledTerm(SMOOTH, tracker, tolerance=0.1, **options)
+
+    terms: Any = term(6, names=names if form == "names" else None)
+    if halves:
+        terms = {"a": term(3, weight=0.5), "inner": term(3, weight=0.5)}
+    objective = fcco.Compositional(model, optimizer, terms)
+    storm = RecursiveGradient(objective, 0.2, snapshot_every=4 if version == "v3" else None)
+
+    def told(samples: Tensor) -> Callable[[], Any]:
+        def inner() -> Any:
+            values = (ROWS[torch.arange(6), samples] @ model.w).square()
+            if halves:
+                return {"a": values[:3], "inner": values[3:]}
+            if form == "names":
+                order = [4, 0, 1, 5, 3, 2]
+                return {names[k]: values[k] for k in order}
+            if form == "measured":
+                return fcco.Measured(values.detach(), values)
+            if form == "column":
+                return values.unsqueeze(1)
+            return values
+
+        return inner
+
+    random = torch.Generator().manual_seed(2)
+    for _ in range(12):
+        if storm.snapshot_due:
+            storm.snapshot((told(torch.full((6,), s)), None) for s in range(5))
+        storm(told(torch.randint(5, (6,), generator=random))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([model.w.detach(), *(t.tracker.value[:, 0] for t in storm.terms.values())])
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+@pytest.mark.parametrize("form", ["names", "measured", "column", "two terms"])
+def test_every_form_of_values_gives_the_same(form, version):
+    near(variants(form, version), variants("plain", version))
+
+
+def test_a_term_that_is_missing_in_a_batch():
+    """Its u rests: u_{t-2} = u_{t-1}. A literal computation of z."""
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tracker = lambda: fcco.ema(2, 0.5, dtype=torch.float64)  # noqa: E731
+    terms = {name: fcco.CoupledTerm(SMOOTH, tracker()) for name in ("a", "b")}
+    storm = RecursiveGradient(fcco.Compositional(model, optimizer, terms), 0.2)
+    rows = {"a": ROWS[:2, 0], "b": ROWS[2:4, 0]}
+    u = {name: [(r @ model.w.detach()).square()] * 2 for name, r in rows.items()}
+    w = [model.w.detach().clone()] * 2
+    z = torch.zeros(3, dtype=torch.float64)
+    for step, present in enumerate(["ab", "a", "ab", "b", "b", "a", "ab"]):
+        storm(lambda p=present: {k: (rows[k] @ model.w).square() for k in p}).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+        def G(point: Tensor, which: int, present: str = present) -> Tensor:
+            parts = [
+                2 * (rows[k] @ point * torch.sigmoid(u[k][which])) @ rows[k] / 2 for k in present
+            ]
+            return torch.stack(parts).sum(0)
+
+        z = G(w[1], 1) if step == 0 else 0.8 * z + G(w[1], 1) - 0.8 * G(w[0], 0)
+        for k in "ab":
+            fresh = (rows[k] @ w[1]).square()
+            u[k] = [u[k][1], (u[k][1] + fresh) / 2 if k in present else u[k][1]]
+        w = [w[1], w[1] - 0.05 * z]
+        near(model.w.detach(), w[1])
+
+
+def test_logarithms_of_inner_values():
+    """log u with u tracked, and u tracked by its logarithm, are the same problem."""
+    ends = []
+    for log_space in (False, True):
+        task = Task()
+        outer = IDENTITY if log_space else fcco.outer.Custom(torch.log, smooth=True)
+        tracker = fcco.ema(6, 0.3, log_space=log_space, dtype=torch.float64)
+        term, optimizer = fcco.CoupledTerm(outer, tracker), task.sgd()
+        objective = fcco.Compositional(task.model, optimizer, term)
+        storm = RecursiveGradient(objective, 0.1)
+        for _ in range(15):
+            pairs = task.batch()
+            rows = ROWS[pairs[:, 0], pairs[:, 1]]
+
+            def inner(rows=rows, task=task, log_space=log_space) -> Tensor:
+                logarithm = (rows @ task.model.w).square()
+                return logarithm if log_space else logarithm.exp()
+
+            storm(inner, pairs[:, 0]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(task.model.w.detach())
+    near(ends[0], ends[1])
+    with pytest.raises(ValueError, match="tracks logarithms"):
+        storm.detach_hooks()
+        RecursiveGradient(objective, 0.1, snapshot_every=3)
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_means_with_counts_equal_their_samples(version):
+    ends = []
+    for means in (False, True):
+        task = Task()
+        storm = task.storm(version)
+        for _ in range(10):
+            if storm.snapshot_due:
+                storm.snapshot([(task.inner(p, False), p[:, 0]) for p in _by_sample()])
+            pairs = task.batch(3, 4)
+            samples, index, counts = task.inner(pairs, False), pairs[:, 0], None
+
+            def averaged(samples=samples) -> Tensor:
+                """The mean of the first three samples of each block, and the fourth."""
+                values = samples().view(3, 4)
+                return torch.stack([values[:, :3].mean(1), values[:, 3]], dim=1).flatten()
+
+            if means:
+                index, counts = index.view(3, 4)[:, :2].flatten(), torch.tensor([3, 1] * 3)
+            storm(averaged if means else samples, index, counts=counts).backward()
+            storm.optimizer.step()
+            storm.optimizer.zero_grad()
+        ends.append(torch.cat([task.model.w.detach(), storm.term.tracker.value[:, 0]]))
+    near(ends[0], ends[1])
+
+
+def _by_sample() -> list[Tensor]:
+    return [torch.tensor([[i, s] for i in range(6)]) for s in range(5)]
+
+
+def test_the_rest_is_the_objectives():
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    penalized = fcco.Penalized(model, optimizer, ["a", "b", "c"], penalty=3.0, smoothing=0.1)
+    storm = RecursiveGradient(penalized, 0.2)
+    for _ in range(300):
+        storm(lambda: ((model.w - 1).square().sum() / 2, dict(zip("abc", model.w)))).backward()  # noqa: B905
+        optimizer.step()
+        optimizer.zero_grad()
+    assert storm.optimizer is optimizer and storm.term is penalized.term
+    # w = 1 - w / (lambda m): w = 0.3 / 1.3.
+    near(model.w.detach(), torch.full((3,), 0.3 / 1.3, dtype=torch.float64), 1e-6)
+    assert set(storm.violation()) == {"a", "b", "c"}
+    assert float(storm.multipliers()["a"]) == pytest.approx(1 - 0.3 / 1.3, abs=1e-6)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = storm.nonsense
+
+
+def test_evaluation_changes_nothing():
+    task = Task()
+    storm = task.storm("v3")
+    go(task, storm, 3)
+    before, pairs = copy.deepcopy(storm.state_dict()), task.batch()
+    storm.eval()
+    loss = storm(task.inner(pairs), pairs[:, 0])
+    storm.train()
+    with torch.no_grad():
+        assert torch.equal(storm(task.inner(pairs), pairs[:, 0]), loss)
+    assert difference(dict(before), dict(storm.state_dict())) == 0
+
+
+def test_a_bad_value_changes_nothing():
+    task = Task()
+    storm = task.storm("v3")
+    go(task, storm, 3)
+    before, pairs = copy.deepcopy(storm.state_dict()), task.batch()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        storm(lambda: torch.nan * task.inner(pairs, False)(), pairs[:, 0])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        storm.snapshot((lambda f=f: torch.nan * f()[1], i) for f, i in task.everything())
+    assert difference(dict(before), dict(storm.state_dict())) == 0
+
+
+def test_restart_forgets_z():
+    task = Task()
+    storm = task.storm()
+    go(task, storm, 3)
+    storm.restart()
+    pairs = task.batch()
+    loss = storm(task.inner(pairs), pairs[:, 0])
+    (plain,) = torch.autograd.grad(loss, task.model.w, retain_graph=True)
+    loss.backward()
+    storm.optimizer.step()
+    assert torch.equal(storm.estimate._saved[task.model.w], plain)
+
+
+# Refusals.
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    task = Task()
+    storm = task.storm()
+    go(task, storm, 2)
+    other = Task(Point([1.0, 2.0]))
+    again = other.storm()
+    again.estimate.load_state_dict(storm.estimate.state_dict())
+    with pytest.raises(
+        ValueError, match=r"GradientEstimate.load_state_dict`: parameter 0 has shap"
+    ):
+        again(other.inner(task.batch()), None)
+
+
+def test_objectives_with_state_of_their_own_are_refused():
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dro = fcco.CVaRGroupDRO(model, optimizer, 3, ratio=0.5)
+    with pytest.raises(TypeError, match=r"is a CVaRTerm with state .*`\(s, losses - s\)`"):
+        RecursiveGradient(dro, 0.1)
+    rule = lambda old, seen, fresh, previous, gamma, correction: (old, fresh)  # noqa: E731
+    tracker = fcco.InnerTracker(3, rule=rule, dtype=torch.float64)
+    objective = fcco.Compositional(model, optimizer, fcco.CoupledTerm(SMOOTH, tracker))
+    with pytest.raises(TypeError, match="an update of its own"):
+        RecursiveGradient(objective, 0.1)
+    single = msvr(model, optimizer, SMOOTH, 3, single_point=True)
+    with pytest.raises(TypeError, match="in the usual way but is: SinglePoint"):
+        RecursiveGradient(single, 0.1)  # type: ignore[arg-type]
+
+
+def test_cvar_with_its_threshold_in_the_model():
+    """What the error message above recommends: the minimum of CVaR is found."""
+    model = Point([0.0, 0.0])  # w and s
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective = fcco.sonex(
+        model, optimizer, fcco.CVaRHinge(0.5), 4, smoothing=0.01, gamma=1.0, correction=0.0
+    )
+    storm, c = RecursiveGradient(objective, 0.5), torch.tensor([-1.0, 0.0, 1.0, 3.0]).double()
+    for _ in range(1500):
+        storm(lambda: (model.w[1], (model.w[0] - c).square() - model.w[1])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # The two largest of (w - c)^2 are those of c = -1 and 3, whose mean is least at w = 1.
+    assert model.w[0].item() == pytest.approx(1.0, abs=0.01)
+
+
+def test_optimizers_that_cannot_be_stepped_are_refused():
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.1, inner_steps=2)
+    with pytest.raises(ValueError, match="cannot step a ProximalPoint"):
+        RecursiveGradient(fcco.sonex(model, proximal, SMOOTH, 3, smoothing=0.0), 0.1)
+    first = RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
+    with pytest.raises(ValueError, match="belongs to another one"):
+        RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
+    first.detach_hooks()
+    RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
+    task = Task(Parts())
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in task.model.parameters()]
+    with pytest.raises(ValueError, match="needs a single optimizer"):
+        task.storm(optimizer=optimizers, normalized=True)
+
+
+def test_snapshots_must_be_taken_and_complete():
+    task = Task()
+    storm = task.storm("v3")
+    pairs = task.batch()
+    with pytest.raises(RuntimeError, match="a snapshot is due"):
+        storm(task.inner(pairs), pairs[:, 0])
+    with pytest.raises(ValueError, match=r"all 6 blocks of `inner`, .* but holds 3"):
+        storm.snapshot(task.everything()[:1])
+    assert storm.snapshot_due
+    go(task, storm, 7)
+    assert storm.snapshot_due and storm.anchor.age == 7
+    with pytest.raises(RuntimeError, match="a snapshot is due"):
+        storm(task.inner(pairs), pairs[:, 0])
+    plain = Task()
+    with pytest.raises(ValueError, match=r"needs `RecursiveGradient\(snapshot_every=...\)`"):
+        plain.storm("v2").snapshot(plain.everything())
+
+
+def test_a_single_point_needs_values_with_a_gradient():
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = msvr(model, optimizer, SMOOTH, 3, single_point=True)
+    assert isinstance(objective, SinglePoint)
+    measured = lambda: fcco.Measured(model.w.detach(), model.w)  # noqa: E731
+    objective(measured).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="have no gradient"):
+        objective(measured)
+
+
+# A GPU.
+
+
+def on_device(device: str, kind: str) -> Tensor:
+    """Twelve steps of a network without dropout; resumed from a file on the way."""
+    settings: dict[str, dict[str, Any]] = {
+        "v2": {"version": "v2", "beta": 0.2},
+        "v3": {"version": "v3", "beta": 0.2, "period": 5},
+        "single point": {"single_point": True},
+    }
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(0)
+        layers = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)
+        model = nn.Sequential(*layers).double().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        options = settings[kind]
+        return model, optimizer, msvr(model, optimizer, SMOOTH, 6, gamma=0.2, **options)
+
+    model, optimizer, storm = build()
+    pairs, random = torch.cartesian_prod(torch.arange(6), torch.arange(5)), torch.Generator()
+    random.manual_seed(1)
+
+    def told(some: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+        rows = ROWS[some[:, 0], some[:, 1]].to(device)
+        return lambda: model(rows).squeeze(1).square(), some[:, 0]
+
+    for step in range(12):
+        if getattr(storm, "snapshot_due", False):
+            storm.snapshot([told(pairs)])
+        if step == 7:
+            kept = [each.state_dict() for each in (model, optimizer, storm)]
+            torch.save(kept, file := io.BytesIO())
+            model, optimizer, storm = build()
+            saved = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
+            for each, state in zip((model, optimizer, storm), saved, strict=True):
+                each.load_state_dict(state)
+        inner, index = told(pairs[torch.randperm(30, generator=random)[:12]])
+        storm(inner, index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("kind", ["v2", "v3", "single point"])
+def test_training_on_the_gpu_equals_training_on_the_cpu(kind):
+    near(on_device("cuda", kind), on_device("cpu", kind), 1e-9)
+
+
+@pytest.mark.gpu
+@gpu
+def test_float16_with_a_grad_scaler_on_the_gpu():
+    """Same masks at both points: z rests (beta = 0, w at rest), up to float16's rounding."""
+    model = network().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    storm: Any = msvr(model, optimizer, IDENTITY, 6, version="v2", gamma=0.2, beta=0.0)
+    scaler, rows = torch.amp.GradScaler("cuda", 256.0), ROWS.float().reshape(-1, 3).cuda()
+    seen = []
+    for _ in range(6):
+        with torch.autocast("cuda", torch.float16):
+            loss = storm(lambda: model(rows).squeeze(1), torch.arange(6).repeat_interleave(5))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append(storm.estimate._saved[model[0].weight].clone())
+    assert (seen[-1] - seen[0]).abs().max() < 2e-3 * seen[0].abs().max()
+
+
+# Two processes.
+
+
+class Wide(nn.Module):
+    """`Point` as a module with a forward pass, for DDP; batch norm would mix the ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).squeeze(-1)
+
+
+def train(kind: str, ranks: list[int], wrap: Callable[[nn.Module], nn.Module]) -> Tensor:
+    """12 steps on the batches of these ranks; uneven, with blocks on both."""
+    model = wrap(Wide())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    settings: dict[str, dict[str, Any]] = {
+        "v2": {"version": "v2", "beta": 0.2},
+        "v3": {"version": "v3", "beta": 0.2, "period": 5},
+        "single point": {"single_point": True},
+    }
+    storm: Any = msvr(
+        model, optimizer, SMOOTH, 6, gamma=0.2, correction=0.6, **settings[kind.split(",")[0]]
+    )
+    random = torch.Generator().manual_seed(3)
+
+    def told(pairs: Tensor) -> tuple[Callable[[], Any], Tensor]:
+        rows = ROWS[pairs[:, 0], pairs[:, 1]]
+        return lambda: (model(rows).square(), model(-rows) + model(rows).square()), pairs[:, 0]
+
+    every = torch.cartesian_prod(torch.arange(6), torch.arange(5))
+    for step in range(12):
+        if getattr(storm, "snapshot_due", False):
+            parts = every.tensor_split([9, 13, 20])
+            storm.snapshot([told(p) for k, p in enumerate(parts) if k % 2 in ranks])
+        if step == 6 and kind.endswith("resumed"):
+            saved = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, storm)]
+            model = wrap(Wide())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+            storm = msvr(model, optimizer, SMOOTH, 6, gamma=0.2, correction=0.6, **settings["v2"])
+            for each, state in zip((model, optimizer, storm), saved, strict=True):
+                each.load_state_dict(state)
+        order = torch.randperm(30, generator=random)
+        batches = order[:5], order[5:13]
+        ids = torch.cat([batches[rank] for rank in ranks])
+        inner, index = told(every[ids])
+        storm(inner, index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat(
+        [*(p.detach().flatten() for p in model.parameters()), storm.term.tracker.value[:, 0]]
+    )
+
+
+DDP: dict[str, dict[str, Any]] = {
+    "v2": {},
+    "v3": {},
+    "single point": {},
+    "v2, unused": {"find_unused_parameters": True},
+    "v3, static": {"static_graph": True},
+    "v2, view": {"gradient_as_bucket_view": True},
+    "v2, static, resumed": {"static_graph": True},
+}
+
+
+def worker(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=30),
+    )
+    results: dict[str, Any] = {}
+    for kind, options in DDP.items():
+        wrap = lambda model, o=options: DistributedDataParallel(model, **o)  # noqa: E731
+        results[kind] = train(kind, [rank], wrap)
+    from torch.distributed.fsdp import fully_shard
+
+    for kind in ("v2", "single point"):
+        try:
+            train(kind, [rank], fully_shard)  # type: ignore[arg-type]
+        except TypeError as error:
+            results[f"fsdp, {kind}"] = str(error)
+    torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("recursive")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    logs = [folder / f"{rank}.txt" for rank in range(2)]
+    workers = []
+    for rank, log in enumerate(logs):
+        with open(log, "w") as said:
+            command = [sys.executable, __file__, str(rank), str(folder)]
+            workers.append(subprocess.Popen(command, stdout=said, stderr=said, env=environment))
+    for process in workers:
+        try:
+            process.wait(timeout=150)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if any(process.returncode for process in workers):
+        pytest.fail("\n".join(log.read_text()[-3000:] for log in logs))
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+@pytest.mark.parametrize("kind", DDP)
+def test_two_processes_equal_one(ranks, kind):
+    alone = train(kind, [0, 1], lambda model: model)
+    assert (alone[:16] - train("v2", [0], lambda model: model)[:16]).abs().max() > 0.01
+    for result in ranks:
+        near(result[kind], alone, 1e-10)
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+def test_sharded_models_are_refused(ranks):
+    for result in ranks:
+        assert "sharded model (FSDP2)" in result["fsdp, v2"]
+        assert "sharded model (FSDP2)" in result["fsdp, single point"]
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), Path(sys.argv[2]))

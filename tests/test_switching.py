@@ -1,0 +1,468 @@
+"""SSG against a literal transcription, its invariants, and problems with known KKT points."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference_constrained as reference
+import torch
+from problems import NoisyConstraints, Point, box, take_step
+from reference_constrained import NoisyProgram
+from torch import Tensor, nn
+
+import fcco
+from fcco.methods.switching import ssg
+from fcco.projected import keep_inside
+from fcco.switching import Switching, SwitchingOptimizer
+from fcco.switching_steps import InverseRoot, PolyakStep, convex_step, weakly_convex_step
+
+START = np.full(4, 0.1)
+PROGRAM = NoisyProgram()
+DATA = {name: torch.as_tensor(part) for name, part in PROGRAM.data.items()}
+ONE = [(t, t) for t in range(150)]
+TWO = [(t, t + 200) for t in range(150)]
+
+
+def noisy(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(g_0, constraints) of sample k of `PROGRAM`."""
+    g0 = (w - DATA["a"]).square().sum() / 2 + DATA["z"][k] @ w
+    slope = DATA["b"] + DATA["E"][k]
+    return g0, DATA["q"] * w.square().sum() / 2 + slope @ w - DATA["r"] + DATA["e"][k]
+
+
+def sgd(model: nn.Module, lr: float = 0.05, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr, **options)
+
+
+def follow(objective: Any, model: Point, samples: list[tuple[int, int]]) -> np.ndarray:
+    """Run over numbered samples; the path."""
+    path = []
+    for value, gradient in samples:
+        more = {} if value == gradient else {"gradient": lambda k=gradient: noisy(model.w, k)}
+        take_step(objective, lambda k=value: noisy(model.w, k), **more)
+        path.append(model.w.detach().numpy().copy())
+    return np.array(path)
+
+
+# The transcription.
+
+
+@pytest.mark.parametrize("samples", [ONE, TWO], ids=["shared", "independent"])
+@pytest.mark.parametrize("kind", ["constant", "decreasing", "polyak", "two"])
+def test_equals_the_transcription(kind, samples):
+    eps: Any = lambda t: 0.05  # noqa: E731
+    eta = eta_g = lambda t: 0.05
+    options: dict[str, Any] = {"threshold": 0.05}
+    model = Point(START)
+    if kind == "decreasing":
+        eps, eta = (lambda t: 0.1 / np.sqrt(t + 1)), (lambda t: 0.05 / np.sqrt(t + 1))
+        eta_g = eta
+        options = {"threshold": InverseRoot(0.1), "schedule": InverseRoot(1.0)}
+    elif kind == "polyak":
+        eta_g, options = None, options | {"constraint_optimizer": "polyak"}
+    elif kind == "two":
+        eta_g, options = (lambda t: 0.02), options | {"constraint_optimizer": sgd(model, 0.02)}
+    path, branch, sizes = reference.ssg(PROGRAM, START, samples, eps, eta, eta_g)
+    assert 20 < sum(b is None for b in branch) < 130
+    objective = ssg(model, sgd(model), 3, **options)
+    np.testing.assert_allclose(follow(objective, model, samples), path, atol=1e-13)
+    total = sum(s for s, b in zip(sizes, branch, strict=True) if b is None)
+    for i, multiplier in enumerate(objective.multipliers().tolist()):
+        mine = sum(s for s, b in zip(sizes, branch, strict=True) if b == i)
+        assert multiplier == pytest.approx(mine / total, rel=1e-12)
+    last = [PROGRAM.constraint(i, path[-2], samples[-1][0]) for i in range(3)]
+    np.testing.assert_allclose(objective.violation(), last, atol=1e-13)
+
+
+def test_burn_in_leaves_the_first_steps_out_of_multipliers_and_output():
+    path, branch, sizes = reference.ssg(
+        PROGRAM, START, ONE, lambda t: 0.05, lambda t: 0.05 / np.sqrt(t + 1), None
+    )
+    model, S = Point(START), 60
+    schedule = InverseRoot(1.0)
+    objective = ssg(
+        model, sgd(model), 3, threshold=0.05, schedule=schedule, burn_in=S,
+        constraint_optimizer="polyak",
+    )  # fmt: skip
+    output = objective.output_iterate("average")
+    follow(objective, model, ONE)
+    before = np.concatenate([START[None], path[:-1]])  # w_t, of which t in I is decided
+    kept = [t for t in range(S, 150) if branch[t] is None]
+    expected = np.average(before[kept], axis=0, weights=[sizes[t] for t in kept])
+    with output.applied():
+        np.testing.assert_allclose(model.w.detach(), expected, atol=1e-13)
+    total = sum(sizes[t] for t in kept)
+    mine = [sum(sizes[t] for t in range(S, 150) if branch[t] == i) for i in range(3)]
+    np.testing.assert_allclose(objective.multipliers(), np.array(mine) / total, rtol=1e-12)
+
+
+def test_the_random_output_is_a_feasible_iterate():
+    seen, model = set(), Point([0.0])
+    objective = ssg(model, sgd(model, 0.2), 1, threshold=0.01)
+    outputs = [objective.output_iterate(seed=seed) for seed in range(20)]
+    for _ in range(60):
+        if model.w.item() <= 0.3 + 0.01:
+            seen.add(model.w.item())
+        take_step(objective, lambda: ((model.w - 1).square().sum() / 2, model.w - 0.3))
+    drawn = set()
+    for output in outputs:
+        with output.applied():
+            drawn.add(model.w.item())
+    assert drawn <= seen and len(drawn) > 5
+
+
+def test_a_polyak_step_ends_on_the_limit_of_a_linear_constraint():
+    model = Point([2.0, 1.0])
+    row = torch.tensor([3.0, -4.0], dtype=torch.float64)
+    objective = ssg(model, sgd(model), 1, threshold=0.0, constraint_optimizer="polyak")
+    take_step(objective, lambda: (model.w.sum(), (row @ model.w + 7)[None]))
+    assert (row @ model.w + 7).item() == pytest.approx(0.0, abs=1e-14)
+    switch: Any = objective.optimizer
+    assert switch.constraint_optimizer.last_size == pytest.approx(9 / 25)
+
+
+def test_a_polyak_step_without_gradient_stays():
+    w = nn.Parameter(torch.ones(2))
+    optimizer = PolyakStep([w])
+    w.grad = torch.zeros(2)
+    optimizer.step(lambda: 1.0)
+    assert w.tolist() == [1.0, 1.0] and optimizer.last_size == 0.0
+    with pytest.raises(ValueError, match="must return the value"):
+        optimizer.step()
+
+
+def test_step_sizes_of_the_theory():
+    assert convex_step(0.02, 2.0) == 0.02 / 4
+    for eps, M, nu, rho in ((0.1, 2.0, 0.5, 1.0), (1.0, 2.0, 0.5, 3.0)):
+        eta = nu / (4 * M**2) * min(eps**2 / M, nu / (4 * rho))
+        step, threshold = weakly_convex_step(eps, M, nu, rho)
+        assert step == pytest.approx(eta) and threshold == pytest.approx(M**2 * eta)
+    with pytest.raises(ValueError, match=r"weakly_convex_step\(regularity=...\)` must be pos"):
+        weakly_convex_step(0.1, 1.0, 0.0, 1.0)
+
+
+# Invariants.
+
+
+def test_always_feasible_is_sgd_on_the_objective_bitwise():
+    model, other = Point(START), Point(START)
+    objective, optimizer = ssg(model, sgd(model), 3, threshold=1e9), sgd(other)
+    for k in range(50):
+        take_step(objective, lambda k=k: noisy(model.w, k))
+        noisy(other.w, k)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(model.w, other.w)
+    assert objective.multipliers().tolist() == [0.0] * 3
+
+
+class Counted(torch.autograd.Function):
+    """Counts how often it is differentiated."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Counted.calls += 1
+        return gradients[0]
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_the_objective_is_never_differentiated_when_infeasible(independent):
+    Counted.calls = 0
+    model = Point([1.0, 0.0])
+    objective = ssg(model, sgd(model, 0.1), 2, threshold=0.0)
+
+    def inner():
+        return Counted.apply(model.w.sum()), model.w
+
+    feasible = 0
+    for _ in range(30):
+        take_step(objective, inner, **({"gradient": inner} if independent else {}))
+        feasible += objective.feasible()
+        assert Counted.calls == feasible
+    assert 0 < feasible < 30
+
+
+def test_tolerance_margin_and_names():
+    model = Point([0.5, 0.1])
+    options: dict[str, Any] = {"tolerance": [0.45, 0.0], "margin": 0.02, "threshold": 0.06}
+    objective = ssg(model, sgd(model, 0.1), ["a", "b"], **options)
+    loss = lambda: (0 * model.w.sum(), {"b": model.w[1], "a": model.w[0]})  # noqa: E731
+    assert take_step(objective, loss) == pytest.approx(0.12)  # b, with its margin
+    assert objective.violation() == pytest.approx({"a": 0.05, "b": 0.1})
+    np.testing.assert_allclose(model.w.detach(), [0.5, 0.0], atol=1e-15)
+    assert take_step(objective, loss) == pytest.approx(0.07)  # a
+    np.testing.assert_allclose(model.w.detach(), [0.4, 0.0], atol=1e-15)
+    assert take_step(objective, loss) == 0.0 and objective.feasible()
+    assert objective.multipliers() == pytest.approx({"a": 1.0, "b": 1.0})
+    assert objective.term.value().item() == pytest.approx(0.02)  # b of the last batch
+
+
+def test_entries_of_several_samples_are_pooled():
+    model = Point([1.0, -1.0])
+    objective = ssg(model, sgd(model, 0.1), 2, threshold=0.0)
+    index = torch.tensor([1, 0, 0])
+    noise = torch.tensor([0.0, 0.3, -0.1], dtype=torch.float64)
+    loss = objective(lambda: (model.w.sum(), model.w[index] + noise), index)
+    assert loss.item() == pytest.approx(1.1)
+    loss.backward()
+    assert model.w.grad is not None and model.w.grad.tolist() == [1.0, 0.0]
+
+
+def test_batches_of_one_step_follow_the_first():
+    model = Point([0.0])
+    objective = ssg(model, sgd(model, 1.0), 1, threshold=0.0)
+    for shift in (-1.0, 5.0):  # feasible, then not
+        objective(lambda shift=shift: (3 * model.w.sum(), model.w + shift)).backward()
+    assert model.w.grad is not None and model.w.grad.item() == 6.0
+    objective.optimizer.step()  # type: ignore[union-attr]
+    assert objective.term.tracker.steps == 1
+    objective(lambda: (3 * model.w.sum(), model.w + 7.0))
+    assert not objective.feasible(), "the next step decides anew"
+
+
+def test_an_evaluation_changes_nothing():
+    model = Point([1.0])
+    objective = ssg(model, sgd(model), 1, threshold=0.0)
+    inner = lambda: (3 * model.w.sum(), model.w - 2)  # noqa: E731
+    take_step(objective, inner)
+    saved = copy.deepcopy(objective.state_dict())
+    objective.eval()
+    assert objective(inner).item() == pytest.approx(3 * model.w.item())
+    assert objective(lambda: (model.w.sum(), model.w)).item() == model.w.item()
+    assert str(objective.state_dict()) == str(saved)
+    with pytest.raises(RuntimeError, match="does not know which branch"):
+        objective.optimizer.step()  # type: ignore[union-attr]
+    assert objective.term.open is None
+
+
+def test_a_closure_decides_inside_the_step():
+    paths = []
+    for with_closure in (False, True):
+        model = Point(START)
+        objective = ssg(model, sgd(model), 3, threshold=0.05)
+        output, optimizer = objective.output_iterate("average"), objective.optimizer
+        assert isinstance(optimizer, SwitchingOptimizer)
+        for k in range(60):
+
+            def closure(model=model, objective=objective, optimizer=optimizer, k=k):
+                optimizer.zero_grad()
+                loss = objective(lambda: noisy(model.w, k))
+                loss.backward()
+                return loss
+
+            if with_closure:
+                assert optimizer.step(closure) is not None
+            else:
+                closure()
+                optimizer.step()
+        with output.applied():
+            paths.append(model.w.detach().clone())
+    assert torch.equal(*paths)
+
+
+def test_the_parameters_stay_in_the_set():
+    model = Point([0.0, 0.0])
+    project = lambda: model.w.clamp_(-0.2, 0.2)  # noqa: E731
+    objective = ssg(model, sgd(model), 1, threshold=0.0, project=project)
+    for _ in range(50):
+        loss = lambda: (-model.w.sum(), model.w.sum()[None] - 5)  # noqa: E731
+        take_step(objective, loss)
+        assert model.w.abs().max() <= 0.2
+    assert model.w.tolist() == [0.2, 0.2]
+    handle = keep_inside(sgd(model), project)
+    handle.remove()
+
+
+# Known KKT points; tolerances are those of the checks that came with the specification.
+
+
+def outside_ball(noise: float) -> NoisyConstraints:
+    """min |w - a|^2 / 2 subject to |w| >= 1 with |a| = 1/2: w* = a / |a|, nu* = 1/4."""
+    a = torch.tensor([0.3, -0.4], dtype=torch.float64)
+    problem = NoisyConstraints(a, a[None], torch.zeros(1), noise, torch.Generator().manual_seed(0))
+    problem.exact = lambda w: 1 - w.square().sum().view(1)  # type: ignore[method-assign]
+    return problem
+
+
+@pytest.mark.parametrize("kind", ["constant", "polyak"])
+@pytest.mark.parametrize("name", ["S3", "S3b"])
+def test_reaches_the_known_kkt_point(name, kind):
+    problem = box(1.0, 0.3, 3, 0.01) if name == "S3" else outside_ball(0.01)
+    solution, multiplier = ([0.3] * 3, 0.7) if name == "S3" else ([0.6, -0.8], 0.25)
+    model = Point(np.zeros(3) if name == "S3" else np.array([1.0, -0.6]))
+    index = torch.arange(len(problem.limits))
+    constraint: Any = "polyak" if kind == "polyak" else None
+    objective = ssg(
+        model, sgd(model, 0.02), len(index), threshold=0.01, burn_in=600,
+        constraint_optimizer=constraint,
+    )  # fmt: skip
+    output = objective.output_iterate("random")
+    for _ in range(1200):
+        batch, other = problem.sample(model.w, index), problem.sample(model.w, index)
+        take_step(objective, batch, gradient=other)
+    for context in (output.applied(), torch.no_grad()):  # the output and the last iterate
+        with context:
+            assert np.linalg.norm(model.w.detach() - torch.tensor(solution)) < 0.05  # 0.08 there
+            assert problem.exact(model.w).max() < 0.03
+    np.testing.assert_allclose(objective.multipliers(), multiplier, atol=0.04)
+
+
+# Checkpoints.
+
+
+def adam_pair(model: nn.Module) -> SwitchingOptimizer:
+    return SwitchingOptimizer(
+        torch.optim.Adam(model.parameters(), lr=0.02),
+        torch.optim.Adam(model.parameters(), lr=0.05),
+        InverseRoot(1.0),
+    )
+
+
+def polyak_pair(model: nn.Module) -> SwitchingOptimizer:
+    return SwitchingOptimizer(sgd(model, momentum=0.5), PolyakStep(model.parameters()))
+
+
+@pytest.mark.parametrize("optimizers", [adam_pair, polyak_pair])
+@pytest.mark.parametrize("cut", [7, 30])
+def test_a_resumed_run_is_bitwise_the_same(optimizers: Callable, cut):
+    def build() -> dict[str, Any]:
+        model = Point(START)
+        objective = Switching(
+            model, optimizers(model), 3, threshold=InverseRoot(0.2), burn_in=10
+        )  # fmt: skip
+        output = objective.output_iterate("random", seed=3)
+        return {
+            "model": model, "objective": objective, "output": output,
+            "optimizer": objective.optimizer,
+        }  # fmt: skip
+
+    whole = build()
+    follow(whole["objective"], whole["model"], ONE[:cut])
+    file = io.BytesIO()
+    torch.save({name: each.state_dict() for name, each in whole.items()}, file)
+    follow(whole["objective"], whole["model"], ONE[cut:60])
+    again = build()
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    for name, each in again.items():
+        each.load_state_dict(saved[name])
+    follow(again["objective"], again["model"], ONE[cut:60])
+    assert torch.equal(whole["model"].w, again["model"].w)
+    assert torch.equal(whole["objective"].multipliers(), again["objective"].multipliers())
+    with whole["output"].applied(), again["output"].applied():
+        assert torch.equal(whole["model"].w, again["model"].w)
+    assert str(whole["optimizer"].state_dict()) == str(again["optimizer"].state_dict())
+
+
+def test_schedulers_may_drive_the_wrapper_or_the_optimizer_inside():
+    model = Point(START)
+    inner = sgd(model, 0.1)
+    objective = ssg(model, inner, 3, threshold=1e9)
+    optimizer = objective.optimizer
+    assert isinstance(optimizer, SwitchingOptimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    take_step(objective, lambda: noisy(model.w, 0))
+    schedule.step()
+    assert inner.param_groups[0]["lr"] == 0.05 == optimizer.objective_step()
+    late = nn.Parameter(torch.zeros(2))
+    optimizer.add_param_group({"params": [late], "lr": 0.3})
+    assert inner.param_groups[1]["lr"] == 0.3 and len(optimizer.param_groups) == 2
+
+
+# Refusals.
+
+
+def test_a_sampled_subset_is_refused_before_anything_changes():
+    model = Point([0.5, -1.0])
+    objective = ssg(model, sgd(model), ["a", "b"], threshold=0.0)
+    take_step(objective, lambda: (model.w.sum(), model.w))
+    saved = str(objective.state_dict())
+    for values, index in (({"a": model.w[0]}, None), (model.w[:1], torch.tensor([1]))):
+        with pytest.raises(ValueError, match=r"`Switching` looks at all 2 .* has values of 1; no"):
+            objective(lambda values=values: (model.w.sum(), values), index)
+    for wrong in (lambda: model.w, lambda: (None, model.w)):
+        with pytest.raises(ValueError, match="needs the objective too"):
+            objective(wrong)
+        with pytest.raises(ValueError, match="needs the objective too"):
+            objective(lambda: (model.w.sum(), model.w), gradient=wrong)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        objective(lambda: (model.w.sum(), model.w * torch.nan))
+    assert str(objective.state_dict()) == saved and objective.term.open is None
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.Adam(p),
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+])  # fmt: skip
+def test_one_optimizer_that_keeps_state_is_refused(make):
+    model = Point(START)
+    optimizer = make(list(model.parameters()))
+    with pytest.raises(ValueError, match=f"{type(optimizer).__name__} keeps momentum"):
+        ssg(model, optimizer, 3, threshold=0.0)
+    model.w.grad = torch.ones_like(model.w)
+    optimizer.step()  # and is not held by what was refused
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"threshold": -0.1}, "Switching(threshold=...)` must be at least 0"),
+    ({"burn_in": -1}, "Switching(burn_in=...)` must be at least 0"),
+    ({"burn_in": 0.5}, "must be an integer"),
+    ({"constraints": "gap"}, "`Switching(constraints=...)` must be a number or a list"),
+    ({"tolerance": [0.0, 1.0]}, "`Switching(tolerance=...)` must be one number or 3"),
+    ({"constraint_optimizer": "adam"}, "must be one of 'polyak'"),
+])  # fmt: skip
+def test_wrong_settings_are_refused(options, message):
+    model = Point(START)
+    settings: dict[str, Any] = {"constraints": 3, "threshold": 0.1} | options
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ssg(model, optimizer, **settings)
+    optimizer.step()
+
+
+def test_a_threshold_schedule_that_falls_below_zero_is_refused():
+    model = Point(START)
+    objective = ssg(model, sgd(model), 3, threshold=lambda t: 0.5 - t)
+    take_step(objective, lambda: noisy(model.w, 0))
+    with pytest.raises(ValueError, match="must be at least 0"):
+        objective(lambda: noisy(model.w, 1))
+
+
+def test_the_optimizers_inside_do_not_step_alone():
+    model = Point(START)
+    optimizer, other = sgd(model, momentum=0.9), sgd(model, momentum=0.9)
+    objective = ssg(model, optimizer, 3, threshold=0.1, constraint_optimizer=other)
+    for each in (optimizer, other):
+        with pytest.raises(RuntimeError, match=r"Step `objective\.optimizer`"):
+            each.step()
+    with pytest.raises(RuntimeError, match="known between the call"):
+        objective.iterate_weight()
+    with pytest.raises(RuntimeError, match="at least one call"):
+        objective.feasible()
+    objective.detach_hooks()
+    optimizer.step()
+    with pytest.raises(ValueError, match="must hold the same parameters"):
+        SwitchingOptimizer(optimizer, sgd(Point(START)))
+    again: Any = ssg(model, sgd(model), 3, threshold=0.1)
+    with pytest.raises(ValueError, match=r"has 2 inner optimizer\(s\) but this one 1"):
+        again.optimizer.load_state_dict(objective.optimizer.state_dict())  # type: ignore[union-attr]
+
+
+def test_the_recipe_names_its_method():
+    model = Point(START)
+    objective = ssg(model, sgd(model), 3, threshold=0.1)
+    assert isinstance(objective, fcco.constraints.ConstrainedObjective)
+    assert objective.method == "ssg" and not objective.samples_constraints

@@ -1,0 +1,619 @@
+"""OOA: projections onto the capped simplex, weights as state, and runs to known optima."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import cvxpy as cp
+import distributed_cases as cases
+import numpy as np
+import pytest
+import reference as ref
+import reference_dual as dual
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, take_step
+from torch.nn.parallel import DistributedDataParallel
+
+import fcco
+from fcco.methods.group_weights import ooa
+from fcco.methods.primal_dual import alexr
+from fcco.weights import GroupWeights, OnlineGroupDRO, mirror_ascent, project_kl_capped
+
+DOUBLE = torch.float64
+GEOMETRIES = ["kl", "euclidean"]
+
+
+def tensor(values: Any) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=DOUBLE)
+
+
+def assert_in_simplex(p: torch.Tensor, cap: float, tolerance: float = 1e-12) -> None:
+    assert torch.isfinite(p).all()
+    assert p.min() >= 0 and p.max() <= cap * (1 + tolerance)
+    assert (p.sum(-1) - 1).abs().max() <= tolerance
+
+
+@st.composite
+def logits_and_caps(draw: st.DrawFn) -> tuple[np.ndarray, float]:
+    size = draw(st.integers(1, 9))
+    spread = draw(st.sampled_from([0.0, 1e-3, 1.0, 6.0]))
+    steps = draw(st.lists(st.integers(-8, 8), min_size=size, max_size=size))  # ties are common
+    share = st.one_of(st.integers(1, size).map(lambda k: k / size), st.floats(1 / size, 1.0))
+    return spread * np.array(steps, dtype=float) / 8, 1 / (draw(share) * size)
+
+
+# The projection in relative entropy.
+
+
+@settings(max_examples=200, deadline=None)
+@given(logits_and_caps())
+def test_kl_projection_equals_the_sorted_rule_and_meets_its_optimality_condition(case):
+    logits, cap = case
+    p = project_kl_capped(tensor(logits), cap)
+    assert_in_simplex(p, min(cap, 1.0))
+    np.testing.assert_allclose(p, dual.kl_capped(np.exp(logits), cap), rtol=0, atol=1e-13)
+    free = p.numpy() < cap * (1 - 1e-12)
+    factors = p.numpy() / np.exp(logits)  # c where p < cap, at most c elsewhere
+    if free.any():
+        assert np.ptp(np.log(factors[free])) < 1e-10
+        assert factors[~free].max(initial=0) <= factors[free].min() * (1 + 1e-10)
+
+
+@pytest.mark.parametrize("cap", [1.0, 0.5, 0.3, 0.21])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_mirror_ascent_maximises_what_it_says(geometry, cap):
+    """max <p, l> - D(p, p_old) / eta over Omega, by cvxpy."""
+    rng = np.random.default_rng(0)
+    old, losses, step = np.array([0.21, 0.2, 0.2, 0.19, 0.2]), 2 * rng.normal(size=5), 0.7
+    p = cp.Variable(5)
+    distance = cp.sum(cp.kl_div(p, old)) if geometry == "kl" else cp.sum_squares(p - old) / 2
+    constraints = [cp.sum(p) == 1, p >= 0, p <= cap]
+    problem = cp.Problem(cp.Maximize(losses @ p - distance / step), constraints)
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+    ours = mirror_ascent(tensor(old), tensor(losses), step, cap, geometry)
+    assert p.value is not None
+    np.testing.assert_allclose(ours, p.value, atol=2e-6)
+    assert_in_simplex(ours, cap)
+
+
+def test_project_kl_capped_by_hand():
+    q = tensor([6.0, 1.0, 1.0, 2.0])
+    for cap, expected in [
+        (1.0, [0.6, 0.1, 0.1, 0.2]), (0.6, [0.6, 0.1, 0.1, 0.2]), (0.5, [0.5, 0.125, 0.125, 0.25]),
+        (0.35, [0.35, 0.1625, 0.1625, 0.325]), (0.3, [0.3, 0.2, 0.2, 0.3]), (0.25, [0.25] * 4),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(project_kl_capped(q.log() - 7.0, cap), expected, atol=1e-15)
+    with pytest.raises(ValueError, match=r"`project_kl_capped\(cap=...\)` must be at least 0.2499"):
+        project_kl_capped(q.log(), 0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("cap", [1.0, 0.5, 1 / 3, 0.25])
+def test_extreme_logits_neither_overflow_nor_leave_the_simplex(cap, dtype):
+    top = torch.finfo(dtype).max
+    rows = [
+        [1e4, -1e4, 0.0, 0.0], [1e30, 1e30, 0.0, -1e30], [top, -top, top, 1.0],
+        [-top, -top, -top, -top], [np.inf, 0.0, 1.0, 2.0], [-np.inf, 0.0, 0.0, 0.0],
+        [-np.inf] * 4, [-1e5, -1e5 - 1, -1e5 - 2, -2e5], [700.0, 800.0, 900.0, 1000.0],
+    ]  # fmt: skip
+    for row in rows:
+        p = project_kl_capped(torch.tensor(row, dtype=dtype), cap)
+        assert_in_simplex(p, cap, 1e-6 if dtype == torch.float32 else 1e-12)
+    p = project_kl_capped(torch.tensor(rows[0], dtype=dtype), cap)
+    expected = {1.0: [1, 0, 0, 0], 0.5: [0.5, 0, 0.25, 0.25]}.get(cap)
+    if expected is not None:
+        np.testing.assert_allclose(p, expected, atol=1e-6)
+
+
+def test_small_weights_keep_their_ratio_beside_a_dominant_one():
+    logits = torch.tensor([50.0, 1.0, 0.0, 0.0], dtype=torch.float32)
+    p = project_kl_capped(logits, 0.5)
+    assert (p[1] / p[2]).item() == pytest.approx(np.e, rel=1e-6)
+    assert p.sum().item() == pytest.approx(1, abs=1e-7)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_pure_functions_run_under_vmap_and_on_leading_axes(geometry):
+    rng = np.random.default_rng(1)
+    p = torch.full((6, 5), 0.2, dtype=DOUBLE)
+    losses, step = tensor(rng.normal(size=(6, 5))), tensor(np.linspace(0.1, 2, 6))
+    one = [mirror_ascent(p[k], losses[k], step[k].item(), 0.4, geometry) for k in range(6)]
+    mapped = torch.func.vmap(lambda a, b, c: mirror_ascent(a, b, c, 0.4, geometry))(p, losses, step)
+    torch.testing.assert_close(mapped, torch.stack(one), rtol=0, atol=1e-15)
+    together = mirror_ascent(p, losses, step[:, None], 0.4, geometry)
+    torch.testing.assert_close(together, torch.stack(one), rtol=0, atol=1e-15)
+    caps = torch.func.vmap(lambda c: mirror_ascent(p[0], losses[0], 1.0, c, geometry))
+    assert_in_simplex(caps(tensor([0.3, 0.5])), 0.5)
+
+
+def test_a_weight_that_underflowed_returns():
+    """Without the floor 0 * exp(.) stays 0 for ever."""
+    p = mirror_ascent(tensor([0.5, 0.5]), tensor([2000.0, 0.0]), 1.0, 1.0)
+    assert p.tolist() == [1.0, 0.0]
+    steps = 0
+    while p[1] < 0.5 and steps < 100:
+        p, steps = mirror_ascent(p, tensor([0.0, 1.0]), 1.0, 1.0), steps + 1
+    assert steps == 28  # log(1e12) = 27.6
+    for other in (1e-300, 1e-12, 0.0):
+        floored = mirror_ascent(tensor([1.0, other]), tensor([0.0, 1.0]), 1.0, 1.0)
+        assert floored[1].item() == pytest.approx(np.e * 1e-12, rel=1e-9)
+
+
+# The recipe against the transcription.
+
+
+def run_ours(
+    problem: ref.Quadratics, start: np.ndarray, steps: int, optimizer: Any = None,
+    with_g0: bool = False, blocks: int = 3, **options: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, OnlineGroupDRO]:  # fmt: skip
+    data, model = TorchQuadratics(problem), Point(start)
+    make = optimizer or (lambda p: torch.optim.SGD(p, lr=0.03))
+    objective = ooa(model, make(model.parameters()), problem.num_inner, **options)
+    rng = np.random.default_rng(1)
+    path, weights, losses = [], [], []
+    for _ in range(steps):
+        ids, samples = entries(problem.draw(rng, blocks, 2), 1)
+
+        def inner(ids=ids, samples=samples):
+            values = data.values(model.w, ids, samples)
+            return (data.loss(model.w), values) if with_g0 else values
+
+        loss = take_step(objective, inner, ids)
+        path.append(model.w.detach().numpy().copy())
+        weights.append(objective.group_weights().numpy())
+        losses.append(loss)
+    return np.array(path), np.array(weights), np.array(losses), objective
+
+
+START = np.linspace(0.5, 1.5, 4)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("ratio", [None, 0.4, 0.75])
+@pytest.mark.parametrize("scaling", ["unbiased", "batch"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_equals_the_transcription(geometry, scaling, ratio, kind):
+    problem = ref.Quadratics()
+    optimizers: dict[str, Any] = {
+        "sgd": (None, lambda w, G: w - 0.03 * G),
+        "momentum": (lambda p: fcco.momentum_type(p, 0.03, 0.2), ref.Momentum(0.03, 0.2)),
+        "adam": (lambda p: fcco.adam_type(p, 0.03, 0.2), ref.Adam(0.03, 0.2)),
+    }
+    make, update = optimizers[kind]
+    cap = 1.0 if ratio is None else 1 / (ratio * 6)
+    common: dict[str, Any] = {"step": 0.4 if geometry == "kl" else 0.1, "geometry": geometry}
+    common |= {"scaling": scaling, "with_g0": kind == "adam"}
+    path, weights, losses = dual.ooa(problem, START, 200, update, cap=cap, **common)
+    ours = run_ours(problem, START, 200, make, ratio=ratio, **common)
+    assert np.ptp(path, axis=0).max() > 0.05 and np.ptp(weights, axis=0).max() > 0.02
+    capped = (weights > cap * (1 - 1e-12)).any(1)
+    assert ratio is None or 10 < capped.sum() < 200, "the cap binds in some steps"
+    np.testing.assert_allclose(ours[0], path, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ours[1], weights, rtol=0, atol=1e-12)
+    if not common["with_g0"]:
+        np.testing.assert_allclose(ours[2], losses, rtol=0, atol=1e-12)
+    assert_in_simplex(tensor(ours[1]), cap)
+
+
+@pytest.mark.parametrize("scaling", ["unbiased", "batch"])
+@pytest.mark.parametrize("adjustment", [2.0, [0.5, 0.0, 1.0, 2.0, 0.0, 3.0]])
+def test_the_adjustment_enters_the_weights_only(adjustment, scaling):
+    problem, sizes = ref.Quadratics(), [100, 4, 50, 9, 16, 25]
+    bonus = np.array(adjustment) / np.sqrt(sizes)
+    common: dict[str, Any] = {"step": 0.05, "scaling": scaling}
+    update = lambda w, G: w - 0.03 * G  # noqa: E731
+    path, weights, losses = dual.ooa(problem, START, 60, update, cap=1.0, bonus=bonus, **common)
+    ours = run_ours(problem, START, 60, adjustment=adjustment, group_sizes=sizes, **common)
+    for mine, theirs in zip(ours[:3], (path, weights, losses), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    without = dual.ooa(problem, START, 60, update, cap=1.0, **common)[1]
+    assert np.abs(without - weights).max() > 1e-3
+
+
+def test_options_change_the_result():
+    """Each option of the comparison must matter on this problem."""
+    problem, update = ref.Quadratics(), lambda w, G: w - 0.03 * G
+    base: dict[str, Any] = {"step": 0.4, "cap": 1 / (0.4 * 6)}
+    first = dual.ooa(problem, START, 200, update, **base)[0]
+    changes: Any = {"geometry": "euclidean"}, {"scaling": "batch"}, {"cap": 1.0}, {"step": 0.3}
+    for change in changes:
+        other = dual.ooa(problem, START, 200, update, **base | change)[0]
+        assert np.abs(other - first).max() > 1e-4, change
+
+
+# Reductions and invariants.
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_the_smallest_ratio_is_plain_group_dro(geometry):
+    problem = ref.Quadratics()
+    runs = [
+        run_ours(problem, START, 100, step=0.05, geometry=geometry, ratio=ratio)
+        for ratio in (None, 1 / 6, 0.01)
+    ]
+    for other in runs[1:]:
+        assert np.array_equal(other[0], runs[0][0]) and np.array_equal(other[1], runs[0][1])
+
+
+def test_plain_group_dro_in_its_own_words():
+    """q_g <- q_g exp(eta l_g), normalise, loss = sum_g q_g l_g: the released code's loop."""
+    model, q = Point([0.3, -1.0, 2.0]), np.full(3, 1 / 3)
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2,
+                    scaling="batch")  # fmt: skip
+    w = model.w.detach().numpy().copy()
+    for present in ([0, 1, 2], [1], [0, 2], [2, 1]) * 5:
+        losses = np.zeros(3)
+        losses[present] = w[present] ** 2
+        q = q * np.exp(0.2 * losses)
+        q /= q.sum()
+        loss = take_step(objective, lambda i=present: model.w[i].square(), torch.tensor(present))
+        assert loss == pytest.approx(q @ losses, abs=1e-14)
+        w[present] -= 0.1 * q[present] * 2 * w[present]
+        np.testing.assert_allclose(model.w.detach(), w, atol=1e-14)
+        np.testing.assert_allclose(objective.group_weights(), q, atol=1e-14)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_ratio_one_keeps_the_weights_uniform_and_is_the_mean_over_groups(geometry):
+    problem = ref.Quadratics()
+    path, weights, _, _ = run_ours(problem, START, 100, step=0.5, geometry=geometry, ratio=1.0)
+    assert np.abs(weights - 1 / 6).max() <= 1e-15
+    data, model = TorchQuadratics(problem), Point(START)
+    optimizer, rng = torch.optim.SGD(model.parameters(), lr=0.03), np.random.default_rng(1)
+    for step in range(100):  # three groups of two samples: the mean over groups is that of samples
+        data.values(model.w, *entries(problem.draw(rng, 3, 2), 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        np.testing.assert_allclose(model.w.detach(), path[step], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_constant_losses_leave_the_weights_alone_when_all_groups_are_seen(geometry):
+    model = Point([1.0])
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 5, ratio=0.3, step=0.3,
+                    geometry=geometry)  # fmt: skip
+    weights = tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    objective.term.weights.copy_(weights)
+    for value in (7.0, -3.0, 7.0):
+        take_step(objective, lambda v=value: v * model.w.expand(5))
+        torch.testing.assert_close(objective.group_weights(), weights, rtol=0, atol=1e-14)
+    take_step(objective, lambda: 7.0 * model.w.expand(2), torch.tensor([3, 4]))
+    assert (objective.group_weights() - weights).abs().max() > 0.01, "a sampled constant moves p"
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(None, [0, 0, 1, 0, 0, 0, 0, 0]), (0.25, [0, 0, 0.5, 0, 0.5, 0, 0, 0]),
+     (0.3, [0, 0, 1 / 2.4, 1 - 2 / 2.4, 1 / 2.4, 0, 0, 0])],
+)  # fmt: skip
+def test_exact_losses_at_a_fixed_point_end_at_the_worst_groups(geometry, ratio, expected):
+    losses = [0.1, 0.2, 1.0, 0.6, 0.8, 0.3, -0.5, 0.0]
+    model = Point(losses)
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 8, ratio=ratio, step=2.0,
+                    geometry=geometry)  # fmt: skip
+    for _ in range(60):
+        loss = take_step(objective, lambda: model.w)
+    np.testing.assert_allclose(objective.group_weights(), expected, atol=1e-8)
+    assert loss == pytest.approx(objective.cvar().item(), abs=1e-8)
+    assert objective.cvar(tensor(losses)).item() == pytest.approx(objective.cvar().item())
+
+
+def test_estimates_are_unbiased_over_all_choices_of_groups_and_samples():
+    """Enumerated: E lhat = g (seen through a small Euclidean move) and E G = sum p_i grad g_i."""
+    n, blocks, samples = 5, 2, 3
+    rng = np.random.default_rng(0)
+    slopes, shifts = rng.normal(size=(n, samples)), rng.normal(size=(n, samples))
+    w, step = 0.7, 1e-3
+    start = tensor([0.3, 0.1, 0.25, 0.15, 0.2])
+
+    def one(chosen: tuple[int, ...], picked: tuple[int, ...], eta: float):
+        model = Point([w])
+        objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), n, ratio=0.4,
+                        step=eta, geometry="euclidean")  # fmt: skip
+        objective.term.weights.copy_(start)
+        a, b = tensor(slopes[chosen, picked]), tensor(shifts[chosen, picked])
+        objective(lambda: a * model.w + b, torch.tensor(chosen)).backward()
+        assert model.w.grad is not None
+        return objective.group_weights().numpy(), model.w.grad.item()
+
+    draws = list(itertools.product(
+        itertools.combinations(range(n), blocks), itertools.product(range(samples), repeat=blocks)
+    ))  # fmt: skip
+    moved = np.mean([one(*draw, step)[0] for draw in draws], axis=0)
+    g = (slopes * w + shifts).mean(1)
+    np.testing.assert_allclose((moved - start.numpy()) / step, g - g.mean(), atol=1e-11)
+    gradient = np.mean([one(*draw, 1e-14)[1] for draw in draws])
+    assert gradient == pytest.approx(start.numpy() @ slopes.mean(1), abs=1e-12)
+
+
+# Weights as state.
+
+
+def accumulating(scaler: bool, parts: int, geometry: Any = "kl") -> OnlineGroupDRO:
+    """Each step: a batch in `parts` micro-batches, or with a first half whose step is skipped."""
+    rng, model = np.random.default_rng(0), Point([0.5, -0.3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = ooa(model, optimizer, 6, ratio=0.5, step=0.3, geometry=geometry)
+    scale = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scaler)
+    for _ in range(5):
+        ids = np.repeat(rng.choice(6, 4, replace=False), 2)
+        rows = tensor(2 * rng.normal(size=(8, 2)))
+        for part in np.array_split(np.arange(8), parts):
+            inner = lambda few=rows[part]: (few @ model.w).square()  # noqa: E731
+            scale.scale(objective(inner, torch.as_tensor(ids[part]))).backward()
+            assert model.w.grad is not None
+            if scaler and part[-1] != 7:
+                model.w.grad.fill_(torch.inf)
+                scale.step(optimizer)
+                scale.update()
+                optimizer.zero_grad()
+        scale.step(optimizer)
+        scale.update()
+        optimizer.zero_grad()
+    return objective
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(("scaler", "parts"), [(False, 2), (False, 3), (True, 2)])
+def test_the_weights_move_once_per_optimizer_step(scaler, parts, geometry):
+    whole = accumulating(False, 1, geometry)
+    objective = accumulating(scaler, parts, geometry)
+    np.testing.assert_allclose(objective.group_weights(), whole.group_weights(), atol=1e-14)
+    assert objective.term.step == whole.term.step == 5
+    assert (whole.group_weights() - 1 / 6).abs().max() > 0.05
+
+
+def test_the_gradient_of_a_batch_uses_the_weights_moved_so_far():
+    model = Point([1.0, 2.0, 3.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = ooa(model, optimizer, 3, step=0.2)
+    start = np.full(3, 1 / 3)
+    for index, pooled in [([0, 1], [1.5, 3.0, 0.0]), ([2], [1.0, 2.0, 3.0])]:
+        model.w.grad = None
+        loss = objective(lambda i=index: model.w[i], torch.tensor(index))
+        loss.backward()
+        p = dual.kl_capped(start * np.exp(0.2 * np.array(pooled)), 1.0)
+        expected = np.zeros(3)
+        expected[index] = 3 / len(index) * p[index]
+        np.testing.assert_allclose(model.w.grad, expected, atol=1e-14)  # type: ignore[arg-type]
+        assert loss.item() == pytest.approx(expected @ [1.0, 2.0, 3.0])
+        assert objective.term.weights.tolist() == start.tolist(), "final when the step ends"
+    optimizer.step()
+    np.testing.assert_allclose(objective.term.weights, p, atol=1e-14)
+    model.w.sum().backward()
+    optimizer.step()
+    np.testing.assert_allclose(objective.term.weights, p, atol=1e-14)
+
+
+def test_evaluation_changes_nothing():
+    model = Point([1.0, 2.0, 3.0])
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2)
+    take_step(objective, lambda: model.w.square())
+    state = copy.deepcopy(objective.state_dict())
+    weights = objective.group_weights()
+    objective.eval()
+    loss = objective(lambda: model.w.square(), torch.arange(3))
+    assert loss.item() == pytest.approx((weights @ model.w.square()).item())
+    objective.train()
+    with torch.no_grad():
+        objective(lambda: model.w.square())
+    assert torch.equal(objective.group_weights(), weights)
+    assert all(torch.equal(v, state[k]) for k, v in objective.state_dict().items()
+               if isinstance(v, torch.Tensor))  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_loss_is_refused_before_the_weights_move(bad):
+    model = Point([1.0, 2.0, 3.0])
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2)
+    take_step(objective, lambda: model.w.square())
+    before = objective.group_weights()
+    with pytest.raises(ValueError, match=r"NaN or infinite inner value for blocks \[1\]"):
+        objective(lambda: model.w * tensor([1.0, bad, 1.0]))
+    assert torch.equal(objective.group_weights(), before)
+    skipping = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, on_nonfinite="skip")
+    take_step(skipping, lambda: model.w + bad)
+    assert skipping.group_weights().tolist() == [1 / 3] * 3, "no group, no move"
+    assert skipping.group_losses().isnan().all() and skipping.cvar().isnan()
+    take_step(skipping, lambda: torch.stack([model.w[0], model.w[1] + bad]), torch.tensor([0, 1]))
+    assert skipping.group_losses().isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("scaling", ["unbiased", "batch"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_resumed_run_is_bitwise_the_same(geometry, scaling, dtype):
+    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    group = torch.arange(40) % 5
+
+    def new() -> tuple[torch.nn.Module, OnlineGroupDRO, fcco.GroupBatchSampler]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1).to(dtype)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        objective = ooa(model, optimizer, 5, ratio=0.5, step=0.1, geometry=geometry,
+                        scaling=scaling, adjustment=1.0, group_sizes=[8] * 5)  # fmt: skip
+        return model, objective, fcco.GroupBatchSampler(group, 3, 2, seed=3)
+
+    def advance(parts, steps):
+        model, objective, sampler = parts
+        for _ in range(steps):
+            index = torch.tensor(sampler.draw())
+            inner = lambda i=index: (model(rows[i]).squeeze(1) - 1).square()  # noqa: E731
+            take_step(objective, inner, group[index])
+
+    first = new()
+    advance(first, 6)
+    objects = lambda parts: (*parts, parts[1].optimizer)  # noqa: E731
+    saved = copy.deepcopy([each.state_dict() for each in objects(first)])
+    second = new()
+    for each, state in zip(objects(second), saved, strict=True):
+        each.load_state_dict(state)
+    assert torch.equal(first[1].group_weights(), second[1].group_weights())
+    assert not torch.equal(second[1].group_weights(), new()[1].group_weights())
+    advance(first, 8)
+    advance(second, 8)
+    assert torch.equal(first[1].group_weights(), second[1].group_weights())
+    for one, two in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_loading_a_state_drops_an_open_step_and_moves_the_weights_once():
+    model = Point([1.0, 2.0])
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 2, step=0.2)
+    state = copy.deepcopy(objective.state_dict())
+    objective(lambda: 5 * model.w)
+    assert objective.group_weights()[1] > 0.6
+    objective.load_state_dict(state)
+    assert objective.group_weights().tolist() == [0.5, 0.5]
+    take_step(objective, lambda: model.w)
+    assert objective.group_weights()[1].item() == pytest.approx(1 / (1 + np.exp(-0.2)))
+
+
+def test_weights_keep_their_precision():
+    model = torch.nn.Linear(2, 1).to(torch.bfloat16)
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=1e-3,
+                    adjustment=1.0, group_sizes=[1, 2, 3])  # fmt: skip
+    objective.to(torch.bfloat16)
+    assert objective.group_weights().dtype == torch.float32
+    x = torch.ones(3, 2, dtype=torch.bfloat16)
+    take_step(objective, lambda: model(x).squeeze(1).square())
+    assert objective.group_weights().dtype == torch.float32
+    assert (objective.group_weights() - 1 / 3).abs().max() > 1e-6, "a small move is not lost"
+    assert objective.double().group_weights().dtype == DOUBLE
+
+
+# Runs to known optima.
+
+
+@pytest.mark.parametrize(("geometry", "step"), [("kl", 0.003), ("euclidean", 0.03)])
+def test_tied_groups_reach_the_known_optimum(geometry, step):
+    """S2, n = 8, r = 1/4, two groups per step, one sample each; w* = 1/n, where all groups tie.
+
+    The specification asks for 0.12 and measured 0.03; the average iterate is what converges.
+    """
+    number, steps = 8, 3000
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *size: torch.randn(*size, generator=generator, dtype=DOUBLE)  # noqa: E731
+    model, eye = Point(np.zeros(number)), torch.eye(number, dtype=DOUBLE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = ooa(model, optimizer, number, ratio=0.25, step=step, geometry=geometry)
+    output = fcco.OutputIterate(optimizer, "average")
+    for t in range(steps):
+        decay(optimizer, 1 - t / steps)
+        group = torch.randperm(number, generator=generator)[:2]
+        value, slope = 0.3 * draw(2), 0.1 * draw(2, number) - eye[group]
+        inner = lambda v=value, a=slope: (1 + model.w.square().sum()) / 2 + v + a @ model.w  # noqa: E731
+        take_step(objective, inner, group)
+    assert (model.w.detach() - 1 / number).norm() < 0.12
+    with output.applied():
+        w = model.w.detach().clone()
+    assert (w - 1 / number).norm() < 0.05
+    best = (1 - 1 / number) / 2
+    assert objective.cvar((w - eye).square().sum(1) / 2).item() < 1.05 * best
+    assert_in_simplex(objective.group_weights(), 0.5)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_logistic_regression_ends_within_two_percent_of_cvxpy(geometry):
+    problem, steps = LogisticGroups(), 1500
+    model = Point(np.zeros(5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    objective = ooa(model, optimizer, problem.number, ratio=problem.ratio, geometry=geometry,
+                    step=0.02 if geometry == "kl" else 0.01)  # fmt: skip
+    sampler = fcco.GroupBatchSampler(problem.group, groups_per_batch=4, per_group=32)
+    for step in range(steps):
+        decay(optimizer, (1 - step / steps) ** 1.5)
+        index = torch.as_tensor(sampler.draw())
+        take_step(objective, lambda i=index: problem.batch(model.w, i), problem.group[index])
+    _, best = problem.solve()
+    _, average = problem.solve(average=True)
+    gap = problem.value(model.w.detach().numpy()) / best - 1
+    assert 0 <= gap < 0.02 < average / best - 1
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"step": 0.0}, r"`GroupWeights\(step=...\)` must be positive"),
+        ({"ratio": 0.0}, r"`GroupWeights\(ratio=...\)` must lie in \(0.0, 1.0\]"),
+        ({"ratio": 1.5}, r"`GroupWeights\(ratio=...\)` must lie in"),
+        ({"geometry": "l1"}, r"`GroupWeights\(geometry=...\)` must be one of 'kl', 'euclidean'"),
+        ({"scaling": "mean"}, r"`GroupWeights\(scaling=...\)` must be one of"),
+        ({"adjustment": 1.0}, r"`GroupWeights\(group_sizes=...\)` is needed for `adjustment`"),
+        ({"adjustment": -1.0, "group_sizes": [1, 2, 3]}, "must be one number or 3, one per group"),
+        ({"adjustment": [1.0, 2.0], "group_sizes": [1, 2, 3]}, "must be one number or 3"),
+        ({"adjustment": 1.0, "group_sizes": [1, 2]}, "must be 3 positive numbers, one per group"),
+        ({"adjustment": 1.0, "group_sizes": [1, 0, 2]}, "must be 3 positive numbers"),
+    ],
+)
+def test_refuses_what_cannot_work(options, text):
+    model = Point(np.zeros(3))
+    with pytest.raises(ValueError, match=text):
+        ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, **options)
+
+
+@pytest.mark.parametrize("options", [{"dim": 2}, {"read": "old"}, {"log_space": True}])
+def test_a_term_refuses_a_tracker_that_does_not_hold_the_current_losses(options):
+    tracker = fcco.ema(3, **{"gamma": 1.0, "read": "new", **options})
+    with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must hold one loss"):
+        GroupWeights(tracker, 0.1, 0.5)
+
+
+# Several processes.
+
+
+def weighted(**options: Any) -> Any:
+    return lambda model, _: ooa(model, cases.momentum(model), cases.GROUPS, **options)
+
+
+def primal_dual(**options: Any) -> Any:
+    return lambda model, _: alexr(
+        model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.Hinge(1.5), cases.GROUPS, **options
+    )
+
+
+RANKED: dict[str, cases.Case] = {
+    "kl": cases.Case(weighted(ratio=0.5, step=0.3), cases.per_sample),
+    "euclidean": cases.Case(weighted(step=0.3, geometry="euclidean"), cases.with_g0),
+    "batch": cases.Case(weighted(step=0.3, scaling="batch"), cases.per_sample, micro=2),
+    "empty rank": cases.Case(weighted(step=0.3), cases.with_g0, sizes=cases.sometimes_empty),
+    "alexr v1": cases.Case(primal_dual(smoothing=1.0, theta=0.6), cases.independent),
+    "alexr v2": cases.Case(primal_dual(version="v2", theta=0.6, dual_step=0.4), cases.independent),
+}
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=cases.WORLD)
+    done = {k: vars(cases.train(c, DistributedDataParallel, [rank])) for k, c in RANKED.items()}
+    torch.save(done, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+def test_two_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=cases.WORLD)  # type: ignore[attr-defined]
+    said = [torch.load(tmp_path / f"{rank}.pt") for rank in range(cases.WORLD)]
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10)  # noqa: E731
+    for name, case in RANKED.items():
+        alone = cases.train(case, lambda model: model, list(range(cases.WORLD)))
+        assert alone.moved > 0.02, name
+        for result in said:
+            close(result[name]["parameters"], alone.parameters)
+            close(result[name]["state"], alone.state)
+        mean = torch.tensor([result[name]["loss"] for result in said], dtype=DOUBLE).mean(0)
+        close(mean, tensor(alone.loss))
+        for key, value in said[0][name]["state"].items():
+            assert torch.equal(value, said[1][name]["state"][key]), "the same to the last bit"
