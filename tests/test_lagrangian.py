@@ -19,18 +19,18 @@ from test_switching import ONE, PROGRAM, START, TWO, follow, noisy, outside_ball
 from torch import Tensor, nn
 
 import fcco
-from fcco.lagrangian import ProximalLagrangian
-from fcco.lagrangian_rules import (
+from fcco.constraints.lagrangian import ProximalLagrangian
+from fcco.constraints.linearised import Linearised
+from fcco.constraints.rounds import ProximalRound
+from fcco.constraints.rules import (
     ConEx,
     ConstantConEx,
     StochasticConEx,
     StronglyConvexConEx,
     VirtualQueue,
 )
-from fcco.linearised import Linearised
 from fcco.methods.proximal_lagrangian import icppac, oss
 from fcco.methods.switching import ssg
-from fcco.proximal_round import ProximalRound
 
 DOUBLE = torch.float64
 STEPS = 25
@@ -615,7 +615,7 @@ def test_wrong_schedules_are_refused(make, options):
 def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch):
     model = Point(START)
     optimizer = sgd(model)
-    monkeypatch.setattr("fcco.lagrangian.any_sharded", lambda _: True)
+    monkeypatch.setattr("fcco.constraints.lagrangian.any_sharded", lambda _: True)
     with pytest.raises(TypeError, match=r"derivatives along a step, which a sharded model"):
         oss(model, optimizer, 3, proximal=1.0, inner_steps=5)
     optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ CELLS = [(m.name, problem) for m in TABLE for problem in m.problems]
 
 
 def prepare(name: str, problem: str) -> tuple[MethodProblem, Point, Setup]:
-    kind = GroupLosses if name == "ooa" else KINDS[problem]
+    kind: Any = GroupLosses if name == "ooa" else KINDS[problem]
     data = kind()
     model = data.model()
     return data, model, SETUPS[name, problem](data, model)
@@ -60,23 +61,30 @@ def test_a_transcription_is_named_and_exists(name):
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_issue_names_are_there():
+def test_the_methods_of_the_paper_are_there():
     wanted = "sonex alexr2 sonx sox msvr-v1 msvr-v2 msvr-v3 alexr ooa oss icppac ssg li2024"
     assert {*wanted.split(), "yang2025", "liu2025"} <= set(TABLE.names())
 
 
 def test_registration_refuses_what_cannot_be_checked():
     known = fcco.methods.get("sonex")
-    changed: dict[str, Any] = known.as_dict() | {"recipe": known.recipe, "name": "new"}
     with pytest.raises(ValueError, match="registered already"):
         registry.register(known)
     with pytest.raises(ValueError, match="`problems` is empty"):
-        registry.register(registry.Method(**changed | {"problems": ()}))
+        registry.register(replace(known, name="new", problems=()))
     with pytest.raises(ValueError, match="must be one of 'S1'"):
-        registry.register(registry.Method(**changed | {"problems": ("S9",)}))
+        registry.register(replace(known, name="new", problems=("S9",)))
     with pytest.raises(ValueError, match=r"lacks \.\. math:: and Args: and References:"):
-        registry.register(registry.Method(**changed | {"recipe": lambda: None}))
+        registry.register(replace(known, name="new", recipe=lambda: None))
     assert "new" not in fcco.methods.table().names()
+
+
+def test_the_front_door_opens_every_constrained_method():
+    names = {m.name for m in TABLE if m.constraints}
+    model = Point(np.zeros(2))
+    with pytest.raises(ValueError, match="must be one of") as refusal:
+        fcco.constrained(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, "ooa")
+    assert all(f"'{name}'" in str(refusal.value) for name in names)
 
 
 # What the methods do.
@@ -148,7 +156,8 @@ def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
     advance(data, model, run, 0, 3)
     before = copy.deepcopy(run.objective.state_dict())
     with pytest.raises(ValueError, match="all"):
-        batch = data.draw(model, **run.draw | {"every": False})
+        options: dict[str, Any] = run.draw | {"every": False}
+        batch = data.draw(model, **options)
         assert len(batch.index.unique()) < data.number
         run.objective(batch.inner, batch.index)
     after = run.objective.state_dict()

@@ -17,10 +17,10 @@ from reference_constrained import NoisyProgram
 from torch import Tensor, nn
 
 import fcco
+from fcco.constraints.steps import InverseRoot, PolyakStep, convex_step, weakly_convex_step
+from fcco.constraints.switching import Switching, SwitchingOptimizer
 from fcco.methods.switching import ssg
 from fcco.projected import keep_inside
-from fcco.switching import Switching, SwitchingOptimizer
-from fcco.switching_steps import InverseRoot, PolyakStep, convex_step, weakly_convex_step
 
 START = np.full(4, 0.1)
 PROGRAM = NoisyProgram()

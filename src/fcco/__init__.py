@@ -26,6 +26,10 @@ from . import outer as outer
 from . import theory as theory
 from . import tracker as tracker
 from .constraints import Penalized as Penalized
+from .constraints import PolyakStep as PolyakStep
+from .constraints import ProximalLagrangian as ProximalLagrangian
+from .constraints import Switching as Switching
+from .constraints import SwitchingOptimizer as SwitchingOptimizer
 from .group_dro import CVaRGroupDRO as CVaRGroupDRO
 from .group_dro import CVaRTerm as CVaRTerm
 from .groups import BlockSampler as BlockSampler
@@ -34,7 +38,6 @@ from .groups import group_mean as group_mean
 from .heads import TaskHeads as TaskHeads
 from .inner import Measured as Measured
 from .iterates import OutputIterate as OutputIterate
-from .lagrangian import ProximalLagrangian as ProximalLagrangian
 from .methods import adam_type as adam_type
 from .methods import alexr2 as alexr2
 from .methods import constrained as constrained
@@ -58,9 +61,6 @@ from .projected import keep_inside as keep_inside
 from .proximal_point import ProximalPoint as ProximalPoint
 from .recursive import RecursiveGradient as RecursiveGradient
 from .schedules import Annealed as Annealed
-from .switching import PolyakStep as PolyakStep
-from .switching import Switching as Switching
-from .switching import SwitchingOptimizer as SwitchingOptimizer
 from .terms import CoupledTerm as CoupledTerm
 from .tracker import InnerTracker as InnerTracker
 from .tracker import alexr as alexr

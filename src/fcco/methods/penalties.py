@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..constraints import ConstrainedObjective, Penalized
-from ..limits import number_and_names
-from ..outer.base import AbstractOuter
-from ..outer.scalar import Hinge, SquaredHinge
-from ..terms import CoupledTerm, Smoothing
-from ..tracker import for_model
-from .recursive_penalty import (
+from ..constraints.recursive import (
     LargestPenalty,
     LargestTerm,
     RecursivePenalty,
     recursive_tracker,
 )
+from ..limits import number_and_names
+from ..outer.base import AbstractOuter
+from ..outer.scalar import Hinge, SquaredHinge
+from ..terms import CoupledTerm, Smoothing
+from ..tracker import for_model
 
 __all__ = ["RampedTerm", "li2024", "liu2025", "yang2025"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..lagrangian import ProximalLagrangian
-from ..lagrangian_rules import ConEx, ConstantConEx, VirtualQueue
+from ..constraints.lagrangian import ProximalLagrangian
+from ..constraints.rules import ConEx, ConstantConEx, VirtualQueue
 from ..projected import keep_inside
 
 __all__ = ["icppac", "oss"]

@@ -140,7 +140,6 @@ class Table(tuple[Method, ...]):
         padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in lines)
         return "\n".join("  ".join(row).rstrip() for row in padded)
 
-
     def markdown(self) -> str:
         """The same table in Markdown."""
         lines = [self.COLUMNS, ["---"] * len(self.COLUMNS), *self.rows()]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..constraints.steps import PolyakStep
+from ..constraints.switching import Number, Switching, SwitchingOptimizer
 from ..projected import keep_inside
-from ..switching import Number, Switching, SwitchingOptimizer
-from ..switching_steps import PolyakStep
 
 __all__ = ["ssg"]
 

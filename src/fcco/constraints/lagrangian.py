@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .constraints import ConstrainedObjective
-from .distributed import find_group
-from .every_constraint import EveryConstraint
-from .inner import split
-from .lagrangian_rules import DualRule
+from ..distributed import find_group
+from ..inner import split
+from ..objective import Inner
+from ..previous import PreviousParameters
+from ..reading import ONLY
+from ..tracker import Tracked
+from ..visit import any_sharded
+from .every import EveryConstraint
 from .linearised import Linearised
-from .objective import Inner
-from .previous import PreviousParameters
-from .proximal_round import ProximalRound
-from .reading import ONLY
-from .tracker import Tracked
-from .visit import any_sharded
+from .penalized import ConstrainedObjective
+from .rounds import ProximalRound
+from .rules import DualRule
 
 __all__ = ["LagrangianTerm", "ProximalLagrangian"]
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .limits import Limits, number_and_names
-from .terms import AbstractTerm
-from .tracker import InnerTracker, for_model
-from .tracker.blocks import Batch
+from ..limits import Limits, number_and_names
+from ..terms import AbstractTerm
+from ..tracker import InnerTracker, for_model
+from ..tracker.blocks import Batch
 
-__all__ = ["EveryConstraint"]
+__all__ = ["CompleteTracker", "EveryConstraint"]
 
 
-class _Current(InnerTracker):
+class CompleteTracker(InnerTracker):
     """The values of the current batch, pooled over samples and ranks; no block may be absent."""
 
     call: str
@@ -54,7 +54,7 @@ class EveryConstraint(AbstractTerm):
     ) -> None:
         number, names = number_and_names(call, constraints)
         like = for_model(model, number).value
-        tracker = _Current(
+        tracker = CompleteTracker(
             number, gamma=1.0, correction=0.0, read="new", dtype=like.dtype, device=like.device
         )
         tracker.call = call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
+from .. import checks
 
 __all__ = ["InverseRoot", "PolyakStep", "convex_step", "keeps_state", "weakly_convex_step"]
 
@@ -64,7 +64,7 @@ class InverseRoot:
     """A number that falls like start / sqrt(t + 1), for eps_t and eta_t of convex problems.
 
     Example:
-        >>> from fcco.switching_steps import InverseRoot
+        >>> from fcco.constraints.steps import InverseRoot
         >>> [InverseRoot(0.6)(t) for t in (0, 3, 24)]
         [0.6, 0.3, 0.12]
     """

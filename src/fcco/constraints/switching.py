@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from .constraints import ConstrainedObjective
-from .every_constraint import EveryConstraint
-from .inner import split
-from .iterates import OutputIterate
-from .objective import Inner
-from .switching_steps import PolyakStep, keeps_state
-from .tracker import Tracked
+from .. import checks
+from ..inner import split
+from ..iterates import OutputIterate
+from ..objective import Inner
+from ..tracker import Tracked
+from .every import EveryConstraint
+from .penalized import ConstrainedObjective
+from .steps import PolyakStep, keeps_state
 from .wrapping import WrappingOptimizer
 
 __all__ = ["Switching", "SwitchingOptimizer", "SwitchingTerm"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .lagrangian_rules import DualRule
+from .. import checks
+from .rules import DualRule
 from .wrapping import WrappingOptimizer
 
 __all__ = ["ProximalRound"]

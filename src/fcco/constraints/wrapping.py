@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .previous import unwrap
+from ..previous import unwrap
 
 __all__ = ["WrappingOptimizer"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .directional import Directional
-from .distributed import Group
+from ..directional import Directional
+from ..distributed import Group
 
 __all__ = ["Linearised"]
 
@@ -23,7 +23,7 @@ class Linearised:
 
     Example:
         >>> import torch
-        >>> from fcco.linearised import Linearised
+        >>> from fcco.constraints.linearised import Linearised
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> line = Linearised(x.prod()[None], [x])
         >>> with torch.no_grad():

@@ -8,15 +8,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from .inner import parse
-from .limits import number_and_names
-from .objective import Compositional
-from .outer.base import AbstractOuter
-from .outer.scalar import Absolute, Hinge, SquaredHinge
-from .precision import KeepsPrecision
-from .terms import CoupledTerm, Smoothing
-from .tracker import for_model
+from .. import checks
+from ..inner import parse
+from ..limits import number_and_names
+from ..objective import Compositional
+from ..outer.base import AbstractOuter
+from ..outer.scalar import Absolute, Hinge, SquaredHinge
+from ..precision import KeepsPrecision
+from ..terms import CoupledTerm, Smoothing
+from ..tracker import for_model
 
 __all__ = ["ConstrainedObjective", "ConstraintReport", "MultiplierAverage", "Penalized"]
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..constraints import ConstrainedObjective
-from ..every_constraint import _Current as CompleteTracker
 from ..inner import Measured, parse, split
 from ..limits import Limits
 from ..objective import Inner
@@ -17,6 +15,8 @@ from ..outer.vector import PositiveMaximum
 from ..reading import Index
 from ..terms import OuterTerm, Smoothing
 from ..tracker import InnerTracker, Tracked, for_model
+from .every import CompleteTracker
+from .penalized import ConstrainedObjective
 
 __all__ = ["LargestPenalty", "LargestTerm", "RecursivePenalty", "recursive_tracker"]
 

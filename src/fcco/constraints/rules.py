@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from . import checks
+from .. import checks
 
 __all__ = [
     "ConEx",
