@@ -235,6 +235,12 @@ def _(problem: MethodProblem, model: Point) -> Setup:
     return Setup(objective, 3000, 0.08, {"independent": True})
 
 
+@setup("alexr", "S3")
+def _(problem: MethodProblem, model: Point) -> Setup:
+    objective = constrained(problem, model, "alexr", 0.03, dual_step=0.1)
+    return Setup(objective, 2000, 0.06, {"independent": True})
+
+
 @setup("yang2025", "S3", "S3b", "S4")
 def _(problem: MethodProblem, model: Point) -> Setup:
     if name_of(problem) == "S4":

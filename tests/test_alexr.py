@@ -486,3 +486,54 @@ def test_a_dual_term_refuses_a_tracker_of_values(options):
         DualTerm(tracker)
     with pytest.raises(ValueError, match="must be convex"):
         DualAscent(fo.MCP(1.0, 2.0), 1.0)
+
+
+# Constraints: limits, margin and names of the dual term.
+
+
+@pytest.mark.parametrize("theta", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+def test_constrained_form_equals_the_transcription(theta, margin):
+    """y+ = clip(y + alpha (g + theta (g - g_prev) - tolerance + margin), 0, rho)."""
+    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
+    data, model = TorchQuadratics(problem), Point(start)
+    limit = np.array([0.1, -0.2, 0.3, 0.0, 0.5, 0.2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective = fcco.constrained(
+        model, optimizer, 6, "alexr", penalty=2.0, dual_step=0.4, theta=theta,
+        tolerance=limit, margin=margin,
+    )  # fmt: skip
+    w, w_prev, y = start.copy(), start.copy(), np.zeros(6)
+    rng, same = np.random.default_rng(1), np.random.default_rng(1)
+    for _ in range(150):
+        G = w - problem.m
+        for i, batch, _ in (sampled := problem.draw(rng, 3, 2)):
+            g, past = problem.value(w, i, batch)[0], problem.value(w_prev, i, batch)[0]
+            ahead = g + theta * (g - past)
+            y[i] = np.clip(y[i] + 0.4 * (ahead - limit[i] + margin), 0, 2.0)
+            G = G + y[i] * problem.jacobian(w, i, batch)[0] / len(sampled)
+        w_prev, w = w, w - 0.02 * G
+        blocks, samples = entries(problem.draw(same, 3, 2), 1)
+        values = lambda b=blocks, s=samples: data.values(model.w, b, s)  # noqa: E731
+        objective(lambda v=values: (data.loss(model.w), v()), blocks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        np.testing.assert_allclose(model.w.detach(), w, rtol=0, atol=1e-12)
+    assert np.abs(w - start).max() > 0.1 and 0 < (y > 0).sum() < 6
+    np.testing.assert_allclose(objective.multipliers(), y / 6, rtol=0, atol=1e-12)
+
+
+def test_violation_is_measured_from_the_tolerance_without_the_margin():
+    model = Point([0.0])
+    objective = fcco.constrained(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), ["a", "b"], "alexr",
+        penalty=5.0, dual_step=0.5, tolerance=[0.1, 0.2], margin=0.05,
+    )  # fmt: skip
+    for _ in range(200):  # y of `a` rises to its cap and rests, that of `b` stays 0
+        objective(lambda: (model.w.sum(), {"a": 0.4 + 0 * model.w[0], "b": 0.1 + 0 * model.w[0]}))
+        objective.close()
+    assert objective.violation() == pytest.approx({"a": 0.3, "b": -0.1})
+    assert objective.multipliers() == pytest.approx({"a": 2.5, "b": 0.0})
+    with pytest.raises(ValueError, match="needs an `ExcessTracker`"):
+        rule = DualAscent(fcco.Hinge(), 0.5)
+        DualTerm(fcco.InnerTracker(2, gamma=1.0, read="new", rule=rule), tolerance=0.1)

@@ -43,10 +43,12 @@ def one_seed(batch: Batch, seed: int) -> Batch:
 )
 def test_batched_program_follows_the_public_objective(entry: Entry, problem: Problem) -> None:
     points = first_points(entry, problem, 3)
-    if "gain" in entry.tunes:  # a loop with a large gain would amplify rounding
-        points[:, entry.tunes.index("gain")] *= 0.3
-    if "lr" in entry.tunes:
-        points[:, entry.tunes.index("lr")] *= 0.8
+    for key in ("gain", "lr"):  # a loop with a large gain would amplify rounding
+        if key in entry.tunes:
+            points[:, entry.tunes.index(key)] *= 0.4
+    if "width" in entry.tunes:
+        points[:, entry.tunes.index("width")] *= 0.3
+        points[:, entry.tunes.index("width")] += 0.69
     h = settings(entry, problem, points)
     if problem.kind == "cvar" and entry.batches > 1:
         h["smoothing"] = h["smoothing"].clamp(min=1.0)  # a unique threshold

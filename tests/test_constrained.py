@@ -25,6 +25,7 @@ PENALTY: dict[str, Any] = {"penalty": 6.0, "smoothing": 0.004}
 CASES: dict[str, tuple[dict[str, Any], float, int, bool]] = {
     "sonex": (PENALTY, 0.01, 800, True),
     "alexr2": (PENALTY | {"nu": 0.5, "eta": 0.02, "gamma": 0.2}, 0.5, 800, True),
+    "alexr": ({"penalty": 6.0, "dual_step": 0.1}, 0.01, 800, True),
     "sonx": ({"penalty": 6.0, "gamma": 0.05}, 0.01, 800, True),
     "yang2025": ({"penalty": 6.0, "gamma": 0.05}, 0.01, 800, True),
     "sox": ({"penalty": 60.0}, 0.01, 800, True),
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], float, int, bool]] = {
     "oss": ({"proximal": 1.0, "inner_steps": 200}, 1.0, 2000, False),
     "icppac": ({"proximal": 0.5, "inner_steps": 100}, 0.1, 1000, False),
 }
-SAMPLED = {"sonex", "alexr2", "sonx", "yang2025", "sox", "li2024"}
+SAMPLED = {"sonex", "alexr2", "alexr", "sonx", "yang2025", "sox", "li2024"}
 
 
 def objective_of(method: str, model: Any = None, constraints: Any = M, **more: Any) -> Any:
@@ -208,16 +209,16 @@ def test_an_outer_function_of_ones_own(method):
 
 
 @pytest.mark.parametrize("method, settings, message", [
-    ("ooa", {}, "method=...)` must be one of 'sonex', 'alexr2', 'sonx', 'yang2025', 'sox', "
-                "'li2024', 'liu2025', 'ssg', 'oss', 'icppac' but is: 'ooa'"),
+    ("ooa", {}, "method=...)` must be one of 'sonex', 'alexr2', 'alexr', 'sonx', 'yang2025', "
+                "'sox', 'li2024', 'liu2025', 'ssg', 'oss', 'icppac' but is: 'ooa'"),
     ("msvr-v2", {}, "but is: 'msvr-v2'"),
     ("sonex", {}, "`constrained(method='sonex')` needs `smoothing`, how far the hinge is smoothed"),
     ("sonex", {"smoothing": 0.1}, "penalty=...)` is needed"),
     ("alexr2", PENALTY, "needs `nu`, the parameter of ALEXR2's proximal point (for alexr2); `eta`"),
     ("liu2025", PENALTY, "needs `refresh_every`, how often"),
     ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` is "
-     "the weight of a penalty; dual and switching methods have none (for sonex, alexr2, sonx, "
-     "yang2025, sox, li2024, liu2025). Settings of ssg: threshold"),
+     "the weight of a penalty; dual and switching methods have none (for sonex, alexr2, alexr, "
+     "sonx, yang2025, sox, li2024, liu2025). Settings of ssg: threshold"),
     ("oss", {"proximal": 1.0, "inner_steps": 5, "gamma": 0.1}, "`gamma` is the weight of the new "),
     ("icppac", {"inner_steps": 5}, "needs `proximal`"),
     ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` is how far the hinge is smoothed "

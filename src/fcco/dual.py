@@ -13,19 +13,22 @@ v_i, which know everything: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha est
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import checks
+from .limits import Limits
 from .outer.base import AbstractOuter
 from .terms import CoupledTerm
 from .tracker import InnerTracker, Tracked
+from .tracker.blocks import Batch
 from .tracker.update import Number
 
-__all__ = ["DualAscent", "DualTerm"]
+__all__ = ["DualAscent", "DualTerm", "ExcessTracker"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,38 @@ class DualAscent:
         return old, value + kept
 
 
+class ExcessTracker(InnerTracker):
+    """A tracker of g_i - tolerance_i + margin, the excess over the limits of its term.
+
+    The buffer `excess` holds its last value, which v_i does not tell: while y_i is free, a larger
+    violation is a larger y_i.
+
+    Args:
+        arguments: as for `InnerTracker`.
+        options: as for `InnerTracker`.
+    """
+
+    excess: Tensor
+    _limits: tuple[Limits, ...] = ()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register_buffer("excess", torch.full_like(self.value[:, 0], torch.nan))
+
+    def _commit(self, batch: Batch) -> Tensor:
+        self.excess[batch.index] = batch.mean(batch.fresh)
+        return super()._commit(batch)
+
+    def _batch(self, *entries: Any, **options: Any) -> Batch:
+        batch = super()._batch(*entries, **options)
+        if not self._limits or self._limits[0].plain:
+            return batch
+        (limits,) = self._limits
+        shift = (limits.of(batch.index) - limits.margin) * batch.counts
+        past = None if batch.previous is None else batch.previous - shift
+        return batch._replace(fresh=batch.fresh - shift, previous=past)
+
+
 class DualTerm(CoupledTerm):
     r"""(weight/n) sum_i f(g_i(w)) with one dual variable y_i per block.
 
@@ -98,11 +133,14 @@ class DualTerm(CoupledTerm):
 
     The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i) at c_i = v_i - y_i/alpha,
     which is g~_i as soon as y_i rests; in `eval()` mode it is f of the batch. `multipliers()` are
-    weight/n times y_i, `violation()` and `value()` read c_i.
+    weight/n times y_i; `value()` reads c_i.
 
     Args:
         tracker: a tracker with `rule=DualAscent(outer, dual_step)` and `read="new"`.
         weight: factor in front of the sum.
+        tolerance: subtracted from scalar g_i, one number or one per block: g_i <= tolerance_i. It
+            needs an `ExcessTracker`.
+        margin: train for g_i <= tolerance_i - margin.
         names: names of the blocks, for values given by name.
 
     Example:
@@ -115,7 +153,13 @@ class DualTerm(CoupledTerm):
     """
 
     def __init__(
-        self, tracker: InnerTracker, *, weight: float = 1.0, names: Sequence[str] | None = None
+        self,
+        tracker: InnerTracker,
+        *,
+        weight: float = 1.0,
+        tolerance: float | Sequence[float] | Tensor = 0.0,
+        margin: float = 0.0,
+        names: Sequence[str] | None = None,
     ) -> None:
         rule = tracker.rule
         if not isinstance(rule, DualAscent) or tracker.read != "new":
@@ -129,9 +173,22 @@ class DualTerm(CoupledTerm):
                 "`refresh_every` are for inner values and have no meaning for it."
             )
         super().__init__(
-            rule.outer, tracker, smoothing=1 / rule.dual_step, weight=weight, names=names
+            rule.outer,
+            tracker,
+            smoothing=1 / rule.dual_step,
+            weight=weight,
+            tolerance=tolerance,
+            margin=margin,
+            names=names,
         )
         self.rule = rule
+        if isinstance(tracker, ExcessTracker) and tracker.dim == 1:
+            tracker._limits = (self.limits,)  # a tuple hides it: the term has it already
+        elif not self.limits.plain:
+            raise ValueError(
+                "`DualTerm(tolerance=..., margin=...)` needs an `ExcessTracker` of scalar values: "
+                "the limit is part of what is tracked."
+            )
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f(c_i) over the sampled blocks, with y_i as slope."""
@@ -143,13 +200,33 @@ class DualTerm(CoupledTerm):
         share = self.weight / max(tracked.index.shape[0], 1)
         return tracked.attach(values.sum() * share, slope * share)
 
+    def value(self) -> Tensor:
+        """Mean of weight * f(c_i), the excess over the limits, over the blocks seen."""
+        return self.weight * self.outer(self.table() - self.limits.margin).mean()
+
     def dual(self) -> Tensor:
         """The y_i, shape (n,) or (n, d1), NaN where never seen."""
-        return self._per_block(self.rule.dual)
+        return self._where_seen(self.rule.dual)
+
+    def multipliers(self) -> Tensor:
+        """weight/n times y_i along the constraint, NaN where never seen."""
+        slope = self._where_seen(lambda v: self.outer.slope(self.rule.dual(v)))
+        return self.weight / self.tracker.num_inner * slope
 
     def violation(self) -> Tensor:
-        """How far each constraint is exceeded at c_i (positive: violated), NaN where never seen."""
-        return self._per_block(lambda v: self.outer.violation(self.rule.point(v)))
+        """How far each constraint is exceeded (positive: violated), NaN where never seen.
+
+        In the last batch, for an `ExcessTracker`; else at c_i.
+        """
+        if isinstance(self.tracker, ExcessTracker):
+            return self.outer.violation(self.tracker.excess) - self.limits.margin
+        return self._where_seen(lambda v: self.outer.violation(self.rule.point(v)))
+
+    def _where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        v = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
+        result = function(v)
+        seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
+        return torch.where(seen, result, torch.nan)
 
     def table(self) -> Tensor:
         """The c_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

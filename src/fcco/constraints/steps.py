@@ -117,8 +117,10 @@ def weakly_convex_step(
         eta for the objective branch, and the threshold.
 
     Example:
-        >>> weakly_convex_step(0.1, lipschitz=1.0, regularity=1.0, weak_convexity=2.0)
-        (0.0025..., 0.0025...)
+        >>> step, threshold = weakly_convex_step(
+        ...     0.1, lipschitz=1.0, regularity=1.0, weak_convexity=2.0)
+        >>> round(step, 6), round(threshold, 6)
+        (0.0025, 0.0025)
     """
     arguments = {
         "accuracy": accuracy,

@@ -93,11 +93,11 @@ for method in (
     Method(
         "alexr", alexr,
         problem="f convex and non-decreasing, g_i convex; or g_i affine",
-        outer=("convex",), constraints="", loop="single", update="SGD",
+        outer=("convex",), constraints="sampled", loop="single", update="SGD",
         sampling=_SAMPLED, batches=2, extra=_PAST,
         complexity="n eps^-2 / B1; n eps^-1 / B1 if strongly convex", measure="objective gap",
         reference="Wang and Yang 2023",
-        problems=("S1", "S2", "smooth"),
+        problems=("S1", "S2", "S3", "smooth"),
     ),
     Method(
         "ooa", ooa,

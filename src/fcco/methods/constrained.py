@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..constraints import ConstrainedObjective, Penalized
+from ..dual import DualAscent, DualTerm, ExcessTracker
+from ..limits import number_and_names
 from ..outer.base import AbstractOuter
+from ..outer.scalar import Hinge
 from ..proximal_point import ProximalPoint
 from ..terms import Smoothing
+from ..tracker import for_model
 from .penalties import li2024, liu2025, yang2025
 from .proximal_lagrangian import icppac, oss
 from .switching import ssg
@@ -33,6 +37,7 @@ _MEANING = {
     "eta": "the step of an inner loop",
     "inner_steps": "the length of an inner loop",
     "theta": "an extrapolation",
+    "dual_step": "the step of the dual variables",
     "refresh_every": "how often a recursive estimate starts afresh",
 }
 
@@ -59,6 +64,7 @@ def constrained(
     |---|---|---|
     | `"sonex"` | smoothed hinge penalty, MSVR tracker | yes |
     | `"alexr2"` | the same in a proximal point | yes |
+    | `"alexr"` | a dual variable per constraint, extrapolated ascent, capped at the penalty | yes |
     | `"yang2025"`, `"sonx"` | hinge penalty, MSVR tracker | yes |
     | `"li2024"`, `"sox"` | squared hinge penalty, moving averages | yes |
     | `"liu2025"` | smoothed hinge penalty, recursive estimates | no |
@@ -73,7 +79,7 @@ def constrained(
         method: the method.
         settings: `tolerance`, `margin` and `process_group` for each; and those of the method.
             Penalties: `penalty` (rho) and, for sonex, alexr2 and liu2025, `smoothing` (lambda);
-            `gamma`, `correction`, `read`. alexr2 needs `nu` and `eta` too, liu2025
+            `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and `eta`, liu2025
             `refresh_every`. A wrong or missing one gives an error that lists them all.
 
     Example:
@@ -185,9 +191,47 @@ def _proximal_point(
     )  # fmt: skip
 
 
+def _dual_ascent(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    penalty: float,
+    dual_step: float,
+    theta: float = 1.0,
+    tolerance: float | Sequence[float] | Tensor = 0.0,
+    margin: float = 0.0,
+    on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+    process_group: Any = "auto",
+) -> ConstrainedObjective:
+    """ALEXR (v2) on the penalised problem: y+ = clip(y + dual_step g~, 0, penalty).
+
+    The multipliers y/m collect the violations, up to penalty/m, and end where the constraint
+    holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
+    the violation, measured on the same samples at both ends of a step, which damps the loop.
+    """
+    checks.at_least("alexr", "theta", theta, 0.0)
+    checks.positive("alexr", "penalty", penalty)
+    number, names = number_and_names("alexr", constraints)
+    like = for_model(model, number).value
+    tracker = ExcessTracker(
+        number,
+        gamma=1.0,
+        correction=theta,
+        read="new",
+        rule=DualAscent(Hinge(penalty), dual_step),
+        on_nonfinite=on_nonfinite,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    term = DualTerm(tracker, tolerance=tolerance, margin=margin, names=names)
+    return ConstrainedObjective(model, optimizer, term, process_group=process_group)
+
+
 _RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "sonex": _smoothed_hinge,
     "alexr2": _proximal_point,
+    "alexr": _dual_ascent,
     "sonx": yang2025,
     "yang2025": yang2025,
     "sox": li2024,

@@ -31,7 +31,8 @@ class SinglePoint(Compositional):
         J_i(w_t;\mathcal B)\,(w_t - w_{t-1})
 
     The function is called once. Two more backward passes through it give the derivative, so it must
-    be differentiable twice. The two differ by O(|w_t - w_{t-1}|^2) for smooth g_i.
+    be differentiable twice; they cost more than the forward pass that is saved, so this is for
+    functions that cannot be evaluated at w_{t-1}. Both differ by O(|w_t - w_{t-1}|^2).
 
     Args:
         model: your model.
