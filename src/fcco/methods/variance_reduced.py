@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..directional import Directional
-from ..elsewhere import shifted
 from ..inner import split
 from ..objective import Compositional, Inner
 from ..outer.base import AbstractOuter
 from ..reading import Index
 from ..recursive import RecursiveGradient
+from ..recursive.elsewhere import shifted
 from ..terms import CoupledTerm
 from ..tracker import for_model
 from ..visit import any_sharded

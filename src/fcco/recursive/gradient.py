@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import checks
+from .. import checks
+from ..objective import Compositional, Inner
+from ..previous import PreviousParameters, after_closure
+from ..reading import Index
+from ..tracker import Tracked
+from ..tracker.blocks import per_row
 from .elsewhere import (
     Where,
     loss_reading,
@@ -24,12 +29,7 @@ from .elsewhere import (
     standing,
 )
 from .estimate import GradientEstimate, carrying, require_steppable
-from .objective import Compositional, Inner
-from .previous import PreviousParameters, after_closure
-from .reading import Index
 from .snapshot import Snapshot
-from .tracker import Tracked
-from .tracker.blocks import per_row
 
 __all__ = ["RecursiveGradient"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .previous import PerParameter
-from .proximal_point import ProximalPoint
-from .visit import any_sharded
+from ..previous import PerParameter
+from ..proximal_point import ProximalPoint
+from ..visit import any_sharded
 
 __all__ = ["GradientEstimate", "carrying", "require_steppable"]
 

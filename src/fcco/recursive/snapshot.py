@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from .distributed import Group, find_group, sum_over_ranks
+from .. import checks
+from ..distributed import Group, find_group, sum_over_ranks
+from ..inner import split
+from ..objective import Compositional, Inner
+from ..precision import KeepsPrecision
+from ..previous import PerParameter, PreviousParameters
+from ..reading import Index
+from ..tracker import InnerTracker, Tracked
+from ..tracker.blocks import Batch, per_row
+from ..tracker.entries import refuse_nonfinite
 from .elsewhere import Where, loss_reading, smoothings, standing
-from .inner import split
-from .objective import Compositional, Inner
-from .precision import KeepsPrecision
-from .previous import PerParameter, PreviousParameters
-from .reading import Index
-from .tracker import InnerTracker, Tracked
-from .tracker.blocks import Batch, per_row
-from .tracker.entries import refuse_nonfinite
 
 __all__ = ["Snapshot"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .distributed import find_group
-from .inner import Measured, global_mean, split
-from .objective import Compositional
-from .reading import ONLY
-from .terms import CoupledTerm
-from .tracker import InnerTracker, Tracked, log_track, track
-from .tracker.blocks import Layout, per_row
+from ..distributed import find_group
+from ..inner import Measured, global_mean, split
+from ..objective import Compositional
+from ..reading import ONLY
+from ..terms import CoupledTerm
+from ..tracker import InnerTracker, Tracked, log_track, track
+from ..tracker.blocks import Layout, per_row
 
 __all__ = ["loss_reading", "overlaid", "require_plain", "shifted", "smoothings", "standing"]
 
