@@ -140,7 +140,7 @@ def test_threshold_rules_by_hand_with_accumulated_batches(rule, lam):
     objective.term.tracker.set_values(None, torch.as_tensor(u))
     slope = lambda x: np.clip(x / lam, 0, 1 / ratio) if lam else (x > 0) / ratio  # noqa: E731
     first = np.array([0, 1, 3])
-    s = exact_threshold(torch.as_tensor(u[first]), ratio, lam).item()
+    s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
     for step in range(6):
         batches = [first, rng.choice(number, 2, replace=False)]
         fresh, slopes = [rng.normal(size=len(b)) for b in batches], []
@@ -282,3 +282,21 @@ def test_naive_training_is_clearly_worse_on_the_same_problem():
         optimizer.step()
         optimizer.zero_grad()
     assert problem.value(model.w.detach().numpy()) > 1.05 * best
+
+
+def test_the_largest_of_several_minimisers_is_taken():
+    """r n = 1 and losses 1 apart: every s between 1 and 2 - lambda/r is best, 1.9 is the last."""
+    for shift in (0.0, 0.1, 0.3, 1e3, -7.7):
+        losses = torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64) + shift
+        s = exact_threshold(losses, ratio=0.25, smoothing=0.025)
+        assert s.item() == pytest.approx(1.9 + shift, abs=1e-9)
+
+
+def test_the_first_threshold_after_a_warm_up_knows_all_groups():
+    model = torch.nn.Linear(1, 4, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    dro = fcco.CVaRGroupDRO(model, optimizer, 4, ratio=0.5, smoothing=0.0, threshold="gradient")
+    losses = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    dro.warm_up([(lambda: losses, torch.arange(4))])
+    dro(lambda: losses[:2] + 0 * model.weight.sum(), torch.tensor([0, 1]))
+    assert dro.threshold.item() == 3.0

@@ -57,8 +57,11 @@ def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Ten
 
     knots = torch.cat([ordered, ordered - width]).sort().values
     mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * number)
-    # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1.
-    right = int((mean_slope >= 1).sum().clamp(1, len(knots) - 1))
+    # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1. Where it
+    # rests at 1 (r n an integer, losses far apart) every s is a minimiser; rounding must not choose
+    # among them, so take the largest.
+    slack = 8 * number * torch.finfo(wide).eps
+    right = int((mean_slope >= 1 - slack).sum().clamp(1, len(knots) - 1))
     high, low = mean_slope[right - 1], mean_slope[right]
     share = ((high - 1) / (high - low).clamp(min=torch.finfo(wide).tiny)).clamp(0, 1)
     root = knots[right - 1] + share * (knots[right] - knots[right - 1])
@@ -114,7 +117,7 @@ class CVaRTerm(OuterTerm):
         u, s = tracked.value, self.threshold
         updating = self.training and torch.is_grad_enabled()
         if not self._started:
-            s, kink = self._minimiser(u)
+            s, kink = self._minimiser(self._known(tracked) if updating else u)
             if updating and u.shape[0]:
                 self._set(s, kink)
         else:
@@ -145,6 +148,11 @@ class CVaRTerm(OuterTerm):
                 self.threshold.add_(mean - _ONE, alpha=self.threshold_lr)
             slopes.clear()
         return True
+
+    def _known(self, tracked: Tracked) -> Tensor:
+        """What was known before the first step: this batch or, after a warm-up, every block."""
+        table = self.tracker.value.squeeze(-1).index_copy(0, tracked.index, tracked.value)
+        return table[self.tracker.seen]
 
     def _minimiser(self, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The best s for these losses; for the exact rule, the slope at u_i = s that proves it."""

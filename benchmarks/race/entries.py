@@ -1,0 +1,298 @@
+"""The methods of the race: what each is made of, where it is legal, what it tunes and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcco import theory
+from fcco.constraints.rules import ConstantConEx, DualRule, VirtualQueue
+from fcco.tracker import theory_correction
+
+from .engine import Runs
+from .problem import Problem
+from .rivals import Lagrangian, Online, Spider, Switching
+from .single import DoubleLoop, SingleLoop
+from .slopes import Values, slopes_of
+
+__all__ = ["ENTRIES", "Entry", "legal"]
+
+Build = Callable[[Problem, Values, int], Runs]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method.
+
+    Args:
+        name: as in the tables.
+        build: makes the batched program of (problem, hyperparameters, seeds).
+        tunes: the hyperparameters, searched over the ranges of `benchmarks.race.ranges`.
+        kinds: the kinds of problem it can solve.
+        needs: facts a problem must have: `"smooth_inner"`, `"convex"`.
+        squared: it penalises the squared hinge, whose weight follows from the loop gain.
+        scale: factor of the range of step sizes; 10 where no penalty multiplies the gradient.
+        batches: independent batches per step.
+        all_blocks: it cannot sample blocks.
+        samples: samples per step by setting, where they are not `batches` x B1 x B2.
+        starts: it starts a table of values from B2 samples of every block.
+        evaluations: values and gradients of inner functions per sampled block and step.
+        also: names under which it is known on constrained problems.
+    """
+
+    name: str
+    build: Build
+    tunes: tuple[str, ...]
+    kinds: tuple[str, ...] = ("sum", "cvar", "constrained")
+    needs: tuple[str, ...] = ()
+    squared: bool = False
+    scale: float = 1.0
+    batches: int = 1
+    all_blocks: bool = False
+    samples: Callable[[Problem, Values], Tensor] | None = None
+    starts: bool = True
+    evaluations: tuple[int, int] = (2, 1)
+    also: str = ""
+
+    def label(self, problem: Problem) -> str:
+        """Its name on a problem."""
+        known = self.also and problem.kind == "constrained"
+        return f"{self.also} ({self.name})" if known else self.name
+
+    def number(self, problem: Problem) -> int:
+        """Blocks per step."""
+        return problem.total if self.all_blocks else problem.blocks
+
+    def steps(self, steps: int) -> int:
+        """Steps to run: fewer where each of them draws all blocks."""
+        return steps // 4 if self.all_blocks else steps
+
+    def tracked_noise(self, problem: Problem, h: Values) -> Tensor:
+        """The standard deviation of a tracked value where nothing moves."""
+        if "refresh_samples" in h:
+            return problem.noise[0] * (h["refresh_samples"] * problem.samples).rsqrt()
+        options = {"value_noise": problem.noise[0], "samples": problem.samples}
+        gamma: float = h["gamma"]  # type: ignore[assignment]
+        square = theory.tracking_error(
+            gamma, problem.total, problem.blocks, correction=0.0, **options
+        )
+        return torch.as_tensor(square).sqrt()
+
+    def lag(self, problem: Problem, h: Values) -> Tensor:
+        """How many steps late the outer gradient acts.
+
+        A moving average of u is late by 1/gamma visits, one with a correction only by the time
+        between visits; the average v by another 1/beta.
+        """
+        late = 1 / h["gamma"]
+        if "correction" in h:
+            late = torch.full_like(late, problem.total / problem.blocks)
+        return late + 1 / h["beta"]
+
+    def cost(self, problem: Problem, h: Values) -> Tensor:
+        """Samples per step of each setting, shape (settings,)."""
+        if self.samples is not None:
+            return self.samples(problem, h).squeeze(-1)
+        number = len(next(iter(h.values())))
+        per_step = float(self.batches * problem.blocks * problem.samples)
+        return torch.full((number,), per_step, dtype=torch.float64)
+
+
+def legal(entry: Entry, problem: Problem) -> bool:
+    """Whether a problem meets the method's assumptions."""
+    return problem.kind in entry.kinds and all(getattr(problem, fact) for fact in entry.needs)
+
+
+def with_correction(problem: Problem, h: Values) -> Values:
+    """Replace the choice of the correction (0 none, 1 auto, 2 theory) by its value."""
+    gamma, choice = h["gamma"], h["correction"]
+    n, blocks = problem.total, problem.blocks
+    auto: Tensor = theory.auto_correction(gamma, n, blocks)  # type: ignore[arg-type,assignment]
+    full = torch.as_tensor(theory_correction(gamma, n, blocks))
+    value = torch.where(choice == 1, auto, torch.where(choice == 2, full, 0.0))
+    return {**h, "correction": value}
+
+
+def with_extrapolation(problem: Problem, h: Values) -> Values:
+    """Replace ALEXR's choice (0 the theory's theta, else theta itself) by theta gamma."""
+    full = (1 - h["gamma"] * problem.blocks / problem.total).clamp(min=0.0)
+    theta = torch.where(h["theta"] == 0, full, h["theta"])
+    return {**h, "correction": theta * h["gamma"]}
+
+
+def single(
+    momentum: str, *, smoothed: bool = False, squared: bool = False, correct: bool = True
+) -> Build:
+    """A builder for one kind of the single loop."""
+
+    def build(problem: Problem, h: Values, seeds: int) -> Runs:
+        h = with_correction(problem, h) if correct else h
+        slopes = slopes_of(problem, h, smoothed=smoothed, squared=squared)
+        return SingleLoop(problem, h, slopes, seeds, momentum)
+
+    return build
+
+
+def _alexr(problem: Problem, h: Values, seeds: int) -> Runs:
+    h = with_extrapolation(problem, h)
+    return SingleLoop(problem, h, slopes_of(problem, h, smoothed=True), seeds, fresh=True)
+
+
+def _alexr2(problem: Problem, h: Values, seeds: int) -> Runs:
+    # The outer step alpha = nu, so that without momentum w moves to the end of the inner loop.
+    h = {**with_extrapolation(problem, h), "lr": h["nu"]}
+    return DoubleLoop(problem, h, slopes_of(problem, h, smoothed=True), seeds)
+
+
+def _spider(problem: Problem, h: Values, seeds: int) -> Runs:
+    return Spider(problem, h, slopes_of(problem, h, smoothed=True), seeds)
+
+
+def _oss(problem: Problem, h: Values, seeds: int) -> Runs:
+    rules: dict[int, DualRule] = {int(t): VirtualQueue() for t in h["round_steps"].unique()}
+    return Lagrangian(problem, h, seeds, rules)
+
+
+def _icppac(problem: Problem, h: Values, seeds: int) -> Runs:
+    tau: float = h["tau"]  # type: ignore[assignment]
+    rules: dict[int, DualRule] = {int(t): ConstantConEx(tau=tau) for t in h["round_steps"].unique()}
+    return Lagrangian(problem, h, seeds, rules)
+
+
+def _every(batches: int) -> Callable[[Problem, Values], Tensor]:
+    """All constraints in each batch."""
+
+    def samples(problem: Problem, h: Values) -> Tensor:
+        return torch.full_like(h["lr"], batches * problem.samples * problem.total)
+
+    return samples
+
+
+def _switching_samples(problem: Problem, h: Values) -> Tensor:
+    return problem.samples * (problem.total * h["value_samples"] + 1)
+
+
+def _spider_samples(problem: Problem, h: Values) -> Tensor:
+    refresh = h["refresh_samples"] / h["refresh"]
+    return problem.samples * problem.total * (1 + h["value_samples"] + refresh)
+
+
+_SONEX = ("lr", "gamma", "correction", "beta", "width")
+_SMOOTH = ("lr", "gamma", "correction", "beta", "gain")
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("SONEX", single("average", smoothed=True), _SONEX, needs=("smooth_inner",)),
+        Entry(
+            "SONEX+STORM",
+            single("storm", smoothed=True),
+            _SONEX,
+            needs=("smooth_inner",),
+            evaluations=(2, 2),
+        ),
+        Entry("SONX", single("none"), ("lr", "gamma", "correction"), also="Yang 2025"),
+        Entry("SONX+momentum", single("average"), ("lr", "gamma", "correction", "beta")),
+        Entry(
+            "ALEXR2",
+            _alexr2,
+            ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
+            batches=2,
+        ),
+        Entry(
+            "ALEXR",
+            _alexr,
+            ("lr", "gamma", "theta", "width"),
+            needs=("convex",),
+            batches=2,
+        ),
+        Entry(
+            "OOA-KL",
+            lambda problem, h, seeds: Online(problem, h, seeds, "kl"),
+            ("lr", "beta", "weight_lr"),
+            kinds=("cvar",),
+            starts=False,
+            evaluations=(1, 1),
+        ),
+        Entry(
+            "OOA-Euclidean",
+            lambda problem, h, seeds: Online(problem, h, seeds, "euclidean"),
+            ("lr", "beta", "weight_lr"),
+            kinds=("cvar",),
+            starts=False,
+            evaluations=(1, 1),
+        ),
+        Entry(
+            "SOX",
+            single("average", squared=True, correct=False),
+            ("lr", "gamma", "beta", "gain"),
+            kinds=("constrained",),
+            squared=True,
+            evaluations=(1, 1),
+            also="Li 2024",
+        ),
+        Entry(
+            "MSVR-v1",
+            single("average", squared=True),
+            _SMOOTH,
+            kinds=("constrained",),
+            squared=True,
+        ),
+        Entry(
+            "MSVR-v2",
+            single("storm", squared=True),
+            _SMOOTH,
+            kinds=("constrained",),
+            squared=True,
+            evaluations=(2, 2),
+        ),
+        Entry(
+            "SSG",
+            Switching,
+            ("lr", "constraint_lr", "tolerance", "polyak", "value_samples"),
+            kinds=("constrained",),
+            starts=False,
+            scale=10.0,
+            batches=2,
+            all_blocks=True,
+            samples=_switching_samples,
+            evaluations=(1, 1),
+        ),
+        Entry(
+            "Liu-Xu",
+            _spider,
+            ("lr", "width", "value_samples", "refresh_samples", "refresh"),
+            kinds=("constrained",),
+            starts=False,
+            batches=2,
+            all_blocks=True,
+            samples=_spider_samples,
+        ),
+        Entry(
+            "OSS",
+            _oss,
+            ("lr", "proximal", "round_steps"),
+            kinds=("constrained",),
+            starts=False,
+            scale=10.0,
+            all_blocks=True,
+            samples=_every(1),
+            evaluations=(1, 1),
+        ),
+        Entry(
+            "ICPPAC",
+            _icppac,
+            ("lr", "proximal", "round_steps", "tau"),
+            kinds=("constrained",),
+            starts=False,
+            scale=10.0,
+            batches=2,
+            all_blocks=True,
+            samples=_every(2),
+            evaluations=(1, 2),
+        ),
+    )
+}

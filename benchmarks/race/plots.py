@@ -1,0 +1,104 @@
+"""Log-log plots of samples against accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .scaling import BATCHES
+
+__all__ = ["draw"]
+
+_STYLE = {
+    "SONEX": ("C0", "o-"),
+    "SONEX+STORM": ("C0", "x--"),
+    "SONX": ("C3", "s-"),
+    "SONX+momentum": ("C3", "+--"),
+    "ALEXR2": ("C2", "^-"),
+    "ALEXR": ("C2", "v--"),
+    "OOA-KL": ("C4", "d-"),
+    "OOA-Euclidean": ("C4", "D--"),
+    "SOX": ("C1", "P-"),
+    "MSVR-v1": ("C5", "<-"),
+    "MSVR-v2": ("C5", ">--"),
+    "SSG": ("C6", "h-"),
+    "Liu-Xu": ("C7", "H-"),
+    "OSS": ("C8", "1-"),
+    "ICPPAC": ("C9", "2-"),
+}
+
+
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
+    """One picture per problem, one of the scaling with the batch sizes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    written = []
+    for name, problem in results["problems"].items():
+        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, layout="constrained")
+        titles = {"last": "last iterate", "average": "averaged iterate"}
+        for axis, (output, title) in zip(axes, titles.items(), strict=True):
+            for method, row in problem["methods"].items():
+                pairs = [
+                    (level, samples)
+                    for level, samples in zip(
+                        problem["accuracies"], row[output]["samples"], strict=True
+                    )
+                    if samples is not None
+                ]
+                if pairs:
+                    colour, style = _STYLE[method]
+                    x, y = zip(*pairs, strict=True)
+                    axis.loglog(x, y, style, color=colour, label=row["label"], ms=4, lw=1.2)
+            axis.invert_xaxis()
+            axis.set(title=f"{name}: {title}", xlabel="accuracy")
+            axis.grid(alpha=0.3, which="both")
+        axes[0].set_ylabel("samples")
+        figure.legend(*_entries(axes), loc="outside right upper", fontsize=7)
+        written.append(_save(figure, folder / f"convergence-{name}.png"))
+        plt.close(figure)
+    if results.get("scaling"):
+        written.append(_scaling(results["scaling"], folder, plt))
+    return written
+
+
+def _scaling(scaling: dict[str, Any], folder: Path, plt: Any) -> Path:
+    names = list(scaling)
+    figure, axes = plt.subplots(
+        len(names), 2, figsize=(8, 3.4 * len(names)), squeeze=False, layout="constrained"
+    )
+    for row, name in enumerate(names):
+        for column, batch in enumerate(("B1", "B2")):
+            axis = axes[row][column]
+            for method, fits in scaling[name].items():
+                found = fits[batch]
+                if not found["rows"]:
+                    continue
+                hardest = found["rows"][-1]
+                colour, style = _STYLE[method]
+                label = f"{method}: {hardest['exponent']} at {hardest['accuracy']:.2g}"
+                axis.loglog(found["sizes"], hardest["steps"], style, color=colour, label=label)
+            axis.set(title=f"{name}: steps against {batch}", xlabel=batch, ylabel="steps")
+            sizes = [pair[column] for pair in BATCHES[batch]]
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.minorticks_off()
+            axis.grid(alpha=0.3, which="both")
+            axis.legend(fontsize=7)
+    path = _save(figure, folder / "convergence-scaling.png")
+    plt.close(figure)
+    return path
+
+
+def _entries(axes: Any) -> tuple[list[Any], list[str]]:
+    known: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            known.setdefault(label, handle)
+    return list(known.values()), list(known)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+    return path
