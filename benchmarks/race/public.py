@@ -63,6 +63,10 @@ class Player:
     def warm_up(self, batch: Batch) -> None:
         """Start the tracker from one batch of every block, where there is one to start."""
         self.objective.warm_up([(self.closure(batch), None)])
+        if self.problem.kind == "cvar":
+            # Before the first batch; the term itself would take its values into account.
+            term = self.objective.term
+            term._set(*term._minimiser(term.table()))
 
     def step(self, batch: Batch, other: Batch) -> None:
         """One step of a user's loop."""
