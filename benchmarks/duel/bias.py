@@ -1,0 +1,79 @@
+"""How wrong a penalty on mini-batch values is, against the batch size, in a real run.
+
+At each of the last steps of a training run the penalised quantity is computed three ways: from all
+data (the truth), from the batch, and from the running estimates of the same run. What is shown is
+the mean difference to the truth over steps and constraints.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import relu
+
+import fcco
+
+from .fairness import RocFairness
+from .problems import Batch
+from .stepper import adam
+
+__all__ = ["SIZES", "measure"]
+
+SIZES = (4, 8, 16, 32, 64, 128)
+
+
+def measure(
+    problem: RocFairness, sizes: tuple[int, ...] = SIZES, steps: int = 600, seed: int = 0
+) -> dict[str, list[float]]:
+    """Bias of |gap| and of [|gap| - kappa]_+ for batches of 4 times `sizes` samples."""
+    result: dict[str, list[float]] = {"batch": [4.0 * size for size in sizes]}
+    for size in sizes:
+        smaller = copy.copy(problem)
+        smaller.per_cell = size
+        for name, value in _one(smaller, steps, seed).items():
+            result.setdefault(name, []).append(value)
+    return result
+
+
+def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
+    torch.manual_seed(seed)
+    model = problem.model()
+    optimizer, draw = adam(problem, model), problem.batches(seed)
+    outer = fcco.TwoSidedHinge(problem.kappa, 14.0)
+    objective = fcco.Penalized(
+        model, optimizer, problem.num_constraints // 2, outer=outer, smoothing=1e-2, gamma=0.02
+    )
+    everything = Batch(problem.inputs, problem.targets)
+    seen: dict[str, list[Tensor]] = {}
+    for number in range(steps):
+        batch = draw()
+        if number > steps // 2 and number % 5 == 0:
+            with torch.no_grad():
+                fresh = problem.measure(model, batch, "pairs")[1]
+                truth = _rates(problem, model, everything)
+                tracked = objective.term.tracker.value
+            for name, rates in (("batch", fresh), ("tracked", tracked), ("truth", truth)):
+                gap = (rates[:, 0] - rates[:, 1]).abs()
+                seen.setdefault(f"gap {name}", []).append(gap.mean())
+                seen.setdefault(f"hinge {name}", []).append(relu(gap - problem.kappa).mean())
+        objective(lambda: problem.measure(model, batch, "pairs")).backward()  # noqa: B023
+        for group in optimizer.param_groups:  # the estimates settle as the learning rate falls
+            group["lr"] = problem.schedule.lr * (1.0 if number < steps // 4 else 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    means = {name: torch.stack(values).mean().item() for name, values in seen.items()}
+    return {
+        f"{kind} {source}": means[f"{kind} {source}"] - means[f"{kind} truth"]
+        for kind in ("gap", "hinge")
+        for source in ("batch", "tracked")
+    } | {"gap truth": means["gap truth"]}
+
+
+def _rates(problem: RocFairness, model: Any, everything: Batch) -> Tensor:
+    scores = model(everything.inputs).split(problem.counts.tolist())
+    rates = [torch.sigmoid(part[:, None] - problem.thresholds).mean(0) for part in scores]
+    both = torch.stack(rates)
+    return torch.stack([both[:2].flatten(), both[2:].flatten()], dim=1)

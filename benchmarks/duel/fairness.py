@@ -1,0 +1,134 @@
+"""Cross-entropy under 14 gaps of rates between two groups: Adult and COMPAS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from . import data
+from .problems import Batch, Form, Problem, Schedule, Score
+
+__all__ = ["RocFairness", "network"]
+
+THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+
+
+def network(features: int, width: int = 64) -> nn.Module:
+    """A perceptron with two hidden layers."""
+    return nn.Sequential(
+        nn.Linear(features, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 1),
+        nn.Flatten(0),
+    )
+
+
+class RocFairness(Problem):
+    r"""Two ROC curves that nearly agree.
+
+    .. math::
+        \min_w\; \mathrm{BCE}(w) \quad\text{s.t.}\quad
+        \Bigl|\mathrm E[\sigma(s_w - \tau)\mid a=0, y] - \mathrm E[\sigma(s_w-\tau)\mid a=1, y]
+        \Bigr| \le \kappa, \qquad \tau\in\{-3,\dots,3\},\ y\in\{1, 0\}
+
+    A batch has as many samples from each of the four cells (group a, label y); the loss weighs
+    the cells by their share in the data, so it estimates the mean over all rows.
+
+    Args:
+        name: of the problem.
+        table: features, labels, groups.
+        schedule: of the training.
+        kappa: the allowed gap.
+        per_cell: samples of each cell in a batch.
+    """
+
+    forms = ("signed", "absolute", "pairs")
+
+    def __init__(
+        self,
+        name: str,
+        table: data.Table,
+        schedule: Schedule | None = None,
+        kappa: float = 0.005,
+        per_cell: int = 32,
+    ) -> None:
+        self.name, self.kappa, self.per_cell = name, kappa, per_cell
+        self.schedule = schedule or Schedule(evaluations=2000, every=25, lr=5e-3)
+        self.thresholds = torch.tensor(THRESHOLDS)
+        self.num_constraints = 4 * len(THRESHOLDS)
+        cell = 2 * table.group + table.label
+        order = cell.argsort(kind="stable")
+        self.inputs = torch.tensor(table.features[order], dtype=torch.float32)
+        self.targets = torch.tensor(table.label[order], dtype=torch.float32)
+        self.counts = torch.tensor([(cell == k).sum() for k in range(4)])
+        if (self.counts == 0).any():
+            raise ValueError(
+                f"`RocFairness({name!r})` needs samples of both labels in both groups but "
+                f"the cells (group, label), in order, hold {self.counts.tolist()}."
+            )
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.prior = self.counts / self.counts.sum()
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """The problem on the file of that name."""
+        return cls(name, data.load(name))
+
+    @property
+    def limit(self) -> float:
+        """The gap that training allows."""
+        return self.kappa + self.shift
+
+    def model(self) -> nn.Module:
+        """Two hidden layers of 64."""
+        return network(self.inputs.shape[1])
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Uniform draws from each cell."""
+        generator = torch.Generator().manual_seed(seed)
+        width = self.per_cell
+
+        def draw() -> Batch:
+            uniform = torch.rand(4, width, generator=generator, dtype=torch.float64)
+            rows = self.starts[:, None] + (uniform * self.counts[:, None]).long()
+            rows = rows.flatten()
+            return Batch(self.inputs[rows], self.targets[rows])
+
+        return draw
+
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted loss, and the gaps: signed (28), absolute (14) or as pairs of rates."""
+        scores = model(batch.inputs)
+        losses = binary_cross_entropy_with_logits(scores, batch.targets, reduction="none")
+        cells = losses.view(4, -1).mean(1)
+        rates = torch.sigmoid(scores.view(4, -1, 1) - self.thresholds).mean(1)
+        return self.prior @ cells, self._stated(rates, form)
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> Score:
+        """The mean loss and the largest gap less kappa."""
+        scores = model(self.inputs)
+        objective = binary_cross_entropy_with_logits(scores, self.targets).item()
+        parts = scores.split(self.counts.tolist())
+        rates = torch.stack(
+            [torch.sigmoid(part[:, None] - self.thresholds).mean(0) for part in parts]
+        )
+        gaps = rates[:2] - rates[2:]
+        return Score(objective, gaps.abs().max().item() - self.kappa)
+
+    def _stated(self, rates: Tensor, form: Form) -> Tensor:
+        """Rates (4 cells, 7 thresholds) as constraint values: labels 0 and 1 by thresholds."""
+        if form == "pairs":
+            return torch.stack([rates[:2].flatten(), rates[2:].flatten()], dim=1)
+        gaps = (rates[:2] - rates[2:]).flatten()
+        if form == "absolute":
+            return gaps.abs() - self.limit
+        return torch.cat([gaps, -gaps]) - self.limit

@@ -1,0 +1,109 @@
+"""What a constrained problem is, for all sides alike, and the list of them."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["NAMES", "Batch", "Form", "Problem", "Schedule", "Score", "make"]
+
+Form = Literal["signed", "absolute", "pairs"]
+
+NAMES = ("adult", "compas", "convex", "sampled")
+
+
+class Batch(NamedTuple):
+    """Samples of one step; `index` names the sampled constraints, None means all."""
+
+    inputs: Tensor
+    targets: Tensor
+    index: Tensor | None = None
+
+
+class Score(NamedTuple):
+    """Objective and largest violation on all training data."""
+
+    objective: float
+    violation: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How all methods are trained: gradient evaluations, checkpoints, Adam's learning rate.
+
+    The learning rate falls to a tenth after half and after three quarters of the evaluations.
+    """
+
+    evaluations: int
+    every: int
+    lr: float
+
+    def factor(self, done: int) -> float:
+        """What the learning rate is multiplied with after `done` evaluations."""
+        share = done / self.evaluations
+        return 1.0 if share < 0.5 else 0.1 if share < 0.75 else 0.01
+
+
+class Problem(abc.ABC):
+    """An objective under constraints g_i(w) <= 0 whose values are known from samples only.
+
+    Attributes:
+        name: of the problem.
+        schedule: the training that every method gets.
+        num_constraints: m, of the signed form.
+        sampled: whether a batch holds some of the constraints only.
+        forms: ways to state the constraints; `"signed"` (all problems) is unbiased, `"absolute"`
+            is |gap| - kappa, `"pairs"` the two rates whose gap counts.
+        shift: training is for g_i(w) <= shift (a margin when negative), the score is for 0.
+        optimum: the objective of the solution, where it is known.
+    """
+
+    name: str
+    schedule: Schedule
+    num_constraints: int
+    sampled = False
+    forms: tuple[Form, ...] = ("signed",)
+    shift = 0.0
+    optimum: float | None = None
+
+    @abc.abstractmethod
+    def model(self) -> nn.Module:
+        """A fresh model; its weights follow torch's global seed."""
+
+    @abc.abstractmethod
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """A stream of batches that depends on the seed alone."""
+
+    @abc.abstractmethod
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and constraint values of a batch, the values less the shift (not in pairs)."""
+
+    @abc.abstractmethod
+    def score(self, model: nn.Module) -> Score:
+        """Objective and largest violation on all training data, without the shift."""
+
+    def shifted(self, shift: float) -> Self:
+        """The same problem with looser (positive) or stricter constraints in training."""
+        other = copy.copy(self)
+        other.shift = shift
+        return other
+
+
+@functools.lru_cache
+def make(name: str) -> Problem:
+    """The problem of that name; raises `MissingData` when it needs a file that is not there."""
+    from . import convex, fairness
+
+    torch.set_num_threads(1)
+    if name in ("adult", "compas"):
+        return fairness.RocFairness.load(name)
+    return {"convex": convex.GroupLosses, "sampled": convex.Segments}[name]()

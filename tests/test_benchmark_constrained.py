@@ -1,0 +1,484 @@
+"""The race against Cooper and humancompatible-train: its problems, counts, choices and sides."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import constrained
+from benchmarks.duel import bias, convex, cost, data, grids, jobs, report, training
+from benchmarks.duel.fairness import THRESHOLDS, RocFairness
+from benchmarks.duel.problems import Batch, Schedule
+from benchmarks.duel.training import Trace
+
+ADULT = """|1x3 Cross validator
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K
+50, ?, 83311, Masters, 14, Divorced, Sales, Husband, Black, Female, 0, 0, 13, Cuba, >50K.
+38, Private, 215646, HS-grad, 9, Divorced, Sales, Husband, White, Male, 0, 5, 40, Cuba, >50K
+
+"""  # noqa: E501
+
+COMPAS_HEADER = (
+    "age,race,juv_fel_count,decile_score,juv_misd_count,priors_count,v_decile_score,"
+    "decile_score.1,days_b_screening_arrest,c_jail_in,c_jail_out,c_charge_degree,is_recid,"
+    "score_text,two_year_recid\n"
+)
+
+
+def compas_row(age=30, race="Caucasian", days="3", degree="F", recid="0", text="Low", label=0):
+    jail = "2013-01-01 10:00:00,2013-01-04 09:00:00"
+    return f"{age},{race},0,3,0,1,2,3,{days},{jail},{degree},{recid},{text},{label}\n"
+
+
+@pytest.fixture
+def fair() -> RocFairness:
+    """A small problem whose label and group are related."""
+    random = np.random.RandomState(0)
+    group = random.randint(2, size=400)
+    features = random.randn(400, 3) + group[:, None] * 0.5
+    label = (features[:, 0] + random.randn(400) > 0.3).astype(np.int64)
+    table = data.Table(features, label, group)
+    return RocFairness("adult", table, Schedule(60, 10, 1e-2), per_cell=8)
+
+
+def trace(objective, violation, every=10) -> Trace:
+    done = [every * (k + 1) for k in range(len(objective))]
+    return Trace(done, list(objective), list(violation), 1.0, 0.0)
+
+
+# Data
+
+
+def test_adult_is_encoded_as_numbers_and_categories():
+    table = data.adult(ADULT.splitlines())
+    # 5 numbers; 3 workclasses, 3 educations, 2 states, 2 occupations, 2 relations, 2 races,
+    # 2 sexes, 2 countries
+    assert table.features.shape == (3, 5 + 3 + 3 + 2 + 2 + 2 + 2 + 2 + 2)
+    assert table.label.tolist() == [0, 1, 1]
+    assert table.group.tolist() == [1, 0, 1]
+    ages = np.array([39.0, 50.0, 38.0])
+    np.testing.assert_allclose(table.features[:, 0], (ages - ages.mean()) / ages.std())
+    np.testing.assert_allclose(table.features.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(table.features.std(0), 1, atol=1e-12)
+
+
+def test_compas_keeps_what_propublica_kept():
+    rows = [compas_row(age=20 + k, label=k % 2) for k in range(10)]
+    bad = [
+        compas_row(days="31"),
+        compas_row(days=""),
+        compas_row(degree="O"),
+        compas_row(recid="-1"),
+        compas_row(text="N/A"),
+    ]
+    lines = [COMPAS_HEADER, *bad, *rows, compas_row(race="Other", degree="M", days="-30")]
+    table = data.compas(lines, train_share=1.0)
+    assert len(table.label) == 11
+    assert sorted(table.group.tolist()) == [0] + 10 * [1]
+    assert data.compas(lines).features.shape[0] == 9  # 80 % of 11
+    # one value in a column: it says nothing, and must not become NaN
+    assert np.isfinite(table.features).all()
+
+
+def test_missing_data_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.delenv("FCCO_DATA", raising=False)
+    with pytest.raises(data.MissingData, match=r"FCCO_DATA to a folder that holds adult\.data"):
+        data.load("adult")
+    monkeypatch.setenv("FCCO_DATA", str(tmp_path))
+    with pytest.raises(data.MissingData, match="compas_two_years"):
+        data.load("compas")
+    (tmp_path / "adult.data").write_text(ADULT)
+    assert len(data.load("adult").label) == 3
+
+
+# Problems
+
+
+def loops(problem: RocFairness, scores, rows_of_cell, targets):
+    """Rates, losses and gaps with loops."""
+    rates = np.zeros((4, len(THRESHOLDS)))
+    losses = np.zeros(4)
+    for cell, rows in enumerate(rows_of_cell):
+        for row in rows:
+            s, y = scores[row], targets[row]
+            losses[cell] += (np.logaddexp(0, s) - y * s) / len(rows)
+            for k, threshold in enumerate(THRESHOLDS):
+                rates[cell, k] += 1 / (1 + np.exp(threshold - s)) / len(rows)
+    # cells: (group 0, label 0), (0, 1), (1, 0), (1, 1)
+    gaps = [rates[y, k] - rates[2 + y, k] for y in (0, 1) for k in range(len(THRESHOLDS))]
+    return losses, np.array(gaps), rates
+
+
+def test_fairness_values_equal_loops(fair):
+    model = fair.model()
+    problem = fair.shifted(0.002)
+    batch = problem.batches(3)()
+    assert batch.targets.tolist() == 8 * [0.0] + 8 * [1.0] + 8 * [0.0] + 8 * [1.0]
+    scores = model(batch.inputs).detach().double().numpy()
+    cells = [range(8 * k, 8 * k + 8) for k in range(4)]
+    losses, gaps, rates = loops(problem, scores, cells, batch.targets.numpy())
+    loss, signed = problem.measure(model, batch, "signed")
+    assert loss.item() == pytest.approx(float(problem.prior.double().numpy() @ losses), rel=1e-5)
+    np.testing.assert_allclose(signed.detach(), np.r_[gaps, -gaps] - 0.007, atol=1e-6)
+    absolute = problem.measure(model, batch, "absolute")[1]
+    np.testing.assert_allclose(absolute.detach(), abs(gaps) - 0.007, atol=1e-6)
+    pairs = problem.measure(model, batch, "pairs")[1].detach().numpy()
+    np.testing.assert_allclose(pairs[:, 0] - pairs[:, 1], gaps, atol=1e-6)
+    np.testing.assert_allclose(pairs[:7, 0], rates[0], atol=1e-6)
+
+
+def test_fairness_score_is_on_all_rows_and_without_shift(fair):
+    model = fair.model()
+    scores = model(fair.inputs).detach().double().numpy()
+    ends = np.r_[0, fair.counts.cumsum(0).numpy()]
+    cells = [range(ends[k], ends[k + 1]) for k in range(4)]
+    losses, gaps, _ = loops(fair, scores, cells, fair.targets.numpy())
+    counts = fair.counts.numpy()
+    score = fair.shifted(0.1).score(model)
+    assert score.objective == pytest.approx((losses * counts).sum() / counts.sum(), rel=1e-5)
+    assert score.violation == pytest.approx(abs(gaps).max() - 0.005, abs=1e-6)
+
+
+def test_batches_depend_on_the_seed_alone(fair):
+    first, again, other = fair.batches(1), fair.batches(1), fair.batches(2)
+    torch.manual_seed(5)
+    one = [first() for _ in range(3)]
+    torch.manual_seed(6)
+    two = [again() for _ in range(3)]
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(one[0].inputs, other().inputs)
+
+
+def test_an_empty_cell_is_refused():
+    table = data.Table(np.zeros((3, 1)), np.array([0, 1, 0]), np.array([0, 0, 1]))
+    with pytest.raises(ValueError, match=r"hold \[1, 1, 1, 0\]"):
+        RocFairness("adult", table)
+
+
+@pytest.mark.parametrize("kind", [convex.GroupLosses, convex.Segments])
+def test_convex_batches_estimate_the_full_values(kind):
+    """The mean over many batches is the value on all samples."""
+    problem = kind().shifted(-0.01)
+    torch.manual_seed(0)
+    model = problem.model()
+    draw, size = problem.batches(0), problem.num_constraints
+    total, seen, losses = torch.zeros(size), torch.zeros(size), []
+    with torch.no_grad():
+        for _ in range(400):
+            batch = draw()
+            loss, values = problem.measure(model, batch)
+            index = torch.arange(size) if batch.index is None else batch.index
+            assert len(index.unique()) == len(index)
+            total.index_add_(0, index, values + problem.shift)
+            seen.index_add_(0, index, torch.ones(len(index)))
+            losses.append(loss.item())
+    score = problem.score(model)
+    worst = int((total / seen).argmax())
+    assert np.mean(losses) == pytest.approx(score.objective, rel=0.03)
+    assert (total / seen)[worst].item() == pytest.approx(score.violation, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", [convex.GroupLosses, convex.Segments])
+def test_stored_optima_are_those_of_cvxpy(kind):
+    pytest.importorskip("cvxpy")
+    problem = kind()
+    for relaxed, stored in convex.OPTIMA[problem.name].items():
+        assert stored == pytest.approx(problem.solve(relaxed), abs=1e-5)
+    assert problem.optimum == convex.OPTIMA[problem.name][0.0]
+
+
+# Choice and figures
+
+
+def test_choice_is_feasibility_first():
+    far, near, best = trace([1.0], [0.5]), trace([3.0], [0.0]), trace([2.0], [0.01])
+    assert report.choose([far, near, best]) == 2
+    assert report.choose([trace([1.0], [0.011]), near]) == 1
+    assert report.choose([far, trace([0.5], [0.4])]) == 1  # none is feasible: least violation
+    assert report.choose([trace([math.nan], [math.nan]), far]) == 1
+
+
+def test_objective_at_equal_violation():
+    path = [(0.0, 3.0), (0.02, 1.0), (0.03, 0.5)]
+    assert report.place(path, 0.01) == pytest.approx((0, 0.5))
+    assert report.place(path, 0.05) == (2, 0.0)  # the path is not continued
+    assert report.place(path, -0.01) is None
+    assert report.place([(0.005, 2.0), (0.001, 1.0)], 0.003) == (1, 0.0)
+    assert report.place([(0.0, 3.0), (math.inf, math.inf)], 0.01) == (0, 0.0)
+
+
+def test_tail_and_time_to_reach():
+    run = trace([5, 4, 3, 2, 1.5, 1, 1, 1, 1, 3], [0, 0.5, 0.5, 0, 0.2, 0, 0, 0, 0, 0.01])
+    assert run.tail_objective == 2.0  # the last two of ten
+    assert run.tail_violation == pytest.approx(0.005)
+    assert run.settled() == 60
+    assert run.reached(2.0) == 40
+    assert run.reached(0.5) is None
+    assert run.best(0.4) == 2.0
+    assert trace([1], [1]).settled() is None
+    assert trace([1, math.nan], [0, math.nan]).tail_objective == math.inf
+
+
+def test_mean_error_and_median():
+    mean, error = report.mean_and_error([1.0, 2.0, 3.0])
+    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert report.mean_and_error([1.0, math.inf])[0] == math.inf
+    assert report.middle([30, None, 10]) == 30
+    assert report.middle([None, None, 10]) is None
+
+
+def entry(*seeds: float, settled=None):
+    mean, error = report.mean_and_error(seeds)
+    name = f"at_{training.LIMIT}"
+    row = {name: mean, f"{name}_error": error, f"{name}_seeds": list(seeds)}
+    return {**row, "settled": settled, "reached": None}
+
+
+def test_verdict_compares_seeds_in_pairs():
+    """Seeds differ by far more than methods, yet ours is lower in each."""
+    rows = {"SONEX": entry(1.0, 2.0, 3.0, settled=50), "HCT ALM": entry(1.1, 2.1, 3.11, settled=40)}
+    found = report.verdict(rows, ["SONEX"])
+    assert found["ahead"] and found["not_worse"]
+    assert found["against"]["HCT ALM"][0] == pytest.approx(-0.1033, abs=1e-3)
+    assert found["settled"] == {"SONEX": 50, "HCT ALM": 40}
+    rows["Cooper nuPI"] = entry(0.9, 1.9, 2.89)
+    found = report.verdict(rows, ["SONEX"])
+    assert not found["ahead"] and not found["not_worse"]
+    assert found["best_peer"] == "Cooper nuPI"
+    rows = {"SONEX": entry(1.0, 1.0), "HCT ALM": entry(math.inf, 0.5)}
+    assert report.verdict(rows, ["SONEX"])["ahead"]
+
+
+def test_result_goes_along_shifted_limits():
+    runs = {
+        0.0: [trace([2.0], [0.012]), trace([2.0], [0.008])],
+        -0.004: [trace([3.0], [0.008]), trace([2.5], [0.004])],
+        0.004: [trace([1.0], [0.016]), trace([1.0], [0.012])],
+    }
+    result = report.Result("SONEX", {}, [runs[0.0][0]], runs)
+    assert result.at(0.01) == pytest.approx([2.0, 2.0])  # the mean violation is 0.01 as it is
+    assert result.at(0.012) == pytest.approx([1.5, 1.5])  # half way to the looser limit
+    assert result.at(0.008) == pytest.approx([2.5, 2.25])
+    summary = result.summary(target=2.5)
+    assert summary["violation"] == pytest.approx(0.01)
+    assert summary["at_0.005"] == math.inf
+    assert "SONEX | 2.0000 ± 0.0000 | +0.0100" in report.table({"SONEX": summary})
+
+
+# Grids
+
+
+def test_every_method_has_equally_many_settings():
+    for problem in ("adult", "convex", "sampled"):
+        for method in grids.GRIDS[grids.family(problem)]:
+            assert len(grids.settings(problem, method)) == grids.K
+    peers = [{m for m in grid if m.startswith(("Cooper", "HCT"))} for grid in grids.GRIDS.values()]
+    assert len(peers[1]) == 10
+    assert peers[1] == peers[2] == {m for m in peers[0] if "|gap|" not in m}
+
+
+def test_grids_refuse_an_unequal_number(monkeypatch):
+    monkeypatch.setitem(grids.GRIDS["convex"], "SONEX", grids.settings("convex", "SONEX")[:-1])
+    with pytest.raises(ValueError, match="must have 8 different"):
+        grids.settings("convex", "SONEX")
+
+
+# Runs
+
+
+def short(name: str):
+    problem = {"convex": convex.GroupLosses, "sampled": convex.Segments}[name]()
+    problem.schedule = replace(problem.schedule, evaluations=40, every=20)
+    return problem
+
+
+@pytest.mark.parametrize("name", ["fair", "convex", "sampled"])
+def test_each_side_runs_and_counts_its_gradients(name, fair):
+    problem = fair if name == "fair" else short(name)
+    family = "fairness" if name == "fair" else name
+    builders = training.builders()
+    for method in set(grids.GRIDS[family]) & set(builders):
+        setting = grids.GRIDS[family][method][0]
+        counted = []
+
+        def measure(model, batch, form="signed", counted=counted):
+            counted.append(torch.is_grad_enabled())
+            return type(problem).measure(problem, model, batch, form)
+
+        watched = problem.shifted(0.0)
+        watched.measure = measure  # type: ignore[method-assign]
+        run = training.train(watched, method, setting, seed=0)
+        every = problem.schedule.every
+        assert run.evaluations[-1] == problem.schedule.evaluations, method
+        assert all(n >= every * (k + 1) for k, n in enumerate(run.evaluations)), method
+        gradients = counted.count(True)
+        warm_up = setting.get("warm_up", 0)
+        assert gradients + warm_up == problem.schedule.evaluations, method
+        assert counted.count(False) <= run.extra_forwards * gradients + warm_up, method
+
+
+def test_same_seed_same_start(fair, monkeypatch):
+    """Every method sees the same weights and batches."""
+    seen: dict[str, list[torch.Tensor]] = {}
+    rates: list[float] = []
+
+    def watching(name):
+        def build(problem, model, setting):
+            optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+            weights = next(model.parameters()).detach().clone()
+
+            def step(batch):
+                seen.setdefault(name, [weights]).append(batch.inputs)
+                rates.append(optimizer.param_groups[0]["lr"])
+
+            return training.ours.Stepper(step, [optimizer])
+
+        return build
+
+    monkeypatch.setattr(training, "builders", lambda: {n: watching(n) for n in ("one", "two")})
+    for name in ("one", "two"):
+        training.train(fair, name, {}, seed=4)
+    assert len(seen["one"]) == 1 + fair.schedule.evaluations
+    assert all(torch.equal(a, b) for a, b in zip(seen["one"], seen["two"], strict=True))
+    # 60 evaluations: checkpoints, where the learning rate changes, are at 30 and 50
+    assert rates[:60] == pytest.approx(30 * [2.0] + 20 * [0.2] + 10 * [0.02])
+
+
+def test_learning_rate_falls_for_the_primal_optimizer():
+    schedule = Schedule(100, 10, 1.0)
+    assert [schedule.factor(n) for n in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=3.0)
+    stepper = training.ours.Stepper(lambda batch: None, [optimizer])
+    for factor in (0.5, 0.1):
+        stepper.set_factor(factor)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(3 * factor)
+
+
+def test_multipliers_start_at_zero_when_asked(fair):
+    model = fair.model()
+    optimizer = torch.optim.Adam(model.parameters())
+    common = {"penalty": 5.0, "smoothing": 0.01, "gamma": 0.01, "margin": 0.004, "from_zero": True}
+    pairs = training.ours.penalized(fair, model, optimizer, common)
+    assert pairs.multipliers().tolist() == 14 * [0.0]
+    assert pairs.term.outer.tolerance == pytest.approx(0.001)
+    problem = short("convex")
+    model = problem.model()
+    optimizer = torch.optim.Adam(model.parameters())
+    signed = training.ours.penalized(problem, model, optimizer, common)
+    assert signed.multipliers().tolist() == 10 * [0.0]
+    assert signed.violation().tolist() == pytest.approx(10 * [-0.004])
+
+
+def test_smoothing_follows_the_learning_rate():
+    problem = short("convex")
+    model = problem.model()
+    optimizer = torch.optim.Adam(model.parameters())
+    setting = {"penalty": 5.0, "smoothing": 0.04, "follow": 0.5, "from_zero": True}
+    term = training.ours.penalized(problem, model, optimizer, setting).term
+    assert term.smoothing == pytest.approx(0.04)
+    assert term._smoothing(20) == pytest.approx(0.04 * 0.1**0.5)
+    assert term._smoothing(39) == pytest.approx(0.004)
+
+
+# Jobs
+
+
+def test_runner_resumes_from_its_file(tmp_path, monkeypatch):
+    ran = []
+
+    def fake(job):
+        ran.append(job.seed)
+        return trace([1.23456789], [0.1])
+
+    monkeypatch.setattr(jobs, "run", fake)
+    file = tmp_path / "folder" / "jobs.jsonl"
+    todo = [jobs.Job("convex", "SONEX", {"gamma": 0.1}, seed) for seed in (0, 1)]
+    first = jobs.Runner(1, file, show=None)(todo, "x")
+    assert ran == [0, 1]
+    with file.open("a") as lines:
+        lines.write('{"job": "broken')
+    more = [*todo, jobs.Job("convex", "SONEX", {"gamma": 0.1}, 0, shift=0.1)]
+    again = jobs.Runner(1, file, show=None)(more, "x")
+    assert ran == [0, 1, 0]
+    assert again[:2] == first
+    assert first[0].objective == [1.2346]
+
+
+def test_progress_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr(jobs, "run", lambda job: trace([1.0], [0.1]))
+    jobs.Runner(1, None, show=sys.stderr)([jobs.Job("convex", "SONEX", {}, 0)], "tuning")
+    assert "tuning: 1/1 jobs, 0.0 min left" in capsys.readouterr().err
+
+
+def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("FCCO_DATA", raising=False)
+    arguments = ["--quick", "--json", "--skip", "cost", "bias", "--methods", "SONEX", "SONX"]
+    problems = ["--problems", "adult", "convex", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["constrained", *arguments, *problems])
+    pytest.importorskip("matplotlib")
+    constrained.main()
+    printed = capsys.readouterr()
+    found = json.loads(printed.out.splitlines()[-1])
+    assert set(found["problems"]) == {"convex"}
+    assert "adult is left out" in found["notes"][0] and "FCCO_DATA" in printed.err
+    assert set(found["problems"]["convex"]["methods"]) == {"SONEX", "SONX"}
+    written = {file.name for file in tmp_path.iterdir()}
+    assert {"tables.md", "jobs.jsonl", "constrained-frontiers.png"} <= written
+
+
+# Cost and bias
+
+
+def test_step_cost_is_relative_to_the_penalty_by_hand():
+    found = cost.measure(16, 14, rounds=2, show=False)
+    assert found["by hand"] == 1.0
+    assert found["SONEX, MSVR"] > found["objective alone"]
+    assert "| SONEX, MSVR |" in cost.table({"16x16, m = 14": found})
+    values = cost.Gaps(16, 1000)
+    batch = values.batches(0)()
+    assert values.measure(values.model(), batch)[1].shape == (1000,)
+
+
+def test_tracking_removes_the_bias_of_small_batches(fair):
+    found = bias.measure(fair, sizes=(4, 32), steps=300)
+    assert found["batch"] == [16, 128]
+    assert found["gap batch"][0] > 3 * abs(found["gap tracked"][0])
+    assert found["gap batch"][0] > found["gap batch"][1] > 0  # smaller with larger batches
+    assert found["hinge batch"][0] > 0
+
+
+# Peers
+
+
+def test_the_two_packages_agree_where_they_should():
+    """The ALM without penalty is Cooper's alternating dual ascent."""
+    pytest.importorskip("cooper")
+    pytest.importorskip("humancompatible.train.dual_optim")
+    problem = short("convex")
+    one = training.train(problem, "Cooper alternating", {"dual_lr": 0.05}, 0)
+    two = training.train(problem, "HCT ALM", {"lr": 0.05}, 0)
+    assert one.objective == pytest.approx(two.objective, rel=1e-5)
+    assert one.violation == pytest.approx(two.violation, abs=1e-5)
+    sampled = short("sampled")
+    one = training.train(sampled, "Cooper alternating", {"dual_lr": 0.05}, 0)
+    two = training.train(sampled, "HCT ALM", {"lr": 0.05}, 0)  # zeros for the absent ones
+    assert one.objective == pytest.approx(two.objective, rel=1e-4)
+
+
+def test_extrapolation_counts_twice():
+    pytest.importorskip("cooper")
+    problem = short("convex")
+    run = training.train(problem, "Cooper extrapolation", {"dual_lr": 0.05}, 0)
+    assert run.evaluations == [20, 40]
+
+
+def test_batch_is_a_plain_tuple():
+    batch = Batch(torch.zeros(1), torch.zeros(1))
+    assert batch.index is None
