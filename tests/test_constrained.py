@@ -15,7 +15,7 @@ from problems import Point, TorchQuadratics, box, decay, entries, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport, MultiplierAverage
-from fcco.methods.constrained import _RECIPES, _settings, constrained
+from fcco.methods.door import _RECIPES, _settings, constrained
 from fcco.outer import SeparableHinge
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7

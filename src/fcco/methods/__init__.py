@@ -6,7 +6,7 @@ asks for and costs.
 
 from . import catalogue as catalogue
 from . import registry as registry
-from .constrained import constrained as constrained
+from .door import constrained as constrained
 from .double_loop import alexr2 as alexr2
 from .group_weights import ooa as ooa
 from .penalties import li2024 as li2024

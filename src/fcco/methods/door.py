@@ -84,7 +84,7 @@ def constrained(
 
     Example:
         >>> import torch
-        >>> from fcco.methods.constrained import constrained
+        >>> from fcco import constrained
         >>> def distance_above_the_limit(method, **settings):
         ...     model = torch.nn.Linear(1, 1, bias=False).double()
         ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
