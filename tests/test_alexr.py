@@ -537,3 +537,17 @@ def test_violation_is_measured_from_the_tolerance_without_the_margin():
     with pytest.raises(ValueError, match="needs an `ExcessTracker`"):
         rule = DualAscent(fcco.Hinge(), 0.5)
         DualTerm(fcco.InnerTracker(2, gamma=1.0, read="new", rule=rule), tolerance=0.1)
+
+
+@pytest.mark.parametrize("index", [None, [1, 0, 1]])
+def test_a_warm_up_takes_the_limits_off_once(index):
+    model = Point([0.0])
+    objective = fcco.constrained(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), 2, "alexr",
+        penalty=5.0, dual_step=0.5, tolerance=[0.1, 0.2], margin=0.05,
+    )  # fmt: skip
+    values = torch.tensor([1.0, 2.0] if index is None else [3.0, 1.0, 1.0], dtype=torch.float64)
+    blocks = None if index is None else torch.tensor(index)
+    objective.warm_up([(lambda: values, blocks)])
+    np.testing.assert_allclose(objective.violation(), [0.9, 1.8])
+    np.testing.assert_allclose(objective.term.tracker.value.squeeze(), [0.95, 1.85])

@@ -13,7 +13,7 @@ v_i, which know everything: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha est
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ from .limits import Limits
 from .outer.base import AbstractOuter
 from .terms import CoupledTerm
 from .tracker import InnerTracker, Tracked
-from .tracker.blocks import Batch
+from .tracker.blocks import Batch, Layout
+from .tracker.entries import shaped
 from .tracker.update import Number
 
 __all__ = ["DualAscent", "DualTerm", "ExcessTracker"]
@@ -115,12 +116,32 @@ class ExcessTracker(InnerTracker):
 
     def _batch(self, *entries: Any, **options: Any) -> Batch:
         batch = super()._batch(*entries, **options)
-        if not self._limits or self._limits[0].plain:
+        if self._plain:
             return batch
-        (limits,) = self._limits
-        shift = (limits.of(batch.index) - limits.margin) * batch.counts
+        shift = self._shift(batch.index) * batch.counts
         past = None if batch.previous is None else batch.previous - shift
         return batch._replace(fresh=batch.fresh - shift, previous=past)
+
+    def pool(self, values: Tensor, where: Layout) -> Batch:
+        """The batch of some g_i, not yet less their limits: `set_values` takes those off."""
+        return super()._batch(shaped("values", values, where.entries, self.value), where)
+
+    def set_values(self, index: Tensor | None, values: Tensor) -> None:
+        """Start blocks at g_i and y_i = 0; entries of one block are averaged."""
+        if not self._plain:
+            rows = self._shift(index)
+            values = values - (rows.unsqueeze(-1) if values.dim() > 1 and rows.dim() else rows)
+        super().set_values(index, values)
+        blocks = slice(None) if index is None else index
+        self.excess[blocks] = self.value[blocks, 0]
+
+    @property
+    def _plain(self) -> bool:
+        return not self._limits or self._limits[0].plain
+
+    def _shift(self, index: Tensor | None) -> Tensor:
+        (limits,) = self._limits
+        return limits.of(index) - limits.margin
 
 
 class DualTerm(CoupledTerm):
@@ -221,12 +242,6 @@ class DualTerm(CoupledTerm):
         if isinstance(self.tracker, ExcessTracker):
             return self.outer.violation(self.tracker.excess) - self.limits.margin
         return self._where_seen(lambda v: self.outer.violation(self.rule.point(v)))
-
-    def _where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        v = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
-        result = function(v)
-        seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
-        return torch.where(seen, result, torch.nan)
 
     def table(self) -> Tensor:
         """The c_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

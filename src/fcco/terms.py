@@ -194,7 +194,12 @@ class CoupledTerm(OuterTerm):
             )
 
     def _per_block(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        limit = self.limits.of(None, self.tracker.dim)
+        return self._where_seen(lambda u: function(u - limit))
+
+    def _where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of the table, NaN for blocks that were never seen."""
         u = self.tracker.value.squeeze(-1) if self.tracker.dim == 1 else self.tracker.value
-        result = function(u - self.limits.of(None, self.tracker.dim))
+        result = function(u)
         seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
         return torch.where(seen, result, torch.nan)
