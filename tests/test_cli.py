@@ -26,6 +26,12 @@ def test_methods_as_text_and_filtered():
     assert "oss" in run("methods", "--constraints", "all").stdout
 
 
+def test_a_wrong_filter_is_refused():
+    for option, allowed in (("--problem", "S1, S2, S3"), ("--constraints", "sampled, all")):
+        result = run("methods", option, "S9")
+        assert result.returncode == 2 and allowed in result.stderr and "S9" in result.stderr
+
+
 def test_a_table_for_the_terminal_leaves_nothing_out():
     code = """
 from rich.console import Console

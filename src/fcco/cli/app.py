@@ -36,6 +36,13 @@ def fcco(
     """Non-smooth coupled compositional optimisation for PyTorch."""
 
 
+def _allow(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise typer.BadParameter(
+            f"must be one of {', '.join(allowed)} but is: {value}", None, None, option
+        )
+
+
 @app.command("methods")
 def show_methods(
     as_json: Annotated[bool, typer.Option("--json", help="All facts, as one JSON list.")] = False,
@@ -47,6 +54,8 @@ def show_methods(
     ] = None,
 ) -> None:
     """List every method: what it solves, what a step costs, where it comes from."""
+    _allow("--constraints", constraints, ("sampled", "all"))
+    _allow("--problem", problem, tuple(methods.registry.PROBLEMS))
     chosen = methods.table()
     if constraints is not None:
         chosen = chosen.only(constraints=constraints)
