@@ -34,15 +34,12 @@ def penalized(
         problem: the problem.
         model: its model.
         optimizer: what steps it.
-        setting: options of `Penalized`, with `end` (the last smoothing of an `Annealed` one).
+        setting: options of `Penalized`, and `follow` and `from_zero` (see `grids`).
     """
     options: dict[str, Any] = dict(setting)
     margin, follow = options.pop("margin", 0.0), options.pop("follow", None)
     from_zero = options.pop("from_zero", False)
-    if "end" in options:
-        steps = int(options.pop("share", 0.5) * problem.schedule.evaluations)
-        options["smoothing"] = fcco.Annealed(options["smoothing"], options.pop("end"), steps)
-    elif follow is not None:
+    if follow is not None:
         options["smoothing"] = _following(options["smoothing"], problem.schedule, follow)
     if in_pairs(problem, setting):
         limit = problem.limit - margin  # type: ignore[attr-defined]
