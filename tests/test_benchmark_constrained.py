@@ -10,30 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from data_fixtures import generated
 
 from benchmarks import constrained
 from benchmarks.duel import bias, convex, cost, data, grids, jobs, report, training
 from benchmarks.duel.fairness import THRESHOLDS, RocFairness
 from benchmarks.duel.problems import Batch, Schedule
 from benchmarks.duel.training import Trace
-
-ADULT = """|1x3 Cross validator
-39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K
-50, ?, 83311, Masters, 14, Divorced, Sales, Husband, Black, Female, 0, 0, 13, Cuba, >50K.
-38, Private, 215646, HS-grad, 9, Divorced, Sales, Husband, White, Male, 0, 5, 40, Cuba, >50K
-
-"""  # noqa: E501
-
-COMPAS_HEADER = (
-    "age,race,juv_fel_count,decile_score,juv_misd_count,priors_count,v_decile_score,"
-    "decile_score.1,days_b_screening_arrest,c_jail_in,c_jail_out,c_charge_degree,is_recid,"
-    "score_text,two_year_recid\n"
-)
-
-
-def compas_row(age=30, race="Caucasian", days="3", degree="F", recid="0", text="Low", label=0):
-    jail = "2013-01-01 10:00:00,2013-01-04 09:00:00"
-    return f"{age},{race},0,3,0,1,2,3,{days},{jail},{degree},{recid},{text},{label}\n"
+from fcco.experiments.data import DATA_SETS
 
 
 @pytest.fixture
@@ -43,7 +27,7 @@ def fair() -> RocFairness:
     group = random.randint(2, size=400)
     features = random.randn(400, 3) + group[:, None] * 0.5
     label = (features[:, 0] + random.randn(400) > 0.3).astype(np.int64)
-    table = data.Table(features, label, group)
+    table = data.Part(features, label, group)
     return RocFairness("adult", table, Schedule(60, 10, 1e-2), per_cell=8)
 
 
@@ -55,46 +39,20 @@ def trace(objective, violation, every=10) -> Trace:
 # Data
 
 
-def test_adult_is_encoded_as_numbers_and_categories():
-    table = data.adult(ADULT.splitlines())
-    # 5 numbers; 3 workclasses, 3 educations, 2 states, 2 occupations, 2 relations, 2 races,
-    # 2 sexes, 2 countries
-    assert table.features.shape == (3, 5 + 3 + 3 + 2 + 2 + 2 + 2 + 2 + 2)
-    assert table.label.tolist() == [0, 1, 1]
-    assert table.group.tolist() == [1, 0, 1]
-    ages = np.array([39.0, 50.0, 38.0])
-    np.testing.assert_allclose(table.features[:, 0], (ages - ages.mean()) / ages.std())
-    np.testing.assert_allclose(table.features.mean(0), 0, atol=1e-12)
-    np.testing.assert_allclose(table.features.std(0), 1, atol=1e-12)
-
-
-def test_compas_keeps_what_propublica_kept():
-    rows = [compas_row(age=20 + k, label=k % 2) for k in range(10)]
-    bad = [
-        compas_row(days="31"),
-        compas_row(days=""),
-        compas_row(degree="O"),
-        compas_row(recid="-1"),
-        compas_row(text="N/A"),
-    ]
-    lines = [COMPAS_HEADER, *bad, *rows, compas_row(race="Other", degree="M", days="-30")]
-    table = data.compas(lines, train_share=1.0)
-    assert len(table.label) == 11
-    assert sorted(table.group.tolist()) == [0] + 10 * [1]
-    assert data.compas(lines).features.shape[0] == 9  # 80 % of 11
-    # one value in a column: it says nothing, and must not become NaN
-    assert np.isfinite(table.features).all()
-
-
-def test_missing_data_says_what_to_do(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name, rows", [("adult", 300), ("compas", None)])
+def test_training_rows_come_from_the_named_folder(monkeypatch, tmp_path, name, rows):
+    made = generated(0)
+    monkeypatch.setitem(DATA_SETS, name, made.sets[name])
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FCCO_DATA", raising=False)
-    with pytest.raises(data.MissingData, match=r"FCCO_DATA to a folder that holds adult\.data"):
-        data.load("adult")
-    monkeypatch.setenv("FCCO_DATA", str(tmp_path))
-    with pytest.raises(data.MissingData, match="compas_two_years"):
-        data.load("compas")
-    (tmp_path / "adult.data").write_text(ADULT)
-    assert len(data.load("adult").label) == 3
+    with pytest.raises(data.MissingData, match="FCCO_DATA: the environment variable is not set"):
+        data.load(name)
+    monkeypatch.setenv("FCCO_DATA", str(made.write(tmp_path / "named")))
+    table = data.load(name)
+    assert rows is None or len(table) == rows  # no validation part
+    np.testing.assert_allclose(table.features.mean(0), 0, atol=1e-5)
+    problem = RocFairness.load(name)
+    assert problem.counts.tolist() == table.cells().flatten().tolist()
 
 
 # Problems
@@ -156,7 +114,7 @@ def test_batches_depend_on_the_seed_alone(fair):
 
 
 def test_an_empty_cell_is_refused():
-    table = data.Table(np.zeros((3, 1)), np.array([0, 1, 0]), np.array([0, 0, 1]))
+    table = data.Part(np.zeros((3, 1)), np.array([0, 1, 0]), np.array([0, 0, 1]))
     with pytest.raises(ValueError, match=r"hold \[1, 1, 1, 0\]"):
         RocFairness("adult", table)
 

@@ -53,7 +53,7 @@ class RocFairness(Problem):
     def __init__(
         self,
         name: str,
-        table: data.Table,
+        table: data.Part,
         schedule: Schedule | None = None,
         kappa: float = 0.005,
         per_cell: int = 32,

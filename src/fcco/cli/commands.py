@@ -1,0 +1,135 @@
+"""The commands that train: `run`, `compare`, `sweep`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from . import options as o
+from .errors import fail, guarded
+from .training import carry_out, finish, print_json, say
+
+__all__ = ["compare", "run", "sweep"]
+
+
+@guarded
+def run(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    method: Annotated[str | None, typer.Option(help="A method of the config; the first.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    tensorboard: o.TensorBoard = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train one method once. Any key of the config is an option, such as --epochs 10 --lr 0.1."""
+    from ..experiments import compare as comparisons
+
+    o.needs(tensorboard)
+    bare = o.resolve(context, task, data, setting, config, quick, pairs=())
+    name = o.pick_method(task, bare.config, method)
+    asked = o.resolve(context, task, data, setting, config, quick, method=name)
+    chosen = {name: asked.config.methods[name]}
+    one = dataclasses.replace(asked.config, methods=chosen, seeds=(seed,))
+    plan = comparisons.plan(task, asked.config_name, one, quick=quick)
+    folder = asked.folder(out, name, f"seed-{seed}")
+    good = carry_out(
+        plan, folder, resume=resume, overwrite=overwrite, workers=1, tensorboard=tensorboard,
+        quiet=quiet,
+    )  # fmt: skip
+    finish(folder, as_json=as_json, quiet=quiet)
+    raise typer.Exit(0 if good else 1)
+
+
+@guarded
+def compare(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    methods: o.Methods = None,
+    seeds: o.Seeds = None,
+    workers: o.Workers = None,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    tensorboard: o.TensorBoard = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train several methods with several seeds: one table and one report."""
+    from ..experiments import compare as comparisons
+
+    o.needs(tensorboard)
+    asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
+    plan = comparisons.plan(task, asked.config_name, asked.config, quick=quick)
+    if not plan.specs:
+        raise fail("There is nothing to run: the config has no methods or no seeds.")
+    folder = asked.folder(out)
+    good = carry_out(
+        plan, folder, resume=resume, overwrite=overwrite, workers=workers,
+        tensorboard=tensorboard, quiet=quiet,
+    )  # fmt: skip
+    finish(folder, as_json=as_json, quiet=quiet)
+    raise typer.Exit(0 if good else 1)
+
+
+@guarded
+def sweep(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="A grid by name, or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Settings of each method.")] = None,
+    methods: o.Methods = None,
+    seeds: Annotated[str | None, typer.Option(help="Tuning seeds, as 1000,1001.")] = None,
+    workers: o.Workers = None,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+    tensorboard: o.TensorBoard = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Try many settings of each method; the best on validation data go to winners.yaml."""
+    from ..experiments import grid as grids
+    from ..experiments import sweep as sweeps
+
+    o.needs(tensorboard)
+    pairs = o.extras(context)
+    inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
+    rest = [pair for pair in pairs if pair[0][:5] != "grid."]
+    asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
+    if grid is None and not inline:
+        grid = asked.config_name
+    whole = grids.Grid() if grid is None else grids.read(asked.task, grid)
+    whole = o.only(grids.with_inline(whole, inline), methods)
+    chosen = grids.settings(whole, asked.config, limit=limit, source=grid or "command line")
+    tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
+    plan = sweeps.plan_sweep(task, asked.config_name, asked.config, chosen, tuning, quick=quick)
+    folder = asked.folder(out, "sweep")
+    good = carry_out(
+        plan, folder, resume=resume, overwrite=overwrite, workers=workers,
+        tensorboard=tensorboard, quiet=quiet,
+    )  # fmt: skip
+    told = sweeps.choose(folder, chosen, asked.config.seeds)
+    finish(folder, as_json=False, quiet=True, plots=False)
+    _tell(told, folder, as_json, quiet)
+    raise typer.Exit(0 if good else 1)

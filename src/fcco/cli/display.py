@@ -1,0 +1,150 @@
+"""Progress and tables: rich on a terminal, plain lines elsewhere. All of it goes to stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..experiments.events import Event
+
+__all__ = ["Display", "show_table"]
+
+_SAY_EVERY = 30.0  # seconds between two plain lines
+_WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
+
+
+class Display:
+    """Shows events; use it as a context and call it with each.
+
+    Args:
+        runs: how many there are.
+        epochs: of each.
+        quiet: show nothing but failures.
+        console: where to.
+    """
+
+    def __init__(
+        self, runs: int, epochs: int, *, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self.runs, self.epochs, self.quiet = runs, epochs, quiet
+        self.live = self.console.is_terminal and not quiet
+        self.done: dict[str, float] = {}
+        self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
+        self.lines: dict[str, TaskID] = {}
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            disable=not self.live,
+        )
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        total = float(max(self.runs * self.epochs, 1))
+        self.all = self.bars.add_task(self._title(), total=total, figures="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show what happened."""
+        if event.kind == "loading":
+            self._status(f"Loading {event.text}")
+        elif event.kind == "stopping":
+            self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
+        else:
+            self._run(event)
+
+    def _run(self, event: Event) -> None:
+        over = event.kind in _WORDS
+        gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
+        self.done[event.run] = gone
+        self.ended += over
+        if event.kind == "failed":
+            self._say(f"{event.run}: FAILED: {event.text}", always=True)
+            if event.details:
+                self._say(f"  traceback: {event.details}", always=True)
+        elif over and event.text != "was finished":
+            why = f": {event.text}" if event.text else ""
+            self._say(
+                f"{event.run}: {_WORDS[event.kind]}{why} {_figures(event.figures)} "
+                f"({self.ended}/{self.runs}, {self._left()})",
+                plain_only=event.kind == "finished",
+            )
+        elif time.monotonic() - self.said > _SAY_EVERY:
+            self._say(f"{self._title()}, {self._left()}", plain_only=True)
+        if self.live:
+            self._bar(event, over)
+
+    def _bar(self, event: Event, over: bool) -> None:
+        self.bars.update(
+            self.all, completed=sum(self.done.values()), description=self._title(), figures=""
+        )
+        line = self.lines.get(event.run)
+        if over:
+            if line is not None:
+                self.bars.remove_task(self.lines.pop(event.run))
+            return
+        if line is None:
+            line = self.lines[event.run] = self.bars.add_task(
+                f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
+            )
+        self.bars.update(line, completed=event.epoch, figures=_figures(event.figures))
+
+    def _title(self) -> str:
+        return f"{self.ended} of {self.runs} runs"
+
+    def _left(self) -> str:
+        """Time left, from the epochs that were trained."""
+        gone, total = sum(self.done.values()), self.runs * self.epochs
+        seconds = (time.monotonic() - self.start) * (total - gone) / gone if gone else 0.0
+        return f"about {seconds / 60:.1f} min left"
+
+    def _status(self, text: str) -> None:
+        if self.live:
+            self.bars.update(self.all, figures=text)
+
+    def _say(self, text: str, *, always: bool = False, plain_only: bool = False) -> None:
+        if (self.quiet and not always) or (plain_only and self.live):
+            return
+        self.said = time.monotonic()
+        self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    return "  ".join(f"{key} {value:.4g}" for key, value in list(figures.items())[:3])
+
+
+def show_table(rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
+    """A table with a header: drawn on a terminal, aligned columns elsewhere."""
+    console = Console(stderr=err)
+    if not console.is_terminal:
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells: list[Any] = [row[0].ljust(widths[0])]
+            cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            typer.echo("  ".join(cells).rstrip(), err=err)
+        return
+    shown = Table()
+    for place, head in enumerate(rows[0]):
+        shown.add_column(head, justify="right" if place else "left", overflow="fold")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    console.print(shown)

@@ -1,0 +1,210 @@
+"""Options that several commands share, and keys of the config as options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import fail, require
+
+__all__ = ["Asked", "extras", "resolve"]
+
+FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of commands that take any key of the config."""
+
+TaskName = Annotated[str, typer.Argument(help="The experiment, such as fairness.")]
+Data = Annotated[str | None, typer.Option(help="The data set, such as adult.")]
+SettingName = Annotated[
+    str | None, typer.Option("--setting", help="A variant of the experiment, such as paper.")
+]
+ConfigName = Annotated[
+    str | None, typer.Option("--config", help="A config by name, or the path of a YAML file.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="The fast version of the experiment.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the runs; runs/... unless given.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the runs in the folder.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the table as one line of JSON, the last on stdout.")
+]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes; as many as there are cores unless given.")
+]
+Methods = Annotated[str | None, typer.Option(help="Only these methods, as a,b,c.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command is about.
+
+    Attributes:
+        task: the experiment.
+        task_name: as the user wrote it.
+        config: resolved.
+        config_name: for folders.
+        quick: whether it is the fast version.
+    """
+
+    task: Any
+    task_name: str
+    config: Any
+    config_name: str
+    quick: bool
+
+    def folder(self, out: Path | None, *more: str) -> Path:
+        """Where runs go."""
+        parts = [self.task.name, self.config_name, *(["quick"] if self.quick else []), *more]
+        return Path("runs") / "-".join(parts) if out is None else out
+
+
+def extras(context: typer.Context) -> list[tuple[str, str]]:
+    """What is left on the command line, as pairs: `--key value`, `--key=value`, `key=value`."""
+    found: list[tuple[str, str]] = []
+    words = iter(context.args)
+    word = next(words, None)
+    while word is not None:
+        following = next(words, None)
+        key, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and not equals:
+            if following is None or following.startswith("--"):
+                value = "true"  # a flag
+            else:
+                value, following = following, next(words, None)
+        elif not equals or not key or key.startswith("-"):
+            raise fail(f"`{word}` is not understood; keys of the config are --key value.")
+        found.append((key, value))
+        word = following
+    return found
+
+
+def resolve(
+    context: typer.Context,
+    task_name: str,
+    data: str | None,
+    setting: str | None,
+    config_name: str | None,
+    quick: bool,
+    *,
+    methods: str | None = None,
+    seeds: str | None = None,
+    method: str | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> Asked:
+    """The config that a command line asks for.
+
+    Args:
+        context: holds the keys that are no options.
+        task_name: the experiment.
+        data: the data set.
+        setting: a variant.
+        config_name: a config by name or path; that of the data set unless given.
+        quick: the fast version.
+        methods: names, with commas.
+        seeds: numbers, with commas.
+        method: the only method, to which short keys such as `lr` refer.
+        pairs: keys and values, those of the context unless given.
+    """
+    from ..experiments import config as configs
+    from ..experiments import tasks
+
+    if task_name.startswith("-"):
+        raise fail(f"Name the task first: fcco COMMAND TASK {task_name} ...")
+    task = tasks.get(task_name)
+    if config_name is None and data is None:
+        raise fail("Say which data: --data NAME (or --config FILE).")
+    name = config_name or _name_of(task, data, setting)
+    keys = list(extras(context) if pairs is None else pairs)
+    if data is not None and config_name is not None:
+        keys.append(("data", data))
+    _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
+    short = _short_forms(task, name, quick, keys, method)
+    overrides = [f"{key}={value}" for key, value in short]
+    config = configs.load(task, name, quick=quick, overrides=overrides)
+    if methods is not None:
+        config = replace(config, methods={n: _pick(config, n) for n in _split(methods)})
+    if seeds is not None:
+        config = replace(config, seeds=numbers("--seeds", seeds))
+    return Asked(task, task_name, config, Path(name).stem, quick)
+
+
+def _name_of(task: Any, data: str | None, setting: str | None) -> str:
+    try:
+        return task.config_name(data, setting)
+    except (ValueError, LookupError) as error:
+        raise fail(str(error)) from error
+
+
+def _short_forms(
+    task: Any, name: str, quick: bool, keys: Sequence[tuple[str, str]], method: str | None
+) -> Iterator[tuple[str, str]]:
+    """`lr` as `methods.NAME.lr`, where the config has no such key and there is one method."""
+    from ..experiments import config as configs
+    from ..experiments.task import Method
+
+    fields = configs.fields_of(task.config)
+    for key, value in keys:
+        first = key.partition(".")[0].replace("-", "_")
+        if method is not None and first not in fields and first in configs.fields_of(Method):
+            key = f"methods.{method}.{key.replace('-', '_', 1) if '.' not in key else key}"
+        yield key, value
+
+
+def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequence[str]) -> None:
+    """An option with a typing error is not a key of the config."""
+    import difflib
+
+    options = [name for each in context.command.params for name in each.opts if name[:2] == "--"]
+    for key in keys:
+        option = f"--{key}"
+        if "." in key or key.replace("-", "_") in fields:
+            continue
+        close = difflib.get_close_matches(option, options, n=1, cutoff=0.8)
+        if option in options:
+            raise fail(f"`{option}` needs no value here, or stands twice.")
+        if close:
+            raise fail(f"There is no option `{option}`; did you mean `{close[0]}`?")
+
+
+def _pick(config: Any, name: str) -> Any:
+    from ..experiments.validate import did_you_mean
+
+    if name not in config.methods:
+        hint = did_you_mean(name, config.methods)
+        raise fail(f"There is no method `{name}`{hint} There are: {', '.join(config.methods)}.")
+    return config.methods[name]
+
+
+def pick_method(task_name: str, config: Any, name: str | None) -> str:
+    """The method of `run`: the one asked for, or the first of the config."""
+    if name is None:
+        if not config.methods:
+            raise fail(f"The config of {task_name} has no methods.")
+        return next(iter(config.methods))
+    _pick(config, name)
+    return name
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """`0,1,2` as numbers."""
+    try:
+        return tuple(int(part) for part in _split(text))
+    except ValueError:
+        raise fail(f"`{option}` must be whole numbers such as 0,1,2 but is: {text}") from None
+
+
+def needs(tensorboard: bool) -> None:
+    """What a training with a report needs, checked before it starts."""
+    require("jinja2", "matplotlib")
+    if tensorboard:
+        require("tensorboard", extra="")

@@ -1,0 +1,258 @@
+"""One run from its first step to its result, or from its checkpoint: the same, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import checkpoint, environment, randomness, record, tasks, yaml_text
+from .events import Event, Kind, Outcome
+from .record import FolderError
+from .spec import RunSpec, differences
+from .task import Problem, Row, Task, Training
+from .tensorboard import Board
+
+__all__ = ["check_folder", "train"]
+
+T = TypeVar("T")
+
+_NOT_FINITE = re.compile(r"\bnan\b|\binf\b|infinite|non-?finite|not finite", re.IGNORECASE)
+_EVERY = 0.2  # seconds between two progress events of a run
+
+
+def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
+    """Whether a run is finished; raises when its folder cannot be used, and touches nothing.
+
+    Args:
+        spec: the run.
+        folder: its place.
+        resume: whether to go on with what is there.
+    """
+    there = folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir())
+    if there and not resume:
+        raise FolderError(
+            f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
+            "--overwrite."
+        )
+    said = folder / record.CONFIG
+    if there and said.is_file():
+        saved = yaml_text.parse(said.read_text(encoding="utf-8"), str(said)).plain()
+        if found := differences(saved, spec.plain()):
+            raise FolderError(
+                f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
+                "or start anew with --overwrite."
+            )
+    return (folder / record.RESULT).is_file()
+
+
+def train(
+    spec: RunSpec,
+    folder: Path,
+    problem: Problem | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    on_event: Callable[[Event], None] = lambda event: None,
+    tensorboard: bool = False,
+) -> Outcome:
+    """Train, evaluate and save as the spec says.
+
+    An epoch is `steps_per_epoch` steps. Evaluations come before the first step, every
+    `evaluate_every` epochs and at the end; checkpoints every `checkpoint_every` epochs, at the end
+    and when asked to stop.
+
+    Args:
+        spec: the run.
+        folder: its place.
+        problem: data and model; loaded when not given.
+        resume: go on from the checkpoint, if there is one. A finished run is left as it is.
+        stop: asked after each step; when true, the run saves itself and ends.
+        on_event: told what happens.
+        tensorboard: whether to write scalars for TensorBoard.
+    """
+    if check_folder(spec, folder, resume=resume):
+        return Outcome(spec.label, _how(record.read_json(folder / record.RESULT)))
+    task = tasks.get(spec.task)
+    if problem is None:
+        problem = task.load(spec.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with record.locked(folder):
+        return _Run(spec, folder, task, problem, on_event).go(stop, tensorboard)
+
+
+def _how(result: Mapping[str, Any]) -> Kind:
+    return "finished" if result["diverged"] is None else "diverged"
+
+
+class _Diverged(Exception):
+    """Training has left the finite numbers."""
+
+
+class _Run:
+    """A run in memory: what the checkpoint holds, and the loop."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        task: Task,
+        problem: Problem,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.spec, self.folder, self.task, self.tell = spec, folder, task, on_event
+        self.data = problem.fingerprint()
+        self.headline = [m.key for m in task.page(spec.config).metrics if m.headline]
+        self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
+        randomness.seed_all(spec.seed)
+        self.training: Training = problem.start(spec.method, spec.seed)
+        self.begun: dict[str, Any] = environment.describe(getattr(spec.config, "device", "cpu"))
+        self.board: Board | None = None
+
+    @property
+    def epoch(self) -> float:
+        whole, rest = divmod(self.step, self.training.steps_per_epoch)
+        return whole if rest == 0 else self.step / self.training.steps_per_epoch
+
+    @property
+    def total(self) -> int:
+        return self.spec.config.epochs * self.training.steps_per_epoch
+
+    def go(self, stop: Callable[[], bool], tensorboard: bool) -> Outcome:
+        path = self.folder / record.CHECKPOINT
+        if path.exists():
+            self._load(checkpoint.read(path, self.spec, self.data))
+        self._begin()
+        self.board = Board(self.folder, self.rows, tensorboard)
+        self._tell("started")
+        try:
+            stopped = self._loop(stop)
+            end = {} if stopped else record.clean(self._finite(self.training.finish))
+        except _Diverged as reason:
+            return self._end({}, str(reason))
+        finally:
+            self.board.close()
+        if stopped:
+            self._tell("stopped")
+            return Outcome(self.spec.label, "stopped")
+        return self._end(end, None)
+
+    def _begin(self) -> None:
+        """Say what this is before the first step."""
+        record.write_text(self.folder / record.CONFIG, yaml_text.dump(self.spec.plain()))
+        said = self.folder / record.ENVIRONMENT
+        if self.step and said.is_file():
+            before = record.read_json(said)
+            again = f"{self.begun['start']} at step {self.step}, fcco {self.begun['fcco']}"
+            self.begun = before | {"resumed": [*before.get("resumed", ()), again]}
+        record.write_json(said, self.begun)
+        # Rows after the checkpoint belong to steps that will be made again.
+        record.write_rows(self.folder / record.METRICS, self.rows)
+
+    def _loop(self, stop: Callable[[], bool]) -> bool:
+        """Step until the end (False) or until asked to stop (True)."""
+        config, per_epoch = self.spec.config, self.training.steps_per_epoch
+        if not self.rows:
+            self._evaluate()
+        told = start = time.perf_counter()
+        while self.step < self.total:
+            self._finite(self.training.step)
+            self.step += 1
+            now = time.perf_counter()
+            last = self.step == self.total
+            evaluate = last or self.step % (config.evaluate_every * per_epoch) == 0
+            asked = stop()
+            save = asked or last or self.step % (config.checkpoint_every * per_epoch) == 0
+            if evaluate or save:
+                self.seconds += now - start
+                if evaluate:
+                    self._evaluate()
+                if save:
+                    self._save()
+                start = time.perf_counter()
+            if evaluate or now - told > _EVERY:
+                told = now
+                self._tell("progress")
+            if asked and not last:
+                return True
+        return False
+
+    def _finite(self, call: Callable[[], T]) -> T:
+        """What the training says; the complaints of fcco about NaN end the run, others are bugs."""
+        try:
+            return call()
+        except (FloatingPointError, ValueError) as error:
+            if isinstance(error, ValueError) and _NOT_FINITE.search(str(error)) is None:
+                raise
+            raise _Diverged(f"after {self.step} steps: {error}") from error
+
+    def _evaluate(self) -> None:
+        samples = self.step * self.training.samples_per_step
+        row: Row = {"epoch": self.epoch, "step": self.step, "samples": samples}
+        row |= {"seconds": self.seconds, **_plain(self._finite(self.training.evaluate))}
+        wrong = [key for key, value in row.items() if not _is_finite(value)]
+        if wrong:
+            raise _Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}")
+        self.rows.append(row)
+        record.write_rows(self.folder / record.METRICS, self.rows)
+        if self.board is not None:
+            self.board.add(row)
+
+    def _save(self) -> None:
+        held = checkpoint.Checkpoint(
+            step=self.step,
+            epoch=self.epoch,
+            seconds=self.seconds,
+            rows=self.rows,
+            training=self.training.state_dict(),
+            fingerprint=self.data,
+            spec=self.spec.plain(),
+            spec_hash=self.spec.fingerprint(),
+        )
+        checkpoint.save(self.folder / record.CHECKPOINT, held)
+
+    def _load(self, held: checkpoint.Checkpoint) -> None:
+        self.training.load_state_dict(held.training)
+        self.step, self.seconds, self.rows = held.step, held.seconds, held.rows
+        randomness.restore(held.random)  # last: loading may draw
+
+    def _end(self, end: Row, diverged: str | None) -> Outcome:
+        final = self.rows[-1] if self.rows else {}
+        result = {
+            "name": self.spec.name,
+            "seed": self.spec.seed,
+            "method": self.spec.plain()["method"],
+            "final": final,
+            "end": end,
+            "warnings": list(self.task.warnings(self.spec.config, final)) if final else [],
+            "seconds": self.seconds,
+            "samples": self.step * self.training.samples_per_step,
+            "diverged": diverged,
+            "fingerprint": self.data,
+        }
+        record.write_json(self.folder / record.RESULT, result)
+        kind = _how(result)
+        self._tell(kind, diverged or "")
+        return Outcome(self.spec.label, kind, diverged or "")
+
+    def _tell(self, kind: Kind, text: str = "") -> None:
+        last = self.rows[-1] if self.rows else {}
+        figures = {key: last[key] for key in self.headline if isinstance(last.get(key), float)}
+        epochs = self.spec.config.epochs
+        self.tell(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
+
+
+def _plain(row: Row) -> Row:
+    """Tensors and arrays as numbers and lists, not yet cleaned of what is not finite."""
+    return {
+        key: value.tolist() if hasattr(value, "tolist") else value for key, value in row.items()
+    }
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_finite(each) for each in value)
+    return not isinstance(value, float) or math.isfinite(value)

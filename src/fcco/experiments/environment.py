@@ -1,0 +1,91 @@
+"""Where and with what a run was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import __version__
+
+__all__ = ["available_cores", "command", "describe", "now"]
+
+_ONCE = ("--resume", "--overwrite")
+"""Options that say how to treat an old folder, not what to run."""
+
+
+def now() -> str:
+    """The time, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def command(*more: str) -> str:
+    """The command line of this process, to be typed again.
+
+    Args:
+        more: options to add.
+    """
+    program = ["fcco"] if Path(sys.argv[0]).name == "fcco" else ["python", "-m", "fcco"]
+    return shlex.join([*program, *(each for each in sys.argv[1:] if each not in _ONCE), *more])
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Versions, machine and command.
+
+    Args:
+        device: that the run uses.
+    """
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "fcco": __version__,
+        "revision": _revision(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        "command": command(),
+        "start": now(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor()
+
+
+def _revision() -> str | None:
+    """The git commit of fcco, when it is used from a checkout of its own."""
+    package = Path(__file__).resolve().parents[1]
+    root = package.parents[1]
+    if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
+        return None
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None

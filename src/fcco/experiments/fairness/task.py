@@ -1,0 +1,89 @@
+"""The task: its data, its trainings, and the words of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import data
+from ..task import Method, Page, Row
+from . import judge, words
+from .cells import Cells
+from .config import Fairness
+from .training import FairnessTraining
+
+__all__ = ["TASK", "FairnessProblem", "FairnessTask"]
+
+
+class FairnessProblem:
+    """A data set in cells.
+
+    Args:
+        config: of the experiment.
+    """
+
+    def __init__(self, config: Fairness) -> None:
+        self.config = config
+        self._parts: dict[int, dict[str, Cells]] = {}
+        self._fingerprint = self._load(0).fingerprint
+
+    def _load(self, seed: int) -> data.FairnessData:
+        config = self.config
+        loaded = data.load(config.data, validation=config.validation, seed=seed)
+        self._parts[seed] = {
+            name: Cells.of(f"fairness({config.data}: {name})", p.features, p.label, p.group)
+            for name, p in loaded.parts().items()
+        }
+        return loaded
+
+    def parts(self, seed: int) -> dict[str, Cells]:
+        """Training, validation and test data; the seed splits the first two."""
+        if seed not in self._parts:
+            self._load(seed)
+        return self._parts[seed]
+
+    def start(self, method: Method, seed: int) -> FairnessTraining:
+        """A run from its first step."""
+        return FairnessTraining(self.config, method, seed, self.parts(seed))
+
+    def fingerprint(self) -> str:
+        """Of the data."""
+        return self._fingerprint
+
+
+class FairnessTask:
+    """AUC maximisation under ROC fairness constraints."""
+
+    name = "fairness"
+    config = Fairness
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        """`adult`, `adult-paper`, ...: the setting `meaningful` has the bare name."""
+        return data if setting in (None, "meaningful") else f"{data}-{setting}"
+
+    def load(self, config: Any) -> FairnessProblem:
+        """Data in cells."""
+        return FairnessProblem(config)
+
+    def page(self, config: Any) -> Page:
+        """The report's words and plots."""
+        return words.page(config)
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """Who won."""
+        return judge.verdict(config, methods)
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
+        """Vacuous constraints, and gaps that hide between the thresholds."""
+        return judge.warnings(config, row)
+
+    def score(self, config: Any, row: Row) -> tuple[float, ...]:
+        """The rule of a sweep: smaller is better; validation figures alone."""
+        return judge.score(config, row)
+
+    def score_rule(self, config: Any) -> str:
+        """The same in words."""
+        return judge.score_rule(config)
+
+
+TASK = FairnessTask()

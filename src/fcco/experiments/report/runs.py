@@ -1,0 +1,85 @@
+"""SavedRun runs as the page needs them: by method, with missing and broken values made harmless."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..record import Comparison, SavedRun
+
+__all__ = ["Curve", "by_method", "curve", "number", "numbers", "sound", "spread"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure over epochs, over all runs that have it.
+
+    Args:
+        epochs: where any run has a finite value.
+        mean: over runs.
+        low: smallest.
+        high: largest.
+    """
+
+    epochs: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def number(value: object) -> float:
+    """A float; what is no number becomes NaN."""
+    if isinstance(value, int | float):
+        return float(value)
+    return math.nan
+
+
+def numbers(value: object) -> list[float]:
+    """A list of floats; what is no list becomes empty."""
+    return [number(item) for item in value] if isinstance(value, list | tuple) else []
+
+
+def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
+    """Runs of each method, in the order of the comparison, methods without a run included."""
+    runs: dict[str, list[SavedRun]] = {str(name): [] for name in comparison.meta.get("methods", ())}
+    for run in sorted(comparison.runs, key=lambda run: run.seed):
+        runs.setdefault(run.name, []).append(run)
+    return runs
+
+
+def sound(runs: Iterable[SavedRun]) -> list[SavedRun]:
+    """Those whose figures count: finished, and not diverged. The same as `summary.table`'s."""
+    return [run for run in runs if run.result is not None and run.diverged is None]
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard deviation over runs (0 of a single value); NaN of nothing."""
+    kept = list(values)
+    if not kept:
+        return math.nan, math.nan
+    mean = sum(kept) / len(kept)
+    if len(kept) == 1 or not math.isfinite(mean):
+        return mean, 0.0 if math.isfinite(mean) else math.nan
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in kept) / (len(kept) - 1))
+
+
+def curve(runs: Iterable[SavedRun], key: str, entry: int | None = None) -> Curve:
+    """`key` over epochs; with `entry`, that entry of a list."""
+    seen: dict[float, list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            epoch = number(row.get("epoch"))
+            value = number(row.get(key))
+            if entry is not None:
+                items = numbers(row.get(key))
+                value = items[entry] if entry < len(items) else math.nan
+            if math.isfinite(epoch) and math.isfinite(value):
+                seen.setdefault(epoch, []).append(value)
+    epochs = sorted(seen)
+    return Curve(
+        epochs,
+        [sum(seen[epoch]) / len(seen[epoch]) for epoch in epochs],
+        [min(seen[epoch]) for epoch in epochs],
+        [max(seen[epoch]) for epoch in epochs],
+    )

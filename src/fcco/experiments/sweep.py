@@ -1,0 +1,153 @@
+"""A sweep: many settings of each method, ranked on validation data by the rule of the task.
+
+On disk a sweep is a comparison whose methods are called `NAME@0`, `NAME@1`, ... What is run (a
+plan) is apart from how it is run (`compare.execute`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import record, tasks, yaml_text
+from .compare import Plan, plan
+from .config import from_plain, plain
+from .grid import Setting
+from .record import COMPARISON, Comparison, SavedRun
+from .task import Experiment, Row, Task
+from .yaml_text import ConfigError
+
+__all__ = ["choose", "plan_sweep"]
+
+
+def plan_sweep(
+    task: str,
+    config_name: str,
+    config: Experiment,
+    chosen: Sequence[Setting],
+    seeds: Sequence[int],
+    *,
+    quick: bool = False,
+) -> Plan:
+    """Every setting with every tuning seed.
+
+    Args:
+        task: its name, or `"module:attribute"`.
+        config_name: for the folder.
+        config: of the experiment; its methods and seeds are replaced.
+        chosen: what to try.
+        seeds: of the tuning runs.
+        quick: whether it is the fast version.
+    """
+    rule_of(tasks.get(task), config)  # before hours of training, not after
+    if not chosen:
+        raise ConfigError("The grid has no settings: give --grid, or --grid.METHOD.KEY '[...]'.")
+    methods = {setting.name: setting.method for setting in chosen}
+    return plan(
+        task,
+        config_name,
+        dataclasses.replace(config, methods=methods, seeds=tuple(seeds)),
+        quick=quick,
+    )
+
+
+def rule_of(task: Task, config: Any) -> str:
+    """The rule by which a task chooses, in words."""
+    if not hasattr(task, "score"):
+        raise ConfigError(
+            f"The task {task.name} has no rule to choose by: it needs `score(config, row)`."
+        )
+    words: Any = getattr(task, "score_rule", None)
+    return "smallest score" if words is None else words(config)
+
+
+def choose(
+    out: Path, chosen: Sequence[Setting], seeds: Sequence[int], final_seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Rank the settings of each method; write `sweep.json`, `runs.jsonl` and `winners.yaml`.
+
+    A setting's score is the mean over the tuning seeds of the task's score of the last evaluation,
+    compared entry by entry. The task never sees figures whose name begins with `test`. A setting
+    with a run that diverged comes after all others.
+
+    Args:
+        out: folder of the sweep.
+        chosen: its settings.
+        seeds: its tuning seeds.
+        final_seeds: those that `winners.yaml` is to be compared with.
+    """
+    comparison = record.load_comparison(out)
+    task: Any = tasks.get(comparison.meta["task"])
+    config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
+    entries = [_entry(task, config, setting, comparison) for setting in chosen]
+    ranking: dict[str, list[str]] = {}
+    for entry in sorted(entries, key=_order):
+        ranking.setdefault(entry["method"], []).append(entry["name"])
+    scored = {entry["name"] for entry in entries if entry["score"] is not None}
+    winners = {name: ranked[0] for name, ranked in ranking.items() if ranked[0] in scored}
+    told = {
+        "task": comparison.meta["task"],
+        "rule": rule_of(task, config),
+        "seeds": list(seeds),
+        "settings": entries,
+        "ranking": ranking,
+        "winners": winners,
+    }
+    record.write_json(out / "sweep.json", told)
+    record.write_rows(out / "runs.jsonl", (_line(run) for run in comparison.runs))
+    methods = {setting.name: setting.method for setting in chosen}
+    best = dataclasses.replace(
+        config,
+        methods={name: methods[winner] for name, winner in winners.items()},
+        seeds=tuple(final_seeds),
+    )
+    head = f"# Winners of a sweep. Rule: {' '.join(told['rule'].split())}\n"
+    record.write_text(out / "winners.yaml", head + yaml_text.dump(plain(best)))
+    return told
+
+
+def _entry(task: Any, config: Any, setting: Setting, comparison: Comparison) -> dict[str, Any]:
+    runs = [run for run in comparison.of(setting.name) if run.result is not None]
+    rows = [_without_test(run.figures) for run in runs]
+    diverged = sum(run.diverged is not None for run in runs)
+    complete = len(runs) == len(comparison.meta["seeds"])
+    scores = [task.score(config, row) for row in rows] if complete and not diverged else []
+    means = [math.fsum(column) / len(column) for column in zip(*scores, strict=True)]
+    return {
+        "name": setting.name,
+        "method": setting.family,
+        "setting": setting.values,
+        "score": means if means and not any(map(math.isnan, means)) else None,
+        "diverged": diverged,
+        "finished": len(runs),
+        "figures": _means(rows),
+    }
+
+
+def _order(entry: dict[str, Any]) -> tuple[bool, list[float]]:
+    return entry["score"] is None, entry["score"] or []
+
+
+def _without_test(row: Row) -> Row:
+    return {key: value for key, value in row.items() if not key.startswith("test")}
+
+
+def _means(rows: Sequence[Row]) -> dict[str, float]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {
+        key: math.fsum(row[key] for row in rows) / len(rows)
+        for key in keys
+        if all(isinstance(row.get(key), (int, float)) for row in rows)
+    }
+
+
+def _line(run: SavedRun) -> Row:
+    """A run as one flat line of a table."""
+    method = {key: value for key, value in run.method.items() if key != "settings"}
+    method |= {f"settings.{key}": value for key, value in run.method["settings"].items()}
+    scalars = {k: v for k, v in run.figures.items() if isinstance(v, (int, float))}
+    said = {"name": run.name, "seed": run.seed, "diverged": run.diverged}
+    return {**said, **method, **scalars, "finished": run.result is not None}

@@ -1,0 +1,221 @@
+"""What an experiment is made of: a config, a problem, a training, and the words for its report.
+
+A task is one module with an instance of `Task`. The engine (`engine`, `compare`, `sweep`) and the
+report know nothing of fairness or groups: they see these types alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+__all__ = [
+    "Experiment",
+    "Method",
+    "Metric",
+    "Page",
+    "Panel",
+    "Problem",
+    "Row",
+    "Task",
+    "Training",
+]
+
+Row = dict[str, Any]
+"""One evaluation: numbers by name, and lists of numbers (one per constraint, say)."""
+
+Setting = float | int | bool | str
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method with its settings.
+
+    Args:
+        method: its word, as in `fcco.constrained`.
+        update: what steps the weights: Adam, momentum (SGD whose momentum is 1 - beta) or sgd.
+        lr: learning rate (of the outer loop, for double loops).
+        beta: weight of the new gradient in the momentum, Adam's 1 - beta_1.
+        weight_decay: of the optimizer.
+        independent: draw a second batch in each step, for the gradient (Alg. 2, line 5). Its
+            samples count, so an epoch has half as many steps.
+        settings: further settings of the method, see `fcco.constrained`.
+    """
+
+    method: str
+    lr: float
+    update: Literal["adam", "momentum", "sgd"] = "adam"
+    beta: float = 0.1
+    weight_decay: float = 0.0
+    independent: bool = False
+    settings: dict[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What every config has; a task adds its own fields.
+
+    Args:
+        data: name of the data set.
+        epochs: passes over the training data, counted in samples.
+        seeds: one run of each method for each of them.
+        methods: by the name that tables show.
+        checkpoint_every: epochs between checkpoints.
+        evaluate_every: epochs between evaluations.
+    """
+
+    data: str
+    epochs: int = 60
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    methods: dict[str, Method] = field(default_factory=dict)
+    checkpoint_every: int = 5
+    evaluate_every: int = 1
+
+
+class Training(Protocol):
+    """One run in memory. The state round trips bitwise through `state_dict`."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of this method in an epoch: methods that draw more samples make fewer."""
+        ...
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples that a step draws."""
+        ...
+
+    def step(self) -> None:
+        """Draw and use the next batch."""
+        ...
+
+    def evaluate(self) -> Row:
+        """Figures on full data; changes nothing."""
+        ...
+
+    def finish(self) -> Row:
+        """Figures that are wanted once, at the end."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        ...
+
+
+class Problem(Protocol):
+    """Data and model of a task, loaded once and used by many runs."""
+
+    def start(self, method: Method, seed: int) -> Training:
+        """A run from its first step."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes when the data do; a checkpoint of other data is refused."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of the final table.
+
+    Args:
+        key: in the rows.
+        label: in the table.
+        better: which direction is good; `"none"` for facts.
+        digits: after the point.
+        headline: whether it is in the first table, or only in the full one.
+        meaning: one sentence for a reader who does not know it.
+    """
+
+    key: str
+    label: str
+    better: Literal["higher", "lower", "none"] = "none"
+    digits: int = 4
+    headline: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot of the report.
+
+    Args:
+        kind: `"curve"`: `y` over epochs, a band over seeds. `"family"`: the list `y` (one line per
+            entry) over epochs, one panel per method. `"tradeoff"`: final `y` against `x`, a dot per
+            run, with the frontier.
+        y: key in the rows.
+        title: of the plot; says what to see.
+        label: of the y axis.
+        x: key of the x axis of a trade-off.
+        x_label: its label.
+        reference: a horizontal line, such as the limit of a constraint.
+        x_reference: a vertical one.
+    """
+
+    kind: Literal["curve", "family", "tradeoff"]
+    y: str
+    title: str
+    label: str = ""
+    x: str = ""
+    x_label: str = ""
+    reference: float | None = None
+    x_reference: float | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """The words and the choice of plots of a report.
+
+    Args:
+        title: of the page.
+        question: paragraphs: what was asked, for a reader who has not read the paper.
+        metrics: of the tables, in order.
+        panels: plots, in order.
+        entries: names of the entries of lists (the constraints), by key of the rows.
+    """
+
+    title: str
+    question: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    panels: tuple[Panel, ...]
+    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """An experiment of the command line."""
+
+    name: str
+    config: type[Experiment]
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        """The config file of a data set: `configs/<task>/<this>.yaml`."""
+        ...
+
+    def load(self, config: Any) -> Problem:
+        """Data and model."""
+        ...
+
+    def page(self, config: Any) -> Page:
+        """Words and plots of the report."""
+        ...
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """Who won, by which rule: paragraphs from the final rows of each method."""
+        ...
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
+        """What a reader must know about a final row, such as a constraint that is met vacuously."""
+        ...
+
+    def score(self, config: Any, row: Row) -> tuple[float, ...]:
+        """The rule of a sweep: the smaller the better, from validation figures alone."""
+        ...
+
+    def score_rule(self, config: Any) -> str:
+        """That rule in words."""
+        ...

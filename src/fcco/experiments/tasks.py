@@ -1,0 +1,61 @@
+"""The tasks, by name. Their modules are imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .task import Task
+from .validate import did_you_mean
+from .yaml_text import ConfigError
+
+__all__ = ["get", "names", "register"]
+
+_PLACES: dict[str, str] = {"fairness": "fcco.experiments.fairness:TASK"}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `get` knows."""
+    return tuple(_PLACES)
+
+
+def register(name: str, place: str) -> None:
+    """Give a task a name.
+
+    Args:
+        name: as on the command line.
+        place: `"module:attribute"` of the `Task`; imported by every worker process.
+    """
+    if ":" not in place:
+        raise ValueError(f"`register(place=...)` must be 'module:attribute' but is: {place!r}.")
+    _PLACES[name] = place
+
+
+def place_of(name: str) -> str:
+    """`"module:attribute"` of a task, which another process can import."""
+    if ":" in name:
+        return name
+    if name not in _PLACES:
+        hint = did_you_mean(name, _PLACES)
+        raise ConfigError(
+            f"There is no task `{name}`{hint} Tasks: {', '.join(_PLACES)}; or module:attribute."
+        )
+    return _PLACES[name]
+
+
+def get(name: str) -> Task:
+    """The task of a name, or at `"module:attribute"`.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    module, _, attribute = place_of(name).partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # a package that the task needs
+        raise ConfigError(f"The task `{name}` cannot be imported: {error}.") from error
+    if not hasattr(found, attribute):
+        raise ConfigError(f"The task `{name}` is not there: {module} has no {attribute}.")
+    return getattr(found, attribute)

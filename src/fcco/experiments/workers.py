@@ -1,0 +1,101 @@
+"""Many runs: in this process or over several, the same bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .environment import available_cores
+from .events import Outcome
+from .pool import Pool
+from .spec import RunSpec
+from .work import LoadError, Order, Tell, load, one
+
+__all__ = ["LoadError", "run"]
+
+
+def run(
+    specs: Sequence[RunSpec],
+    out: Path,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    on_event: Tell = lambda event: None,
+    threads: int = 1,
+) -> list[Outcome]:
+    """Do all runs; one that diverges or fails does not stop the others.
+
+    On Ctrl-C (or SIGTERM) every run under way ends its step, saves itself and is `"stopped"`, as
+    are those not begun. A second Ctrl-C kills.
+
+    Args:
+        specs: of one experiment.
+        out: folder of the comparison.
+        workers: processes; the cores of this process unless given; 1 works in this process.
+        resume: go on from checkpoints.
+        tensorboard: whether to write scalars for TensorBoard.
+        on_event: told what happens, in this process.
+        threads: of torch in each process; another number may round differently.
+
+    Raises:
+        LoadError: when the task cannot load its data.
+    """
+    order = Order(out, resume, tensorboard, threads)
+    number = min(available_cores() if workers is None else workers, len(specs))
+    with _interruptible() as asked:
+        if number > 1:
+            outcomes = Pool(specs, order, on_event, asked, number).run()
+        else:
+            outcomes = _here(specs, order, on_event, asked)
+    ended = {outcome.run: outcome for outcome in outcomes}
+    return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether the user has asked to stop; asking twice raises."""
+    times = 0
+
+    def handle(*signal_and_frame: Any) -> None:
+        nonlocal times
+        times += 1
+        if times > 1:
+            raise KeyboardInterrupt
+
+    def asked() -> bool:
+        return times > 0
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals reach the main thread alone
+        return
+    held = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+
+
+def _here(
+    specs: Sequence[RunSpec], order: Order, tell: Tell, asked: Callable[[], bool]
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(order.threads)
+    try:
+        problem = load(specs[0], tell) if specs else None
+        for spec in specs:
+            if asked():
+                break
+            assert problem is not None
+            outcomes.append(one(spec, problem, order, tell, asked))
+    finally:
+        torch.set_num_threads(threads)
+    return outcomes
