@@ -15,8 +15,8 @@ install: .venv/installed
 
 demo:
 	$(PYTHON) -m venv --clear .venv-demo
-	.venv-demo/bin/python $(PIP_INSTALL) --editable '.[plot]'
-	.venv-demo/bin/python examples/group_dro.py
+	.venv-demo/bin/python $(PIP_INSTALL) --editable '.[experiments]'
+	.venv-demo/bin/fcco compare fairness --data adult --quick --out demo/fairness-adult --overwrite
 
 test:
 	$(PYTHON) -m venv --clear .venv-test

@@ -22,7 +22,6 @@ from fcco.experiments.data import download, places
 from fcco.experiments.data.files import WrongContent, read
 from fcco.experiments.data.gather import gather
 
-
 needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="no pip here")
 
 

@@ -367,6 +367,8 @@ def test_synthetic_shapes_and_seeds():
     other = data.synthetic(rows=600, test_rows=50, features=3, validation=0.25, seed=2)
     assert made.fingerprint != other.fingerprint
     np.testing.assert_allclose(made.train.features.mean(0), 0, atol=1e-6)
+    even = data.synthetic(rows=300, test_rows=300, validation=0.0)
+    assert even.train.label.tolist() != even.test.label.tolist(), "the test rows are others"
     share = data.synthetic(rows=20_000, validation=0.0).train.cells()
     np.testing.assert_allclose(share / 20_000, [[0.32, 0.08], [0.18, 0.42]], atol=0.015)
 

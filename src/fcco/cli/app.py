@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__, methods
+from . import commands, show
+from .data import data_app
+from .options import FREE
 
 __all__ = ["app"]
 
@@ -74,3 +77,11 @@ def show_methods(
     for row in chosen.rows():
         shown.add_row(*row)
     console.print(shown)
+
+
+app.command(context_settings=FREE)(commands.run)
+app.command(context_settings=FREE)(commands.compare)
+app.command(context_settings=FREE)(commands.sweep)
+app.command()(show.report)
+app.command("config", context_settings=FREE)(show.show_config)
+app.add_typer(data_app, name="data")

@@ -9,7 +9,7 @@ import typer
 
 from . import options as o
 from .errors import fail, guarded
-from .training import carry_out, finish, print_json, say
+from .training import carry_out, finish, tell_sweep
 
 __all__ = ["compare", "run", "sweep"]
 
@@ -35,8 +35,13 @@ def run(
     from ..experiments import compare as comparisons
 
     o.needs(tensorboard)
+    if any(key == "seeds" for key, _ in o.extras(context)):
+        raise fail("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
     bare = o.resolve(context, task, data, setting, config, quick, pairs=())
-    name = o.pick_method(task, bare.config, method)
+    name = next(iter(bare.config.methods), None) if method is None else method
+    if name is None:
+        raise fail("The config has no methods.")
+    o.pick(bare.config.methods, name)
     asked = o.resolve(context, task, data, setting, config, quick, method=name)
     chosen = {name: asked.config.methods[name]}
     one = dataclasses.replace(asked.config, methods=chosen, seeds=(seed,))
@@ -120,7 +125,9 @@ def sweep(
     if grid is None and not inline:
         grid = asked.config_name
     whole = grids.Grid() if grid is None else grids.read(asked.task, grid)
-    whole = o.only(grids.with_inline(whole, inline), methods)
+    whole = grids.with_inline(whole, inline)
+    if methods is not None:
+        whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
     chosen = grids.settings(whole, asked.config, limit=limit, source=grid or "command line")
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
     plan = sweeps.plan_sweep(task, asked.config_name, asked.config, chosen, tuning, quick=quick)
@@ -130,6 +137,5 @@ def sweep(
         tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
     told = sweeps.choose(folder, chosen, asked.config.seeds)
-    finish(folder, as_json=False, quiet=True, plots=False)
-    _tell(told, folder, as_json, quiet)
+    tell_sweep(told, folder, as_json=as_json, quiet=quiet)
     raise typer.Exit(0 if good else 1)

@@ -76,7 +76,7 @@ class Display:
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
         self.done[event.run] = gone
-        self.ended += over
+        self.ended += over and event.kind != "stopped"
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
             if event.details:

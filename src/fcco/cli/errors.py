@@ -46,7 +46,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except ConfigError as error:
-            raise fail("\n  ".join(["", *error.problems] if len(error.problems) > 1 else error.problems)) from error
+            several = [""] if len(error.problems) > 1 else []
+            raise fail("\n  ".join([*several, *error.problems])) from error
         except FolderError as error:
             raise fail(str(error)) from error
         except LoadError as error:

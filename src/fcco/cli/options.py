@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from .errors import fail, require
 
-__all__ = ["Asked", "extras", "resolve"]
+__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve"]
+
+T = TypeVar("T")
 
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that take any key of the config."""
 
-TaskName = Annotated[str, typer.Argument(help="The experiment, such as fairness.")]
+
+def _task_first(name: str) -> str:
+    if name.startswith("-"):
+        raise fail(f"Name the task first: fcco COMMAND TASK {name} ...")
+    return name
+
+
+TaskName = Annotated[
+    str, typer.Argument(help="The experiment, such as fairness.", callback=_task_first)
+]
 Data = Annotated[str | None, typer.Option(help="The data set, such as adult.")]
 SettingName = Annotated[
     str | None, typer.Option("--setting", help="A variant of the experiment, such as paper.")
@@ -114,8 +125,6 @@ def resolve(
     from ..experiments import config as configs
     from ..experiments import tasks
 
-    if task_name.startswith("-"):
-        raise fail(f"Name the task first: fcco COMMAND TASK {task_name} ...")
     task = tasks.get(task_name)
     if config_name is None and data is None:
         raise fail("Say which data: --data NAME (or --config FILE).")
@@ -124,11 +133,10 @@ def resolve(
     if data is not None and config_name is not None:
         keys.append(("data", data))
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
-    short = _short_forms(task, name, quick, keys, method)
-    overrides = [f"{key}={value}" for key, value in short]
+    overrides = [f"{key}={value}" for key, value in _short_forms(task, keys, method)]
     config = configs.load(task, name, quick=quick, overrides=overrides)
     if methods is not None:
-        config = replace(config, methods={n: _pick(config, n) for n in _split(methods)})
+        config = replace(config, methods=pick(config.methods, methods))
     if seeds is not None:
         config = replace(config, seeds=numbers("--seeds", seeds))
     return Asked(task, task_name, config, Path(name).stem, quick)
@@ -142,18 +150,20 @@ def _name_of(task: Any, data: str | None, setting: str | None) -> str:
 
 
 def _short_forms(
-    task: Any, name: str, quick: bool, keys: Sequence[tuple[str, str]], method: str | None
+    task: Any, keys: Sequence[tuple[str, str]], method: str | None
 ) -> Iterator[tuple[str, str]]:
     """`lr` as `methods.NAME.lr`, where the config has no such key and there is one method."""
     from ..experiments import config as configs
     from ..experiments.task import Method
 
-    fields = configs.fields_of(task.config)
     for key, value in keys:
-        first = key.partition(".")[0].replace("-", "_")
-        if method is not None and first not in fields and first in configs.fields_of(Method):
-            key = f"methods.{method}.{key.replace('-', '_', 1) if '.' not in key else key}"
-        yield key, value
+        first, dot, rest = key.partition(".")
+        word = first.replace("-", "_")
+        own = word not in configs.fields_of(task.config) and word in configs.fields_of(Method)
+        if method is not None and own:
+            yield f"methods.{method}.{word}{dot}{rest}", value
+        else:
+            yield key, value
 
 
 def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequence[str]) -> None:
@@ -172,23 +182,15 @@ def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequenc
             raise fail(f"There is no option `{option}`; did you mean `{close[0]}`?")
 
 
-def _pick(config: Any, name: str) -> Any:
+def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
+    """Those of `a,b,c`, in that order."""
     from ..experiments.validate import did_you_mean
 
-    if name not in config.methods:
-        hint = did_you_mean(name, config.methods)
-        raise fail(f"There is no method `{name}`{hint} There are: {', '.join(config.methods)}.")
-    return config.methods[name]
-
-
-def pick_method(task_name: str, config: Any, name: str | None) -> str:
-    """The method of `run`: the one asked for, or the first of the config."""
-    if name is None:
-        if not config.methods:
-            raise fail(f"The config of {task_name} has no methods.")
-        return next(iter(config.methods))
-    _pick(config, name)
-    return name
+    for name in _split(names):
+        if name not in methods:
+            hint = did_you_mean(name, methods)
+            raise fail(f"There is no method `{name}`{hint} There are: {', '.join(methods)}.")
+    return {name: methods[name] for name in _split(names)}
 
 
 def _split(text: str) -> list[str]:

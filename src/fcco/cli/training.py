@@ -11,13 +11,7 @@ import typer
 from .display import Display, show_table
 from .errors import INTERRUPTED
 
-__all__ = ["carry_out", "finish", "print_json", "say"]
-
-
-def say(text: str, *, quiet: bool = False, to_stderr: bool = False) -> None:
-    """A line for the user."""
-    if not quiet:
-        typer.echo(text, err=to_stderr)
+__all__ = ["carry_out", "finish", "tell_sweep"]
 
 
 def carry_out(
@@ -53,8 +47,8 @@ def carry_out(
     if any(outcome.kind == "stopped" for outcome in outcomes):
         raise stopped("Stopped, and saved.")
     failed = [outcome for outcome in outcomes if outcome.kind == "failed"]
-    for outcome in failed:
-        typer.echo(f"{outcome.run} failed: {outcome.text}", err=True)
+    if failed:
+        typer.echo(f"{len(failed)} of {len(outcomes)} runs failed, see above.", err=True)
     return not failed
 
 
@@ -67,12 +61,35 @@ def finish(out: Path, *, as_json: bool, quiet: bool, plots: bool = True) -> None
         show_table(summary.cells(done.table, done.page.metrics), err=as_json)
     for warning in done.warnings:
         typer.echo(f"Warning: {warning}", err=True)
-    say(f"Report: {done.report}", quiet=quiet, to_stderr=as_json)
+    if not quiet:
+        typer.echo(f"Report: {done.report}", err=as_json)
     if as_json:
-        print_json({"methods": done.table})
+        _print_json({"methods": done.table})
 
 
-def print_json(value: Any) -> None:
+def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
+    """Winners and report of a sweep."""
+    from ..experiments import compare, summary
+
+    done = compare.conclude(out, plots=False)
+    winners = {name: done.table[chosen] for name, chosen in told["winners"].items()}
+    if not quiet:
+        if winners:
+            show_table(summary.cells(winners, done.page.metrics), err=as_json)
+        settings = {entry["name"]: entry for entry in told["settings"]}
+        lines = [f"Chosen by: {told['rule']}"]
+        for name, ranked in told["ranking"].items():
+            chosen = told["winners"].get(name)
+            values = settings[chosen]["setting"] if chosen else "none came to its end"
+            lines.append(f"  {name}: {values} (best of {len(ranked)})")
+        lines.append(f"Report: {done.report}")
+        lines.append(f"Winners: {out / 'winners.yaml'} (for --config of `fcco compare`)")
+        typer.echo("\n".join(lines), err=as_json)
+    if as_json:
+        _print_json({"methods": winners})
+
+
+def _print_json(value: Any) -> None:
     """The last line on stdout."""
     from ..experiments.record import clean
 

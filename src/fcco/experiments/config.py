@@ -113,7 +113,9 @@ def _folder(task: Task, kind: str = "config") -> Any:
 def _extended(task: Task, name: str | Path, beside: Any, above: tuple[str, ...]) -> Node:
     file, called = find(task, "config", name, beside)
     if called in above:
-        raise ConfigError(f"{called}: the files extend each other: {' -> '.join((*above, called))}.")
+        raise ConfigError(
+            f"{called}: the files extend each other: {' -> '.join((*above, called))}."
+        )
     node = mapping(file.read_text(encoding="utf-8"), called)
     value = dict(node.value)
     base = value.pop("extends", None)

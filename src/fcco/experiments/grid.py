@@ -150,7 +150,7 @@ def spread(grid: Mapping[str, Sequence[Any]], limit: int | None) -> list[Values]
         >>> spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, None)[:2]
         [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.1, 'beta': 0.5}]
         >>> spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, 2)
-        [{'lr': 0.1, 'beta': 0.5}, {'lr': 0.01, 'beta': 0.1}]
+        [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.01, 'beta': 0.5}]
     """
     sizes = [len(values) for values in grid.values()]
     total = math.prod(sizes)

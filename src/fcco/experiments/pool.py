@@ -192,6 +192,9 @@ def _blocked(number: int) -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its own start would let the signal through
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

@@ -36,7 +36,12 @@ __all__ = [
     "write_text",
 ]
 
-COMPARISON, RESULT, METRICS, CONFIG = "comparison.json", "result.json", "metrics.jsonl", "config.yaml"
+COMPARISON, RESULT, METRICS, CONFIG = (
+    "comparison.json",
+    "result.json",
+    "metrics.jsonl",
+    "config.yaml",
+)
 ENVIRONMENT, CHECKPOINT = "environment.json", "checkpoint.pt"
 
 
@@ -146,7 +151,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool, kind: str = COMPARIS
             f"{folder} is not empty and holds no {kind}: it does not look like a folder of runs. "
             "Choose another place with --out."
         )
-    if full and not (resume or overwrite):
+    if any(folder.glob("*/seed-*")) and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."

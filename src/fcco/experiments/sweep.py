@@ -64,9 +64,7 @@ def rule_of(task: Task, config: Any) -> str:
     return "smallest score" if words is None else words(config)
 
 
-def choose(
-    out: Path, chosen: Sequence[Setting], seeds: Sequence[int], final_seeds: Sequence[int]
-) -> dict[str, Any]:
+def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
     """Rank the settings of each method; write `sweep.json`, `runs.jsonl` and `winners.yaml`.
 
     A setting's score is the mean over the tuning seeds of the task's score of the last evaluation,
@@ -76,7 +74,6 @@ def choose(
     Args:
         out: folder of the sweep.
         chosen: its settings.
-        seeds: its tuning seeds.
         final_seeds: those that `winners.yaml` is to be compared with.
     """
     comparison = record.load_comparison(out)
@@ -91,7 +88,7 @@ def choose(
     told = {
         "task": comparison.meta["task"],
         "rule": rule_of(task, config),
-        "seeds": list(seeds),
+        "seeds": comparison.meta["seeds"],
         "settings": entries,
         "ranking": ranking,
         "winners": winners,

@@ -177,6 +177,8 @@ class Page:
         metrics: of the tables, in order.
         panels: plots, in order.
         entries: names of the entries of lists (the constraints), by key of the rows.
+        references: methods that solve another problem, such as training without constraints:
+            shown, but no candidates for the best figure.
     """
 
     title: str
@@ -184,6 +186,7 @@ class Page:
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    references: tuple[str, ...] = ()
 
 
 class Task(Protocol):

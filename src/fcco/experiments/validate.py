@@ -46,9 +46,9 @@ def build(kind: type[T], node: Node) -> T:
         built = TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         found = _by_path(error.errors(include_url=False), data)
-        problems += [
-            f"{node.place(path)}: {_sentence(path, errors, data)}" for path, errors in found.items()
-        ]
+        for path, errors in found.items():
+            text = _sentence(path, errors, data)
+            problems.append(f"{node.place((*path, *_meant(errors)))}: {text}")
     else:
         if not problems:
             return built
@@ -106,7 +106,8 @@ def _by_path(errors: Iterable[Any], data: Any) -> dict[Path, list[Any]]:
     """Errors of one value together: those of a union come one for each member."""
     found: dict[Path, list[Any]] = {}
     for error in errors:
-        path, value = [], data
+        path: list[Any] = []
+        value: Any = data
         for key in error["loc"]:
             inside = isinstance(value, dict) and key in value
             inside |= isinstance(value, list) and isinstance(key, int) and key < len(value)
@@ -116,6 +117,13 @@ def _by_path(errors: Iterable[Any], data: Any) -> dict[Path, list[Any]]:
             value = value[key] if inside else None
         found.setdefault(tuple(path), []).append(error)
     return found
+
+
+def _meant(errors: list[Any]) -> list[str]:
+    """The key that the range check of a dataclass complains about: the first in its sentence."""
+    said = str(errors[0]["ctx"]["error"]) if errors[0]["type"] == "value_error" else ""
+    named = re.search(r"`([\w.]+)`", said)
+    return named[1].split(".") if named else []
 
 
 def _sentence(path: Path, errors: list[Any], data: Any) -> str:
@@ -132,7 +140,7 @@ def _sentence(path: Path, errors: list[Any], data: Any) -> str:
         allowed = re.findall(r"'([^']*)'", first["ctx"]["expected"])
         hint = did_you_mean(value, allowed) if isinstance(value, str) else "."
         return f"`{dotted(path)}` must be one of {', '.join(allowed)} but is: {value!r}{hint}"
-    words = [_WORDS.get(each["type"], each["msg"]) for each in errors]
+    words = [_WORDS.get(str(each["type"]), str(each["msg"])) for each in errors]
     wanted = " or ".join(dict.fromkeys(words))
     return f"`{dotted(path)}` must be {wanted} but is: {_short(value)}."
 

@@ -101,8 +101,8 @@ def dump(value: Any) -> str:
     """Plain values as YAML, keys in their order.
 
     Example:
-        >>> dump({"lr": 1e-5, "seeds": [0, 1], "note": "1e-3"})
-        "lr: 1.0e-05\\nseeds: [0, 1]\\nnote: '1e-3'\\n"
+        >>> dump({"lr": 1e-5, "seeds": [0, 1], "note": "1e-3"}).splitlines()
+        ['lr: 1.0e-05', 'seeds: [0, 1]', "note: '1e-3'"]
     """
     import yaml
 
@@ -177,6 +177,7 @@ def _dumper() -> Any:
 
     _add_rules(Dumper)
     Dumper.add_representer(list, _on_one_line)
+    Dumper.add_representer(str, _text)
     return Dumper
 
 
@@ -185,7 +186,15 @@ def _on_one_line(dumper: Any, value: list[Any]) -> Any:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=flat)
 
 
+def _text(dumper: Any, value: str) -> Any:
+    # PyYAML folds odd white space in other styles: it would not come back.
+    style = None if value.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
 def _add_rules(kind: Any) -> None:
     for name, pattern, first in _PLAIN:
         letters = [letter if letter != "\0" else "" for letter in first]
-        kind.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^({pattern})$"), letters)
+        kind.add_implicit_resolver(
+            f"tag:yaml.org,2002:{name}", re.compile(f"^({pattern})$"), letters
+        )

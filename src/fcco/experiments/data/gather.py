@@ -102,7 +102,7 @@ def contents(
     """The content of each file, in order; what came over the network is kept in the cache."""
     found = gather(data, files, folder, download=download, progress=progress)
     try:
-        pass
+        keep([entry for entry in found.values() if entry.place in FETCHED], cache_folder())
     except OSError as error:
         warnings.warn(
             f"`{data}` was fetched, but cannot be kept in {cache_folder()}: {error}.", stacklevel=3

@@ -12,7 +12,7 @@ from torch import Tensor
 from fcco import diagnostics
 
 from ..task import Row
-from .rates import gaps
+from .rates import gaps, signed
 from .score import SMALLEST
 
 if TYPE_CHECKING:
@@ -118,13 +118,13 @@ def certificate(run: FairnessTraining) -> Row:
     def inner(index: Tensor) -> Tensor:
         return _excess(run, thresholds, index)
 
-    def residuals(multipliers: Tensor | None) -> diagnostics.KKT:
-        return diagnostics.kkt(
-            loss, inner, run.count, parameters, multipliers=multipliers, per_layer=False
-        )
+    def both_sides(index: Tensor) -> Tensor:
+        rates = run.measure.full_rates(_cells(run), thresholds)
+        return signed(rates, run.config.tolerance)[index]
 
-    own = residuals(run.built.multipliers(run.count))
-    best = residuals(None)
+    prices = run.built.signed_multipliers(run.count)
+    own = diagnostics.kkt(loss, both_sides, 2 * run.count, parameters, multipliers=prices)
+    best = diagnostics.kkt(loss, inner, run.count, parameters, per_layer=False)
     return {
         "kkt_stationarity": own.stationarity,
         "kkt_feasibility": own.feasibility,

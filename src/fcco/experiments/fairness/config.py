@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,14 +62,25 @@ class Fairness(Experiment):
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         for name in ("temperature", "pair_temperature", "decay"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"`{name}` must be above 0 but is: {getattr(self, name)}.")
+        for name in ("epochs", "checkpoint_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
+        if not all(width >= 1 for width in self.hidden):
+            raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
+        if not all(0 <= share <= 1 for share in self.decay_at):
+            raise ValueError(
+                f"`decay_at` must hold shares between 0 and 1 but is: {list(self.decay_at)}."
+            )
         if self.batch < 4 or self.batch % 4:
             raise ValueError(f"`batch` must be a multiple of 4 (cells) but is: {self.batch}.")
-        if self.tolerance < 0:
+        if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"`tolerance` must be at least 0 but is: {self.tolerance}.")
-        if not self.thresholds:
-            raise ValueError("`thresholds` must hold at least one number.")
+        if not self.thresholds or not all(math.isfinite(tau) for tau in self.thresholds):
+            raise ValueError(
+                f"`thresholds` must hold at least one number but is: {list(self.thresholds)}."
+            )
         if self.threshold_kind == "quantile" and not all(0 < q < 1 for q in self.thresholds):
             raise ValueError(
                 "`thresholds` must lie between 0 and 1 for threshold_kind: quantile, but are: "

@@ -115,4 +115,7 @@ def warnings(config: Fairness, row: Row) -> tuple[str, ...]:
 
 
 def _keys(rows: list[Row]) -> list[str]:
-    return [key for key, value in rows[0].items() if isinstance(value, int | float)]
+    """Numbers that every run has: a feasible one has no singular value."""
+    shared = set.intersection(*(set(row) for row in rows))
+    numbers = [key for key, value in rows[0].items() if isinstance(value, int | float)]
+    return [key for key in numbers if key in shared]

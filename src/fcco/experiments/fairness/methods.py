@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fcco
+from fcco import checks
 from fcco.constraints.rules import ConstantConEx
 
 from ..task import Method
@@ -20,6 +21,12 @@ __all__ = ["UNCONSTRAINED", "Built", "build"]
 UNCONSTRAINED = "erm"
 IN_PAIRS = ("sonex", "alexr2", "sonx", "yang2025")
 """Methods with an outer function of our choice: the two-sided hinge on R^2."""
+AVERAGED = (*IN_PAIRS, "sox", "li2024")
+"""Methods whose multipliers follow from moving averages."""
+OURS = ("outer", "dim", "equality", "tolerance", "schedule", "project", "process_group")
+"""Settings of `fcco.constrained` that the constraints of the task decide."""
+IN_WORDS = ("correction", "read", "aggregate", "constraint_optimizer", "on_nonfinite")
+"""Settings that may be words."""
 
 
 @dataclass
@@ -31,7 +38,6 @@ class Built:
         optimizer: what is stepped.
         scheduled: the optimizer whose learning rate follows the schedule.
         state: from rates to the values that the objective wants.
-        multipliers: of the gaps, from those of the objective.
     """
 
     objective: Any
@@ -40,18 +46,31 @@ class Built:
     state: Callable[[Tensor], Tensor]
 
     def multipliers(self, constraints: int) -> Tensor:
-        """One per gap; of two one-sided constraints at most one is active."""
+        """One per gap: what its two sides pull with together."""
+        above, below = self.signed_multipliers(constraints).view(2, -1)
+        return (above - below).abs()
+
+    def signed_multipliers(self, constraints: int) -> Tensor:
+        """Of gap <= kappa for each gap, then of -gap <= kappa.
+
+        Dual methods may price both sides at once; the two-sided hinge the side of the tracked gap.
+        """
         if self.objective is None:
-            return torch.zeros(constraints)
+            return torch.zeros(2 * constraints)
         values = self.objective.multipliers().detach().nan_to_num(nan=0.0)
-        return values.view(-1, constraints).sum(0)
+        if len(values) == 2 * constraints:
+            return values
+        tracked = self.objective.term.tracker.value
+        above = tracked[:, 0] > tracked[:, 1]
+        return torch.cat([values * above, values * ~above])
 
 
 def build(model: nn.Module, method: Method, constraints: int, tolerance: float) -> Built:
     r"""A method with its optimizer.
 
     Penalties see :math:`\rho/m \sum_i f(g_i)` over the m gaps whichever way the gaps are stated.
-    With `from_zero: true` the tracked gaps start at 0 and the multipliers with them.
+    With `from_zero: true` the tracked gaps start at 0 and the multipliers with them: for penalties
+    on moving averages; dual variables start at 0 in any case.
 
     Args:
         model: the scorer.
@@ -61,6 +80,7 @@ def build(model: nn.Module, method: Method, constraints: int, tolerance: float) 
     """
     optimizer = _optimizer(model, method)
     word, settings = method.method, dict(method.settings)
+    _check(word, settings, tolerance)
     if word == UNCONSTRAINED:
         if settings:
             raise ValueError(f"`{word}` has no settings but got: {', '.join(settings)}.")
@@ -69,10 +89,9 @@ def build(model: nn.Module, method: Method, constraints: int, tolerance: float) 
     if word in IN_PAIRS:
         penalty: Any = _needed(settings, word, "penalty")
         margin: Any = settings.pop("margin", 0.0)
-        outer = fcco.TwoSidedHinge(max(tolerance - margin, 0.0), penalty)
+        outer = fcco.TwoSidedHinge(tolerance - margin, penalty)
         objective = fcco.constrained(model, optimizer, constraints, word, outer=outer, **settings)
         state: Callable[[Tensor], Tensor] = r.pairs
-        start = 0.0
     else:
         more: dict[str, Any] = dict(settings)
         if "penalty" in more:
@@ -84,10 +103,9 @@ def build(model: nn.Module, method: Method, constraints: int, tolerance: float) 
             model, optimizer, 2 * constraints, word, tolerance=tolerance, **more
         )
         state = lambda rates: r.signed(rates, 0.0)  # noqa: E731
-        start = 0.0
     if from_zero:
         tracker = objective.term.tracker
-        tracker.set_values(None, torch.full((tracker.num_inner, tracker.dim), start))
+        tracker.set_values(None, torch.zeros(tracker.num_inner, tracker.dim))
     stepped: Any = objective.optimizer
     return Built(objective, stepped, optimizer, state)
 
@@ -98,7 +116,27 @@ def _needed(settings: dict[str, Any], method: str, name: str) -> Any:
     return settings.pop(name)
 
 
+def _check(word: str, settings: dict[str, Any], tolerance: float) -> None:
+    """Refuse what would be taken and then ignored, or fail in a step without its name."""
+    for name, value in settings.items():
+        if name in OURS:
+            raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
+        if isinstance(value, str) and name not in IN_WORDS:
+            raise ValueError(f"`settings.{name}` of {word} must be a number but is: {value!r}.")
+        if isinstance(value, bool) and name != "from_zero":
+            raise ValueError(f"`settings.{name}` of {word} must not be true or false: {value}.")
+    if settings.get("from_zero") and word not in AVERAGED:
+        raise ValueError(f"`settings.from_zero` is for {', '.join(AVERAGED)} but not for {word}.")
+    if settings.get("margin", 0.0) > tolerance:
+        raise ValueError(
+            f"`settings.margin` of {word} must be at most the tolerance {tolerance:g} but is: "
+            f"{settings['margin']}."
+        )
+
+
 def _optimizer(model: nn.Module, method: Method) -> torch.optim.Optimizer:
+    checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
+    checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
     options: dict[str, Any] = {"lr": method.lr, "weight_decay": method.weight_decay}
     if method.update == "adam":
         return torch.optim.Adam(model.parameters(), betas=(1 - method.beta, 0.999), **options)

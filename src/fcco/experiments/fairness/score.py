@@ -85,5 +85,5 @@ class Scorer(nn.Module):
             self.deviation.copy_(output.std(correction=0).clamp(min=SMALLEST))
             output = (output - self.mean) / self.deviation
         if self.shares is not None:
-            self.thresholds.copy_(torch.quantile(output, self.shares))
+            self.thresholds.copy_(torch.quantile(output, self.shares.to(output)))
         return output

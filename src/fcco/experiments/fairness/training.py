@@ -43,6 +43,8 @@ class FairnessTraining:
         self.measure = Measure(
             self.train.prior, config.temperature, config.pair_temperature, config.objective
         )
+        if quantiles:  # so that the first evaluation has thresholds, not shares
+            self.model.calibrate(self.train.inputs)
         self.count = 2 * len(config.thresholds)
         self.built = build(self.model, method, self.count, config.tolerance)
         self.steps = 0

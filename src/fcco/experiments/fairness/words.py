@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ..task import Metric, Page, Panel
 from .config import Fairness
+from .methods import UNCONSTRAINED
 
 __all__ = ["page"]
 
+_LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "best_multipliers")
 _NAMES = {"train": "train", "val": "validation", "test": "test"}
 
 
@@ -65,11 +67,8 @@ def page(config: Fairness) -> Page:
                 label="multiplier",
             ),
         ),
-        entries={
-            key: config.constraint_names
-            for key in ("constraints", "val_constraints", "test_constraints", "multipliers")
-        }
-        | {"best_multipliers": config.constraint_names},
+        entries=dict.fromkeys(_LISTS, config.constraint_names),
+        references=(UNCONSTRAINED,),
     )
 
 

@@ -3,103 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from .. import summary
 from ..record import Comparison, SavedRun
-from ..task import Page, Panel, Task
-from . import plots, tables
-from .canvas import SIZE, SMALL, twice
-from .facts import experiment_facts, files, machine_facts, sweep_of
+from ..task import Metric, Page, Task
+from . import pictures, tables
+from .facts import chosen, experiment_facts, files, machine_facts, sweep
 from .notices import notices
-from .palette import METHODS, SHAPES, TOKENS, Style, family_of, styles
-from .runs import by_method
-from .tradeoff import tradeoff
-from .words import fixed, title
+from .palette import METHODS, SHAPES, TOKENS, family_of, styles
+from .runs import by_method, finished
+from .words import title
 
-__all__ = ["Picture", "content"]
+__all__ = ["content"]
 
 Runs = Mapping[str, Sequence[SavedRun]]
-_WIDE, _SMALL = (tuple(round(144 * side) for side in size) for size in (SIZE, SMALL))
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot in both palettes.
-
-    Args:
-        light: address of the drawing.
-        dark: the same in the dark palette.
-        alt: what it shows, in words.
-        title: above or below it.
-        size: width and height.
-        note: below it.
-        method: whose it is, for a swatch.
-    """
-
-    light: str
-    dark: str
-    alt: str
-    title: str
-    size: tuple[int, ...]
-    note: str = ""
-    method: str = ""
+_MULTIPLIERS = "multipliers"
+_MANY = 16
+"""More methods than this (settings of a sweep) are not drawn one by one."""
 
 
 def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
     """Everything the template asks for."""
-    page = task.page(config)
+    page, meta = task.page(config), comparison.meta
     everything = by_method(comparison)
+    runs = chosen(comparison, everything)
     look = styles(everything)
-    runs = sweep_of(comparison, everything)
-    meta = comparison.meta
-    wanted = [int(seed) for seed in meta.get("seeds", ())]
-    final = {name: [run.figures for run in group] for name, group in runs.items()}
+    values = summary.table(comparison, page.metrics)
+    final = {name: [run.figures for run in finished(group)] for name, group in runs.items()}
     final = {name: [row for row in rows if row] for name, rows in final.items()}
     final = {name: rows for name, rows in final.items() if rows}
-    small = _families(runs, page, look)
-    single = _entries(runs, page)
-    drawn = _curves(runs, page, look)
-    dots = _tradeoffs(everything, page, look)
-    constrained = any(
-        panel.reference is not None for panel in page.panels if panel.kind == "family"
-    )
-    entry_title = "Every constraint by itself" if constrained else "One by one"
     top = [metric for metric in page.metrics if metric.headline] or list(page.metrics)
-    seeds = max((len(group) for group in runs.values()), default=0)
-    contents = [("question", "What was asked"), ("winner", "Who won")]
-    contents += [("tradeoff", "The trade-off")] if dots else []
-    contents += [("curves", "Over training")] if drawn else []
-    contents += [("entries", entry_title)] if small or single else []
-    contents += [("figures", "All figures"), ("settings", "Settings"), ("repeat", "Repeat it")]
+    ends = tables.end_keys(runs)
+    steady = [metric for metric in page.metrics if metric.key not in ends]
+    drawn = runs if len(runs) <= _MANY else {}
+    found = {
+        "tradeoffs": pictures.tradeoffs(everything, page, look),
+        "curves": pictures.curves(drawn, page, look),
+        "families": pictures.families(drawn, page, look),
+        "entries": _entries(drawn, page),
+    }
+    limited = any(p.reference is not None for p in page.panels if p.kind == "family")
+    entry_title = "Every constraint by itself" if limited else "One by one"
+    several = any(len(finished(group)) > 1 for group in runs.values())
+    many = len(everything) > _MANY
     return {
+        **found,
         "title": page.title,
         "kicker": f"fcco experiment · {meta.get('task', task.name)}",
         "summary": _summary(everything, meta),
-        "contents": contents,
-        "notices": notices(task, config, everything, wanted),
+        "contents": _contents(found, entry_title),
+        "entry_title": entry_title,
+        "notices": notices(task, config, everything, list(meta.get("seeds", ()))),
         "question": page.question,
         "verdict": task.verdict(config, final) if final else ("No run has finished yet.",),
-        "headline": tables.scores(runs, top, "Final figures of each method", across=True),
-        "spread_note": _spread_note(seeds, bool(runs and len(runs) < len(everything))),
-        "meanings": [metric for metric in top if metric.meaning],
-        "tradeoffs": dots,
-        "curves": drawn,
-        "band_note": "Line: mean over seeds. Band: from the smallest to the largest seed."
-        if seeds > 1
+        "headline": tables.scores(
+            runs, values, top, "Final figures of each method", True, page.references
+        ),
+        "table_note": _table_note(
+            runs, several, str(sweep(comparison).get("rule", "")), page.references
+        ),
+        "meanings": _meanings(top),
+        "all_meanings": _meanings(page.metrics),
+        "band_note": "Lines are means over seeds, bands go from the smallest to the largest seed."
+        if several
         else "One seed, so there is no band.",
-        "entry_title": entry_title,
-        "families": small,
-        "entries": single,
         "full": tables.scores(
             everything,
-            page.metrics,
-            "All figures of the final evaluation, mean and standard deviation over seeds",
-            across=len(everything) > 16,
+            values,
+            steady,
+            "All figures of the final evaluation",
+            many,
+            page.references,
         ),
         "ending": tables.ending(runs, page.metrics, "Figures at the end of training"),
-        "all_meanings": [metric for metric in page.metrics if metric.meaning],
-        "many": len(everything) > 16,
+        "many": many,
         "settings": tables.settings(everything, "What each method ran with"),
         "experiment": experiment_facts(meta),
         "listing": tables.listing(everything, "Runs of each method"),
@@ -114,18 +92,30 @@ def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
     }
 
 
+def _contents(found: Mapping[str, Sequence[Any]], entry_title: str) -> list[tuple[str, str]]:
+    """Anchors and names of the sections that are there."""
+    return [
+        ("question", "What was asked"),
+        ("winner", "Who won"),
+        *([("tradeoff", "The trade-off")] if found["tradeoffs"] else []),
+        *([("curves", "Over training")] if found["curves"] else []),
+        *([("entries", entry_title)] if found["families"] or found["entries"] else []),
+        ("figures", "All figures"),
+        ("settings", "Settings"),
+        ("repeat", "Repeat it"),
+    ]
+
+
 def _summary(runs: Runs, meta: Mapping[str, Any]) -> str:
-    families = len({family_of(name) for name in runs})
-    count = sum(map(len, runs.values()))
-    parts = [f"{families} method{'s' * (families != 1)}"]
-    if len(runs) > families:
-        parts.append(f"{len(runs)} settings")
-    parts.append(f"{count} run{'s' * (count != 1)}")
     config = meta.get("config") or {}
-    if config.get("data"):
-        parts.insert(0, f"data: {config['data']}")
+    methods = len({family_of(name) for name in runs})
+    parts = [f"data: {config['data']}"] if config.get("data") else []
+    parts.append(_count(methods, "method"))
+    if len(runs) > methods:
+        parts.append(_count(len(runs), "setting"))
+    parts.append(_count(sum(map(len, runs.values())), "run"))
     if config.get("epochs"):
-        parts.append(f"{config['epochs']} epochs")
+        parts.append(_count(config["epochs"], "epoch"))
     if meta.get("quick"):
         parts.append("quick version")
     if meta.get("created"):
@@ -133,90 +123,61 @@ def _summary(runs: Runs, meta: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _spread_note(seeds: int, chosen: bool) -> str:
-    note = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
-    return note + (" Of each method the setting that the sweep chose." if chosen else "")
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + "s" * (number != 1)
 
 
-def _tradeoffs(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[Picture]:
-    found = []
-    sweep = any(family_of(name) != name for name in runs)
-    for panel in (panel for panel in page.panels if panel.kind == "tradeoff"):
-        svg = tradeoff(runs, panel, look, page.metrics)
-        if svg is None:
-            continue
-        y, x = panel.label or title(panel.y), panel.x_label or title(panel.x)
-        note = "Small dots: runs. Large dots: means over seeds. "
-        note += "Lines: the frontier of each method" if sweep else "Line: the frontier of the means"
-        note += ", what nothing else beats in both directions."
-        marks = [
-            f"{axis} at {value:g}"
-            for axis, value in (("across", panel.reference), ("upright", panel.x_reference))
-            if value is not None
-        ]
-        note += f" Dashed: {', '.join(marks)}." if marks else ""
-        alt = f"Scatter plot of {y} against {x} at the end of training, by method."
-        found.append(Picture(*twice(svg), alt, panel.title, _WIDE, note))
-    return found
-
-
-def _curves(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[Picture]:
-    found = []
-    for panel in (panel for panel in page.panels if panel.kind == "curve"):
-        svg = plots.curves(runs, panel, look)
-        if svg is not None:
-            alt = f"{panel.label or title(panel.y)} over epochs, one line per method."
-            note = "" if panel.reference is None else f"Dashed line: {panel.reference:g}."
-            found.append(Picture(*twice(svg), alt, panel.title, _WIDE, note))
-    return found
-
-
-def _families(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[dict[str, Any]]:
-    found = []
-    for panel in (panel for panel in page.panels if panel.kind == "family"):
-        family = plots.families(runs, panel, page.entries.get(panel.y, ()), look)
-        pictures = []
-        for name, svg in family.drawings.items():
-            entry, value = family.worst[name]
-            note = f"highest at the end: {entry}, {fixed(value, 4)}"
-            alt = (
-                f"{panel.label or title(panel.y)} of {name} over epochs, a line per entry; {note}."
-            )
-            pictures.append(Picture(*twice(svg), alt, name, _SMALL, note, method=family_of(name)))
-        if pictures:
-            found.append(
-                {"title": panel.title, "pictures": pictures, "note": _family_note(panel, family)}
-            )
-    return found
-
-
-def _family_note(panel: Panel, family: plots.Families) -> str:
-    note = "All plots share their axes. A line is the mean over seeds; the bold one ends highest."
-    if panel.reference is not None:
-        note += f" Dotted across: the limit, {panel.reference:g}."
-    if family.kinds:
-        ways = (f"{way}: {kind}" for kind, way in family.kinds.items())
-        note += f" {', '.join(ways).capitalize()}."
+def _table_note(runs: Runs, several: bool, rule: str, references: Sequence[str]) -> str:
+    note = "★ best of its column; ↑ higher is better, ↓ lower is better."
+    note += " Mean ± standard deviation over seeds." if several else " One seed."
+    if any(run.diverged is not None for group in runs.values() for run in group):
+        note += " A method of which a run diverged gets no ★."
+    shown = [name for name in references if name in runs]
+    if shown:
+        note += f" {', '.join(shown)} is there for reference and gets none."
+    if rule:
+        note += f" Of each method, the setting that the sweep chose; its rule: {rule}."
     return note
 
 
+def _meanings(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
+    """Labels and meanings; the same meaning is told once."""
+    said: dict[str, list[str]] = {}
+    for metric in metrics:
+        if metric.meaning:
+            said.setdefault(metric.meaning, []).append(metric.label)
+    return [(_joined(labels), meaning) for meaning, labels in said.items()]
+
+
+def _joined(labels: Sequence[str]) -> str:
+    """Labels in one; "AUC, test" and "AUC, train" as "AUC, test and train"."""
+    parts = [label.rpartition(", ") for label in labels]
+    stems = {stem for stem, _, _ in parts}
+    if len(labels) < 2 or len(stems) > 1 or "" in stems:
+        return "; ".join(labels)
+    return f"{stems.pop()}, {' and '.join(part for _, _, part in parts)}"
+
+
 def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
-    limits = {p.y: p.reference for p in page.panels if p.kind == "family"}
-    multipliers = "multipliers"
+    """Tables of the lists that have names; multipliers stand with the first list."""
+    limits = {panel.y: panel.reference for panel in page.panels if panel.kind == "family"}
+    multipliers = _MULTIPLIERS
     found = []
-    for key, names in page.entries.items():
-        if key == multipliers:
-            continue
-        limit = limits.get(key)
-        if limit is None:  # test_constraints have the limit of constraints
-            limit = next((limits[other] for other in limits if key.endswith(other)), None)
+    for key in (key for key in page.entries if key != _MULTIPLIERS):
+        same = (limits[other] for other in limits if key == other or key.endswith(f"_{other}"))
+        limit = next((limit for limit in same if limit is not None), None)  # test_... as train's
         caption = f"{title(key)} at the end of training, mean over seeds"
-        table = tables.entries(runs, key, names, limit, caption, multipliers)
+        table = tables.entries(runs, key, page.entries[key], limit, caption, multipliers)
         if table is None:
             continue
-        note = f"▲ above the limit of {limit:g}." if limit is not None else ""
-        if any("ν" in cell.note for line in table.lines for cell in line.cells):
-            note += " ν: multiplier, the price of the constraint."
-        found.append({"title": title(key), "table": table, "note": note.strip()})
-        multipliers = ""  # they belong to the first list
+        cells = [cell for line in table.lines for cell in line.cells]
+        note = []
+        if limit is not None:
+            note.append(f"▲ above the limit, {limit:g}.")
+        if any("seeds" in cell.note for cell in cells):
+            note.append("k of n seeds: so many are above it.")
+        if any("ν" in cell.note for cell in cells):
+            note.append("ν: multiplier, the price of the constraint.")
+        found.append({"title": title(key), "table": table, "note": " ".join(note)})
+        multipliers = ""
     return found

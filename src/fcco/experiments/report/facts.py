@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..record import Comparison, SavedRun
-from .palette import family_of
+from ..record import Comparison, SavedRun, read_json
 from .words import setting, title
 
-__all__ = ["experiment_facts", "files", "machine_facts", "sweep_of"]
-
-_SHOWN_OF_SWEEP = 16
+__all__ = ["chosen", "experiment_facts", "files", "machine_facts", "sweep"]
 
 
 def experiment_facts(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -53,21 +49,13 @@ def files(comparison: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def sweep_of(
-    comparison: Comparison, runs: Mapping[str, list[SavedRun]]
-) -> dict[str, list[SavedRun]]:
-    """The runs to show one by one: all of a comparison, the winners of a sweep."""
-    if all(family_of(name) == name for name in runs):
-        return dict(runs)
-    chosen = _winners(comparison, runs)
-    if not chosen and len(runs) <= _SHOWN_OF_SWEEP:
-        return dict(runs)
-    return {name: group for name, group in runs.items() if name in chosen}
-
-
-def _winners(comparison: Comparison, runs: Mapping[str, list[SavedRun]]) -> set[str]:
+def sweep(comparison: Comparison) -> dict[str, Any]:
+    """What `sweep.json` says; empty for a plain comparison."""
     path = comparison.folder / "sweep.json"
-    if not path.is_file():
-        return set()
-    told = json.loads(path.read_text(encoding="utf-8")).get("winners") or {}
-    return {str(name) for name in told.values()} & set(runs)
+    return read_json(path) if path.is_file() else {}
+
+
+def chosen(comparison: Comparison, runs: Mapping[str, list[SavedRun]]) -> dict[str, list[SavedRun]]:
+    """The runs to show one by one: all of a comparison, the winners of a sweep where it has any."""
+    winners = set((sweep(comparison).get("winners") or {}).values())
+    return {name: group for name, group in runs.items() if name in winners} or dict(runs)

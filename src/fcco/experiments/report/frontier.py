@@ -33,10 +33,7 @@ def frontier(
     finite = [i for i, point in enumerate(zip(x, y, strict=True)) if all(map(math.isfinite, point))]
     kept: list[int] = []
     for i in sorted(finite, key=lambda i: (sign_x * x[i], sign_y * y[i], i)):
-        if not kept or sign_y * y[i] < sign_y * y[kept[-1]] or (x[i], y[i]) == _of(x, y, kept[-1]):
+        last = kept[-1] if kept else i  # as good in x, or better, than all that follow
+        if i == last or sign_y * y[i] < sign_y * y[last] or (x[i], y[i]) == (x[last], y[last]):
             kept.append(i)
     return sorted(kept, key=lambda i: (x[i], sign_y * y[i], i))
-
-
-def _of(x: Sequence[float], y: Sequence[float], i: int) -> tuple[float, float]:
-    return x[i], y[i]

@@ -9,12 +9,13 @@ from typing import Any
 
 from ..record import SavedRun
 from ..task import Task
+from .palette import family_of
 from .words import seeds
 
 __all__ = ["Notice", "notices"]
 
 
-_DIVERGED = "Diverged, so not in the tables: {}"
+_DIVERGED = "Diverged: {}. Tables have its last finite figures, curves leave it out."
 _UNFINISHED = "Not finished, so not in the tables."
 
 
@@ -38,18 +39,24 @@ def notices(
         wanted: the seeds that each method should have.
     """
     diverged, unfinished, missing, said = ([] for _ in range(4))
+    families: dict[str, list[SavedRun]] = {}
+    settings: dict[str, list[str]] = {}
     for name, group in runs.items():
-        count = len(group)
-        reasons = ((run.seed, run.diverged) for run in group if run.diverged is not None)
-        diverged += _grouped(name, count, ((seed, _DIVERGED.format(why)) for seed, why in reasons))
-        open_ones = [run.seed for run in group if run.result is None]
-        if open_ones:
-            unfinished.append(Notice(_who(name, open_ones, count), _UNFINISHED))
-        absent = [seed for seed in wanted if seed not in {run.seed for run in group}]
+        families.setdefault(family_of(name), []).extend(group)
+        settings.setdefault(family_of(name), []).append(name)
+    for name, group in families.items():
+        reasons = [(run, run.diverged) for run in group if run.diverged is not None]
+        diverged += _grouped(
+            name, group, [(run, _DIVERGED.format(why.rstrip("."))) for run, why in reasons]
+        )
+        open_ones = [run for run in group if run.result is None]
+        unfinished += _grouped(name, group, [(run, _UNFINISHED) for run in open_ones])
+        there = {(run.name, run.seed) for run in group}
+        absent = [(n, k) for n in settings[name] for k in wanted if (n, k) not in there]
         if absent:
-            missing.append(Notice(_who(name, absent, len(wanted)), "Not started."))
-        texts = ((run.seed, text) for run in group for text in _warnings(task, config, run))
-        said += _grouped(name, count, texts)
+            who = _who(name, absent, len(wanted) * len(settings[name]))
+            missing.append(Notice(who, "Not started."))
+        said += _grouped(name, group, [(r, t) for r in group for t in _warnings(task, config, r)])
     return [*_other_data(runs), *diverged, *unfinished, *missing, *said]
 
 
@@ -67,21 +74,29 @@ def _warnings(task: Task, config: Any, run: SavedRun) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _grouped(name: str, count: int, said: Iterable[tuple[int, str]]) -> list[Notice]:
+def _grouped(
+    name: str, group: Sequence[SavedRun], told: Iterable[tuple[SavedRun, str]]
+) -> list[Notice]:
     """One notice for texts that differ in their numbers alone; the first one's are shown."""
-    texts: dict[str, list[tuple[int, str]]] = {}
-    for seed, text in said:
+    texts: dict[str, list[tuple[SavedRun, str]]] = {}
+    for run, text in told:
         shape = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
-        texts.setdefault(shape, []).append((seed, text))
+        texts.setdefault(shape, []).append((run, text))
     found = []
-    for group in texts.values():
-        some = list(dict.fromkeys(seed for seed, _ in group))
-        first = group[0][1]
-        if any(text != first for _, text in group):
-            first += f" (Numbers of seed {some[0]}.)"
-        found.append(Notice(_who(name, some, count), first))
+    for same in texts.values():
+        first, text = same[0]
+        if any(other != text for _, other in same):
+            where = (
+                f"seed {first.seed}" if first.name == name else f"{first.name}, seed {first.seed}"
+            )
+            text += f" (Numbers of {where}.)"
+        some = list(dict.fromkeys((run.name, run.seed) for run, _ in same))
+        found.append(Notice(_who(name, some, len(group)), text))
     return found
 
 
-def _who(name: str, some: Sequence[int], count: int) -> str:
-    return f"{name}, {seeds(some, count)}"
+def _who(name: str, some: Sequence[tuple[str, int]], count: int) -> str:
+    """A method and its seeds; of a sweep, how many of its runs."""
+    if all(setting == name for setting, _ in some):
+        return f"{name}, {seeds([seed for _, seed in some], count)}"
+    return f"{name}, {len(some)} of {count} runs"

@@ -37,16 +37,19 @@ TOKENS: dict[str, tuple[str, str]] = {
 """Colours of the page, light and dark; text on its ground keeps a contrast of 4.5."""
 
 METHODS: tuple[tuple[str, str], ...] = (
-    ("#0067a8", "#5cb8f0"),
-    ("#cf5200", "#ff9152"),
-    ("#007f5f", "#3fd0a0"),
-    ("#a8327f", "#ec8fcb"),
-    ("#8a6a00", "#e3bf45"),
-    ("#4c55c4", "#a6adff"),
-    ("#6b4226", "#c99a77"),
-    ("#61676e", "#b6bdc4"),
+    ("#1769c0", "#7cc4ff"),
+    ("#b34400", "#e88030"),
+    ("#1f8060", "#5cf0a0"),
+    ("#9c2f96", "#f0559a"),
+    ("#2b323b", "#d8d8d0"),
+    ("#5a55e0", "#9a86ff"),
+    ("#5e1a0c", "#b08a6a"),
+    ("#8f6d00", "#ffdc30"),
 )
-"""Colours of methods, light and dark, apart for the common kinds of colour blindness."""
+"""Colours of methods, light and dark; the first five stay apart for each kind of colour blindness.
+
+Dash and marker tell the others apart.
+"""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (3, 1.5), (9, 3))
 MARKERS: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "p", "<", ">", "h")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ Runs = Mapping[str, Sequence[SavedRun]]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot, and whether its first epochs run out of the frame."""
+    """A plot, and whether something runs out of its frame."""
 
     svg: str
     cut: bool
@@ -60,7 +61,7 @@ def curves(runs: Runs, panel: Panel, look: Mapping[str, Style]) -> Drawing | Non
                 markersize=4.5,
                 markevery=_some(len(line.epochs), k),
             )
-        cut = _fit(axes, list(drawn.values()), panel.reference)
+        cut = _fit(axes, [[line] for line in drawn.values()], panel.reference)
         frame(figure, axes, "epoch", panel.label or title(panel.y))
         return Drawing(svg_of(figure), cut)
 
@@ -70,23 +71,38 @@ def _steady(runs: Sequence[SavedRun]) -> Sequence[SavedRun]:
     return [run for run in runs if run.diverged is None] or runs
 
 
-def _fit(axes: Axes, lines: Sequence[Curve], reference: float | None) -> bool:
-    """Set both axes, the upright one for the later epochs; whether something is out of sight."""
+def _fit(axes: Axes, groups: Sequence[Sequence[Curve]], reference: float | None) -> bool:
+    """Set both axes, the upright one for what matters; whether something is out of sight."""
+    lines = [line for group in groups for line in group]
     last = max((line.epochs[-1] for line in lines if line.epochs), default=0.0) or 1.0
     axes.set_xlim(-0.02 * last, 1.02 * last)
     every = [value for line in lines for value in (*line.low, *line.high)]
     late = [
-        value
-        for line in lines
-        for epoch, *pair in zip(line.epochs, line.low, line.high, strict=True)
-        for value in pair
-        if epoch >= _LATE * last
+        [
+            value
+            for line in group
+            for epoch, *pair in zip(line.epochs, line.low, line.high, strict=True)
+            for value in pair
+            if epoch >= _LATE * last
+        ]
+        for group in groups
     ]
-    limits = bounds(every, reference, core=late)
+    limits = bounds(every, reference, core=_usual([values for values in late if values]))
     if limits is None:
         return False
     axes.set_ylim(*limits)
     return min(every) < limits[0] or max(every) > limits[1]
+
+
+def _usual(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Values of all methods but those that are so far off that the others would be one line."""
+    every = [value for values in groups for value in values]
+    if len(groups) < 3:
+        return every
+    centre = statistics.median(every)
+    away = [max(abs(value - centre) for value in values) for values in groups]
+    far = 5 * statistics.median(away)
+    return [v for values, d in zip(groups, away, strict=True) if d <= far for v in values]
 
 
 def _some(count: int, shift: int) -> list[int]:
@@ -103,13 +119,15 @@ class Families:
         drawings: by method.
         worst: name of the entry that ends highest, and its final mean.
         kinds: what the dashes mean, where the entries come in kinds.
-        cut: whether the first epochs run out of the frame.
+        cut: whether something runs out of the frame.
+        top: upper end of the frame.
     """
 
     drawings: dict[str, str]
     worst: dict[str, tuple[str, float]]
     kinds: dict[str, str]
     cut: bool = False
+    top: float = math.inf
 
 
 def families(
@@ -118,7 +136,6 @@ def families(
     """One small plot per method, all with the same axes: a line per entry, the worst one bold."""
     lines = {name: _entry_curves(_steady(group), panel.y) for name, group in runs.items()}
     lines = {name: group for name, group in lines.items() if any(line.epochs for line in group)}
-    every = [line for group in lines.values() for line in group]
     count = max(map(len, lines.values()), default=0)
     names = [entries[k] if k < len(entries) else f"entry {k + 1}" for k in range(count)]
     kinds = list(dict.fromkeys(map(_kind, names)))
@@ -142,11 +159,11 @@ def families(
                     markersize=3,
                     zorder=3 if k == top else 2,
                 )
-            cut = _fit(axes, every, panel.reference)
+            cut = _fit(axes, list(lines.values()), panel.reference)
             frame(figure, axes, "epoch", panel.label or title(panel.y))
             found.drawings[name] = svg_of(figure)
         found.worst[name] = (names[top], ends[top])
-        found = replace(found, cut=cut)
+        found = replace(found, cut=cut, top=axes.get_ylim()[1])
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..record import Comparison, SavedRun
 
-__all__ = ["Curve", "by_method", "curve", "number", "numbers", "sound", "spread"]
+__all__ = ["Curve", "by_method", "curve", "finished", "number", "numbers", "spread"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
     return runs
 
 
-def sound(runs: Iterable[SavedRun]) -> list[SavedRun]:
-    """Those whose figures count: finished, and not diverged. The same as `summary.table`'s."""
-    return [run for run in runs if run.result is not None and run.diverged is None]
+def finished(runs: Iterable[SavedRun]) -> list[SavedRun]:
+    """Those whose figures count, as in `summary.table`: also a run that diverged."""
+    return [run for run in runs if run.result is not None]
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..record import SavedRun
 from ..task import Metric
 from .palette import family_of
-from .runs import number, numbers, sound, spread
+from .runs import finished, number, numbers, spread
 from .words import duration, fixed, plain, seeds, setting, title
 
 __all__ = ["Cell", "Head", "Line", "Table", "ending", "entries", "listing", "scores", "settings"]
@@ -88,12 +88,17 @@ def method_head(name: str, runs: Sequence[SavedRun]) -> Head:
 
 
 def scores(
-    runs: Runs, values: Values, metrics: Sequence[Metric], caption: str, across: bool
+    runs: Runs,
+    values: Values,
+    metrics: Sequence[Metric],
+    caption: str,
+    across: bool,
+    references: Sequence[str] = (),
 ) -> Table:
     """Mean and deviation of each metric; `across` puts the methods into rows.
 
     The best mean of a metric is marked, and all that look the same at its digits, but never a
-    method of which a run diverged: the figures of its other runs are a choice of the lucky ones.
+    method of which a run diverged (its figures are those of a shorter training), nor a reference.
 
     Args:
         runs: by method.
@@ -101,8 +106,9 @@ def scores(
         metrics: in order.
         caption: of the table.
         across: one row per method; otherwise one row per metric.
+        references: methods that are no candidates for a mark.
     """
-    columns = [_column(runs, values, metric) for metric in metrics]
+    columns = [_column(runs, values, metric, references) for metric in metrics]
     heads = tuple(
         Head(metric.label, _ARROWS[metric.better], _HINTS[metric.better]) for metric in metrics
     )
@@ -116,12 +122,13 @@ def scores(
     return Table(caption, "Figure", methods, tuple(rows))
 
 
-def _column(runs: Runs, values: Values, metric: Metric) -> list[Cell]:
+def _column(runs: Runs, values: Values, metric: Metric, references: Sequence[str]) -> list[Cell]:
     found = {name: values.get(name, {}).get(metric.key) for name in runs}
     means = {name: math.nan if each is None else each["mean"] for name, each in found.items()}
-    best = _best(runs, means, metric)
+    ranked = {name: mean for name, mean in means.items() if name not in references}
+    best = _best(runs, ranked, metric)
     return [
-        _score(found[name], metric.digits, len(sound(group)) > 1, name in best)
+        _score(found[name], metric.digits, len(finished(group)) > 1, name in best)
         for name, group in runs.items()
     ]
 
@@ -177,7 +184,7 @@ def entries(
 
 
 def _lists(runs: Sequence[SavedRun], key: str) -> list[list[float]]:
-    rows = (numbers(run.figures.get(key)) for run in sound(runs))
+    rows = (numbers(run.figures.get(key)) for run in finished(runs))
     return [row for row in rows if row]
 
 
@@ -213,10 +220,12 @@ def ending(runs: Runs, known: Sequence[Metric], caption: str) -> Table | None:
     }
     lines = []
     for name, group in runs.items():
-        rows = [run.figures for run in sound(group)]
+        rows = [run.figures for run in finished(group)]
         columns = ([number(row[key]) for row in rows if key in row] for key in keys)
         lines.append(Line(method_head(name, group), tuple(map(_spread_cell, columns))))
-    return Table(caption, "Method", tuple(labels.get(k) or Head(title(k)) for k in keys), tuple(lines))
+    return Table(
+        caption, "Method", tuple(labels.get(k) or Head(title(k)) for k in keys), tuple(lines)
+    )
 
 
 def end_keys(runs: Runs) -> list[str]:
@@ -256,13 +265,13 @@ def listing(runs: Runs, caption: str) -> Table:
     """One line per method: its runs, how long they took and what they have drawn."""
     lines = []
     for name, group in runs.items():
-        took = [number(run.result.get("seconds")) for run in sound(group) if run.result]
-        drawn = [number(run.result.get("samples")) for run in sound(group) if run.result]
+        took = [number(run.result.get("seconds")) for run in finished(group) if run.result]
+        drawn = [number(run.result.get("samples")) for run in finished(group) if run.result]
         mean, deviation = spread(took)
         cells = (
             Cell(seeds([run.seed for run in group], 0) if group else "none"),
             Cell(duration(mean), f"± {duration(deviation)}" if took[1:] else ""),
-            Cell(fixed(spread(drawn)[0], 0) if drawn else "–"),
+            Cell(f"{spread(drawn)[0]:,.0f}" if drawn else "–"),
         )
         lines.append(Line(method_head(name, group), cells))
     heads = ("Runs", "Time a run", "Samples drawn")

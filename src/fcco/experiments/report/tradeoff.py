@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..record import SavedRun
@@ -13,15 +15,23 @@ from .canvas import SIZE, bounds, canvas, frame, line_at, svg_of
 from .frontier import frontier
 from .labels import place
 from .palette import TOKENS, Style, family_of
-from .runs import number, sound, spread
+from .runs import finished, number, spread
 from .words import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["tradeoff"]
+__all__ = ["Tradeoff", "tradeoff"]
 
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """A plot, and whether one mean beats all others in both directions."""
+
+    svg: str
+    beaten: bool
 
 
 def tradeoff(
@@ -29,7 +39,7 @@ def tradeoff(
     panel: Panel,
     look: Mapping[str, Style],
     metrics: Sequence[Metric],
-) -> str | None:
+) -> Tradeoff | None:
     """Final `y` against final `x`: a dot per run, a large one per setting, and the frontier.
 
     With settings `NAME@i` of a sweep every method has a frontier of its own. Frontiers go through
@@ -51,11 +61,13 @@ def tradeoff(
         for name, points in dots.items():
             _scatter(axes, points, means[name], look[family_of(name)], sweep)
         if sweep:
+            front, beaten = [], False
             for family in dict.fromkeys(map(family_of, dots)):
                 own = [means[name] for name in means if family_of(name) == family]
                 _front(axes, own, good, look[family].colour, look[family].dash)
         else:
-            _front(axes, list(means.values()), good, TOKENS["muted"][0], ())
+            front = _front(axes, list(means.values()), good, TOKENS["muted"][0], ())
+            beaten = len(front) == 1
         every = [point for points in dots.values() for point in points]
         _fit(axes, every, panel)
         frame(
@@ -65,8 +77,8 @@ def tradeoff(
             f"{panel.label or title(panel.y)}  ({'↑' if good[1] else '↓'} better)",
         )
         if not sweep and len(dots) <= 8:
-            place(figure, axes, means, look, every, panel)
-        return svg_of(figure)
+            place(figure, axes, means, look, [*every, *_along(front)], panel)
+        return Tradeoff(svg_of(figure), beaten and len(dots) > 1)
 
 
 def _fit(axes: Axes, points: Sequence[Point], panel: Panel) -> None:
@@ -103,7 +115,7 @@ def _given(value: float | None) -> list[float]:
 
 
 def _points(runs: Sequence[SavedRun], panel: Panel) -> list[Point]:
-    rows = [run.figures for run in sound(runs)]
+    rows = [run.figures for run in finished(runs)]
     points = [(number(row.get(panel.x)), number(row.get(panel.y))) for row in rows]
     return [point for point in points if all(map(math.isfinite, point))]
 
@@ -136,7 +148,7 @@ def _scatter(axes: Axes, points: Sequence[Point], mean: Point, style: Style, swe
 
 def _front(
     axes: Axes, points: Sequence[Point], good: tuple[bool, bool], colour: str, dash: Sequence[float]
-) -> None:
+) -> list[Point]:
     x, y = [point[0] for point in points], [point[1] for point in points]
     order = frontier(x, y, *good)
     axes.plot(
@@ -147,3 +159,11 @@ def _front(
         dashes=dash or (None, None),
         zorder=1.8,
     )
+    return [points[i] for i in order]
+
+
+def _along(corners: Sequence[Point]) -> list[Point]:
+    """Places on a line, where a name would be hard to read."""
+    steps = [k / 40 for k in range(1, 40)]
+    pairs = itertools.pairwise(corners)
+    return [(a + (c - a) * t, b + (d - b) * t) for (a, b), (c, d) in pairs for t in steps]

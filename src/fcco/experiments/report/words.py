@@ -64,7 +64,7 @@ def title(key: str) -> str:
     >>> title("kkt_stationarity"), title("test_auc")
     ('KKT stationarity', 'Test AUC')
     """
-    text = key.replace("_", " ").strip()
+    text = re.sub(r"\bval\b", "validation", key.replace("_", " ").strip())
     text = re.sub(r"\b(auc|kkt|tpr|fpr|roc|cvar|cpu|gpu)\b", lambda word: word[0].upper(), text)
     return _NAMES.get(text) or text[:1].upper() + text[1:]
 
