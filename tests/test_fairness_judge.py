@@ -248,6 +248,6 @@ def test_quantiles_are_shares(thresholds: tuple[float, ...]) -> None:
         config(threshold_kind="quantile", thresholds=thresholds)
 
 
-def test_usual_values_are_those_of_the_issue_and_are_accepted() -> None:
+def test_usual_values_give_fourteen_constraints() -> None:
     usual = config(thresholds=(-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0), methods=METHODS)
     assert len(usual.constraint_names) == 14 and usual.score == "normalised"

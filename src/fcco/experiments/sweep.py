@@ -67,9 +67,9 @@ def rule_of(task: Task, config: Any) -> str:
 def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
     """Rank the settings of each method; write `sweep.json`, `runs.jsonl` and `winners.yaml`.
 
-    A setting's score is the mean over the tuning seeds of the task's score of the last evaluation,
-    compared entry by entry. The task never sees figures whose name begins with `test`. A setting
-    with a run that diverged comes after all others.
+    A setting's score is the task's score of its last figures, averaged over the tuning seeds
+    first: a limit is compared with the mean, not with each noisy figure. The task never sees
+    figures whose name begins with `test`. A setting with a run that diverged comes last.
 
     Args:
         out: folder of the sweep.
@@ -111,16 +111,16 @@ def _entry(task: Any, config: Any, setting: Setting, comparison: Comparison) -> 
     rows = [_without_test(run.figures) for run in runs]
     diverged = sum(run.diverged is not None for run in runs)
     complete = len(runs) == len(comparison.meta["seeds"])
-    scores = [task.score(config, row) for row in rows] if complete and not diverged else []
-    means = [math.fsum(column) / len(column) for column in zip(*scores, strict=True)]
+    figures = _means(rows)
+    score = list(task.score(config, figures)) if complete and not diverged else []
     return {
         "name": setting.name,
         "method": setting.family,
         "setting": setting.values,
-        "score": means if means and not any(map(math.isnan, means)) else None,
+        "score": score if score and not any(map(math.isnan, score)) else None,
         "diverged": diverged,
         "finished": len(runs),
-        "figures": _means(rows),
+        "figures": figures,
     }
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from .. import data
 from ..task import Method, Page, Row
 from . import judge, words
 from .cells import Cells
 from .config import Fairness
+from .methods import build
+from .score import Scorer, network
 from .training import FairnessTraining
 
 __all__ = ["TASK", "FairnessProblem", "FairnessTask"]
@@ -64,6 +68,18 @@ class FairnessTask:
     def load(self, config: Any) -> FairnessProblem:
         """Data in cells."""
         return FairnessProblem(config)
+
+    def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
+        """Methods whose settings do not fit, before any training: where, and why."""
+        problems = []
+        prior = torch.full((4,), 0.25)
+        for name, method in config.methods.items():
+            model = Scorer(network(1, (1,)), prior, True, config.thresholds)
+            try:
+                build(model, method, 2 * len(config.thresholds), config.tolerance)
+            except (TypeError, ValueError) as error:
+                problems.append((("methods", name), str(error)))
+        return problems
 
     def page(self, config: Any) -> Page:
         """The report's words and plots."""
