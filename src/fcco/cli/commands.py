@@ -123,7 +123,8 @@ def sweep(
     rest = [pair for pair in pairs if pair[0][:5] != "grid."]
     asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
     if grid is None and not inline:
-        grid = asked.config_name
+        own = getattr(asked.task, "grid_name", None)  # optional: the task's usual grid
+        grid = asked.config_name if own is None else own(asked.config)
     whole = grids.Grid() if grid is None else grids.read(asked.task, grid)
     whole = grids.with_inline(whole, inline)
     if methods is not None:

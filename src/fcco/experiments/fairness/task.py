@@ -65,6 +65,10 @@ class FairnessTask:
         """`adult`, `adult-paper`, ...: the setting `meaningful` has the bare name."""
         return data if setting in (None, "meaningful") else f"{data}-{setting}"
 
+    def grid_name(self, config: Any) -> str:
+        """The usual grid of a setting: that of the paper, or the one with free trackers."""
+        return "appendix" if config.setting == "paper" else "wide"
+
     def load(self, config: Any) -> FairnessProblem:
         """Data in cells."""
         return FairnessProblem(config)

@@ -109,7 +109,7 @@ def _question(config: Fairness) -> tuple[str, ...]:
         "Three figures tell whether a method did it: the AUC; the worst constraint value (the "
         "smoothed gap less the tolerance; at most 0 is asked); and the true gap, the largest "
         "difference of TPR or FPR between the groups over all thresholds, with nothing smoothed. "
-        "Even equal curves show a gap on a finite sample: the column 'gap by chance' says how "
+        "Even equal curves show a gap on a finite sample: the column 'by chance' says how "
         "much.",
     )
 
@@ -129,7 +129,7 @@ def _metrics(config: Fairness) -> tuple[Metric, ...]:
             ),
             Metric(
                 f"{part}_violation",
-                f"worst constraint, {name}",
+                f"worst, {name}",
                 "lower",
                 headline=main,
                 meaning="largest smoothed gap less the tolerance; at most 0 is asked",
@@ -146,7 +146,7 @@ def _metrics(config: Fairness) -> tuple[Metric, ...]:
             Metric(f"{part}_fpr_gap", f"FPR gap, {name}", "lower", 3),
             Metric(
                 f"{part}_gap_floor",
-                f"gap by chance, {name}",
+                f"by chance, {name}",
                 "none",
                 3,
                 headline=part == "test",
@@ -154,7 +154,7 @@ def _metrics(config: Fairness) -> tuple[Metric, ...]:
             ),
             Metric(
                 f"{part}_inside",
-                f"inside thresholds, {name}",
+                f"inside, {name}",
                 "none",
                 3,
                 headline=main,
