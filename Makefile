@@ -35,4 +35,4 @@ docs: install
 	.venv/bin/mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-demo .venv-test site build dist
+	rm -rf .venv .venv-demo .venv-test site build dist demo

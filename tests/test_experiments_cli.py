@@ -34,13 +34,14 @@ TOY = "toy_task:TASK"
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a task may put the current folder there
 
 
 @pytest.fixture
 def fast(monkeypatch):
     """Without the page and the plots, which have tests of their own."""
     monkeypatch.setattr(compare, "_report", lambda c, task, config: c.folder / "report.html")
-    monkeypatch.setattr(compare, "_draw", lambda comparison, page: None)
+    monkeypatch.setattr(compare, "_draw", lambda comparison, page, redraw: None)
 
 
 def fcco(*arguments: str, code: int = 0) -> Any:
@@ -188,6 +189,45 @@ def test_failures_and_divergence_have_their_exit_codes(fast):
     assert "b/sonex/seed-0/failure.txt" in done.stderr
 
 
+def test_warnings_are_one_line_for_each_kind(fast):
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--epochs", "1"]
+    done = fcco(*words, "--seeds", "0,1,2,3", "--methods.sox.lr", "1e80", "--out", "a")
+    said = [line for line in done.stderr.splitlines() if line.startswith("Warning: ")]
+    comparison = record.load_comparison(Path("a"))
+    violated = {run.name for run in comparison.runs if run.result and run.result["warnings"]}
+    for name in violated - {"sox"}:
+        (line,) = [line for line in said if "is violated" in line and f" {name}, " in line]
+        assert "seed" in line
+    (line,) = [line for line in said if "Diverged" in line]
+    assert line.startswith("Warning: sox, ") and "Tables have its last finite figures" in line
+
+
+def test_plots_are_drawn_again_by_report_and_are_whole_or_not_there(monkeypatch):
+    from fcco.experiments.report import plots
+
+    fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet")
+    drawn = Path("r/sonex/seed-0/plots")
+    whole = (drawn / "loss.svg").read_bytes()
+    (drawn / "loss.svg").write_text("old")
+    (drawn / "gone.svg").write_text("a panel of an older version")
+    fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet", "--resume")
+    assert (drawn / "loss.svg").read_text() == "old"
+    fcco("report", "r", "--quiet")
+    assert (drawn / "loss.svg").read_bytes() == whole
+    assert [each.name for each in drawn.iterdir()] == ["loss.svg"]
+    assert not Path("r/sonex/seed-0/.plots").exists()
+
+    def stopped(run: Any, page: Any) -> None:
+        (run.folder / "plots").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plots, "save_run", stopped)
+    monkeypatch.setattr(sys, "argv", ["fcco", "report", "r"])
+    done = fcco("report", "r", code=130)
+    assert done.stderr.splitlines()[-1] == "  fcco report r"
+    assert (drawn / "loss.svg").read_bytes() == whole, "the old ones are still there"
+
+
 def test_quiet_and_quick(fast):
     done = fcco("run", TOY, "--data", "quadratic", "--quick", "--quiet", "--seed", "3")
     assert done.output == ""
@@ -205,6 +245,13 @@ def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     whole = record.read_json(out / "table.json")["methods"]
     assert table == {name: whole[won] for name, won in told["winners"].items()}
     assert "Chosen by: violation above 0.05 first" in done.stderr
+    again = fcco("report", str(out), "--json")
+    assert again.stdout == done.stdout
+    told_by_sweep = done.stderr[done.stderr.index("method") :]
+    assert again.stderr[again.stderr.index("method") :] == told_by_sweep
+    Path(out / "sweep.json").write_text("{}")
+    assert "sweep.json is damaged: it has no rule" in fcco("report", str(out), code=2).stderr
+    record.write_json(out / "sweep.json", told)
     done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
     meta = record.read_json(Path("runs/toy-winners/comparison.json"))
     assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]
@@ -231,6 +278,42 @@ def test_progress_on_a_terminal_has_a_line_for_each_run():
     assert re.search(r"sonex/seed-0 .* 50% .*auc 0\.8765", lines)
     assert re.search(r"0 of 2 runs .* 25%", lines) and re.search(r"2 of 2 runs .* 100%", lines)
     assert "sox/seed-0: diverged: after 3 steps: NaN" in lines
+
+
+def test_the_time_left_ignores_what_was_done_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    written = io.StringIO()
+    display = Display(4, 10, console=Console(file=written, width=200))
+    with display:
+        now[0] = 100.0  # a download
+        display(Event("finished", "a/seed-0", 10.0, 10, text="was finished"))
+        display(Event("started", "a/seed-1", 6.0, 10))
+        assert display._left() == "time left not known yet"
+        now[0] = 340.0
+        display(Event("finished", "a/seed-1", 10.0, 10))  # 4 epochs in 4 minutes, 20 to go
+    assert written.getvalue() == "a/seed-1: finished (2/4, about 20.0 min left)\n"
+
+
+def test_the_bars_begin_where_an_earlier_process_stopped(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    with Display(2, 10, console=console) as display:
+        assert not display.bars.live.is_started, "downloads have bars of their own"
+        display(Event("finished", "a/seed-0", 10.0, 10, text="was finished"))
+        display(Event("started", "a/seed-1", 6.0, 10))
+        whole, one = display.bars.tasks
+        assert (whole.completed, one.completed) == (16, 6)
+        assert not whole._progress and not one._progress, "no speed yet"
+
+
+def test_help_names_what_there_is():
+    folder = Path(config.__file__).parent / "configs/fairness"
+    grids = sorted(each.stem for each in (folder / "grids").glob("*.yaml"))
+    for command in ("run", "compare", "sweep"):
+        text = " ".join(fcco(command, "--help").stdout.replace("\u2502", " ").split())
+        assert "Every key of the config is an option: --epochs 10" in text
+        assert "adult, compas or synthetic" in text and "meaningful (the usual) or paper" in text
+    assert f"({', '.join(grids)})" in text
 
 
 # --- configs on the command line ---------------------------------------------------------------
@@ -270,7 +353,22 @@ def test_run_takes_the_keys_of_its_method(fast):
     "words, said",
     [
         (["compare", "fairnes", "--data", "a"], "no task `fairnes`; did you mean `fairness`?"),
-        (["compare", TOY], "Say which data"),
+        (["compare", TOY], "Say which data: --data NAME (or --config FILE). Configs: base, quad"),
+        (["compare", TOY, "--config", "quadratic", "--setting", "x"], "leave out --setting"),
+        (["compare", TOY, "--data", "quadratic", "--lr", "3"], "write --methods.NAME.lr."),
+        (["compare", TOY, "--data", "quadratic", "--weight-decay=3"], "--methods.NAME.weight_deca"),
+        (["compare", TOY, "--data", "quadratic", "--seeds", "1,1"], "line: `seeds` must be diff"),
+        (["compare", TOY, "--data", "quadratic", "--seeds=-1"], "command line: `seeds` must be"),
+        (["compare", TOY, "--data", "quadratic", "--checkpoint-every=0"], "must be at least 1"),
+        (["compare", TOY, "--data", "quadratic", "--data-folder", "no"], "there is no folder no"),
+        (["run", TOY, "--data", "quadratic", "--method", "sox,sonex"], "trains one method"),
+        (["run", TOY, "--config", "quadratic", "--data", "unreachable"], "the network is down"),
+        (["sweep", TOY, "--data", "quadratic", "--seeds", "3,3"], "tuning seeds: `seeds` must be"),
+        (["sweep", TOY, "--data", "quadratic", "--note", "nothing to choose by"], "toy cannot cho"),
+        (
+            ["sweep", TOY, "--data", "quadratic", "--grid.sox.settings.z", "[1, 2]"],
+            "Error: grid: methods.sox.settings.z: `sox` has no setting `z`.\n",
+        ),
         (["compare", TOY, "--data", "quadratix"], "did you mean `quadratic`? There are: base"),
         (["compare", TOY, "--data", "quadratic", "--epocs", "3"], "did you mean `epochs`? Allowed"),
         (["compare", TOY, "--data", "quadratic", "--worker", "3"], "did you mean `--workers`?"),
@@ -281,7 +379,6 @@ def test_run_takes_the_keys_of_its_method(fast):
         (["run", TOY, "--data", "quadratic", "--seeds", "1,2"], "give --seed NUMBER"),
         (["run", TOY, "--data", "quadratic", "--method", "soxx"], "did you mean `sox`?"),
         (["run", TOY, "--data", "quadratic", "--settings.z", "1"], "has no setting `z`"),
-        (["run", TOY, "--config", "quadratic", "--data", "nowhere"], "no file nowhere.csv"),
         (["sweep", TOY, "--data", "quadratic", "--grid", "x"], "no grid `x`"),
         (["report", "nowhere"], "nowhere holds no comparison.json"),
         (["run", "--epochs", "3", TOY], "Name the task first"),
@@ -292,6 +389,79 @@ def test_mistakes_get_a_clear_line_and_exit_code_2(words, said):
     assert done.stderr.startswith("Error: ") and said in done.stderr
     assert "Traceback" not in done.output and done.stdout == ""
     assert not Path("runs/toy-quadratic").exists()
+
+
+def test_data_that_cannot_be_loaded_are_a_clear_line():
+    done = fcco("run", TOY, "--config", "quadratic", "--data", "nowhere", code=2)
+    assert done.stderr.splitlines() == [
+        "Loading nowhere ...",
+        "Error: no file nowhere.csv in any of the places",
+    ]
+
+
+def test_places_that_cannot_be_used_are_a_clear_line():
+    Path("file").write_text("x")
+    Path("latin.yaml").write_bytes("note: caf\u00e9".encode("latin-1"))
+    done = fcco("run", TOY, "--data", "quadratic", "--out", "file/a", code=2)
+    assert done.stderr.startswith("Error: file/a cannot be made or read: Not a directory")
+    done = fcco("run", TOY, "--config", "latin.yaml", code=2)
+    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
+    done = fcco("sweep", TOY, "--data", "quadratic", "--grid", "latin.yaml", code=2)
+    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
+
+
+def test_damaged_files_are_a_clear_line(fast):
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--out", "c", "--quiet"]
+    fcco(*words, "--seeds", "0", "--epochs", "1")
+    for name in ("comparison.json", "sonex/seed-0/config.yaml", "sonex/seed-0/metrics.jsonl"):
+        path = Path("c") / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] + b"\xff{")
+        assert f"c/{name}" in fcco("report", "c", code=2).stderr
+        if not name.endswith("jsonl"):  # a resumed run writes its rows anew
+            said = fcco(*words, "--seeds", "0,1", "--epochs", "1", "--resume", code=2).stderr
+            assert f"c/{name}" in said
+        path.write_bytes(whole)
+    fcco("report", "c", "--quiet")
+
+
+def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monkeypatch):
+    monkeypatch.setenv("FCCO_DATA", "elsewhere")
+    Path("mine").mkdir()
+    words = ["compare", TOY, "--config", "quadratic", "--data", "far", "--epochs", "1"]
+    done = fcco(*words, "--workers", "2", "--data-folder", "mine")
+    assert Path("fetched.txt").read_text() == f"{os.getpid()} {Path('mine').resolve()}\n"
+    assert done.stderr.splitlines()[:2] == ["fetching far.csv", "Loading far ..."]
+    assert done.stderr.count("Loading") == 1, "by two workers"
+    spec_text = Path("runs/toy-quadratic/sonex/seed-0/config.yaml").read_text()
+    assert "mine" not in spec_text, "where the data lie does not change a run"
+    fcco(*words, "--overwrite", "--workers", "1", "--quiet")
+    assert os.environ["FCCO_DATA"] == str(Path("mine").resolve())
+
+
+def test_a_task_in_the_current_folder_works_in_every_process():
+    """As with the console script, which does not put the current folder on the path."""
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from toy_task import ToyConfig, ToyTask\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(ToyConfig):\n"
+        "    colour: str = 'red'\n"
+        "class Task(ToyTask):\n"
+        "    config = Mine\n"
+        "TASK = Task()\n"
+    )
+    path = os.pathsep.join([str(TESTS), *(each for each in sys.path if each)])
+    words = "compare mine:TASK --data quadratic --seeds 0 --workers 2 --epochs 1 --json"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "fcco", *words.split(), "--colour", "blue"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout.splitlines()[-1])["methods"]) == ["sonex", "sox", "alexr2"]
+    assert record.read_meta(Path("runs/toy-quadratic"))["config"]["colour"] == "blue"
 
 
 def test_several_mistakes_are_told_at_once():
@@ -305,7 +475,8 @@ def test_several_mistakes_are_told_at_once():
     [
         ("yaml", [], "needs pyyaml: pip install 'fcco[experiments]'"),
         ("jinja2", [], "needs jinja2: pip install 'fcco[experiments]'"),
-        ("tensorboard", ["--tensorboard"], "needs tensorboard: pip install tensorboard"),
+        ("scipy", [], "needs scipy: pip install 'fcco[experiments]'"),
+        ("tensorboard", ["--tensorboard"], "tensorboard: pip install 'fcco[tensorboard]'"),
     ],
 )
 def test_missing_packages_are_named_before_training(missing, words, said, monkeypatch):

@@ -127,6 +127,24 @@ def test_what_a_task_checks_itself_is_placed_too(tmp_path):
     ]
 
 
+def test_a_mistake_in_a_method_is_placed_where_it_was_changed(tmp_path, monkeypatch):
+    """Not where the file that is extended has the method."""
+    check = lambda self, config: [(("methods", "sonex"), "does not fit.")]  # noqa: E731
+    monkeypatch.setattr(type(TASK), "check", check)
+    text = "extends: base\nepochs: 3\nmethods:\n  sonex:\n    lr: 9\n"
+    assert problems(text, tmp_path) == ["mine.yaml, line 4: does not fit."]
+    assert problems("extends: base", tmp_path)[0].startswith("base.yaml, line ")
+    assert problems("extends: base", tmp_path, "methods.sonex.lr=9") == [
+        "command line: does not fit."
+    ]
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"note: caf\xe9")
+    with pytest.raises(ConfigError, match=r"latin\.yaml: this is not a text file in UTF-8"):
+        config.load(TASK, tmp_path / "latin.yaml")
+
+
 def test_wrong_types_and_values(tmp_path):
     text = """data: 5
 epochs: ten
@@ -160,6 +178,13 @@ def test_missing_keys_and_ranges(tmp_path):
     assert problems("data: a\nepochs: 0", tmp_path) == [
         "mine.yaml, line 2: `epochs` must be at least 1 but is: 0."
     ]
+    for key in ("checkpoint_every", "evaluate_every"):
+        assert problems(f"data: a\n{key}: 0", tmp_path) == [
+            f"mine.yaml, line 2: `{key}` must be at least 1 but is: 0."
+        ]
+    for seeds in ("[1, 2, 1]", "[-1]"):
+        (found,) = problems(f"data: a\nseeds: {seeds}", tmp_path)
+        assert found.startswith("mine.yaml, line 2: `seeds` must be") and seeds in found
     assert problems("data: a\nepochs: 3", tmp_path, "epochs=0") == [
         "command line: `epochs` must be at least 1 but is: 0."
     ]
@@ -241,7 +266,7 @@ configs = st.builds(
     ToyConfig,
     data=words,
     epochs=st.integers(1, 10**6),
-    seeds=st.lists(whole, max_size=3).map(tuple),
+    seeds=st.lists(st.integers(0, 2**60), max_size=3, unique=True).map(tuple),
     methods=st.dictionaries(names, methods, max_size=3),
     shape=st.builds(Shape, dimension=whole, noise=finite),
     kill=st.none() | st.tuples(whole, whole),

@@ -66,7 +66,75 @@ def test_full_folders_are_refused_untouched(tmp_path):
     record.prepare(out, resume=True, overwrite=False)
     assert (out / "sonex").exists()
     record.prepare(out, resume=False, overwrite=True)
-    assert list(out.iterdir()) == []
+    assert (out / "sonex/seed-0").exists(), "nothing is deleted here"
+
+
+def test_only_what_is_ours_is_removed(tmp_path):
+    ours = ["sonex/seed-0/result.json", "sonex/seed-12/x", "sox@3/seed-1/config.yaml"]
+    ours += ["comparison.json", "table.json", "table.md", "report.html", "sweep.json", "runs.jsonl"]
+    ours += ["winners.yaml"]
+    theirs = ["notes.txt", "table.xlsx", "sonex/idea.txt", "sonex/seed-data/a.csv", "seed-1/b"]
+    for name in (*ours, *theirs):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/c").write_text("x")
+    (tmp_path / "sonex/seed-5").symlink_to(tmp_path / "elsewhere")
+    record.remove_runs(tmp_path)
+    left = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
+    assert left == {*theirs, "elsewhere/c"}
+    assert not (tmp_path / "sox@3").exists() and not (tmp_path / "sonex/seed-0").exists()
+
+
+def test_a_place_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FolderError, match=r"file/runs cannot be made or read: Not a directory"):
+        record.prepare(tmp_path / "file/runs", resume=False, overwrite=False)
+
+
+def test_what_a_dead_process_left_does_not_make_a_folder_full(tmp_path):
+    (tmp_path / ".lock").write_text("")
+    (tmp_path / ".comparison.json.77.tmp").write_text("{")
+    record.prepare(tmp_path, resume=False, overwrite=False)
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(FolderError, match="does not look like a folder of runs"):
+        record.prepare(tmp_path, resume=False, overwrite=False)
+
+
+def write_whole(folder: Path) -> None:
+    meta = {"task": "toy_task:TASK", "config": {}, "methods": ["a"], "seeds": [0]}
+    record.write_json(folder / "comparison.json", meta)
+    (folder / "a/seed-0").mkdir(parents=True)
+    spec = "{name: a, seed: 0, config: {}, method: {}}"
+    (folder / "a/seed-0/config.yaml").write_text(spec)
+    (folder / "a/seed-0/metrics.jsonl").write_text('{"loss": 1.0}\n')
+    result = {"final": {"loss": 1.0}, "end": {}, "diverged": None}
+    record.write_json(folder / "a/seed-0/result.json", result)
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("comparison.json", b"{"),
+        ("comparison.json", b"[]"),
+        ("comparison.json", b'{"task": "a", "config": {}, "methods": 3, "seeds": []}'),
+        ("a/seed-0/config.yaml", b"{name: a"),
+        ("a/seed-0/config.yaml", b"\xff\xfe"),
+        ("a/seed-0/config.yaml", b"3"),
+        ("a/seed-0/config.yaml", b"name: a"),
+        ("a/seed-0/metrics.jsonl", b'{"loss": 1.0}\n{"lo'),
+        ("a/seed-0/metrics.jsonl", b"3\n"),
+        ("a/seed-0/result.json", b"{"),
+        ("a/seed-0/result.json", b'{"final": 3}'),
+    ],
+)
+def test_damaged_files_are_named(name, content, tmp_path):
+    write_whole(tmp_path)
+    assert len(record.load_comparison(tmp_path).runs) == 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FolderError) as caught:
+        record.load_comparison(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
 
 
 @pytest.mark.parametrize("resume, overwrite", [(False, False), (True, False), (False, True)])

@@ -140,6 +140,37 @@ def test_settings_that_diverge_come_last_and_never_win(tmp_path):
     assert list(config.load(TASK, tmp_path / "winners.yaml").methods) == ["sox"]
 
 
+def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
+    first = grid.settings(grid.with_inline(grid.Grid(), [("sox.lr", "[1e-3, 1e-2]")]), BASE)
+    more = grid.settings(grid.with_inline(grid.Grid(), [("sonex.lr", "[1e-2]")]), BASE)
+    for chosen, resume in ((first, False), (more, True)):
+        plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+        compare.execute(
+            plan, tmp_path, resume=resume,
+            runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}),
+        )  # fmt: skip
+        told = sweep.choose(tmp_path, chosen, (0,))
+    assert [(e["name"], e["setting"]) for e in told["settings"]] == [
+        ("sox@0", {"lr": 1e-3}), ("sox@1", {"lr": 1e-2}), ("sonex@0", {"lr": 1e-2}),
+    ]  # fmt: skip
+    assert list(config.load(TASK, tmp_path / "winners.yaml").methods) == list(told["winners"])
+    assert set(told["winners"]) == {"sox", "sonex"}
+
+
+def test_mistakes_of_a_grid_are_found_before_training():
+    wrong = grid.with_inline(grid.Grid(), [("sox.settings.z", "[1, 2]"), ("sox.lr", "[1, 2]")])
+    chosen = grid.settings(wrong, BASE)
+    with pytest.raises(ConfigError) as caught:
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+    assert caught.value.problems == ("grid: methods.sox.settings.z: `sox` has no setting `z`.",)
+    nothing = replace(BASE, note="nothing to choose by")
+    good = grid.settings(grid.read(TASK, "quadratic"), BASE)
+    with pytest.raises(ConfigError, match=r"toy cannot choose: there are no validation data\."):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", nothing, good, (7,))
+    with pytest.raises(ConfigError, match="tuning seeds: `seeds` must be"):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, good, (7, -1))
+
+
 def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
     monkeypatch.delattr(ToyTask, "score")
     chosen = grid.settings(grid.read(TASK, "quadratic"), BASE)

@@ -84,19 +84,20 @@ def test_the_rule_in_words() -> None:
 
 
 def test_the_highest_auc_among_the_feasible_wins() -> None:
-    asked = config(feasible_by="gap", feasible_limit=0.03)
+    free = {"plain": Method("erm", lr=0.1), "first": Method("sonex", lr=0.1)}
+    asked = config(feasible_by="gap", feasible_limit=0.03, methods=free)
     methods = {
         "unfair": [row(test_auc=0.95, test_gap=0.4)],
         "second": [row(test_auc=0.81), row(test_auc=0.83)],
         "first": [row(test_auc=0.79, test_gap=0.045), row(test_auc=0.89, test_gap=0.045)],
-        "erm": [row(test_auc=0.97, test_gap=0.6)],
+        "plain": [row(test_auc=0.97, test_gap=0.01)],  # fair by luck, but nobody asked it to be
         "none": [],
     }
     lines = TASK.verdict(asked, methods)
-    assert lines[0].startswith("first has the highest test AUC, 0.8400, among the 2 of 4")
+    assert lines[0].startswith("first has the highest test AUC, 0.8400, among the 2 of 3")
     assert "0.045" in lines[0] and "0.03" in lines[0]
     assert lines[1] == "The others within that limit: second 0.8200."
-    assert lines[2].startswith("Without constraints the test AUC is 0.9700") and "0.600" in lines[2]
+    assert lines[2].startswith("Without constraints the test AUC is 0.9700") and "0.010" in lines[2]
     assert len(lines) == 3
 
 
@@ -124,7 +125,7 @@ def test_a_figure_that_one_seed_lacks_does_not_stop_the_verdict() -> None:
 
 
 def test_no_runs() -> None:
-    assert judge.verdict(config(), {"a": []}) == ("No run has finished yet.",)
+    assert judge.verdict(config(), {"a": []}) == ("No constrained method has finished.",)
 
 
 # Warnings.
@@ -137,6 +138,11 @@ def test_warnings_by_hand() -> None:
     assert vacuous.startswith("Vacuous") and "2.0 %" in vacuous
     (in_name,) = judge.warnings(asked, row(train_gap=0.3))
     assert in_name.startswith("Constraints in name only") and "0.30 apart" in in_name
+    assert "Normalise" not in vacuous  # the score is
+    (advised,) = judge.warnings(config(score="unbounded"), row(train_inside=0.02))
+    assert "Normalise" in advised
+    single = config(thresholds=(0.0,))  # nothing can lie between one threshold
+    assert judge.warnings(single, row(train_inside=0.0)) == ()
     violated = row(train_inside=0.02, train_gap=0.3, train_violation=0.1)
     assert judge.warnings(asked, violated) == ()  # a violation needs no further warning
     assert len(TASK.warnings(asked, violated | {"train_violation": 0.0})) == 2

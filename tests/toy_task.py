@@ -44,8 +44,9 @@ class ToyConfig(Experiment):
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"`epochs` must be at least 1 but is: {self.epochs}.")
+        super().__post_init__()
+        if self.steps < 1:
+            raise ValueError(f"`steps` must be at least 1 but is: {self.steps}.")
 
 
 class ToyTraining:
@@ -140,6 +141,15 @@ class ToyTask:
     def config_name(self, data: str, setting: str | None) -> str:
         return data if setting is None else f"{data}-{setting}"
 
+    def fetch(self, config: Any, progress: Any) -> None:
+        """The data `far` leave a line in `fetched.txt` each time."""
+        if config.data == "far":
+            progress("far.csv", 1, 1)
+            with Path("fetched.txt").open("a") as file:
+                file.write(f"{os.getpid()} {os.environ.get('FCCO_DATA')}\n")
+        if config.data == "unreachable":
+            raise OSError("the network is down")
+
     def load(self, config: Any) -> ToyProblem:
         return ToyProblem(config)
 
@@ -163,6 +173,8 @@ class ToyTask:
         return max(0.0, row["val_excess"] - 0.05), row["val_loss"]
 
     def score_rule(self, config: Any) -> str:
+        if config.note == "nothing to choose by":
+            raise ValueError("there are no validation data.")
         return "violation above 0.05 first, then the loss, on validation data"
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:

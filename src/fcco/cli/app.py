@@ -79,9 +79,13 @@ def show_methods(
     console.print(shown)
 
 
-app.command(context_settings=FREE)(commands.run)
-app.command(context_settings=FREE)(commands.compare)
-app.command(context_settings=FREE)(commands.sweep)
+_EPILOG = (
+    "Every key of the config is an option: --epochs 10, --methods.sonex.lr 0.01. "
+    "`fcco config TASK --data NAME` prints them."
+)
+
+for _train in (commands.run, commands.compare, commands.sweep):
+    app.command(context_settings=FREE, epilog=_EPILOG)(_train)
 app.command()(show.report)
 app.command("config", context_settings=FREE)(show.show_config)
 app.add_typer(data_app, name="data")

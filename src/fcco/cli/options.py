@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from .errors import fail, require
 
-__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve"]
+__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve", "use_data"]
 
 T = TypeVar("T")
 
@@ -28,9 +29,10 @@ def _task_first(name: str) -> str:
 TaskName = Annotated[
     str, typer.Argument(help="The experiment, such as fairness.", callback=_task_first)
 ]
-Data = Annotated[str | None, typer.Option(help="The data set, such as adult.")]
+Data = Annotated[str | None, typer.Option(help="The data set: adult, compas or synthetic.")]
 SettingName = Annotated[
-    str | None, typer.Option("--setting", help="A variant of the experiment, such as paper.")
+    str | None,
+    typer.Option("--setting", help="A variant of the experiment: meaningful (the usual) or paper."),
 ]
 ConfigName = Annotated[
     str | None, typer.Option("--config", help="A config by name, or the path of a YAML file.")
@@ -39,6 +41,10 @@ Quick = Annotated[bool, typer.Option("--quick", help="The fast version of the ex
 Out = Annotated[Path | None, typer.Option(help="Folder for the runs; runs/... unless given.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the runs in the folder.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data-folder", help="Look for the data here first; the same as FCCO_DATA."),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the table as one line of JSON, the last on stdout.")
 ]
@@ -57,14 +63,12 @@ class Asked:
 
     Attributes:
         task: the experiment.
-        task_name: as the user wrote it.
         config: resolved.
         config_name: for folders.
         quick: whether it is the fast version.
     """
 
     task: Any
-    task_name: str
     config: Any
     config_name: str
     quick: bool
@@ -127,7 +131,10 @@ def resolve(
 
     task = tasks.get(task_name)
     if config_name is None and data is None:
-        raise fail("Say which data: --data NAME (or --config FILE).")
+        there = ", ".join(configs.names(task))
+        raise fail(f"Say which data: --data NAME (or --config FILE). Configs: {there or 'none'}.")
+    if config_name is not None and setting is not None:
+        raise fail("--config names the whole config: leave out --setting, or --config.")
     name = config_name or _name_of(task, data, setting)
     keys = list(extras(context) if pairs is None else pairs)
     if data is not None and config_name is not None:
@@ -138,8 +145,8 @@ def resolve(
     if methods is not None:
         config = replace(config, methods=pick(config.methods, methods))
     if seeds is not None:
-        config = replace(config, seeds=numbers("--seeds", seeds))
-    return Asked(task, task_name, config, Path(name).stem, quick)
+        config = configs.changed(config, configs.COMMAND_LINE, seeds=numbers("--seeds", seeds))
+    return Asked(task, config, Path(name).stem, quick)
 
 
 def _name_of(task: Any, data: str | None, setting: str | None) -> str:
@@ -207,6 +214,15 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 def needs(tensorboard: bool) -> None:
     """What a training with a report needs, checked before it starts."""
-    require("jinja2", "matplotlib")
+    require("jinja2", "matplotlib", "scipy")
     if tensorboard:
-        require("tensorboard", extra="")
+        require("tensorboard", extra="tensorboard")
+
+
+def use_data(folder: Path | None) -> None:
+    """Let this process and its workers look for data in a folder first."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise fail(f"--data-folder: there is no folder {folder}.")
+    os.environ["FCCO_DATA"] = str(folder.resolve())

@@ -9,7 +9,7 @@ import typer
 
 from . import options as o
 from .errors import guarded
-from .training import finish
+from .training import finish, tell_sweep
 
 __all__ = ["report", "show_config"]
 
@@ -21,8 +21,14 @@ def report(
     quiet: o.Quiet = False,
 ) -> None:
     """Write the table and the report anew from saved runs."""
+    from ..experiments import sweep
+
     o.needs(tensorboard=False)
-    finish(folder, as_json=as_json, quiet=quiet)
+    told = sweep.read(folder)
+    if told is None:
+        finish(folder, as_json=as_json, quiet=quiet, redraw=True)
+    else:
+        tell_sweep(told, folder, as_json=as_json, quiet=quiet)
 
 
 @guarded

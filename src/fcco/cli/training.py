@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from .data import fetching
 from .display import Display, show_table
 from .errors import INTERRUPTED
 
@@ -41,6 +42,7 @@ def carry_out(
                 workers_=workers,
                 tensorboard=tensorboard,
                 on_event=display,
+                fetching=None if quiet else fetching(),
             )
     except KeyboardInterrupt:
         raise stopped("Killed; what was saved before is kept.") from None
@@ -52,11 +54,11 @@ def carry_out(
     return not failed
 
 
-def finish(out: Path, *, as_json: bool, quiet: bool, plots: bool = True) -> None:
+def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> None:
     """Table and report from the saved runs."""
-    from ..experiments import compare, summary
+    from ..experiments import summary
 
-    done = compare.conclude(out, plots=plots)
+    done = _conclude(out, redraw=redraw)
     if not quiet and done.table:
         show_table(summary.cells(done.table, done.page.metrics), err=as_json)
     for warning in done.warnings:
@@ -69,9 +71,9 @@ def finish(out: Path, *, as_json: bool, quiet: bool, plots: bool = True) -> None
 
 def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
     """Winners and report of a sweep."""
-    from ..experiments import compare, summary
+    from ..experiments import summary
 
-    done = compare.conclude(out, plots=False)
+    done = _conclude(out, plots=False)  # hundreds of runs: nobody looks at the plots of each
     winners = {name: done.table[chosen] for name, chosen in told["winners"].items()}
     if not quiet:
         if winners:
@@ -87,6 +89,17 @@ def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -
         typer.echo("\n".join(lines), err=as_json)
     if as_json:
         _print_json({"methods": winners})
+
+
+def _conclude(out: Path, **options: bool) -> Any:
+    from ..experiments import compare, environment
+
+    try:
+        return compare.conclude(out, **options)
+    except KeyboardInterrupt:
+        again = environment.program("report", str(out))
+        typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _print_json(value: Any) -> None:

@@ -28,7 +28,6 @@ class Checkpoint:
         training: state of the `Training`.
         fingerprint: of the data.
         spec: of the run, plain.
-        spec_hash: its hash.
         random: state of the global random generators.
     """
 
@@ -39,7 +38,6 @@ class Checkpoint:
     training: dict[str, Any]
     fingerprint: str
     spec: dict[str, Any]
-    spec_hash: str
     random: dict[str, Any] = field(default_factory=randomness.state)
 
 
@@ -61,7 +59,7 @@ def read(path: Path, spec: RunSpec, fingerprint: str) -> Checkpoint:
     way_out = f"Delete {path.parent} to start this run anew, or give --overwrite for all."
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-        held = Checkpoint(**loaded)
+        held = Checkpoint(**{name: loaded[name] for name in Checkpoint.__dataclass_fields__})
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FolderError(f"The checkpoint {path} cannot be read: {reason} {way_out}") from error

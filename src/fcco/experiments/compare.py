@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,11 @@ from .. import __version__
 from . import engine, environment, record, summary, tasks, workers
 from .config import from_plain, plain
 from .events import Event, Outcome
-from .record import COMPARISON, Comparison
-from .spec import RunSpec
+from .record import COMPARISON, Comparison, FolderError
+from .spec import RunSpec, differences
 from .summary import Table
 from .task import Experiment, Page, Task
+from .work import Progress, fetch
 
 __all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]
 
@@ -27,7 +32,7 @@ class Plan:
     """What will be run, apart from how.
 
     Args:
-        task: its name, or `"module:attribute"`.
+        task: a name that every process knows, or `"module:attribute"`.
         config_name: of the config, for the folder.
         config: with all methods and seeds.
         specs: one for each run.
@@ -43,6 +48,7 @@ class Plan:
 
 def plan(task: str, config_name: str, config: Experiment, *, quick: bool = False) -> Plan:
     """Every method with every seed; the first seed of all methods comes first."""
+    task = tasks.portable(task)
     specs = tuple(
         RunSpec(task, name, method, seed, config)
         for seed in config.seeds
@@ -60,6 +66,7 @@ def execute(
     workers_: int | None = None,
     tensorboard: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
+    fetching: AbstractContextManager[Progress] | None = None,
     runner: Runner = workers.run,
 ) -> list[Outcome]:
     """Do what is not finished yet.
@@ -67,28 +74,38 @@ def execute(
     Args:
         plan: the runs.
         out: their folder.
-        resume: go on with what lies there.
-        overwrite: delete what lies there.
+        resume: go on with what lies there; its methods and seeds stay in the comparison.
+        overwrite: delete the runs that lie there, after all checks.
         workers_: processes.
         tensorboard: whether to write scalars for TensorBoard.
         on_event: told what happens.
+        fetching: entered while the task brings its data to this machine, which it is told about.
         runner: what does the runs.
 
     Raises:
-        FolderError: when the folder cannot be used; nothing was touched then.
+        FolderError: when the folder cannot be used; nothing in it was touched then.
+        LoadError: when the task cannot bring or load its data.
     """
-    done: dict[str, Outcome] = {}
-    if resume:
-        for spec in plan.specs:
-            if engine.check_folder(spec, spec.folder(out), resume=True):
-                done[spec.label] = Outcome(spec.label, "finished", "was finished")
     record.prepare(out, resume=resume, overwrite=overwrite)
     with record.locked(out):
-        record.write_json(out / COMPARISON, _meta(plan, out))
+        # Again: another process may have been at work until now.
+        record.prepare(out, resume=resume, overwrite=overwrite)
+        meta = _meta(plan, _before(plan, out) if resume else {})
+        done: dict[str, Outcome] = {}
+        for spec in plan.specs if resume else ():
+            if engine.check_folder(spec, spec.folder(out), resume=True):
+                done[spec.label] = Outcome(spec.label, "finished", "was finished")
+        todo = [spec for spec in plan.specs if spec.label not in done]
+        if todo:
+            with fetching or contextlib.nullcontext(_silent) as progress:
+                fetch(todo[0], progress)
+        if overwrite:
+            record.remove_runs(out)
+        record.write_json(out / COMPARISON, meta)
         for label in done:
             on_event(Event("finished", label, text="was finished"))
         ended = runner(
-            [spec for spec in plan.specs if spec.label not in done],
+            todo,
             out,
             workers=workers_,
             resume=resume,
@@ -99,18 +116,57 @@ def execute(
     return [done[spec.label] for spec in plan.specs]
 
 
-def _meta(plan: Plan, out: Path) -> dict[str, Any]:
-    before = record.read_json(out / COMPARISON) if (out / COMPARISON).exists() else {}
+def _silent(what: str, done: int, total: int | None) -> None:
+    """Tell nobody about downloads."""
+
+
+def _before(plan: Plan, out: Path) -> dict[str, Any]:
+    """What the folder says of its runs; refused when they are of another experiment."""
+    if not (out / COMPARISON).exists():
+        return {}
+    meta = record.read_meta(out)
+    if meta["task"] == plan.task:
+        saved = from_plain(type(plan.config), meta["config"], str(out / COMPARISON))
+        meta |= {"config": saved}
+        found = differences(_common(saved, plan.config), _common(plan.config, saved))
+    else:
+        found = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
+    if found:
+        raise FolderError(
+            f"{out} has runs of another config: {'; '.join(found)}. Choose another place with "
+            "--out, or start anew with --overwrite."
+        )
+    return meta
+
+
+def _common(config: Experiment, other: Experiment) -> dict[str, Any]:
+    """What must be the same in both: all but the methods that only one has, and the seeds."""
+    values = plain(config)
+    methods = {name: values["methods"][name] for name in config.methods if name in other.methods}
+    rest = {key: value for key, value in values.items() if key not in ("methods", "seeds")}
+    return {"config": rest, "methods": methods}
+
+
+def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
+    """What the folder will say, with the methods and seeds of its earlier runs first."""
+    config = plan.config
+    if before:
+        saved: Experiment = before["config"]
+        config = dataclasses.replace(
+            config,
+            methods=saved.methods | config.methods,
+            seeds=tuple(dict.fromkeys((*saved.seeds, *config.seeds))),
+        )
     return {
         "task": plan.task,
-        "config_name": plan.config_name,
-        "config": plain(plan.config),
+        "config_name": before.get("config_name", plan.config_name),
+        "config": plain(config),
         "command": before.get("command", environment.command()),
         "created": before.get("created", environment.now()),
         "fcco": __version__,
-        "methods": list(plan.config.methods),
-        "seeds": list(plan.config.seeds),
-        "quick": plan.quick,
+        "methods": list(config.methods),
+        "seeds": list(config.seeds),
+        "quick": before.get("quick", plan.quick),
     }
 
 
@@ -119,28 +175,28 @@ class Conclusion:
     """What is known after the runs.
 
     Attributes:
-        comparison: as it lies on disk.
         page: words and metrics of the task.
         table: mean and deviation by method and metric.
-        warnings: each once, with the runs it is about.
-        report: the HTML page, if it was asked for.
+        warnings: a line for each kind, with the runs it is about.
+        report: the HTML page.
     """
 
-    comparison: Comparison
     page: Page
     table: Table
     warnings: tuple[str, ...]
-    report: Path | None
+    report: Path
 
 
-def conclude(out: Path, *, report: bool = True, plots: bool = True) -> Conclusion:
+def conclude(out: Path, *, plots: bool = True, redraw: bool = False) -> Conclusion:
     """Write `table.json`, `table.md`, the report and the plots of each run, from saved runs alone.
 
     Args:
         out: folder of the comparison.
-        report: whether to write the page.
         plots: whether to draw the curves of each run that has none yet.
+        redraw: whether to draw those of the others again.
     """
+    from .report.notices import notices
+
     comparison = record.load_comparison(out)
     task = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
@@ -149,9 +205,11 @@ def conclude(out: Path, *, report: bool = True, plots: bool = True) -> Conclusio
     record.write_json(out / "table.json", {"methods": table})
     record.write_text(out / "table.md", summary.markdown(table, page.metrics))
     if plots:
-        _draw(comparison, page)
-    written = _report(comparison, task, config) if report else None
-    return Conclusion(comparison, page, table, _warnings(comparison), written)
+        _draw(comparison, page, redraw)
+    by_method = {name: comparison.of(name) for name in comparison.meta["methods"]}
+    said = notices(task, config, by_method, comparison.meta["seeds"])
+    warnings = tuple(f"{each.who}: {each.text}" for each in said)
+    return Conclusion(page, table, warnings, _report(comparison, task, config))
 
 
 def _report(comparison: Comparison, task: Task, config: Experiment) -> Path:
@@ -160,27 +218,18 @@ def _report(comparison: Comparison, task: Task, config: Experiment) -> Path:
     return report.write(comparison, task, config)
 
 
-def _draw(comparison: Comparison, page: Page) -> None:
+def _draw(comparison: Comparison, page: Page, redraw: bool) -> None:
     from .report import plots
 
     for run in comparison.runs:
-        if run.result is not None and not (run.folder / "plots").exists():
-            plots.save_run(run, page)
-
-
-def _warnings(comparison: Comparison) -> tuple[str, ...]:
-    said: dict[str, list[str]] = {}
-    for run in comparison.runs:
-        label = f"{run.name}/seed-{run.seed}"
-        if run.diverged is not None:
-            said.setdefault(f"diverged {run.diverged}", []).append(label)
-        for text in run.result["warnings"] if run.result is not None else ():
-            said.setdefault(text, []).append(label)
-    data = {run.result["fingerprint"] for run in comparison.runs if run.result is not None}
-    if len(data) > 1:
-        said["The runs were made on different data; do not compare them."] = ["all"]
-    return tuple(f"{', '.join(_few(labels))}: {text}" for text, labels in said.items())
-
-
-def _few(labels: Sequence[str]) -> list[str]:
-    return [*labels[:3], f"{len(labels) - 3} more"] if len(labels) > 4 else list(labels)
+        target = run.folder / "plots"
+        if run.result is None or (target.exists() and not redraw):
+            continue
+        # Beside its place first: a set of plots is whole or not there.
+        beside = run.folder / ".plots"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        plots.save_run(dataclasses.replace(run, folder=beside), page)
+        shutil.rmtree(target, ignore_errors=True)
+        (beside / "plots").rename(target)
+        beside.rmdir()

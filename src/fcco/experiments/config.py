@@ -20,10 +20,25 @@ from .task import Experiment, Task
 from .validate import build, did_you_mean
 from .yaml_text import ConfigError, Node
 
-__all__ = ["ConfigError", "dump", "fields_of", "from_plain", "load", "names", "plain", "read"]
+__all__ = [
+    "ConfigError",
+    "changed",
+    "check",
+    "dump",
+    "fields_of",
+    "from_plain",
+    "load",
+    "names",
+    "plain",
+    "read",
+]
 
 T = TypeVar("T")
 COMMAND_LINE = "command line"
+
+
+class _NotFound(ConfigError):
+    """There is no such file."""
 
 
 def load(
@@ -51,12 +66,30 @@ def load(
         config = build(task.config, node)
     except ConfigError as error:
         raise ConfigError(*problems, *error.problems) from None
-    check = getattr(task, "check", None)  # optional: what types cannot say
-    for path, text in check(config) if check is not None else ():
-        problems.append(f"{node.place(tuple(path))}: {text}")
+    problems += [f"{node.place(path)}: {text}" for path, text in check(task, config)]
     if problems:
         raise ConfigError(*problems)
     return config
+
+
+def check(task: Task, config: Any) -> list[tuple[tuple[str, ...], str]]:
+    """What a task finds wrong in a config that types cannot say: where, and why."""
+    own: Any = getattr(task, "check", None)
+    return [] if own is None else [(tuple(path), text) for path, text in own(config)]
+
+
+def changed(config: T, source: str, **values: Any) -> T:
+    """A config with other values; what it refuses is a `ConfigError`.
+
+    Args:
+        config: stays as it is.
+        source: of the values, for errors.
+        values: by field.
+    """
+    try:
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def names(task: Task) -> tuple[str, ...]:
@@ -84,7 +117,7 @@ def find(task: Task, kind: str, name: str | Path, beside: Any = None) -> tuple[A
     if isinstance(name, Path) or name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"There is no {kind} file {path}.")
+            raise _NotFound(f"There is no {kind} file {path}.")
         return path, str(path)
     places = [each for each in (beside, _folder(task, kind)) if each is not None]
     for folder in places:
@@ -99,7 +132,26 @@ def find(task: Task, kind: str, name: str | Path, beside: Any = None) -> tuple[A
     )
     listed = f" There are: {', '.join(there)}." if there else ""
     text = f"The task {task.name} has no {kind} `{name}`{did_you_mean(str(name), there)}{listed}"
-    raise ConfigError(f"{text} Or give the path of a YAML file.")
+    raise _NotFound(f"{text} Or give the path of a YAML file.")
+
+
+def read_mapping(file: Any, called: str) -> Node:
+    """A YAML file that must hold a mapping.
+
+    Args:
+        file: of the package, or a path.
+        called: its name in errors.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{called}: this is not a text file in UTF-8: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"{called}: cannot be read: {error.strerror}.") from error
+    node = yaml_text.parse(text, called)
+    if not isinstance(node.value, dict):
+        raise ConfigError(f"{called}: must be a mapping of keys to values.")
+    return Node(node.value, called)
 
 
 def _folder(task: Task, kind: str = "config") -> Any:
@@ -116,7 +168,7 @@ def _extended(task: Task, name: str | Path, beside: Any, above: tuple[str, ...])
         raise ConfigError(
             f"{called}: the files extend each other: {' -> '.join((*above, called))}."
         )
-    node = mapping(file.read_text(encoding="utf-8"), called)
+    node = read_mapping(file, called)
     value = dict(node.value)
     base = value.pop("extends", None)
     own = Node(value, node.where)
@@ -125,18 +177,8 @@ def _extended(task: Task, name: str | Path, beside: Any, above: tuple[str, ...])
     folder = file.parent if isinstance(file, Path) else beside
     try:
         return _merge(_extended(task, str(base.value), folder, (*above, called)), own)
-    except ConfigError as error:
-        if error.problems[0].startswith(("The task", "There is")):
-            raise ConfigError(f"{base.where}: `extends`: {error}") from None
-        raise
-
-
-def mapping(text: str, source: str) -> Node:
-    """YAML text that must be a mapping."""
-    node = yaml_text.parse(text, source)
-    if not isinstance(node.value, dict):
-        raise ConfigError(f"{source}: must be a mapping of keys to values.")
-    return Node(node.value, source)
+    except _NotFound as error:
+        raise ConfigError(f"{base.where}: `extends`: {error}") from None
 
 
 def _merge(base: Node, new: Node, path: tuple[str, ...] = ()) -> Node:
@@ -150,7 +192,9 @@ def _merge(base: Node, new: Node, path: tuple[str, ...] = ()) -> Node:
             value[key] = node if path[0] == "quick" else None
         else:
             value[key] = _merge(value[key], node, here) if key in value else node
-    return Node({key: node for key, node in value.items() if node is not None}, base.where)
+    # A mapping that is changed is wrong where it was changed; the whole is that of its file.
+    where = base.where if not path and new.where == COMMAND_LINE else new.where
+    return Node({key: node for key, node in value.items() if node is not None}, where)
 
 
 def _override(node: Node, key: str, text: str, fields: tuple[str, ...]) -> Node:

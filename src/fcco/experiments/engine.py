@@ -38,14 +38,12 @@ def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
             f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
             "--overwrite."
         )
-    said = folder / record.CONFIG
-    if there and said.is_file():
-        saved = yaml_text.parse(said.read_text(encoding="utf-8"), str(said)).plain()
-        if found := differences(saved, spec.plain()):
-            raise FolderError(
-                f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
-                "or start anew with --overwrite."
-            )
+    saved = record.read_spec(folder) if there and (folder / record.CONFIG).is_file() else None
+    if saved is not None and (found := differences(saved, spec.plain())):
+        raise FolderError(
+            f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
+            "or start anew with --overwrite."
+        )
     return (folder / record.RESULT).is_file()
 
 
@@ -75,7 +73,7 @@ def train(
         tensorboard: whether to write scalars for TensorBoard.
     """
     if check_folder(spec, folder, resume=resume):
-        return Outcome(spec.label, _how(record.read_json(folder / record.RESULT)))
+        return Outcome(spec.label, _how(record.read_result(folder)))
     task = tasks.get(spec.task)
     if problem is None:
         problem = task.load(spec.config)
@@ -109,7 +107,7 @@ class _Run:
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
         randomness.seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
-        self.begun: dict[str, Any] = environment.describe(getattr(spec.config, "device", "cpu"))
+        self.begun: dict[str, Any] = environment.describe()
         self.board: Board | None = None
 
     @property
@@ -210,7 +208,6 @@ class _Run:
             training=self.training.state_dict(),
             fingerprint=self.data,
             spec=self.spec.plain(),
-            spec_hash=self.spec.fingerprint(),
         )
         checkpoint.save(self.folder / record.CHECKPOINT, held)
 

@@ -16,7 +16,7 @@ import torch
 
 from .. import __version__
 
-__all__ = ["available_cores", "command", "describe", "now"]
+__all__ = ["available_cores", "command", "describe", "now", "program"]
 
 _ONCE = ("--resume", "--overwrite")
 """Options that say how to treat an old folder, not what to run."""
@@ -40,16 +40,17 @@ def command(*more: str) -> str:
     Args:
         more: options to add.
     """
-    program = ["fcco"] if Path(sys.argv[0]).name == "fcco" else ["python", "-m", "fcco"]
-    return shlex.join([*program, *(each for each in sys.argv[1:] if each not in _ONCE), *more])
+    return program(*(each for each in sys.argv[1:] if each not in _ONCE), *more)
 
 
-def describe(device: str = "cpu") -> dict[str, Any]:
-    """Versions, machine and command.
+def program(*words: str) -> str:
+    """A command line of fcco, as this process was called."""
+    called = ["fcco"] if Path(sys.argv[0]).name == "fcco" else ["python", "-m", "fcco"]
+    return shlex.join([*called, *words])
 
-    Args:
-        device: that the run uses.
-    """
+
+def describe() -> dict[str, Any]:
+    """Versions, machine and command."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -60,7 +61,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        "device": "cpu",
         "command": command(),
         "start": now(),
     }

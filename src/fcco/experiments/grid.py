@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from . import yaml_text
-from .config import find, from_plain, mapping, plain
+from .config import find, from_plain, plain, read_mapping
 from .task import Experiment, Method, Task
 from .validate import build, did_you_mean
 from .yaml_text import ConfigError
@@ -94,7 +94,7 @@ class Setting:
 def read(task: Task, name: str) -> Grid:
     """A grid by name or path."""
     file, called = find(task, "grid", name)
-    return build(Grid, mapping(file.read_text(encoding="utf-8"), called))
+    return build(Grid, read_mapping(file, called))
 
 
 def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:

@@ -1,7 +1,6 @@
-"""The folder of a run: whole files or none, and reading them back.
+"""The folders of runs: made, locked, refused, emptied, and read back.
 
-Every file is written beside its place and then moved over it, so that a process that dies at any
-moment leaves the old file or the new one. `result.json` is written last: it means finished.
+Files are written whole or not at all. `result.json` is written last: it means finished.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
+import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from . import yaml_text
+from .files import FolderError, atomic, clean, read_json, write_json, write_rows, write_text
 from .task import Row
 
 __all__ = [
@@ -31,6 +31,10 @@ __all__ = [
     "locked",
     "prepare",
     "read_json",
+    "read_meta",
+    "read_result",
+    "read_spec",
+    "remove_runs",
     "write_json",
     "write_rows",
     "write_text",
@@ -43,62 +47,8 @@ COMPARISON, RESULT, METRICS, CONFIG = (
     "config.yaml",
 )
 ENVIRONMENT, CHECKPOINT = "environment.json", "checkpoint.pt"
-
-
-class FolderError(Exception):
-    """A folder that cannot be used as asked."""
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its place only when all is written and on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with atomic(path) as file:
-        file.write(text.encode())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file; NaN and infinities, which JSON lacks, become null."""
-    write_text(path, json.dumps(clean(value), indent=1) + "\n")
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write JSON lines."""
-    write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
-
-
-def clean(value: Any) -> Any:
-    """Tensors and arrays as lists, tuples too; numbers that are not finite as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): clean(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file that these functions wrote."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
+_LOCK = ".lock"
+_SUMMARIES = ("table.json", "table.md", "report.html", "sweep.json", "runs.jsonl", "winners.yaml")
 
 
 @contextlib.contextmanager
@@ -114,7 +64,7 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    with _open_lock(folder) as file:
         end = time.monotonic() + patience
         while True:
             try:
@@ -131,39 +81,63 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
         yield
 
 
-def prepare(folder: Path, *, resume: bool, overwrite: bool, kind: str = COMPARISON) -> None:
-    """Make a folder, or refuse one that holds something.
+def _open_lock(folder: Path) -> IO[str]:
+    try:
+        return (folder / _LOCK).open("w")
+    except OSError as error:
+        raise FolderError(f"{folder} cannot be written to: {error.strerror}.") from error
+
+
+def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """Make a folder, or refuse one that holds something. Nothing is deleted here.
 
     Args:
         folder: where runs will lie.
-        resume: go on with what is there.
-        overwrite: delete what is there, if it is ours.
-        kind: the file by which a folder of ours is known.
+        resume: whether to go on with what is there.
+        overwrite: whether what is there will be deleted, if it is ours.
     """
     if resume and overwrite:
         raise FolderError("--resume and --overwrite exclude each other.")
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; choose another place with --out.")
-    full = folder.is_dir() and any(folder.iterdir())
-    ours = (folder / kind).exists()
-    if full and not ours and not (resume and _only_leftovers(folder)):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = [each.name for each in folder.iterdir()]
+    except OSError as error:
+        text = f"{folder} cannot be made or read: {error.strerror}. Choose another with --out."
+        raise FolderError(text) from error
+    # A process that died before it wrote anything whole leaves a lock and parts of files.
+    full = not all(name == _LOCK or re.fullmatch(r"\..*\.tmp", name) for name in there)
+    if full and COMPARISON not in there:
         raise FolderError(
-            f"{folder} is not empty and holds no {kind}: it does not look like a folder of runs. "
-            "Choose another place with --out."
+            f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
+            "runs. Choose another place with --out."
         )
-    if any(folder.glob("*/seed-*")) and not (resume or overwrite):
+    if any(_run_folders(folder)) and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
         )
-    if full and overwrite:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
-def _only_leftovers(folder: Path) -> bool:
-    """Whether a process died before it wrote anything whole."""
-    return all(each.name.startswith(".") for each in folder.iterdir())
+def remove_runs(folder: Path) -> None:
+    """Delete the runs of a folder and what was made of them; leave all other files.
+
+    Args:
+        folder: of a comparison; the caller holds its lock.
+    """
+    for run in list(_run_folders(folder)):
+        shutil.rmtree(run)
+        with contextlib.suppress(OSError):  # it holds something else
+            run.parent.rmdir()
+    for name in (*_SUMMARIES, COMPARISON):  # the last says that the folder is ours
+        (folder / name).unlink(missing_ok=True)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    for each in folder.glob("*/seed-*"):
+        if re.fullmatch(r"seed-\d+", each.name) and each.is_dir() and not each.is_symlink():
+            yield each
 
 
 @dataclass(frozen=True)
@@ -222,33 +196,74 @@ class Comparison:
 
 def load_comparison(folder: Path) -> Comparison:
     """Read back what `compare`, `run` or `sweep` left."""
-    if not (folder / COMPARISON).is_file():
-        raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
-    meta = read_json(folder / COMPARISON)
+    meta = read_meta(folder)
     places = [folder / name / f"seed-{k}" for name in meta["methods"] for k in meta["seeds"]]
     return Comparison(folder, meta, [load_run(at) for at in places if (at / CONFIG).is_file()])
 
 
+def read_meta(folder: Path) -> dict[str, Any]:
+    """`comparison.json` of a folder."""
+    path = folder / COMPARISON
+    if not path.is_file():
+        raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
+    meta = read_json(path)
+    kinds = {"task": str, "config": dict, "methods": list, "seeds": list}
+    there = meta if isinstance(meta, dict) else {}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(there.get(key), kind)]:
+        raise FolderError(f"{path} is damaged: it has no {', '.join(wrong)}.")
+    return meta
+
+
+def read_spec(folder: Path) -> dict[str, Any]:
+    """`config.yaml` of a run: all that it depends on."""
+    path = folder / CONFIG
+    try:
+        spec = yaml_text.parse(path.read_text(encoding="utf-8"), str(path)).plain()
+    except yaml_text.ConfigError as error:
+        raise FolderError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise FolderError(f"{path} cannot be read: {error}.") from error
+    missing = {"name", "seed", "config", "method"} - set(spec if isinstance(spec, dict) else ())
+    if missing:
+        raise FolderError(f"{path} is damaged: it has no {', '.join(sorted(missing))}.")
+    return spec
+
+
 def load_run(folder: Path) -> SavedRun:
     """Read back one run."""
-    said = yaml_text.parse((folder / CONFIG).read_text(encoding="utf-8"), str(folder / CONFIG))
-    spec = said.plain()
+    spec = read_spec(folder)
     metrics, result, environment = (folder / each for each in (METRICS, RESULT, ENVIRONMENT))
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
     return SavedRun(
         folder=folder,
         name=spec["name"],
         seed=spec["seed"],
         config=spec["config"],
         method=spec["method"],
-        rows=[_numbers(json.loads(line)) for line in lines],
-        result=_numbers_of_result(read_json(result)) if result.is_file() else None,
+        rows=_read_rows(metrics) if metrics.is_file() else [],
+        result=read_result(folder) if result.is_file() else None,
         environment=read_json(environment) if environment.is_file() else {},
     )
 
 
-def _numbers_of_result(result: dict[str, Any]) -> dict[str, Any]:
-    return result | {key: _numbers(result[key]) for key in ("final", "end")}
+def read_result(folder: Path) -> dict[str, Any]:
+    """`result.json` of a run."""
+    path = folder / RESULT
+    result = read_json(path)
+    there = result if isinstance(result, dict) else {}
+    wrong = [key for key in ("final", "end") if not isinstance(there.get(key), dict)]
+    if wrong := [*wrong, *({"diverged"} - set(there))]:
+        raise FolderError(f"{path} is damaged: it has no {', '.join(wrong)}.")
+    return there | {key: _numbers(there[key]) for key in ("final", "end")}
+
+
+def _read_rows(path: Path) -> list[Row]:
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, OSError) as error:
+        raise FolderError(f"{path} cannot be read: {error}.") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise FolderError(f"{path} is damaged: a line is no mapping.")
+    return [_numbers(row) for row in rows]
 
 
 def _numbers(row: Row) -> Row:

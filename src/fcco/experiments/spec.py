@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,11 +54,6 @@ class RunSpec:
             "method": plain(self.method),
             "config": config,
         }
-
-    def fingerprint(self) -> str:
-        """A hash of `plain()`."""
-        text = json.dumps(self.plain(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -38,23 +38,20 @@ def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
     return result
 
 
-def cells(
-    shown: Table, metrics: Sequence[Metric], *, full: bool = False, plus_minus: str = "±"
-) -> list[list[str]]:
+def cells(shown: Table, metrics: Sequence[Metric], *, full: bool = False) -> list[list[str]]:
     """A table as text: a header, then a row for each method.
 
     Args:
         shown: from `table`.
         metrics: columns, in order.
         full: all of them, not the headline alone.
-        plus_minus: between mean and deviation.
     """
     columns = [metric for metric in metrics if full or metric.headline]
     columns = [m for m in columns if any(m.key in row for row in shown.values())]
     arrows = {"higher": " ↑", "lower": " ↓", "none": ""}
     rows = [["method", *(f"{each.label}{arrows[each.better]}" for each in columns)]]
     for name, row in shown.items():
-        texts = [_cell(row.get(each.key), each.digits, plus_minus) for each in columns]
+        texts = [_cell(row.get(each.key), each.digits) for each in columns]
         share = row.get(DIVERGED)
         rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)", *texts])
     return rows
@@ -84,9 +81,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _cell(value: Mapping[str, float] | None, digits: int, plus_minus: str) -> str:
+def _cell(value: Mapping[str, float] | None, digits: int) -> str:
     if value is None:
         return "-"
     if not math.isfinite(value["mean"]):
         return "not finite"
-    return f"{value['mean']:.{digits}f} {plus_minus} {value['std']:.{digits}f}"
+    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"

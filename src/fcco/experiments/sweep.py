@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import record, tasks, yaml_text
 from .compare import Plan, plan
-from .config import from_plain, plain
+from .config import changed, check, from_plain, plain
 from .grid import Setting
 from .record import COMPARISON, Comparison, SavedRun
 from .task import Experiment, Row, Task
 from .yaml_text import ConfigError
 
-__all__ = ["choose", "plan_sweep"]
+__all__ = ["choose", "plan_sweep", "read", "rule_of"]
+
+SWEEP = "sweep.json"
 
 
 def plan_sweep(
@@ -42,16 +45,17 @@ def plan_sweep(
         seeds: of the tuning runs.
         quick: whether it is the fast version.
     """
-    rule_of(tasks.get(task), config)  # before hours of training, not after
+    found = tasks.get(task)  # all that can be wrong is found before hours of training, not after
+    rule_of(found, config)
     if not chosen:
         raise ConfigError("The grid has no settings: give --grid, or --grid.METHOD.KEY '[...]'.")
     methods = {setting.name: setting.method for setting in chosen}
-    return plan(
-        task,
-        config_name,
-        dataclasses.replace(config, methods=methods, seeds=tuple(seeds)),
-        quick=quick,
-    )
+    swept = changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
+    # What is wrong with a key of the grid is wrong with each of its settings: say it once.
+    said = [f"grid: {'.'.join(path)}: {text}" for path, text in check(found, swept)]
+    if problems := dict.fromkeys(re.sub(r"@\d+", "", each) for each in said):
+        raise ConfigError(*problems)
+    return plan(task, config_name, swept, quick=quick)
 
 
 def rule_of(task: Task, config: Any) -> str:
@@ -61,7 +65,10 @@ def rule_of(task: Task, config: Any) -> str:
             f"The task {task.name} has no rule to choose by: it needs `score(config, row)`."
         )
     words: Any = getattr(task, "score_rule", None)
-    return "smallest score" if words is None else words(config)
+    try:
+        return "smallest score" if words is None else words(config)
+    except ValueError as error:
+        raise ConfigError(f"The task {task.name} cannot choose: {error}") from error
 
 
 def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
@@ -73,12 +80,13 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
 
     Args:
         out: folder of the sweep.
-        chosen: its settings.
+        chosen: its settings; those of earlier sweeps in the folder are added.
         final_seeds: those that `winners.yaml` is to be compared with.
     """
     comparison = record.load_comparison(out)
     task: Any = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
+    chosen = [*_before(out, config, chosen), *chosen]
     entries = [_entry(task, config, setting, comparison) for setting in chosen]
     ranking: dict[str, list[str]] = {}
     for entry in sorted(entries, key=_order):
@@ -93,7 +101,7 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
         "ranking": ranking,
         "winners": winners,
     }
-    record.write_json(out / "sweep.json", told)
+    record.write_json(out / SWEEP, told)
     record.write_rows(out / "runs.jsonl", (_line(run) for run in comparison.runs))
     methods = {setting.name: setting.method for setting in chosen}
     best = dataclasses.replace(
@@ -104,6 +112,32 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
     head = f"# Winners of a sweep. Rule: {' '.join(told['rule'].split())}\n"
     record.write_text(out / "winners.yaml", head + yaml_text.dump(plain(best)))
     return told
+
+
+def read(out: Path) -> dict[str, Any] | None:
+    """What `choose` left in a folder, None for one of no sweep."""
+    path = out / SWEEP
+    if not path.is_file():
+        return None
+    told = record.read_json(path)
+    keys = ("rule", "settings", "ranking", "winners")
+    if missing := [key for key in keys if not isinstance(told, dict) or key not in told]:
+        raise record.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
+    return told
+
+
+def _before(out: Path, config: Any, chosen: Sequence[Setting]) -> list[Setting]:
+    """Settings of the folder that an earlier sweep tried."""
+    told = read(out) or {"settings": []}
+    values = {entry["name"]: entry["setting"] for entry in told["settings"]}
+    names = {setting.name for setting in chosen}
+    found = []
+    for name, method in config.methods.items():
+        family, _, index = name.rpartition("@")
+        if name not in names and family:
+            own = values[name] if name in values else plain(method)
+            found.append(Setting(family, int(index), own, method))
+    return found
 
 
 def _entry(task: Any, config: Any, setting: Setting, comparison: Comparison) -> dict[str, Any]:

@@ -72,6 +72,16 @@ class Experiment:
     checkpoint_every: int = 5
     evaluate_every: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run; a task with checks of its own calls this first."""
+        for name in ("epochs", "checkpoint_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
+        if len(set(self.seeds)) < len(self.seeds) or any(seed < 0 for seed in self.seeds):
+            raise ValueError(
+                f"`seeds` must be different numbers from 0 on but are: {list(self.seeds)}."
+            )
+
 
 class Training(Protocol):
     """One run in memory. The state round trips bitwise through `state_dict`."""
@@ -190,7 +200,21 @@ class Page:
 
 
 class Task(Protocol):
-    """An experiment of the command line."""
+    """An experiment of the command line.
+
+    Optional, used where a task has them:
+
+    * `score(config, row)`: the rule of a sweep as a tuple of numbers, the smaller the better, from
+      validation figures alone. Without it there are no sweeps.
+    * `score_rule(config)`: that rule in words; raises `ValueError` for a config by which nothing
+      can be chosen.
+    * `check(config)`: settings that types cannot refuse, before any training, as pairs of a path
+      such as `("methods", "sonex")` and a sentence.
+    * `fetch(config, progress)`: bring the data to this machine, called once before the processes
+      that load them start; `progress(what, done, total)` is told about downloads in bytes.
+    * `grid_name(config)`: the grid of a sweep that names none; the name of the config without it.
+    * `configs`: folder of its config files, with a folder `grids`; those of the package without it.
+    """
 
     name: str
     config: type[Experiment]
@@ -213,12 +237,4 @@ class Task(Protocol):
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """What a reader must know about a final row, such as a constraint that is met vacuously."""
-        ...
-
-    def score(self, config: Any, row: Row) -> tuple[float, ...]:
-        """The rule of a sweep: the smaller the better, from validation figures alone."""
-        ...
-
-    def score_rule(self, config: Any) -> str:
-        """That rule in words."""
         ...

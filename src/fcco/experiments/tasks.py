@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import Any
 
 from .task import Task
 from .validate import did_you_mean
 from .yaml_text import ConfigError
 
-__all__ = ["get", "names", "register"]
+__all__ = ["get", "names", "portable", "register"]
 
-_PLACES: dict[str, str] = {"fairness": "fcco.experiments.fairness:TASK"}
+_BUILT_IN = {"fairness": "fcco.experiments.fairness:TASK"}
+_PLACES: dict[str, str] = dict(_BUILT_IN)
 
 
 def names() -> tuple[str, ...]:
@@ -43,13 +46,22 @@ def place_of(name: str) -> str:
     return _PLACES[name]
 
 
+def portable(name: str) -> str:
+    """A name that every process knows: that of a built-in task, or `"module:attribute"`."""
+    place = place_of(name)
+    return name if _BUILT_IN.get(name) == place else place
+
+
 def get(name: str) -> Task:
-    """The task of a name, or at `"module:attribute"`.
+    """The task of a name, or at `"module:attribute"`, which may lie in the current folder.
 
     Raises:
         ConfigError: when there is none.
     """
     module, _, attribute = place_of(name).partition(":")
+    here = os.getcwd()
+    if ":" in name and not {"", here} & set(sys.path):
+        sys.path.append(here)  # last, so that it hides no other module
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:

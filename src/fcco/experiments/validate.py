@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from .task import Experiment, Method
 from .yaml_text import ConfigError, Node
 
 __all__ = ["build", "check_names", "did_you_mean", "unknown_keys"]
@@ -78,7 +79,8 @@ def unknown_keys(kind: Any, data: Any, path: Path = ()) -> Iterator[tuple[Path, 
             else:
                 allowed = [field.name for field in dataclasses.fields(kind) if field.init]
                 hint = did_you_mean(key, allowed, dotted((*path, "")))
-                yield here, f"unknown key `{dotted(here)}`{hint} Allowed: {', '.join(allowed)}."
+                text = f"unknown key `{dotted(here)}`{hint} Allowed: {', '.join(allowed)}."
+                yield here, text + _of_a_method(kind, key)
         return
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -93,12 +95,20 @@ def unknown_keys(kind: Any, data: Any, path: Path = ()) -> Iterator[tuple[Path, 
             yield from unknown_keys(inside[0], value, (*path, place))
 
 
+def _of_a_method(kind: Any, key: str) -> str:
+    """What to write for a key of one method that stands among those of the experiment."""
+    word = key.replace("-", "_")
+    if not issubclass(kind, Experiment) or word not in Method.__dataclass_fields__:
+        return ""
+    return f" `{word}` is a key of each method: write --methods.NAME.{word}."
+
+
 def check_names(data: Any) -> Iterator[tuple[Path, str]]:
-    """Names of methods are names of folders, so not every letter is legal."""
+    """Names of methods that cannot be names of folders: where, and why."""
     methods = data.get("methods") if isinstance(data, dict) else None
     for name in methods if isinstance(methods, dict) else ():
         if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(@[0-9]+)?", name):
-            text = "must begin with a letter or a digit and hold only these and - _ + ."
+            text = "must begin with a letter, a digit or one of - _ + and hold only these and dots."
             yield ("methods", name), f"the name of the method `{name}` {text}"
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import engine, record, tasks
 from .events import Event, Outcome
 from .spec import RunSpec
 from .task import Problem
 
-__all__ = ["LoadError", "Order", "Tell", "load", "one"]
+__all__ = ["LoadError", "Order", "Progress", "Tell", "fetch", "load", "one"]
 
 Tell = Callable[[Event], None]
+Progress = Callable[[str, int, int | None], None]
+"""Told about a download: what, bytes so far, bytes in all if known."""
 FAILURE = "failure.txt"
 
 
@@ -58,8 +62,26 @@ def load(spec: RunSpec, tell: Tell) -> Problem:
         LoadError: whatever goes wrong.
     """
     tell(Event("loading", spec.label, text=spec.config.data))
-    try:
+    with _loading():
         return tasks.get(spec.task).load(spec.config)
+
+
+def fetch(spec: RunSpec, progress: Progress) -> None:
+    """Let the task of a run bring its data to this machine, if it has a way to.
+
+    Raises:
+        LoadError: whatever goes wrong.
+    """
+    hook: Any = getattr(tasks.get(spec.task), "fetch", None)
+    if hook is not None:
+        with _loading():
+            hook(spec.config, progress)
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         # Our own errors and those about files and values say all there is to say.
         ours = type(error).__module__.partition(".")[0] == "fcco"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .environment import available_cores
-from .events import Outcome
+from .events import Event, Outcome
 from .pool import Pool
 from .spec import RunSpec
 from .work import LoadError, Order, Tell, load, one
@@ -89,13 +89,22 @@ def _here(
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(order.threads)
+    told = False
+
+    def stop() -> bool:
+        nonlocal told
+        if asked() and not told:
+            told = True
+            tell(Event("stopping", ""))
+        return told
+
     try:
         problem = load(specs[0], tell) if specs else None
         for spec in specs:
-            if asked():
+            if stop():
                 break
             assert problem is not None
-            outcomes.append(one(spec, problem, order, tell, asked))
+            outcomes.append(one(spec, problem, order, tell, stop))
     finally:
         torch.set_num_threads(threads)
     return outcomes

@@ -36,8 +36,8 @@ class MissingData(RuntimeError):
         names = data.replace(",", "")
         lines.append(
             f"What to do: run `fcco data fetch {names}` where there is a network, or put the files "
-            f"(plain or .gz) into a folder and name it by `folder=`, `--folder` or the environment "
-            f"variable {VARIABLE}."
+            f"(plain or .gz) into a folder and name it by the environment variable {VARIABLE}, by "
+            "`--data-folder` (`--folder` of `fcco data`), or by `folder=` in Python."
         )
         super().__init__("\n".join(lines))
 

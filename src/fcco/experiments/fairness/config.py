@@ -21,7 +21,8 @@ class Fairness(Experiment):
         r_{a,y,\tau}(w) = \mathrm E\bigl[\sigma((s_w - \tau)/T) \mid a, y\bigr]
 
     Args:
-        setting: `"meaningful"` or `"paper"`: a word for reports; the fields below make it so.
+        setting: `"meaningful"` or `"paper"`: which usual grid a sweep takes; the fields below make
+            the difference.
         score: `"unbounded"` as printed, or `"normalised"` to mean 0 and deviation 1 over the
             population, so that the thresholds stay where the scores are.
         temperature: T of the rates.
@@ -34,7 +35,8 @@ class Fairness(Experiment):
         batch: samples of a batch, a quarter from each cell (group, label).
         hidden: widths of the hidden layers.
         validation: share of the training data that is split off; the split depends on the seed of
-            the run, so that figures averaged over seeds do not hang on one sample.
+            the run, so that figures averaged over seeds do not hang on one sample. (Generated data
+            are drawn anew for each seed.)
         feasible_by: what must be small on validation data for a setting to be chosen in a sweep:
             the true `"gap"` of the ROC curves (without the part that a sample of this size shows
             when there is none), or the smoothed `"violation"`.
@@ -61,12 +63,10 @@ class Fairness(Experiment):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
+        super().__post_init__()
         for name in ("temperature", "pair_temperature", "decay"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"`{name}` must be above 0 but is: {getattr(self, name)}.")
-        for name in ("epochs", "checkpoint_every", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
         if not all(width >= 1 for width in self.hidden):
             raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
         if not all(0 <= share <= 1 for share in self.decay_at):

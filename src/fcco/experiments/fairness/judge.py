@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ..task import Row
 from .config import Fairness
 from .methods import UNCONSTRAINED
 
-__all__ = ["excess", "score", "score_rule", "true_gap", "verdict", "warnings"]
+__all__ = ["excess", "references", "score", "score_rule", "true_gap", "verdict", "warnings"]
 
 FEW = 0.10
 """Below this share of scores between the thresholds, the constraints see almost nobody."""
 APART = 0.10
 """ROC curves that differ by more than this are not equal for any purpose."""
+NEAR = 0.015
+"""A worst constraint value up to this counts as nearly met."""
+
+
+def references(config: Fairness) -> tuple[str, ...]:
+    """The methods of a config that train without constraints."""
+    return tuple(n for n, each in config.methods.items() if each.method == UNCONSTRAINED)
 
 
 def true_gap(row: Row, part: str) -> float:
@@ -42,6 +49,8 @@ def score(config: Fairness, row: Row) -> tuple[float, ...]:
 
 def score_rule(config: Fairness) -> str:
     """The rule of `score` in words."""
+    if config.validation == 0:
+        raise ValueError("A choice needs validation data: `validation` must be above 0.")
     limit = f"at most {config.feasible_limit:g}"
     if config.feasible_by == "gap":
         what = f"true ROC gap, less what a sample of this size shows by chance, {limit}"
@@ -51,14 +60,16 @@ def score_rule(config: Fairness) -> str:
 
 
 def verdict(config: Fairness, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-    """Who won on test data, by the rule of the sweep."""
+    """Who won on test data, by the rule of the sweep; a method without constraints cannot."""
+    free = references(config)
     means = {
         name: {key: fmean(row[key] for row in rows) for key in _keys(rows)}
         for name, rows in methods.items()
         if rows
     }
+    prices = [means.pop(name) for name in free if name in means]
     if not means:
-        return ("No run has finished yet.",)
+        return ("No constrained method has finished.", *_price(prices))
     feasible = {name: row for name, row in means.items() if excess(config, row, "test") == 0}
     lines = []
     if config.feasible_by == "gap":
@@ -85,31 +96,34 @@ def verdict(config: Fairness, methods: Mapping[str, list[Row]]) -> tuple[str, ..
             f"(chance alone: {row['test_gap_floor']:.3f}), largest constraint value "
             f"{row['test_violation']:+.4f}, test AUC {row['test_auc']:.4f}."
         )
-    for name in (name for name in means if name == UNCONSTRAINED):
-        row = means[name]
-        lines.append(
-            f"Without constraints the test AUC is {row['test_auc']:.4f} and the ROC curves of the "
-            f"groups are {row['test_gap']:.3f} apart: that is the price list."
-        )
-    return tuple(lines)
+    return (*lines, *_price(prices))
+
+
+def _price(rows: Sequence[Row]) -> list[str]:
+    """What there was to lose: the figures without constraints."""
+    return [
+        f"Without constraints the test AUC is {row['test_auc']:.4f} and the ROC curves of the "
+        f"groups are {row['test_gap']:.3f} apart: that is the price list."
+        for row in rows
+    ]
 
 
 def warnings(config: Fairness, row: Row) -> tuple[str, ...]:
     """Constraints that are met without meaning anything."""
-    nearly_met = row["train_violation"] <= config.tolerance + 0.01
+    nearly_met = row["train_violation"] <= NEAR
     found = []
-    if nearly_met and row["train_inside"] < FEW:
+    if nearly_met and len(config.thresholds) > 1 and row["train_inside"] < FEW:
+        advice = " Normalise the score (`--score normalised`)."
         found.append(
             f"Vacuous constraints: only {100 * row['train_inside']:.1f} % of the training scores "
             "lie between the lowest and the highest threshold, so the constraints hold because "
-            "they see almost nobody. Normalise the score (`--score normalised`)."
+            "they see almost nobody." + (advice if config.score == "unbounded" else "")
         )
     if nearly_met and true_gap(row, "train") > APART:
         found.append(
-            f"Constraints in name only: every constraint is within "
-            f"{row['train_violation']:+.3f} of its limit while the true ROC curves of the groups "
-            f"are {row['train_gap']:.2f} apart. Use a normalised score, a smaller temperature, or "
-            "more thresholds."
+            f"Constraints in name only: the worst constraint is at {row['train_violation']:+.3f} "
+            f"(0 is the limit) while the true ROC curves of the groups are {row['train_gap']:.2f} "
+            "apart. Use a normalised score, a smaller temperature, or more thresholds."
         )
     return tuple(found)
 

@@ -41,7 +41,9 @@ class FairnessProblem:
         return loaded
 
     def parts(self, seed: int) -> dict[str, Cells]:
-        """Training, validation and test data; the seed splits the first two."""
+        """Training, validation and test data; the seed splits the first two (and makes generated
+        data).
+        """
         if seed not in self._parts:
             self._load(seed)
         return self._parts[seed]
@@ -68,6 +70,10 @@ class FairnessTask:
     def grid_name(self, config: Any) -> str:
         """The usual grid of a setting: that of the paper, or the one with free trackers."""
         return "appendix" if config.setting == "paper" else "wide"
+
+    def fetch(self, config: Any, progress: data.Progress | None = None) -> None:
+        """Get the files of the data set, once, before several processes load them."""
+        data.load(config.data, progress=progress)
 
     def load(self, config: Any) -> FairnessProblem:
         """Data in cells."""

@@ -122,7 +122,7 @@ class FairnessTraining:
             value.copy_(held[name])
         self.model.train()
         if 4 * self.steps % self.total_steps == 0 and self.built.objective is not None:
-            from .certificate import condition  # at the start and after each quarter
+            from .certificate import condition  # at the start and where a quarter ends
 
             with torch.enable_grad():
                 row.update(condition(self))

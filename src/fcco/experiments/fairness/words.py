@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..task import Metric, Page, Panel
 from .config import Fairness
-from .methods import UNCONSTRAINED
+from .judge import references
 
 __all__ = ["page"]
 
@@ -16,7 +16,7 @@ def page(config: Fairness) -> Page:
     """What a reader sees, in order."""
     limit = 0.0
     return Page(
-        title=f"Two groups, one ROC curve: {_data(config)}, {config.setting} setting",
+        title=f"Two groups, one ROC curve: {_data(config)}, {config.score} score",
         question=_question(config),
         metrics=_metrics(config),
         panels=(
@@ -68,7 +68,7 @@ def page(config: Fairness) -> Page:
             ),
         ),
         entries=dict.fromkeys(_LISTS, config.constraint_names),
-        references=(UNCONSTRAINED,),
+        references=references(config),
     )
 
 

@@ -1,4 +1,4 @@
-"""SavedRun runs as the page needs them: by method, with missing and broken values made harmless."""
+"""Saved runs as the page needs them: by method, with missing and broken values made harmless."""
 
 from __future__ import annotations
 
