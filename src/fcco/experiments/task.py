@@ -216,8 +216,15 @@ class Task(Protocol):
     * `configs`: folder of its config files, with a folder `grids`; those of the package without it.
     """
 
-    name: str
-    config: type[Experiment]
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        ...
+
+    @property
+    def config(self) -> type[Experiment]:
+        """The dataclass of its configs."""
+        ...
 
     def config_name(self, data: str, setting: str | None) -> str:
         """The config file of a data set: `configs/<task>/<this>.yaml`."""

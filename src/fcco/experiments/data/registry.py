@@ -93,7 +93,7 @@ def load(
         folder: where to look first.
         download: fetch what is not on this machine and keep it in the cache.
         progress: is told about downloads.
-        **options: of the loader, such as `validation` and `seed`.
+        options: of the loader, such as `validation` and `seed`.
 
     Raises:
         MissingData: when a file is nowhere; it lists every place and why it failed.
