@@ -245,3 +245,20 @@ def test_problem_by_its_name() -> None:
 def test_names_of_config_files() -> None:
     names = [TASK.config_name("adult", setting) for setting in (None, "meaningful", "paper")]
     assert names == ["adult", "adult", "adult-paper"]
+
+
+@pytest.mark.parametrize("word", ["alexr2", "icppac"])
+def test_a_double_loop_is_evaluated_between_its_rounds(word: str) -> None:
+    run = start(word)
+    optimizer: Any = run.built.optimizer
+    between, inside = run.evaluate(), 0
+    for _ in range(12):
+        run.step()
+        if optimizer.round_begins:
+            between = run.evaluate()
+        else:
+            inside += 1
+            seen = run.evaluate()
+            assert seen["train_auc"] == between["train_auc"]
+            assert seen["test_constraints"] == between["test_constraints"]
+    assert inside > 3

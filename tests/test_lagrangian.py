@@ -703,3 +703,23 @@ def test_a_deep_copy_of_a_saved_state_is_not_shared():
     kept = copy.deepcopy(state)
     run(objective, model, ONE[3:6])
     assert str(state["own"]) == str(kept["own"])
+
+
+def test_anchored_shows_the_point_between_rounds():
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = icppac(model, optimizer, 1, proximal=0.5, inner_steps=4)
+    rounds: Any = objective.optimizer
+    between, inside = model.weight.tolist(), []
+    for _ in range(10):
+        objective(
+            lambda: ((model.weight - 1).square().sum(), model.weight.sum().view(1))
+        ).backward()
+        rounds.step()
+        rounds.zero_grad()
+        inside = model.weight.tolist()
+        between = inside if rounds.round_begins else between
+        with rounds.anchored():
+            assert model.weight.tolist() == between
+        assert model.weight.tolist() == inside
+    assert inside != between  # the last look was in the middle of a round

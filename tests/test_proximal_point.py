@@ -236,3 +236,26 @@ def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on_from_it():
     advance(other, fresh)
     assert str(saved) == str(reference)
     assert str(fresh.state_dict()) != str(reference)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_anchored_shows_the_point_between_rounds_and_leaves_no_trace(steps: int):
+    def run(look: bool) -> tuple[list[float], list[float]]:
+        w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+        frozen = torch.nn.Parameter(torch.tensor([7.0], dtype=torch.float64))
+        outer = torch.optim.SGD([w, frozen], lr=0.3)
+        optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=3)
+        between, seen = w.tolist(), w.tolist()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (w.square().sum() / 2).backward()
+            optimizer.step()
+            between = w.tolist() if optimizer.round_begins else between
+            if look:
+                with pytest.raises(KeyError), optimizer.anchored():
+                    seen = w.tolist()
+                    raise KeyError  # the parameters come back even then
+                assert seen == between and frozen.item() == 7.0
+        return seen, w.tolist()
+
+    assert run(look=True)[1] == run(look=False)[1]

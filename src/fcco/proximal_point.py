@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from . import checks
 from .previous import unwrap
+from .visit import standing_at
 
 __all__ = ["ProximalPoint", "proximal_step"]
 
@@ -117,6 +119,17 @@ class ProximalPoint(torch.optim.Optimizer):
         new = [p for p in self.param_groups[-1]["params"] if p not in known]
         if new:
             self.outer.add_param_group({"params": new})
+
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here.
+
+        In the middle of a round they are z otherwise, a point on the way to a proximal point. No
+        graph may be open.
+        """
+        moved = {} if self.round_begins else self.state
+        with standing_at({z: state["anchor"] for z, state in moved.items() if state["moved"]}):
+            yield
 
     def polish(self, steps: int) -> None:
         """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.

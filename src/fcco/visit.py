@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = [
     "local_part",
     "own_buffers",
     "same_randomness",
+    "standing_at",
     "without_reduction",
 ]
 
@@ -132,6 +133,21 @@ def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
             _reshard(model)
         put(parameters, current)
         torch.clear_autocast_cache()  # nor those made here afterwards
+
+
+@contextmanager
+def standing_at(points: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Copy other values into parameters for a while, between steps; no graph may be open."""
+    kept = {parameter: parameter.detach().clone() for parameter in points}
+    try:
+        with torch.no_grad():
+            for parameter, point in points.items():
+                parameter.copy_(point)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept.items():
+                parameter.copy_(value)
 
 
 @contextmanager

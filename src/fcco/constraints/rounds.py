@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..visit import standing_at
 from .rules import DualRule
 from .wrapping import WrappingOptimizer
 
@@ -65,6 +67,12 @@ class ProximalRound(WrappingOptimizer):
     def round_begins(self) -> bool:
         """Whether the next step is the first of a round, where x_{-1} = x_0 = w."""
         return self.inner_step == 0
+
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        """Inside, the parameters are w_k, the point between rounds: evaluate or save it here."""
+        with standing_at(self._anchor):
+            yield
 
     def quadratic(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> Tensor:
         """The proximal term at x along v, c (|x - w|^2 + 2 <x - w, v>)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,11 @@ class Built:
     optimizer: torch.optim.Optimizer
     scheduled: torch.optim.Optimizer
     state: Callable[[Tensor], Tensor]
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those between the rounds of a double loop."""
+        anchored = getattr(self.optimizer, "anchored", nullcontext)
+        return anchored()
 
     def multipliers(self, constraints: int) -> Tensor:
         """One per gap: what its two sides pull with together."""

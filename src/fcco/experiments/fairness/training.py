@@ -106,9 +106,21 @@ class FairnessTraining:
         if self.config.threshold_kind == "quantile" and self.steps % self.steps_per_epoch == 0:
             self.model.calibrate(self.train.inputs)
 
-    @torch.no_grad()
     def evaluate(self) -> Row:
-        """AUC, violations and true gaps on every part of the data."""
+        """AUC, violations and true gaps on every part of the data; it changes nothing.
+
+        In the middle of a round of a double loop the weights of its start are evaluated.
+        """
+        with self.built.settled():
+            row = self._evaluated()
+            if 4 * self.steps % self.total_steps == 0 and self.built.objective is not None:
+                from .certificate import condition  # at the start and where a quarter ends
+
+                row.update(condition(self))
+        return row
+
+    @torch.no_grad()
+    def _evaluated(self) -> Row:
         self.model.eval()
         held = {name: value.clone() for name, value in self.model.named_buffers()}
         scores = self.model.calibrate(self.train.inputs)
@@ -118,14 +130,9 @@ class FairnessTraining:
             row.update(self._figures(SHORT[name], part.split(own), own))
         row["score_mean"], row["score_deviation"] = scores.mean().item(), scores.std().item()
         row["multipliers"] = self.built.multipliers(self.count).tolist()
-        for name, value in self.model.named_buffers():  # evaluation changes nothing
+        for name, value in self.model.named_buffers():
             value.copy_(held[name])
         self.model.train()
-        if 4 * self.steps % self.total_steps == 0 and self.built.objective is not None:
-            from .certificate import condition  # at the start and where a quarter ends
-
-            with torch.enable_grad():
-                row.update(condition(self))
         return row
 
     def _figures(self, name: str, cells: list[Tensor], scores: Tensor) -> Row:
@@ -149,7 +156,8 @@ class FairnessTraining:
         """KKT residuals and the constraint Jacobian's smallest singular value, on full data."""
         from .certificate import certificate
 
-        return certificate(self)
+        with self.built.settled():
+            return certificate(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
