@@ -1,11 +1,12 @@
 """Data sets with groups: found on this machine or fetched, checked, encoded, split.
 
->>> data = load("synthetic")
->>> data.train.features.shape[1], len(data.train) + len(data.validation), len(data.test)
-(8, 4000, 2000)
+`load("adult")`, `load("compas")` or, without any file, `load("synthetic")`. Every file is known by its
+sha256, so results do not depend on where it came from.
 
-`load("adult")` and `load("compas")` do the same for real files. Every file is known by its sha256,
-so results do not depend on where it came from.
+Example:
+    >>> data = load("synthetic")
+    >>> data.train.features.shape[1], len(data.train) + len(data.validation), len(data.test)
+    (8, 4000, 2000)
 """
 
 from .download import Progress
