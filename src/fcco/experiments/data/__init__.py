@@ -1,7 +1,7 @@
 """Data sets with groups: found on this machine or fetched, checked, encoded, split.
 
-`load("adult")`, `load("compas")` or, without any file, `load("synthetic")`. Every file is known by its
-sha256, so results do not depend on where it came from.
+`load("adult")`, `load("compas")` or, without any file, `load("synthetic")`. Every file is known by
+its sha256, so results do not depend on where it came from.
 
 Example:
     >>> data = load("synthetic")
