@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .record import Comparison
 from .task import Metric
 
-__all__ = ["cells", "markdown", "table"]
+__all__ = ["ARROWS", "cells", "markdown", "spread", "table"]
 
 Table = dict[str, dict[str, dict[str, float]]]
 DIVERGED = "diverged"
+ARROWS = {"higher": "↑", "lower": "↓", "none": ""}
 
 
 def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
@@ -32,7 +33,7 @@ def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
         for metric in metrics:
             values = [each[metric.key] for each in figures if _is_number(each.get(metric.key))]
             if values:
-                row[metric.key] = _spread(values)
+                row[metric.key] = dict(zip(("mean", "std"), spread(values), strict=True))
         if diverged := sum(run.diverged is not None for run in finished):
             row[DIVERGED] = {"mean": diverged / len(finished), "std": 0.0}
     return result
@@ -48,8 +49,7 @@ def cells(shown: Table, metrics: Sequence[Metric], *, full: bool = False) -> lis
     """
     columns = [metric for metric in metrics if full or metric.headline]
     columns = [m for m in columns if any(m.key in row for row in shown.values())]
-    arrows = {"higher": " ↑", "lower": " ↓", "none": ""}
-    rows = [["method", *(f"{each.label}{arrows[each.better]}" for each in columns)]]
+    rows = [["method", *(f"{each.label} {ARROWS[each.better]}".rstrip() for each in columns)]]
     for name, row in shown.items():
         texts = [_cell(row.get(each.key), each.digits) for each in columns]
         share = row.get(DIVERGED)
@@ -70,11 +70,12 @@ def markdown(shown: Table, metrics: Sequence[Metric]) -> str:
     return "\n".join([*parts, note, *meanings]).rstrip() + "\n"
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    if not all(math.isfinite(value) for value in values):
-        return {"mean": math.nan, "std": math.nan}
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "std": deviation}
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard deviation over runs (0 of a single one); NaN of nothing or NaN."""
+    kept = list(values)
+    if not kept or not all(map(math.isfinite, kept)):
+        return math.nan, math.nan
+    return statistics.fmean(kept), statistics.stdev(kept) if len(kept) > 1 else 0.0
 
 
 def _is_number(value: Any) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 import urllib.request
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 
+from ..files import atomic
 from .files import DataFile, Wheel, WrongContent
 from .places import Sighting
 
@@ -72,17 +71,10 @@ def from_url(file: DataFile, progress: Progress | None = None) -> Sighting:
 
 
 def store(content: bytes, path: Path) -> None:
-    """Write a file whole or not at all: under another name first, then renamed."""
+    """Write a file whole or not at all, in a folder that may be new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with open(part, "xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic(path) as stream:
+        stream.write(content)
 
 
 def _member(wheel: Wheel, path: Path, file: DataFile) -> Sighting:

@@ -21,8 +21,6 @@ class Fairness(Experiment):
         r_{a,y,\tau}(w) = \mathrm E\bigl[\sigma((s_w - \tau)/T) \mid a, y\bigr]
 
     Args:
-        setting: `"meaningful"` or `"paper"`: which usual grid a sweep takes; the fields below make
-            the difference.
         score: `"unbounded"` as printed, or `"normalised"` to mean 0 and deviation 1 over the
             population, so that the thresholds stay where the scores are.
         temperature: T of the rates.
@@ -45,7 +43,6 @@ class Fairness(Experiment):
         decay: by this factor.
     """
 
-    setting: Literal["meaningful", "paper"] = "meaningful"
     score: Literal["normalised", "unbounded"] = "normalised"
     temperature: float = 0.2
     pair_temperature: float = 1.0

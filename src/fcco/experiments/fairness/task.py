@@ -68,8 +68,8 @@ class FairnessTask:
         return data if setting in (None, "meaningful") else f"{data}-{setting}"
 
     def grid_name(self, config: Any) -> str:
-        """The usual grid of a setting: that of the paper, or the one with free trackers."""
-        return "appendix" if config.setting == "paper" else "wide"
+        """The usual grid: the paper's for its unbounded score, else the one with free trackers."""
+        return "appendix" if config.score == "unbounded" else "wide"
 
     def fetch(self, config: Any, progress: data.Progress | None = None) -> None:
         """Get the files of the data set, once, before several processes load them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..record import Comparison, SavedRun
 
-__all__ = ["Curve", "by_method", "curve", "finished", "number", "numbers", "spread"]
+__all__ = ["Curve", "by_method", "curve", "finished", "number", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,6 @@ def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
 def finished(runs: Iterable[SavedRun]) -> list[SavedRun]:
     """Those whose figures count, as in `summary.table`: also a run that diverged."""
     return [run for run in runs if run.result is not None]
-
-
-def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and standard deviation over runs (0 of a single value); NaN of nothing."""
-    kept = list(values)
-    if not kept:
-        return math.nan, math.nan
-    mean = sum(kept) / len(kept)
-    if len(kept) == 1 or not math.isfinite(mean):
-        return mean, 0.0 if math.isfinite(mean) else math.nan
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in kept) / (len(kept) - 1))
 
 
 def curve(runs: Iterable[SavedRun], key: str, entry: int | None = None) -> Curve:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..record import SavedRun
+from ..summary import ARROWS, spread
 from ..task import Metric
 from .palette import family_of
-from .runs import finished, number, numbers, spread
+from .runs import finished, number, numbers
 from .words import duration, fixed, plain, seeds, setting, title
 
 __all__ = ["Cell", "Head", "Line", "Table", "ending", "entries", "listing", "scores", "settings"]
 
 Runs = Mapping[str, Sequence[SavedRun]]
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
-_ARROWS = {"higher": "↑", "lower": "↓", "none": ""}
 _HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
 
 
@@ -110,7 +110,7 @@ def scores(
     """
     columns = [_column(runs, values, metric, references) for metric in metrics]
     heads = tuple(
-        Head(metric.label, _ARROWS[metric.better], _HINTS[metric.better]) for metric in metrics
+        Head(metric.label, ARROWS[metric.better], _HINTS[metric.better]) for metric in metrics
     )
     methods = tuple(method_head(name, group) for name, group in runs.items())
     if across:
@@ -216,7 +216,7 @@ def ending(runs: Runs, known: Sequence[Metric], caption: str) -> Table | None:
     if not keys:
         return None
     labels = {
-        each.key: Head(each.label, _ARROWS[each.better], _HINTS[each.better]) for each in known
+        each.key: Head(each.label, ARROWS[each.better], _HINTS[each.better]) for each in known
     }
     lines = []
     for name, group in runs.items():

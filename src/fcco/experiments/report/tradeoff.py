@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..record import SavedRun
+from ..summary import spread
 from ..task import Metric, Panel
 from .canvas import SIZE, bounds, canvas, frame, line_at, svg_of
 from .frontier import frontier
 from .labels import place
 from .palette import TOKENS, Style, family_of
-from .runs import finished, number, spread
+from .runs import finished, number
 from .words import title
 
 if TYPE_CHECKING:
