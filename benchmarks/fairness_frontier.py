@@ -3,9 +3,9 @@
     python -m benchmarks.fairness_frontier [TABLE.json] [--ours alexr2,sonex] [--json]
 
 Reads the table of `fcco sweep fairness --data adult --grid frontier`, whose settings are called
-NAME@k. For every point on the frontier of a baseline (test AUC against the true test gap, means over
-seeds) it prints the AUC of our frontier at the same gap, interpolated, less that of the baseline; a
-dash where ours does not reach the gap.
+NAME@k. For every point on the frontier of a baseline (test AUC against the true test gap, means
+over seeds) it prints the AUC of our frontier at the same gap, interpolated, less that of the
+baseline; a dash where ours does not reach the gap.
 """
 
 from __future__ import annotations
