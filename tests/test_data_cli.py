@@ -36,17 +36,23 @@ def rows(result: Result) -> list[dict[str, str]]:
 
 def test_list_says_what_is_where(made, monkeypatch, tmp_path):
     listed = {row["name"]: row for row in rows(run("list", "--json"))}
-    assert list(listed) == ["adult", "compas", "synthetic"]
-    assert [row["where"] for row in listed.values()] == ["not found", "not found", "generated"]
+    assert list(listed)[:3] == ["adult", "compas", "synthetic"]
+    assert [row["where"] for row in listed.values()][:3] == ["not found", "not found", "generated"]
     assert listed["adult"]["licence"] == "CC BY 4.0" and "32,561" in listed["adult"]["rows"]
     assert "Kohavi" in listed["adult"]["citation"]
     monkeypatch.setenv("FCCO_DATA", str(made.write(tmp_path / "one", "adult.data")))
     assert rows(run("list", "--json"))[0]["where"] == "not found", "half of it is not it"
     made.write(tmp_path / "two", "adult.test", "compas_two_years_deidentified.csv")
     found = [row["where"] for row in rows(run("list", "--json", "--folder", tmp_path / "two"))]
-    assert found == ["FCCO_DATA, folder", "folder", "generated"]
+    assert found[:3] == ["FCCO_DATA, folder", "folder", "generated"]
     plain = run("list").stdout.splitlines()
-    assert len(plain) == 4 and plain[0].split() == ["name", "what", "rows", "licence", "where"]
+    assert len(plain) == 1 + len(data.DATA_SETS) and plain[0].split() == [
+        "name",
+        "what",
+        "rows",
+        "licence",
+        "where",
+    ]
     assert plain[3].startswith("synthetic") and plain[3].endswith("generated")
 
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from fcco.experiments import report
 from fcco.experiments.record import Comparison, SavedRun, write_json
 from fcco.experiments.report import plots
-from fcco.experiments.report.canvas import bounds
+from fcco.experiments.report.canvas import bounds, spans_decades
 from fcco.experiments.report.facts import chosen, machine_facts
 from fcco.experiments.report.frontier import frontier
 from fcco.experiments.report.palette import METHODS, TOKENS, family_of, styles
-from fcco.experiments.report.runs import by_method, curve
+from fcco.experiments.report.rows import rows
+from fcco.experiments.report.runs import by_method, curve, entry_names
 from fcco.experiments.report.tradeoff import tradeoff
 from fcco.experiments.task import Metric, Page, Panel, Task
 
@@ -169,7 +170,7 @@ def test_the_page_has_every_part(tmp_path):
 def test_words_are_escaped(tmp_path):
     class Sharp(Fair):
         def page(self, config):
-            entries = {"constraints": ("<i>",)}
+            entries = {"constraints": ("<i>",) * 14}
             return replace(PAGE, title="<script>alert(1)</script>", entries=entries)
 
     page = report.render(usual(tmp_path), cast(Task, Sharp()), None)
@@ -465,3 +466,212 @@ def test_files_of_a_run_and_of_the_page(tmp_path):
     path = report.write(comparison, TASK, None)
     assert path == tmp_path / "report.html"
     assert path.read_text(encoding="utf-8") == report.render(comparison, TASK, None)
+
+
+# Plots with a row per entry, logarithmic axes, names from the runs, warnings about the data.
+
+CHANGE = Panel("change", "losses", "Before and after", "loss by group")
+DOTS = Panel("dots", "losses", "At the end", "loss by group")
+
+
+def with_lists(values: dict[str, list[list[list[float]]]]) -> dict[str, list[SavedRun]]:
+    """Runs whose list `losses` is given: by method, seed, evaluation and entry."""
+    runs = {n: [one(n, s, len(v) - 1) for s, v in enumerate(own)] for n, own in values.items()}
+    for name, own in values.items():
+        for run, lists in zip(runs[name], own, strict=True):
+            for row, each in zip(run.rows, lists, strict=True):
+                row["losses"] = each
+    return runs
+
+
+def dots_of(svg: str, colour: str) -> list[tuple[float, float]]:
+    found = re.findall(rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: {colour}; stroke:', svg)
+    return [(float(x), float(y)) for x, y in found]
+
+
+def ways_of(svg: str, colour: str) -> list[tuple[float, float]]:
+    pattern = rf'd="M ([\d.]+) [\d.]+ L ([\d.]+) [\d.]+" [^>]*stroke: {colour}; stroke-opacity'
+    return [(float(a), float(b)) for a, b in re.findall(pattern, svg)]
+
+
+def names_of(svg: str) -> list[str]:
+    """Names of the rows from top to bottom."""
+    found = re.findall(r'text-anchor: end[^>]* y="([\d.]+)"[^>]*>([^<]*)<', svg)
+    return [name for _, name in sorted((float(y), name) for y, name in found)][:-1]  # the axis last
+
+
+LISTS = {
+    "A": [[[1.0, 4.0, 2.0], [1.0, 2.0, 2.0]], [[1.0, 4.0, 2.0], [1.0, 1.0, 4.0]]],  # 1, 1.5, 3
+    "B": [[[1.0, 4.0, 2.0], [0.5, 0.5, 0.5]]],
+}
+
+
+def test_a_change_goes_from_the_common_start_to_each_method():
+    runs = with_lists(LISTS)
+    found = rows(runs, CHANGE, ("one", "four", "two"), styles(runs))
+    assert found and not found.cut
+    assert names_of(found.svg) == ["four", "two", "one"]  # by their start
+    ours, theirs = dots_of(found.svg, METHODS[0][0]), dots_of(found.svg, METHODS[1][0])
+    assert len(ours) == len(theirs) == 3
+
+    def place(value: float) -> float:  # one straight axis: 0.5 of B, and the 3 of A
+        (low, _), (high, _) = theirs[0], ours[2]
+        return low + (high - low) * (value - 0.5) / 2.5
+
+    assert [x for x, _ in ours] == pytest.approx([place(1.0), place(1.5), place(3.0)], abs=0.01)
+    starts = [place(1.0), place(4.0), place(2.0)]
+    for colour, ends in ((METHODS[0][0], ours), (METHODS[1][0], theirs)):
+        for (left, right), start, (end, _) in zip(
+            ways_of(found.svg, colour), starts, ends, strict=True
+        ):
+            assert (left, right) == pytest.approx((start, end), abs=0.01)
+    # In a row the methods have lanes of their own, in the same order.
+    assert all(1 < other[1] - own[1] < 10 for own, other in zip(ours, theirs, strict=True))
+    assert found.worst == {"A": ("two", 3.0), "B": ("one", 0.5)}
+
+
+def test_dots_have_whiskers_and_the_order_of_the_list():
+    runs = with_lists(LISTS)
+    found = rows(runs, DOTS, (), styles(runs))
+    assert found and names_of(found.svg) == ["entry 1", "entry 2", "entry 3"]
+    (one_, _), (middle, _), (three, _) = dots_of(found.svg, METHODS[0][0])
+    unit = (three - one_) / 2
+    assert middle == pytest.approx(one_ + unit / 2, abs=0.01)
+    expected = [(0, 0), (0, unit), (unit, 3 * unit)]  # 1..1, 1..2, 2..4
+    for whisker, (low, high) in zip(ways_of(found.svg, METHODS[0][0]), expected, strict=True):
+        assert whisker == pytest.approx((one_ + low, one_ + high), abs=0.01)
+    assert found.worst == {"A": ("entry 1", 1.0), "B": ("entry 1", 0.5)}
+
+
+def test_rows_grow_with_entries_and_methods_and_may_be_missing():
+    few, many = (
+        rows(with_lists({"A": [[[1.0] * n, [0.5] * n]]}), CHANGE, (), styles("A")) for n in (2, 30)
+    )
+    assert few and many and many.size[1] > 9 * few.size[1] / 2 and many.size[0] == few.size[0]
+    assert rows({"A": [one("A")]}, CHANGE, (), styles("A")) is None
+    assert rows({}, CHANGE, (), {}) is None
+    long = rows(with_lists(LISTS), CHANGE, ("word " * 30, "b", "c"), styles("AB"))
+    assert long and "…" in long.svg
+
+
+def test_a_method_far_off_leaves_the_frame_of_the_rows():
+    values = {name: [[[1.0, 2.0], [0.5, 0.6]]] for name in "ABC"} | {
+        "D": [[[1.0, 2.0], [9e3, 1.0]]]
+    }
+    found = rows(with_lists(values), CHANGE, (), styles("ABCD"))
+    assert found and found.cut and ">9" not in found.svg
+
+
+def test_logarithmic_axes_where_they_show_more():
+    assert spans_decades([0.1, 0.81]) and not spans_decades([0.1, 0.8])
+    assert not spans_decades([0.0, 1.0]) and not spans_decades([-1.0, 100.0])
+    assert not spans_decades([]) and not spans_decades([math.nan])
+    values = [[[10.0**-k, 10.0**-k] for k in range(4)]]
+    for kind in ("curve", "change", "family"):
+        runs = with_lists({"A": values, "B": values})
+        for row in (row for own in runs.values() for run in own for row in run.rows):
+            row["cvar"] = row["losses"][0]
+        panel = Panel(kind, "cvar" if kind == "curve" else "losses", "t", log=True)
+        svg, plain = drawn(runs, panel), drawn(runs, replace(panel, log=False))
+        assert all(mark in svg for mark in (">0.001<", ">0.01<", ">0.1<")), kind
+        assert ">0.01<" not in plain
+        for run in (run for own in runs.values() for run in own):
+            run.rows[0] |= {"cvar": 0.0, "losses": [0.0, 0.0]}  # has no place on such an axis
+        assert drawn(runs, panel) == drawn(runs, replace(panel, log=False)), kind
+    ends = with_lists({"A": [[[1.0, 1.0], [0.01, 1.0]]]})
+    assert ">0.05<" in drawn(ends, replace(DOTS, log=True)) and ">0.05<" not in drawn(ends, DOTS)
+
+
+def drawn(runs: dict[str, list[SavedRun]], panel: Panel) -> str:
+    if panel.kind == "family":
+        return plots.families(runs, panel, (), styles(runs)).drawings["A"]
+    found = plots.curves(runs, panel, styles(runs)) if panel.kind == "curve" else None
+    found = found or rows(runs, panel, (), styles(runs))
+    assert found
+    return found.svg
+
+
+def test_equal_steps_on_a_logarithmic_axis():
+    runs = with_lists({"A": [[[100.0], [10.0], [1.0]]]})
+    for row, value in zip(runs["A"][0].rows, (100.0, 10.0, 1.0), strict=True):
+        row["cvar"] = value
+    drawing = plots.curves(runs, Panel("curve", "cvar", "t", log=True), styles(runs))
+    assert drawing
+    first, second, third = (y for _, y in dots_of(drawing.svg, METHODS[0][0]))
+    assert second - first == pytest.approx(third - second, abs=0.01) and second > first + 10
+
+
+class Grouped(Fair):
+    """A page with rows; a warning that is about the data."""
+
+    def page(self, config):
+        panels = (CHANGE, replace(DOTS, y="shares", label="share right"))
+        entries = {"losses": (), "shares": ("x", "y"), "constraints": ("c",) * 14}
+        return replace(PAGE, panels=panels, entries=entries, references=("A", "B"))
+
+    def warnings(self, config, row):
+        return (f"Small groups: {row['size']} samples.", *super().warnings(config, row))
+
+
+def grouped_page(tmp_path, **changes) -> str:
+    runs = with_lists(LISTS)
+    every = [run for own in runs.values() for run in own]
+    for number, run in enumerate(every):
+        run.rows[-1] |= {"size": 10 + number, "shares": [0.5, 0.25]}
+        assert run.result
+        run.result["end"] |= changes.get(run.name, {})
+    page = report.render(several(tmp_path, every), cast(Task, Grouped()), None)
+    checked = Checked()
+    checked.feed(page)
+    assert not checked.open
+    return page
+
+
+def test_rows_are_on_the_page_with_words_for_who_cannot_see_them(tmp_path):
+    page = grouped_page(tmp_path)
+    assert 'id="entries"' in page and "Before and after" in page and "At the end" in page
+    assert "Largest after: A 3.000 (entry 3), B 0.500 (entry 1)." in page
+    assert "Smallest: A 0.250 (y), B 0.250 (y)." in page
+    assert "whiskers go from the smallest" in page
+    assert len(drawings(page)) == 4  # two plots, light and dark
+    for light, night in (drawings(page)[:2], drawings(page)[2:]):
+        for day, dark in (*TOKENS.values(), *METHODS):
+            assert day not in night and dark.upper() not in light
+    assert list(cells(page, "Loss by group at the end")) == ["Losses 1", "Losses 2", "Losses 3"]
+    assert list(cells(page, "Share right at the end")) == ["x", "y"]
+    assert "A and B are there for reference and get none." in page
+
+
+def test_a_run_may_name_the_entries_of_its_lists(tmp_path):
+    page = grouped_page(tmp_path, B={"losses_names": ["p", "q", "r"], "shares_names": ["s", "t"]})
+    assert list(cells(page, "Loss by group at the end")) == ["p", "q", "r"]
+    assert list(cells(page, "Share right at the end")) == ["s", "t"]  # before those of the page
+    assert "Largest after: A 3.000 (r)" in page and "entry 3" not in page
+    runs = with_lists(LISTS)
+    assert entry_names(runs, "losses", ("a", "b", "c")) == ("a", "b", "c")
+    assert entry_names(runs, "losses", ("a", "b")) == ()  # names of something else
+    assert entry_names({}, "losses", ("a", "b")) == ("a", "b")
+
+
+def test_what_all_runs_are_told_is_told_once(tmp_path):
+    page = grouped_page(tmp_path, A={"train_inside": 0.05})
+    said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", page)
+    assert said[-2:] == [
+        ("A, all 2 seeds", "Vacuous: 0.050 inside."),
+        ("All methods", "Small groups: 10 samples. (Numbers of A, seed 0.)"),
+    ]
+    assert page.count("Small groups") == 1
+
+
+def test_rows_of_one_run_have_files_of_their_own(tmp_path):
+    run = replace(with_lists(LISTS)["A"][0], folder=tmp_path)
+    panels = (CHANGE, DOTS, replace(CHANGE, kind="family"))
+    plots.save_run(run, replace(PAGE, panels=panels, entries={}))
+    written = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert written == ["losses-change.svg", "losses-dots.svg", "losses.svg"]
+
+
+def test_kinds_of_entries_end_at_a_comma():
+    names = ("not blond, man", "not blond, woman", "blond, man")
+    found = plots.families(with_lists(LISTS), replace(CHANGE, kind="family"), names, styles("AB"))
+    assert found.kinds == {"not blond": "solid", "blond": "dashed"}

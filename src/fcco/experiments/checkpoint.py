@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from . import randomness
+from . import randomness, ranks
 from .record import FolderError, atomic
-from .spec import RunSpec, differences
-from .task import Row
+from .spec import RunSpec
+from .task import Row, Training
 
-__all__ = ["Checkpoint", "read", "save"]
+__all__ = ["Checkpoint", "collect", "distribute", "read", "save"]
+
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,20 +30,62 @@ class Checkpoint:
         epoch: the same in epochs.
         seconds: training time so far.
         rows: evaluations so far.
-        training: state of the `Training`.
+        training: state of the `Training`; of a sharded one a list with that of each rank.
         fingerprint: of the data.
         spec: of the run, plain.
-        random: state of the global random generators.
+        random: state of the global random generators of each rank.
     """
 
     step: int
     epoch: float
     seconds: float
     rows: list[Row]
-    training: dict[str, Any]
+    training: State | list[State]
     fingerprint: str
     spec: dict[str, Any]
-    random: dict[str, Any] = field(default_factory=randomness.state)
+    random: list[State]
+
+
+def collect(training: Training) -> tuple[State | list[State], list[State]] | None:
+    """State of the training and of the generators, on rank 0; all ranks must call this."""
+    state, sharded = training.state_dict(), _is_sharded(training)
+    random = ranks.gather(randomness.state())
+    # On the CPU: rank 0 would open those tensors on the devices of the other ranks.
+    shards = ranks.gather(tree_map_only(Tensor, Tensor.cpu, state)) if sharded else None
+    return None if random is None else (state if shards is None else shards, random)
+
+
+def distribute(load: Callable[[], Checkpoint | None], training: Training) -> Checkpoint | None:
+    """Give every rank what rank 0 reads, and put its state into the training.
+
+    The generators are for the caller to restore with `random[0]`, when all else is done.
+
+    Args:
+        load: reads the checkpoint, on rank 0; None when there is none.
+        training: of this rank.
+    """
+    shards: list[State] | None = None
+
+    def common() -> Checkpoint | None:
+        nonlocal shards
+        held = load()
+        if held is None or not isinstance(held.training, list):
+            return held
+        shards = held.training
+        return replace(held, training=[])  # each rank needs its own alone
+
+    held = ranks.on_first(common)
+    if held is None:
+        return None
+    state = ranks.scatter(shards) if isinstance(held.training, list) else held.training
+    training.load_state_dict(state)
+    # All ranks were seeded alike: one that was not there before takes the place of the first.
+    own = ranks.rank() if ranks.rank() < len(held.random) else 0
+    return replace(held, training=state, random=[held.random[own]])
+
+
+def _is_sharded(training: Training) -> bool:
+    return bool(getattr(training, "sharded", False))
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -48,26 +95,40 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         torch.save(shallow, file)
 
 
-def read(path: Path, spec: RunSpec, fingerprint: str) -> Checkpoint:
-    """Read it, and refuse that of another run or of other data.
+def read(path: Path, spec: RunSpec, fingerprint: str, training: Training) -> Checkpoint:
+    """Read it, and refuse that of another run, of other data or of other shards.
 
     Args:
         path: the file.
         spec: of the run that wants to go on.
         fingerprint: of its data.
+        training: that will load it.
     """
     way_out = f"Delete {path.parent} to start this run anew, or give --overwrite for all."
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         held = Checkpoint(**{name: loaded[name] for name in Checkpoint.__dataclass_fields__})
+        if isinstance(held.random, dict):  # as it was before there were ranks
+            held = replace(held, random=[held.random])
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FolderError(f"The checkpoint {path} cannot be read: {reason} {way_out}") from error
-    found = differences(held.spec, spec.plain())
+    found = spec.differences(held.spec)
     if held.fingerprint != fingerprint:
         found.append(f"the data were {held.fingerprint[:12]} and are {fingerprint[:12]} now")
     if found:
         raise FolderError(
             f"The checkpoint {path} is that of another run: {'; '.join(found)}. {way_out}"
         )
+    old = len(held.training) if isinstance(held.training, list) else 0
+    new = ranks.size() if _is_sharded(training) else 0
+    if old != new:
+        raise FolderError(
+            f"The checkpoint {path} holds {_parts(old)} but here it needs {_parts(new)}: start as "
+            f"many processes as before (torchrun --nproc-per-node). {way_out}"
+        )
     return held
+
+
+def _parts(number: int) -> str:
+    return f"the shards of {number} processes" if number else "an unsharded state"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from . import engine, environment, record, summary, tasks, workers
+from . import engine, environment, launch, ranks, record, summary, tasks, workers
+from .agreement import check_plan
 from .config import from_plain, plain
 from .events import Event, Outcome
 from .record import COMPARISON, Comparison, FolderError
@@ -71,6 +72,9 @@ def execute(
 ) -> list[Outcome]:
     """Do what is not finished yet.
 
+    When torchrun starts its processes again because one was lost, they go on with their runs as if
+    `resume` had been given.
+
     Args:
         plan: the runs.
         out: their folder.
@@ -86,34 +90,74 @@ def execute(
         FolderError: when the folder cannot be used; nothing in it was touched then.
         LoadError: when the task cannot bring or load its data.
     """
-    record.prepare(out, resume=resume, overwrite=overwrite)
-    with record.locked(out):
-        # Again: another process may have been at work until now.
-        record.prepare(out, resume=resume, overwrite=overwrite)
-        meta = _meta(plan, _before(plan, out) if resume else {})
-        done: dict[str, Outcome] = {}
-        for spec in plan.specs if resume else ():
-            if engine.check_folder(spec, spec.folder(out), resume=True):
-                done[spec.label] = Outcome(spec.label, "finished", "was finished")
-        todo = [spec for spec in plan.specs if spec.label not in done]
+    ranks.together(lambda: check_plan(plan.specs))
+    with contextlib.ExitStack() as held:
+        ready = ranks.on_first(lambda: _open(plan, out, resume, overwrite, held))
+        todo = [spec for spec in plan.specs if spec.label not in ready.done]
         if todo:
             with fetching or contextlib.nullcontext(_silent) as progress:
-                fetch(todo[0], progress)
-        if overwrite:
-            record.remove_runs(out)
-        record.write_json(out / COMPARISON, meta)
-        for label in done:
+                ranks.on_each_machine(lambda: fetch(todo[0], progress))
+        ranks.on_first(lambda: _begin(out, ready))
+        for label in ready.done:
             on_event(Event("finished", label, text="was finished"))
         ended = runner(
             todo,
             out,
             workers=workers_,
-            resume=resume,
+            resume=ready.resume,
             tensorboard=tensorboard,
             on_event=on_event,
         )
+    done = {label: Outcome(label, "finished", "was finished") for label in ready.done}
     done |= {outcome.run: outcome for outcome in ended}
     return [done[spec.label] for spec in plan.specs]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """How to go on with a folder that may be used.
+
+    Attributes:
+        resume: from the checkpoints that are there.
+        overwrite: delete what is there.
+        meta: what the folder will say.
+        done: labels of the runs that are finished.
+    """
+
+    resume: bool
+    overwrite: bool
+    meta: dict[str, Any]
+    done: tuple[str, ...]
+
+
+def _open(
+    plan: Plan, out: Path, resume: bool, overwrite: bool, held: contextlib.ExitStack
+) -> _Ready:
+    """Check and lock a folder; nothing in it is touched."""
+    own = record.signed_by(out, launch.name())
+    if own and ranks.restarted():  # whatever was asked for at first has been done
+        resume, overwrite = True, False
+    elif own:  # an earlier start of the same name
+        record.sign(out, None)
+    record.prepare(out, resume=resume, overwrite=overwrite)
+    held.enter_context(record.locked(out))
+    # Again: another process may have been at work until now.
+    record.prepare(out, resume=resume, overwrite=overwrite)
+    meta = _meta(plan, _before(plan, out) if resume else {})
+    labels = (
+        spec.label
+        for spec in plan.specs
+        if resume and engine.check_folder(spec, spec.folder(out), resume=True)
+    )
+    return _Ready(resume, overwrite, meta, tuple(labels))
+
+
+def _begin(out: Path, ready: _Ready) -> None:
+    if ready.overwrite:
+        record.remove_runs(out)
+    record.write_json(out / COMPARISON, ready.meta)
+    if launch.name() is not None:
+        record.sign(out, launch.name())
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -128,7 +172,9 @@ def _before(plan: Plan, out: Path) -> dict[str, Any]:
     if meta["task"] == plan.task:
         saved = from_plain(type(plan.config), meta["config"], str(out / COMPARISON))
         meta |= {"config": saved}
-        found = differences(_common(saved, plan.config), _common(plan.config, saved))
+        found = differences(
+            _common(saved, plan.config), _common(plan.config, saved), plan.config.incidental
+        )
     else:
         found = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
     if found:

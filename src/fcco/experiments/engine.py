@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import checkpoint, environment, randomness, record, tasks, yaml_text
+from . import checkpoint, environment, randomness, ranks, record, tasks, yaml_text
+from .agreement import Diverged, agreed, fingerprint
 from .events import Event, Kind, Outcome
 from .record import FolderError
-from .spec import RunSpec, differences
+from .spec import RunSpec
 from .task import Problem, Row, Task, Training
 from .tensorboard import Board
 
@@ -20,7 +21,6 @@ __all__ = ["check_folder", "train"]
 
 T = TypeVar("T")
 
-_NOT_FINITE = re.compile(r"\bnan\b|\binf\b|infinite|non-?finite|not finite", re.IGNORECASE)
 _EVERY = 0.2  # seconds between two progress events of a run
 
 
@@ -39,7 +39,7 @@ def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
             "--overwrite."
         )
     saved = record.read_spec(folder) if there and (folder / record.CONFIG).is_file() else None
-    if saved is not None and (found := differences(saved, spec.plain())):
+    if saved is not None and (found := spec.differences(saved)):
         raise FolderError(
             f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
             "or start anew with --overwrite."
@@ -63,6 +63,9 @@ def train(
     `evaluate_every` epochs and at the end; checkpoints every `checkpoint_every` epochs, at the end
     and when asked to stop.
 
+    On several ranks all of them call this with the same arguments. Rank 0 checks, writes and tells;
+    what it refuses, all refuse. They stop when any of them is asked to.
+
     Args:
         spec: the run.
         folder: its place.
@@ -72,22 +75,30 @@ def train(
         on_event: told what happens.
         tensorboard: whether to write scalars for TensorBoard.
     """
-    if check_folder(spec, folder, resume=resume):
-        return Outcome(spec.label, _how(record.read_result(folder)))
+    ended = ranks.on_first(lambda: _ended(spec, folder, resume))
+    if ended is not None:
+        return ended
     task = tasks.get(spec.task)
     if problem is None:
-        problem = task.load(spec.config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with record.locked(folder):
+        problem = ranks.together(lambda: task.load(spec.config))
+    with contextlib.ExitStack() as held:
+        ranks.on_first(lambda: _occupy(folder, held))
         return _Run(spec, folder, task, problem, on_event).go(stop, tensorboard)
+
+
+def _ended(spec: RunSpec, folder: Path, resume: bool) -> Outcome | None:
+    if not check_folder(spec, folder, resume=resume):
+        return None
+    return Outcome(spec.label, _how(record.read_result(folder)))
+
+
+def _occupy(folder: Path, held: contextlib.ExitStack) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    held.enter_context(record.locked(folder))
 
 
 def _how(result: Mapping[str, Any]) -> Kind:
     return "finished" if result["diverged"] is None else "diverged"
-
-
-class _Diverged(Exception):
-    """Training has left the finite numbers."""
 
 
 class _Run:
@@ -101,13 +112,15 @@ class _Run:
         problem: Problem,
         on_event: Callable[[Event], None],
     ) -> None:
-        self.spec, self.folder, self.task, self.tell = spec, folder, task, on_event
-        self.data = problem.fingerprint()
+        self.spec, self.folder, self.task = spec, folder, task
+        self.first = ranks.rank() == 0
+        self.tell = on_event if self.first else _silent
+        self.data = ranks.together(lambda: fingerprint(problem))
         self.headline = [m.key for m in task.page(spec.config).metrics if m.headline]
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
         randomness.seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
-        self.begun: dict[str, Any] = environment.describe()
+        self.begun: dict[str, Any] = environment.describe(getattr(self.training, "device", "cpu"))
         self.board: Board | None = None
 
     @property
@@ -120,19 +133,19 @@ class _Run:
         return self.spec.config.epochs * self.training.steps_per_epoch
 
     def go(self, stop: Callable[[], bool], tensorboard: bool) -> Outcome:
-        path = self.folder / record.CHECKPOINT
-        if path.exists():
-            self._load(checkpoint.read(path, self.spec, self.data))
-        self._begin()
-        self.board = Board(self.folder, self.rows, tensorboard)
+        self._load()
+        if self.first:
+            self._begin()
+            self.board = Board(self.folder, self.rows, tensorboard)
         self._tell("started")
         try:
             stopped = self._loop(stop)
             end = {} if stopped else record.clean(self._finite(self.training.finish))
-        except _Diverged as reason:
+        except Diverged as reason:
             return self._end({}, str(reason))
         finally:
-            self.board.close()
+            if self.board is not None:
+                self.board.close()
         if stopped:
             self._tell("stopped")
             return Outcome(self.spec.label, "stopped")
@@ -145,6 +158,11 @@ class _Run:
         if self.step and said.is_file():
             before = record.read_json(said)
             again = f"{self.begun['start']} at step {self.step}, fcco {self.begun['fcco']}"
+            again += "".join(
+                f", {key} {self.begun.get(key, 1)}"
+                for key in ("device", "processes")
+                if self.begun.get(key) != before.get(key)
+            )
             self.begun = before | {"resumed": [*before.get("resumed", ()), again]}
         record.write_json(said, self.begun)
         # Rows after the checkpoint belong to steps that will be made again.
@@ -157,12 +175,11 @@ class _Run:
             self._evaluate()
         told = start = time.perf_counter()
         while self.step < self.total:
-            self._finite(self.training.step)
+            _, asked = agreed(self.training.step, stop, steps=self.step)
             self.step += 1
             now = time.perf_counter()
             last = self.step == self.total
             evaluate = last or self.step % (config.evaluate_every * per_epoch) == 0
-            asked = stop()
             save = asked or last or self.step % (config.checkpoint_every * per_epoch) == 0
             if evaluate or save:
                 self.seconds += now - start
@@ -179,42 +196,52 @@ class _Run:
         return False
 
     def _finite(self, call: Callable[[], T]) -> T:
-        """What the training says; the complaints of fcco about NaN end the run, others are bugs."""
-        try:
-            return call()
-        except (FloatingPointError, ValueError) as error:
-            if isinstance(error, ValueError) and _NOT_FINITE.search(str(error)) is None:
-                raise
-            raise _Diverged(f"after {self.step} steps: {error}") from error
+        return agreed(call, steps=self.step)[0]
 
     def _evaluate(self) -> None:
         samples = self.step * self.training.samples_per_step
         row: Row = {"epoch": self.epoch, "step": self.step, "samples": samples}
         row |= {"seconds": self.seconds, **_plain(self._finite(self.training.evaluate))}
+        row = ranks.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
         if wrong:
-            raise _Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}")
+            raise Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}")
         self.rows.append(row)
-        record.write_rows(self.folder / record.METRICS, self.rows)
+        if self.first:
+            record.write_rows(self.folder / record.METRICS, self.rows)
         if self.board is not None:
             self.board.add(row)
 
     def _save(self) -> None:
+        collected = checkpoint.collect(self.training)
+        if collected is None:
+            return
+        state, random = collected
         held = checkpoint.Checkpoint(
             step=self.step,
             epoch=self.epoch,
             seconds=self.seconds,
             rows=self.rows,
-            training=self.training.state_dict(),
+            training=state,
             fingerprint=self.data,
             spec=self.spec.plain(),
+            random=random,
         )
         checkpoint.save(self.folder / record.CHECKPOINT, held)
 
-    def _load(self, held: checkpoint.Checkpoint) -> None:
-        self.training.load_state_dict(held.training)
-        self.step, self.seconds, self.rows = held.step, held.seconds, held.rows
-        randomness.restore(held.random)  # last: loading may draw
+    def _load(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        path = self.folder / record.CHECKPOINT
+
+        def read() -> checkpoint.Checkpoint | None:
+            if not path.exists():
+                return None
+            return checkpoint.read(path, self.spec, self.data, self.training)
+
+        held = checkpoint.distribute(read, self.training)
+        if held is not None:
+            self.step, self.seconds, self.rows = held.step, held.seconds, held.rows
+            randomness.restore(held.random[0])  # last: loading may draw
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         final = self.rows[-1] if self.rows else {}
@@ -230,7 +257,8 @@ class _Run:
             "diverged": diverged,
             "fingerprint": self.data,
         }
-        record.write_json(self.folder / record.RESULT, result)
+        if self.first:
+            record.write_json(self.folder / record.RESULT, result)
         kind = _how(result)
         self._tell(kind, diverged or "")
         return Outcome(self.spec.label, kind, diverged or "")
@@ -240,6 +268,10 @@ class _Run:
         figures = {key: last[key] for key in self.headline if isinstance(last.get(key), float)}
         epochs = self.spec.config.epochs
         self.tell(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
+
+
+def _silent(event: Event) -> None:
+    """What the other ranks tell."""
 
 
 def _plain(row: Row) -> Row:

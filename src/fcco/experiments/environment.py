@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .. import __version__
+from . import launch, ranks
 
 __all__ = ["available_cores", "command", "describe", "now", "program"]
 
@@ -35,12 +36,15 @@ def available_cores() -> int:
 
 
 def command(*more: str) -> str:
-    """The command line of this process, to be typed again.
+    """The command line of this process, to be typed again; with torchrun, where that started it.
 
     Args:
         more: options to add.
     """
-    return program(*(each for each in sys.argv[1:] if each not in _ONCE), *more)
+    own = [each for each in sys.argv[1:] if each not in _ONCE]
+    if started := launch.words():
+        return shlex.join([*started, "-m", "fcco", *own, *more])
+    return program(*own, *more)
 
 
 def program(*words: str) -> str:
@@ -49,8 +53,13 @@ def program(*words: str) -> str:
     return shlex.join([*called, *words])
 
 
-def describe() -> dict[str, Any]:
-    """Versions, machine and command."""
+def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Versions, machine and command.
+
+    Args:
+        device: what the run was trained on.
+    """
+    several = {"processes": ranks.size()} if ranks.size() > 1 else {}
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -61,10 +70,18 @@ def describe() -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "device": "cpu",
+        "device": _named(torch.device(device)),
+        **several,
         "command": command(),
         "start": now(),
     }
+
+
+def _named(device: torch.device) -> str:
+    """`cpu`, or `cuda: NVIDIA H200`."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return device.type
+    return f"cuda: {torch.cuda.get_device_name(device)}"
 
 
 def _processor() -> str:

@@ -30,7 +30,8 @@ def state() -> dict[str, Any]:
         "numpy_gauss": (int(numpy_state["has_gauss"]), float(numpy_state["gauss"])),
     }
     if torch.cuda.is_initialized():
-        held["cuda"] = torch.cuda.get_rng_state_all()
+        # One GPU is used; asking all would start work on those of other processes.
+        held["cuda"] = torch.cuda.get_rng_state()
     return held
 
 
@@ -42,5 +43,5 @@ def restore(held: Mapping[str, Any]) -> None:
     key = held["numpy_key"].numpy().astype(np.uint32)
     has_gauss, cached = held["numpy_gauss"]
     np.random.set_state(("MT19937", key, held["numpy_position"], has_gauss, cached))
-    if "cuda" in held:
-        torch.cuda.set_rng_state_all(held["cuda"])
+    if "cuda" in held and torch.cuda.is_available():
+        torch.cuda.set_rng_state(held["cuda"])

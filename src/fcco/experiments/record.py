@@ -35,6 +35,8 @@ __all__ = [
     "read_result",
     "read_spec",
     "remove_runs",
+    "sign",
+    "signed_by",
     "write_json",
     "write_rows",
     "write_text",
@@ -47,7 +49,7 @@ COMPARISON, RESULT, METRICS, CONFIG = (
     "config.yaml",
 )
 ENVIRONMENT, CHECKPOINT = "environment.json", "checkpoint.pt"
-_LOCK = ".lock"
+_LOCK, _LAUNCH = ".lock", ".torchrun"
 _SUMMARIES = ("table.json", "table.md", "report.html", "sweep.json", "runs.jsonl", "winners.yaml")
 
 
@@ -107,7 +109,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
         text = f"{folder} cannot be made or read: {error.strerror}. Choose another with --out."
         raise FolderError(text) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
-    full = not all(name == _LOCK or re.fullmatch(r"\..*\.tmp", name) for name in there)
+    full = not all(name in (_LOCK, _LAUNCH) or re.fullmatch(r"\..*\.tmp", name) for name in there)
     if full and COMPARISON not in there:
         raise FolderError(
             f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
@@ -118,6 +120,25 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
         )
+
+
+def sign(folder: Path, launch: str | None) -> None:
+    """Leave the id of a start of torchrun in a folder: its restarts may go on with what is there.
+
+    Args:
+        folder: of a comparison.
+        launch: the id; None takes that of an earlier one away.
+    """
+    if launch is None:
+        (folder / _LAUNCH).unlink(missing_ok=True)
+    else:
+        write_text(folder / _LAUNCH, launch)
+
+
+def signed_by(folder: Path, launch: str | None) -> bool:
+    """Whether the runs in a folder are of a start of torchrun."""
+    path = folder / _LAUNCH
+    return launch is not None and path.is_file() and path.read_text(encoding="utf-8") == launch
 
 
 def remove_runs(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,30 @@ class RunSpec:
             "config": config,
         }
 
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """How a saved run differs from this, as sentences, apart from what is incidental."""
+        return differences(saved, self.plain(), self.config.incidental)
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+
+def differences(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    incidental: Collection[str] = Experiment.incidental,
+) -> list[str]:
     """What differs between two plain specs, as sentences.
 
-    How often a run is saved does not change it, so `checkpoint_every` may differ.
+    Args:
+        saved: the old one.
+        now: the new one.
+        incidental: keys of the config that may differ, because they do not change a run.
     """
     old, new = dict(_flat(saved)), dict(_flat(now))
     found = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
-        if before != after and key != "config.checkpoint_every":
+        part, _, rest = key.partition(".")
+        free = part == "config" and rest.partition(".")[0] in incidental
+        if before != after and not free:
             found.append(f"`{key}` was {_word(before)} and is {_word(after)} now")
     return found
 

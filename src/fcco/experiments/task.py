@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 __all__ = [
     "Experiment",
@@ -63,7 +63,12 @@ class Experiment:
         methods: by the name that tables show.
         checkpoint_every: epochs between checkpoints.
         evaluate_every: epochs between evaluations.
+
+    The class attribute `incidental` names the keys that do not change what a run computes: they may
+    differ when it goes on from a checkpoint.
     """
+
+    incidental: ClassVar[tuple[str, ...]] = ("checkpoint_every",)
 
     data: str
     epochs: int = 60
@@ -84,7 +89,17 @@ class Experiment:
 
 
 class Training(Protocol):
-    """One run in memory. The state round trips bitwise through `state_dict`."""
+    """One run in memory. The state round trips bitwise through `state_dict`.
+
+    With several processes (torchrun) every rank has one, and all ranks call the same members at the
+    same time, so that these may communicate. The figures of rank 0 count.
+
+    Optional, used where a training has them:
+
+    * `device`: a `torch.device` or its name, for the record of the environment.
+    * `sharded`: True when the state of each rank is its own (FSDP2): a checkpoint then holds all of
+      them and fits that number of ranks alone. Otherwise the state of rank 0 serves every rank.
+    """
 
     @property
     def steps_per_epoch(self) -> int:
@@ -157,7 +172,8 @@ class Panel:
     Args:
         kind: `"curve"`: `y` over epochs, a band over seeds. `"family"`: the list `y` (one line per
             entry) over epochs, one panel per method. `"tradeoff"`: final `y` against `x`, a dot per
-            run, with the frontier.
+            run, with the frontier. `"change"`: the list `y` before and after training, a row per
+            entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over seeds.
         y: key in the rows.
         title: of the plot; says what to see.
         label: of the y axis.
@@ -165,9 +181,10 @@ class Panel:
         x_label: its label.
         reference: a horizontal line, such as the limit of a constraint.
         x_reference: a vertical one.
+        log: a logarithmic axis of `y` where all values are above 0 and differ by a factor of 8.
     """
 
-    kind: Literal["curve", "family", "tradeoff"]
+    kind: Literal["curve", "family", "tradeoff", "change", "dots"]
     y: str
     title: str
     label: str = ""
@@ -175,6 +192,7 @@ class Panel:
     x_label: str = ""
     reference: float | None = None
     x_reference: float | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from .yaml_text import ConfigError
 
 __all__ = ["get", "names", "portable", "register"]
 
-_BUILT_IN = {"fairness": "fcco.experiments.fairness:TASK"}
+_BUILT_IN = {
+    "fairness": "fcco.experiments.fairness:TASK",
+    "group-dro": "fcco.experiments.group_dro.task:TASK",
+}
 _PLACES: dict[str, str] = dict(_BUILT_IN)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import engine, record, tasks
+from . import engine, ranks, record, tasks
 from .events import Event, Outcome
 from .spec import RunSpec
 from .task import Problem
@@ -95,16 +95,28 @@ def one(
 ) -> Outcome:
     """A run whose failure is an outcome; its traceback lies in `failure.txt`."""
     folder = spec.folder(order.out)
-    failure = folder / FAILURE
-    failure.unlink(missing_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
     try:
         return engine.train(
             spec, folder, problem, resume=order.resume, stop=stop, on_event=tell,
             tensorboard=order.tensorboard,
         )  # fmt: skip
     except Exception as error:
-        text = str(error) or type(error).__name__
+        return _failed(spec, folder, error, tell)
+
+
+def _failed(spec: RunSpec, folder: Path, error: Exception, tell: Tell) -> Outcome:
+    """Keep the traceback and say what it was, once; ranks that are out of step cannot go on."""
+    cause, in_step = ranks.blame(error), ranks.shared(error)
+    if in_step:
+        cause = cause._replace(rank=0)  # all have it: the first speaks
+    text = cause.text if in_step else f"{cause.text} (rank {cause.rank} of {ranks.size()})"
+    mine = cause.rank == ranks.rank()
+    if mine or ranks.rank() == 0:  # not every machine may have the same disk
         folder.mkdir(parents=True, exist_ok=True)
-        record.write_text(failure, traceback.format_exc())
-        tell(Event("failed", spec.label, text=text, details=str(failure)))
-        return Outcome(spec.label, "failed", text)
+        record.write_text(folder / FAILURE, cause.details)
+    if mine:
+        tell(Event("failed", spec.label, text=text, details=str(folder / FAILURE)))
+    if not in_step:
+        raise ranks.OutOfStep(text)
+    return Outcome(spec.label, "failed", text)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from . import ranks
 from .environment import available_cores
 from .events import Event, Outcome
 from .pool import Pool
@@ -35,10 +36,13 @@ def run(
     On Ctrl-C (or SIGTERM) every run under way ends its step, saves itself and is `"stopped"`, as
     are those not begun. A second Ctrl-C kills.
 
+    On several ranks (torchrun) the runs come one after another, each on all ranks.
+
     Args:
         specs: of one experiment.
         out: folder of the comparison.
-        workers: processes; the cores of this process unless given; 1 works in this process.
+        workers: processes; the cores of this process unless given; 1 works in this process, as
+            several ranks always do.
         resume: go on from checkpoints.
         tensorboard: whether to write scalars for TensorBoard.
         on_event: told what happens, in this process.
@@ -50,7 +54,7 @@ def run(
     order = Order(out, resume, tensorboard, threads)
     number = min(available_cores() if workers is None else workers, len(specs))
     with _interruptible() as asked:
-        if number > 1:
+        if number > 1 and ranks.size() == 1:
             outcomes = Pool(specs, order, on_event, asked, number).run()
         else:
             outcomes = _here(specs, order, on_event, asked)
@@ -99,9 +103,9 @@ def _here(
         return told
 
     try:
-        problem = load(specs[0], tell) if specs else None
+        problem = ranks.together(lambda: load(specs[0], tell)) if specs else None
         for spec in specs:
-            if stop():
+            if ranks.any_rank(stop()):
                 break
             assert problem is not None
             outcomes.append(one(spec, problem, order, tell, stop))

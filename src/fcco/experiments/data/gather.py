@@ -23,21 +23,33 @@ class MissingData(RuntimeError):
         data: name of the data set.
         tried: what was found in each place, in the order in which they were tried.
         found: good copies of the other files, by name.
+        how: ways to come by what cannot be fetched; then one of the things tried would do.
     """
 
     def __init__(
-        self, data: str, tried: Sequence[Sighting], found: Mapping[str, Sighting] | None = None
+        self,
+        data: str,
+        tried: Sequence[Sighting],
+        found: Mapping[str, Sighting] | None = None,
+        how: Sequence[str] = (),
     ) -> None:
         self.data, self.tried, self.found = data, tuple(tried), dict(found or {})
-        lines = [f"`{data}` cannot be loaded, for want of files with the right checksum."]
+        self.how = tuple(how)
+        what = "any of its copies" if how else "files with the right checksum"
+        lines = [f"`{data}` cannot be loaded, for want of {what}."]
         for name in dict.fromkeys(entry.file for entry in tried):
             lines.append(f"{name} was looked for in:")
             lines += [f"  - {entry}" for entry in tried if entry.file == name]
         names = data.replace(",", "")
+        put = f"run `fcco data fetch {names}` where there is a network, or put the files (plain or "
+        if how:
+            lines.append("How to come by it:")
+            lines += [f"  - {way}" for way in how]
+            put = "put what you have (folders unpacked, files plain or "
         lines.append(
-            f"What to do: run `fcco data fetch {names}` where there is a network, or put the files "
-            f"(plain or .gz) into a folder and name it by the environment variable {VARIABLE}, by "
-            "`--data-folder` (`--folder` of `fcco data`), or by `folder=` in Python."
+            f"What to do: {put}.gz) into a folder and name it by the environment variable "
+            f"{VARIABLE}, by `--data-folder` (`--folder` of `fcco data`), or by `folder=` in "
+            "Python."
         )
         super().__init__("\n".join(lines))
 

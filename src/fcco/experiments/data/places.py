@@ -12,7 +12,7 @@ from typing import Literal
 
 from .files import DataFile, Wheel, WrongContent, read
 
-__all__ = ["CACHE", "VARIABLE", "Sighting", "cache_folder", "search"]
+__all__ = ["CACHE", "VARIABLE", "Sighting", "cache_folder", "in_folder", "roots", "search"]
 
 VARIABLE = "FCCO_DATA"
 CACHE = "FCCO_CACHE"
@@ -20,11 +20,12 @@ CACHE = "FCCO_CACHE"
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one place holds of one file.
+    """What one place holds of one file, or of one folder of files.
 
     Args:
-        file: name of the file.
-        place: `"folder"`, `"FCCO_DATA"`, `"cache"`, `"package"`, `"PyPI"` or `"source"`.
+        file: name of the file or folder.
+        place: `"folder"`, `"FCCO_DATA"`, `"cache"`, `"package"`, `"PyPI"`, `"source"` or
+            `"wilds"`.
         state: is it there, and is it what it should be.
         detail: the path or address, and what is wrong with it.
         content: what is parsed, when it was found.
@@ -54,24 +55,33 @@ def cache_folder() -> Path:
     return root / "fcco" / "data"
 
 
+def roots(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, Path | None]]:
+    """The folders that are searched, in order, each with its place; `None` where none is named."""
+    named = os.environ.get(VARIABLE)
+    own = [] if folder is None else [("folder", Path(folder).expanduser())]
+    return [
+        *own,
+        (VARIABLE, Path(named).expanduser() if named else None),
+        ("cache", cache_folder()),
+    ]
+
+
 def search(file: DataFile, folder: str | os.PathLike[str] | None = None) -> Iterator[Sighting]:
     """Look for a file: in `folder`, in `FCCO_DATA`, in the cache, in an installed package.
 
     Lazy: a caller that stops at the first copy found does not read the rest.
     """
-    if folder is not None:
-        yield from _in_folder(file, "folder", Path(folder).expanduser())
-    named = os.environ.get(VARIABLE)
-    if named:
-        yield from _in_folder(file, VARIABLE, Path(named).expanduser())
-    else:
-        yield Sighting(file.name, VARIABLE, "missing", "the environment variable is not set")
-    yield from _in_folder(file, "cache", cache_folder())
+    for place, root in roots(folder):
+        yield from in_folder(file, place, root)
     if file.wheel is not None:
         yield _in_package(file, file.wheel)
 
 
-def _in_folder(file: DataFile, place: str, folder: Path) -> Iterator[Sighting]:
+def in_folder(file: DataFile, place: str, folder: Path | None) -> Iterator[Sighting]:
+    """What one folder holds of a file: every copy, or one line that there is none."""
+    if folder is None:
+        yield Sighting(file.name, place, "missing", "the environment variable is not set")
+        return
     names = [name for form in file.forms for name in (form.name, f"{form.name}.gz")]
     paths = [path for path in (folder / name for name in names) if path.is_file()]
     yield from (_at_path(file, place, path) for path in paths)

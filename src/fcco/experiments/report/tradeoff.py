@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 from ..record import SavedRun
 from ..summary import spread
 from ..task import Metric, Panel
-from .canvas import SIZE, bounds, canvas, frame, line_at, svg_of
+from .canvas import (
+    SIZE,
+    bounds,
+    canvas,
+    frame,
+    line_at,
+    log_axis,
+    spans_decades,
+    svg_of,
+    ticks,
+)
 from .frontier import frontier
 from .labels import place
 from .palette import TOKENS, Style, family_of
@@ -86,29 +96,20 @@ def _fit(axes: Axes, points: Sequence[Point], panel: Panel) -> None:
     """Both axes; a logarithmic x where one method is so far off that the others would be a blot."""
     x = [*(point[0] for point in points), *_given(panel.x_reference)]
     typical = statistics.median(map(abs, x))
-    if min(x) > 0 and max(x) > 8 * min(x):
+    if spans_decades(x):
         low, high = math.log10(min(x)), math.log10(max(x))
         margin = 0.05 * (high - low)
-        axes.set_xscale("log")
-        axes.set_xlim(10 ** (low - margin), 10 ** (high + margin))
-        _ticks(axes, [m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5)])
+        log_axis(axes, (10 ** (low - margin), 10 ** (high + margin)))
     elif typical > 0 and max(map(abs, x)) > 10 * typical:
         start = 10.0 ** math.floor(math.log10(typical))
         axes.set_xscale("symlog", linthresh=start)
         limits = bounds(x) or (-1.0, 1.0)
         axes.set_xlim(min(1.3 * min(x), min(x) - start / 4), limits[1])
         powers = [start * 10.0**k for k in range(12)]
-        _ticks(axes, [*(-power for power in powers), 0.0, *powers])
+        ticks(axes, [*(-power for power in powers), 0.0, *powers])
     else:
         axes.set_xlim(*(bounds(x) or (0.0, 1.0)))
     axes.set_ylim(*(bounds([point[1] for point in points], panel.reference) or (0.0, 1.0)))
-
-
-def _ticks(axes: Axes, values: Sequence[float]) -> None:
-    low, high = axes.get_xlim()
-    inside = [value for value in values if low <= value <= high]
-    axes.set_xticks(inside, [f"{value:g}".replace("-", "\N{MINUS SIGN}") for value in inside])
-    axes.set_xticks([], minor=True)
 
 
 def _given(value: float | None) -> list[float]:

@@ -1,0 +1,147 @@
+"""Batches of B1 groups with B2 samples each, from memory or from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fcco.groups import GroupBatchSampler
+
+from ..data.grouped import GroupedPart, Samples, Vectors
+from .config import GroupDRO
+
+__all__ = ["Batch", "Batches", "chunks"]
+
+
+class Batch(NamedTuple):
+    """Raw inputs with labels and group ids, on the device."""
+
+    inputs: Tensor
+    label: Tensor
+    group: Tensor
+
+    def at(self, places: Tensor | slice) -> Batch:
+        """Some of the samples."""
+        return Batch(self.inputs[places], self.label[places], self.group[places])
+
+
+class _Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """The samples of a part one by one, for a loader with worker processes."""
+
+    def __init__(self, samples: Samples, part: GroupedPart) -> None:
+        self.samples, self.part = samples, part
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor, Tensor]:
+        part, sample = self.part, self.samples[int(self.part.rows[place])]
+        assert isinstance(sample, Tensor), "texts are encoded before"
+        return sample, part.label[place], part.group[place]
+
+
+class Batches:
+    """An endless stream of batches that can be resumed; each rank gets its slice of a batch.
+
+    Args:
+        config: sizes and loader options.
+        samples: tensors; `Vectors` are indexed in memory, others read by a loader.
+        part: the training data.
+        seed: of the draws.
+        device: where batches go.
+        groups: draw group by group; else uniformly from all samples.
+        copies: independent batches of the same groups in each draw.
+    """
+
+    def __init__(
+        self,
+        config: GroupDRO,
+        samples: Samples,
+        part: GroupedPart,
+        seed: int,
+        device: torch.device,
+        *,
+        groups: bool = True,
+        copies: int = 1,
+    ) -> None:
+        self.config, self.samples, self.part, self.device = config, samples, part, device
+        number, each = (config.groups_per_batch, config.per_group) if groups else (1, config.batch)
+        self.steps = max(1, -(-len(part) // (config.batch * copies)))
+        self.sampler = GroupBatchSampler(
+            part.group if groups else torch.zeros_like(part.group),
+            number,
+            each * copies,
+            batches_per_epoch=self.steps,
+            seed=seed,
+        )
+        self._rows, self._label, self._group = (
+            column.to(device) for column in (part.rows, part.label, part.group)
+        )
+        self._loaded: Iterator[Any] | None = None
+
+    def draw(self) -> Batch:
+        """The next batch."""
+        if isinstance(self.samples, Vectors):
+            places = torch.tensor(self.sampler.draw(), device=self.device)
+            rows = self._rows[places].to(self.samples.values.device)
+            inputs = self.samples.values[rows].to(self.device)
+            return Batch(inputs, self._label[places], self._group[places])
+        if self._loaded is None:
+            self._loaded = self._load()
+        return Batch(*(each.to(self.device, non_blocking=True) for each in next(self._loaded)))
+
+    def _load(self) -> Iterator[Any]:
+        loader = DataLoader(
+            _Rows(self.samples, self.part),
+            batch_sampler=self.sampler,
+            num_workers=self.config.loaders,
+            pin_memory=self.config.pin_memory and self.device.type == "cuda",
+            persistent_workers=self.config.loaders > 0,
+        )
+        while True:
+            yield from self.sampler.consume(loader)
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the draws have come."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after those draws."""
+        self.sampler.load_state_dict(dict(state))
+        self._loaded = None
+
+
+def chunks(
+    config: GroupDRO,
+    samples: Samples,
+    part: GroupedPart,
+    device: torch.device,
+    rank: int,
+    size: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Places of a part with their inputs, for evaluation: each rank its share.
+
+    Every rank gets the same number of chunks, none of them empty, because sharded models must be
+    called together: where samples do not go round, the last place comes twice. The caller counts
+    each place once.
+    """
+    each = config.evaluate_batch
+    share = -(-len(part) // size)
+    places = torch.arange(rank * share, (rank + 1) * share).clamp(max=len(part) - 1)
+    if isinstance(samples, Vectors):
+        values = samples.values
+        for own in places.split(each):
+            yield own, values[part.rows[own].to(values.device)].to(device)
+        return
+    loader = DataLoader(
+        _Rows(samples, part),
+        batch_sampler=[own.tolist() for own in places.split(each)],
+        num_workers=config.loaders,
+        pin_memory=config.pin_memory and device.type == "cuda",
+    )
+    for own, (inputs, _, _) in zip(places.split(each), loader, strict=True):
+        yield own, inputs.to(device, non_blocking=True)

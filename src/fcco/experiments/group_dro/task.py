@@ -1,0 +1,161 @@
+"""The task: its data, its networks, its trainings, and the words of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import data, ranks, towers
+from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
+from ..task import Method, Page, Row
+from . import judge, words
+from .config import GroupDRO
+from .methods import build
+from .model import Classifier, head, standardise
+from .training import GroupDROTraining
+
+__all__ = ["TASK", "GroupDROProblem", "GroupDROTask"]
+
+Progress = Callable[[str, int, int | None], None]
+
+
+class GroupDROProblem:
+    """A data set with groups, and the network for it.
+
+    Args:
+        config: of the experiment.
+        progress: is told about downloads and the computation of features.
+    """
+
+    def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
+        self.config = config
+        self.device = ranks.device(config.device)
+        self.data = _data(config, progress)
+        self.samples = self._samples(progress)
+        self._parts: dict[int, Mapping[str, GroupedPart]] = {}
+
+    def _samples(self, progress: Progress | None) -> Samples:
+        """What batches are made of: features, token ids, images or vectors."""
+        config, found = self.config, self.data
+        if config.tower == "none":
+            return found.samples
+        if config.train == "head":
+            return towers.features(
+                config.tower, found, pretrained=config.pretrained, weights=config.weights,
+                size=config.size, tokens=config.tokens, device=self.device, progress=progress,
+            )  # fmt: skip
+        return towers.encode(
+            config.tower, found.samples, tokens=config.tokens, progress=progress
+        )  # fmt: skip
+
+    def parts(self, seed: int) -> Mapping[str, GroupedPart]:
+        """Training, validation and test data of a seed."""
+        if seed not in self._parts:
+            self._parts[seed] = self.data.cut(seed)
+        return self._parts[seed]
+
+    def start(self, method: Method, seed: int) -> GroupDROTraining:
+        """A run from its first step."""
+        parts, samples = self.parts(seed), self.samples
+        vectors = self.config.train == "head" or self.config.tower == "none"
+        if isinstance(samples, Vectors):
+            values = samples.values
+            if vectors:
+                values = standardise(values, parts["train"].rows)
+            samples = Vectors(values.to(self.device))
+        torch.manual_seed(seed)  # the first weights, the same for every method
+        model = self._model(samples if vectors else None).to(self.device)
+        return GroupDROTraining(
+            self.config, method, seed, model, samples, parts, self.data.summary, self.device
+        )
+
+    def _model(self, vectors: Samples | None) -> nn.Module:
+        config, classes = self.config, len(self.data.class_names)
+        if vectors is not None:
+            first: Any = vectors[0]
+            return Classifier(None, head(len(first), config.hidden, classes))
+        tower = towers.build(
+            config.tower, pretrained=config.pretrained, weights=config.weights, size=config.size,
+            tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
+        )  # fmt: skip
+        return Classifier(tower, head(tower.width, config.hidden, classes))
+
+    def fingerprint(self) -> str:
+        """Of the data."""
+        return self.data.fingerprint
+
+
+def _data(config: GroupDRO, progress: Progress | None) -> GroupedData:
+    options: dict[str, Any] = {"distinct": True} if config.distinct else {}
+    found = data.load_grouped(config.data, limit=config.sample_limit, progress=progress, **options)
+    wanted = "vector" if config.tower == "none" else towers.kind(config.tower)
+    if wanted != found.kind:
+        raise ValueError(
+            f"`tower: {config.tower}` takes data of the kind {wanted}, but {config.data} is of the "
+            f"kind {found.kind}."
+        )
+    return found
+
+
+class GroupDROTask:
+    """Group DRO with CVaR."""
+
+    name = "group-dro"
+    config = GroupDRO
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        """`celeba`, `celeba-paper`, ...: the usual setting has the bare name."""
+        return data if setting is None else f"{data}-{setting}"
+
+    def grid_name(self, config: Any) -> str:
+        """The usual grid: the paper's, or one for heads on features."""
+        return "appendix" if config.train == "all" else "wide"
+
+    def fetch(self, config: Any, progress: Progress | None = None) -> None:
+        """Data, weights and features, once, before several processes load them."""
+        GroupDROProblem(config, progress)
+
+    def load(self, config: Any) -> GroupDROProblem:
+        """Data and network."""
+        return GroupDROProblem(config)
+
+    def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
+        """Towers and methods that do not fit, before any training: where, and why."""
+        problems: list[tuple[tuple[str, ...], str]] = []
+        if config.tower != "none":
+            try:
+                towers.kind(config.tower)
+            except ValueError as error:
+                problems.append((("tower",), str(error)))
+        for name, method in config.methods.items():
+            try:
+                build(nn.Linear(1, 1), method, torch.ones(8), config.ratio)
+            except (TypeError, ValueError) as error:
+                problems.append((("methods", name), str(error)))
+        return problems
+
+    def page(self, config: Any) -> Page:
+        """The report's words and plots."""
+        return words.page(config)
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """Who won."""
+        return judge.verdict(config, methods)
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
+        """What a reader must know about a run."""
+        return judge.warnings(config, row)
+
+    def score(self, config: Any, row: Row) -> tuple[float, ...]:
+        """The rule of a sweep: smaller is better; never test figures."""
+        return judge.score(config, row)
+
+    def score_rule(self, config: Any) -> str:
+        """The same in words."""
+        return judge.score_rule(config)
+
+
+TASK = GroupDROTask()
