@@ -145,6 +145,17 @@ def test_two_ranks_equal_one_process(inside, alone, name):
     assert "processes" not in record.load_run(one).environment
 
 
+@pytest.mark.parametrize("name", ["erm", "alexr2"])
+def test_group_dro_on_two_ranks_equals_one_process(inside, tmp_path, name):
+    """In float32, so up to its rounding."""
+    assert engine.train(ranks_cases.spec_group_dro(name), tmp_path / name).kind == "finished"
+    one, two = rows(tmp_path / name), rows(inside[0] / "whole" / name)
+    assert abs(one[0]["train_cvar"] - one[-1]["train_cvar"]) > 0.05, "the case must move"
+    for key in ("train_cvar", "val_cvar", "test_loss", "losses"):
+        for before, after in zip(one, two, strict=True):
+            assert before[key] == pytest.approx(after[key], abs=1e-5), key
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "double"])
 def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
     at, found, _ = inside

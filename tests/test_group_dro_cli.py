@@ -1,4 +1,4 @@
-"""The task on the command line: vectors, and real image towers on small images in the exact layout."""
+"""The task on the command line: vectors, and real towers on small images in the exact layout."""
 
 from __future__ import annotations
 

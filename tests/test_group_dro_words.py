@@ -130,7 +130,10 @@ def test_the_question_says_what_is_trained() -> None:
 def test_every_data_set_says_which_test_figures_to_trust(data: str) -> None:
     page = words.page(config(data=data))
     own = told.TOLD[data]
-    assert own.title in page.title and page.question[-1] == own.trusted and len(own.trusted) > 50
+    assert own.title in page.title and len(own.trusted) > 50
+    assert page.question[-1] == f"{own.trusted} {own.repeats}".strip()
+    without = words.page(config(data=data, distinct=True)).question[-1]
+    assert without == f"{own.trusted} {own.without}".strip()
 
 
 def test_names_of_faces_are_in_the_order_of_the_reader() -> None:

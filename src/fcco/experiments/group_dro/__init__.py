@@ -1,3 +1,6 @@
-"""Group DRO: the average loss of the worst groups, on images, texts and vectors."""
+"""Group DRO with CVaR, the paper's first experiment: images, texts and vectors in groups."""
 
-from .config import GroupDRO as GroupDRO
+from .config import GroupDRO
+from .task import TASK, GroupDROTask
+
+__all__ = ["TASK", "GroupDRO", "GroupDROTask"]

@@ -57,7 +57,7 @@ def _question(config: GroupDRO, told: Told) -> tuple[str, ...]:
         f"Settings are chosen by the same rule for each: {score_rule(config)}. The CVaR in tables "
         "and plots is that of all samples, with the best threshold for them, whatever a method "
         "believes it to be.",
-        told.trusted,
+        f"{told.trusted} {told.without if config.distinct else told.repeats}".strip(),
     )
 
 
