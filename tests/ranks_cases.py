@@ -186,13 +186,16 @@ def spec(name: str = "ddp", seed: int = 0, **changes: Any) -> RunSpec:
 
 
 def build_group_dro() -> GroupDRO:
-    """A double loop on shards: anchors, moments, previous weights and a tracker to be saved."""
+    """A double loop on shards: anchors, moments, previous weights and a tracker to be saved.
+
+    Two ranks cut its batches of 2 x 27 samples in the middle of a group, at an odd place.
+    """
     settings = {"smoothing": 0.1, "nu": 0.1, "eta": 0.05, "inner_steps": 5}
-    alexr2 = Method("alexr2", 0.01, settings=settings)
+    alexr2 = Method("alexr2", 0.01, independent=True, settings=settings)
     return GroupDRO(
         data="grouped-synthetic", train="all", hidden=(8,), epochs=3, seeds=(0,),
         methods={"erm": Method("erm", 0.01), "alexr2": alexr2}, checkpoint_every=1,
-        device="cpu", strategy="fsdp2",
+        batch=27, groups_per_batch=3, device="cpu", strategy="fsdp2",
     )  # fmt: skip
 
 

@@ -44,6 +44,11 @@ def test_adjustment_knows_the_sizes_of_the_groups():
     torch.testing.assert_close(built(method).objective.term.bonus.double(), wanted)
 
 
+def test_a_falling_smoothing_is_not_for_sonx():
+    with pytest.raises(ValueError, match="smoothing_end` is not for sonx"):
+        built(Method("sonx", 0.1, settings={"smoothing_end": 0.1}))
+
+
 @pytest.mark.parametrize(
     ("method", "said"),
     [

@@ -15,9 +15,12 @@ from torch.nn.functional import cross_entropy
 import fcco
 from fcco.diagnostics import smallest_eigenvalue
 from fcco.experiments.data.grouped import Vectors
-from fcco.experiments.group_dro.batches import Batches, chunks
+from fcco.experiments.group_dro.batches import Batch, Batches, chunks
 from fcco.experiments.group_dro.figures import group_means, shown, summary
+from fcco.experiments.group_dro.model import standardise
 from fcco.experiments.group_dro.spectrum import jacobian, spectrum
+from fcco.experiments.group_dro.training import GroupDROTraining
+from fcco.groups import GroupBatchSampler
 
 CPU = torch.device("cpu")
 
@@ -71,6 +74,53 @@ def test_a_loader_gives_the_batches_of_memory_and_resumes(loaders):
     for own, other in zip(found, wanted, strict=True):
         for a, b in zip(own, other, strict=True):
             assert torch.equal(a, b)
+
+
+def halved(run: GroupDROTraining) -> list[tuple[Batch, Batch]]:
+    """The two independent batches of a draw, for each of its micro-batches."""
+    pieces = run._pieces(run.batches.draw())
+    return [(own, other) for own, other in pieces if other is not None]
+
+
+def test_the_halves_of_independent_batches_do_not_depend_on_the_ranks():
+    """Batches of 4 groups x 10 samples, cut in three: at the places 13, odd, and 26."""
+    run = training("alexr2", batch=20)
+    ((own, other),) = halved(run)
+    assert own.group.tolist() == other.group.tolist()
+    assert torch.bincount(own.group, minlength=6).unique().tolist() == [0, 5]
+    assert not {tuple(v) for v in own.inputs.tolist()} & {tuple(v) for v in other.inputs.tolist()}
+    halves = []
+    for rank in range(3):
+        part = training("alexr2", batch=20)
+        part.batches.sampler = GroupBatchSampler(
+            part.train.group, 4, 10, batches_per_epoch=part.batches.steps, seed=0, rank=rank,
+            world_size=3,
+        )  # fmt: skip
+        halves += halved(part)
+        part.step()  # the two halves have other groups and numbers of samples here
+    for place, whole in enumerate((own, other)):
+        for column in range(3):
+            found = torch.cat([half[place][column] for half in halves])
+            assert torch.equal(found, whole[column])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_independent_micro_batches_hold_whole_groups(number):
+    run = training("alexr2", accumulate=number)
+    pieces = halved(run)
+    assert len(pieces) == number
+    for own, other in pieces:
+        assert torch.equal(own.group, other.group)
+        assert own.group.unique(return_counts=True)[1].tolist() == [6] * (4 // number)
+
+
+def test_no_loader_draws_from_the_global_generator():
+    """A resumed run makes its loader anew, and layers such as dropout must draw the same."""
+    run = training("sonex", one_by_one=True)
+    before = torch.get_rng_state()
+    run.step()
+    run.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_ranks_evaluate_every_place_in_equally_many_chunks():
@@ -219,6 +269,31 @@ def test_the_spectrum_is_that_of_the_diagnostics():
     assert jacobian(run).shape == (6, sum(w.numel() for w in run.model.parameters()))
 
 
+def test_the_spectrum_is_refused_before_training_and_needs_no_large_graphs(monkeypatch):
+    run = steps(training("sonex", spectrum=True, batch=8, evaluate_batch=500), 1)
+    sizes = []
+    run.model.register_forward_hook(lambda model, given, found: sizes.append(len(given[0])))
+    run.finish()
+    assert sum(sizes) == len(run.train) and max(sizes) == 8
+    monkeypatch.setattr("fcco.experiments.group_dro.spectrum._MOST", 1000)
+    with pytest.raises(ValueError, match="gradients of all 6 groups"):
+        training("sonex", spectrum=True)
+    monkeypatch.setattr("fcco.experiments.strategy.is_sharded", lambda model: True)
+    with pytest.raises(ValueError, match="use ddp"):
+        training("sonex", spectrum=True)
+
+
+def test_standardised_columns_by_hand():
+    values = torch.randn(40, 300, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    values[:, 7] = 2.5
+    rows = torch.arange(0, 40, 2)
+    found, wanted = standardise(values, rows), values.double().numpy()
+    own = wanted[::2]
+    scale = np.where(own.std(0, ddof=1) > 1e-6, own.std(0, ddof=1), 1.0)
+    np.testing.assert_allclose(found.numpy(), (wanted - own.mean(0)) / scale, rtol=1e-6, atol=1e-6)
+    assert found.dtype == torch.float32 and not found[:, 7].any()
+
+
 def test_the_schedule_drives_the_learning_rate():
     run = training("sonex", schedule="step", decay=0.1, decay_epochs=1)
     for epoch in range(3):
@@ -272,3 +347,14 @@ def test_the_wiring_of_sonex_is_the_library_itself():
         optimizer.zero_grad()
     wanted = torch.cat([w.detach().reshape(-1) for w in model.parameters()])
     torch.testing.assert_close(weights(steps(run, 10)), wanted, atol=1e-7, rtol=1e-6)
+
+
+def test_the_smoothing_may_fall_over_the_whole_training():
+    settings = {"smoothing": 1.0, "smoothing_end": 0.01, "gamma": 0.5}
+    run = training(dataclasses.replace(METHODS["sonex"], settings=settings), epochs=4)
+    term, found = run.built.objective.term, []
+    for _ in range(4):
+        found.append(term.smoothing)
+        steps(run, run.steps_per_epoch)
+    found.append(term.smoothing)
+    assert found == pytest.approx([10 ** (-k / 2) for k in range(5)])

@@ -51,7 +51,8 @@ AsJson = Annotated[
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes; as many as there are cores unless given.")
+    int | None,
+    typer.Option(min=1, help="Processes; unless given, as many as there are cores, or 1 on a GPU."),
 ]
 Methods = Annotated[str | None, typer.Option(help="Only these methods, as a,b,c.")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")]

@@ -78,7 +78,7 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def _named(device: torch.device) -> str:
-    """`cpu`, or `cuda: NVIDIA H200`."""
+    """`cpu`, or `cuda` with the name of the GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return device.type
     return f"cuda: {torch.cuda.get_device_name(device)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ranks
+from . import launch, ranks
 from .environment import available_cores
 from .events import Event, Outcome
 from .pool import Pool
@@ -41,8 +41,8 @@ def run(
     Args:
         specs: of one experiment.
         out: folder of the comparison.
-        workers: processes; the cores of this process unless given; 1 works in this process, as
-            several ranks always do.
+        workers: processes; unless given, as many as this process has cores, or one on a GPU,
+            whose memory they would share; 1 works in this process, as several ranks always do.
         resume: go on from checkpoints.
         tensorboard: whether to write scalars for TensorBoard.
         on_event: told what happens, in this process.
@@ -52,7 +52,7 @@ def run(
         LoadError: when the task cannot load its data.
     """
     order = Order(out, resume, tensorboard, threads)
-    number = min(available_cores() if workers is None else workers, len(specs))
+    number = min(_usual(specs) if workers is None else workers, len(specs))
     with _interruptible() as asked:
         if number > 1 and ranks.size() == 1:
             outcomes = Pool(specs, order, on_event, asked, number).run()
@@ -60,6 +60,12 @@ def run(
             outcomes = _here(specs, order, on_event, asked)
     ended = {outcome.run: outcome for outcome in outcomes}
     return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
+
+
+def _usual(specs: Sequence[RunSpec]) -> int:
+    """Processes when no number was given."""
+    wanted = getattr(specs[0].config, "device", "cpu") if specs else "cpu"
+    return 1 if launch.device(wanted).type == "cuda" else available_cores()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from fcco.groups import GroupBatchSampler
 from ..data.grouped import GroupedPart, Samples, Vectors
 from .config import GroupDRO
 
-__all__ = ["Batch", "Batches", "chunks"]
+__all__ = ["Batch", "Batches", "chunks", "epoch_steps"]
 
 
 class Batch(NamedTuple):
@@ -44,6 +44,11 @@ class _Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return sample, part.label[place], part.group[place]
 
 
+def epoch_steps(config: GroupDRO, part: GroupedPart, copies: int = 1) -> int:
+    """Steps that draw the number of training samples once."""
+    return -(-len(part) // (config.batch * copies))
+
+
 class Batches:
     """An endless stream of batches that can be resumed; each rank gets its slice of a batch.
 
@@ -70,7 +75,8 @@ class Batches:
     ) -> None:
         self.config, self.samples, self.part, self.device = config, samples, part, device
         number, each = (config.groups_per_batch, config.per_group) if groups else (1, config.batch)
-        self.steps = max(1, -(-len(part) // (config.batch * copies)))
+        self._drawn = config.batch * copies
+        self.steps = max(1, -(-len(part) // self._drawn))
         self.sampler = GroupBatchSampler(
             part.group if groups else torch.zeros_like(part.group),
             number,
@@ -82,6 +88,12 @@ class Batches:
             column.to(device) for column in (part.rows, part.label, part.group)
         )
         self._loaded: Iterator[Any] | None = None
+
+    @property
+    def first(self) -> int:
+        """The place of this rank's first sample in the batch of all ranks."""
+        sampler = self.sampler
+        return self._drawn * sampler.rank // sampler.world_size
 
     def draw(self) -> Batch:
         """The next batch."""
@@ -101,6 +113,7 @@ class Batches:
             num_workers=self.config.loaders,
             pin_memory=self.config.pin_memory and self.device.type == "cuda",
             persistent_workers=self.config.loaders > 0,
+            generator=torch.Generator(),  # or each pass would draw from the global one
         )
         while True:
             yield from self.sampler.consume(loader)
@@ -142,6 +155,7 @@ def chunks(
         batch_sampler=[own.tolist() for own in places.split(each)],
         num_workers=config.loaders,
         pin_memory=config.pin_memory and device.type == "cuda",
+        generator=torch.Generator(),
     )
     for own, (inputs, _, _) in zip(places.split(each), loader, strict=True):
         yield own, inputs.to(device, non_blocking=True)

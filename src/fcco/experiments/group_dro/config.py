@@ -78,7 +78,7 @@ class GroupDRO(Experiment):
     decay: float = 0.2
     decay_epochs: int = 3
     warmup_epochs: float = 1.0
-    choose_by: Literal["train_cvar", "val_cvar", "val_error"] = "train_cvar"
+    choose_by: Literal["train_cvar", "val_cvar", "val_error"] = "val_cvar"
     spectrum: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -42,19 +42,26 @@ class Built:
     scheduled: torch.optim.Optimizer
     groups: bool = True
 
-    def loss(self, losses: Losses, group: Tensor, gradient: Losses | None = None) -> Tensor:
+    def loss(
+        self,
+        losses: Losses,
+        group: Tensor,
+        gradient: Losses | None = None,
+        gradient_group: Tensor | None = None,
+    ) -> Tensor:
         """What is differentiated.
 
         Args:
             losses: runs the model and gives per-sample losses.
             group: of each sample.
             gradient: the same for an independent batch, when the method wants one.
+            gradient_group: of each of its samples.
         """
         if self.objective is None:
             return global_mean(losses(), find_group())
         if gradient is None:
             return self.objective(losses, group)
-        return self.objective(losses, group, gradient=gradient)
+        return self.objective(losses, group, gradient=gradient, gradient_index=gradient_group)
 
     def settled(self) -> AbstractContextManager[None]:
         """Inside, the weights are those between the rounds of a double loop."""
@@ -72,14 +79,18 @@ class Built:
         return None if self.objective is None else self.objective.group_weights()
 
 
-def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float) -> Built:
+def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: int = 1) -> Built:
     """A method with its optimizer.
+
+    With `smoothing_end` the smoothing falls from `smoothing` to it over all steps (geometrically):
+    at first nearly all groups count, at last the worst alone.
 
     Args:
         model: what is trained.
         method: its settings.
         sizes: number of training samples of each group.
         ratio: r.
+        steps: of the whole training.
     """
     word, settings = method.method, dict(method.settings)
     _check(word, settings, method)
@@ -104,6 +115,9 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float) -> Buil
         gamma = given.setdefault("gamma", 0.8)
         stepped = fcco.ProximalPoint(optimizer, inner_steps=steps, **loop)
         given |= {"correction": theta * gamma, "read": "new"}
+    if "smoothing_end" in given:
+        end = given.pop("smoothing_end")
+        given["smoothing"] = fcco.Annealed(given["smoothing"], end, steps)
     objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **given)
     return Built(objective, stepped, optimizer)
 
@@ -117,8 +131,8 @@ def _check(word: str, settings: dict[str, Any], method: Method) -> None:
             raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
     if word in ("erm", "uniform") and settings:
         raise ValueError(f"`{word}` has no settings but got: {', '.join(settings)}.")
-    if word == "sonx" and "smoothing" in settings:
-        raise ValueError("`settings.smoothing` is not for sonx: with smoothing it is sonex.")
+    if word == "sonx" and (wrong := [name for name in settings if name.startswith("smoothing")]):
+        raise ValueError(f"`settings.{wrong[0]}` is not for sonx: with smoothing it is sonex.")
     if word in ("sonex", "alexr2") and "smoothing" not in settings:
         raise ValueError(f"`settings.smoothing` is needed for {word}.")
     if word == "alexr2":

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 __all__ = ["Classifier", "head", "standardise"]
 
+_COLUMNS = 128
+
 
 def head(width: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
@@ -32,22 +34,21 @@ class Classifier(nn.Module):
         self.tower = nn.Identity() if tower is None else tower
         self.top = top
 
-    @property
-    def stages(self) -> list[nn.Module]:
-        """Parts that are sharded one by one: those of the tower, when it says so."""
-        return list(getattr(self.tower, "stages", ()))
-
     def forward(self, batch: Tensor) -> Tensor:
         """Scores (N, C) of a raw batch."""
         return self.top(self.tower(batch))
 
 
 def standardise(values: Tensor, rows: Tensor) -> Tensor:
-    """Vectors scaled to mean 0 and deviation 1 over the given rows, column by column.
+    """Vectors scaled to mean 0 and deviation 1 over the given rows, column by column, in float32.
 
     Columns that hardly vary there are only centred.
     """
-    own = values[rows].double()
-    mean, deviation = own.mean(0), own.std(0)
-    scale = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
-    return ((values.double() - mean) / scale).to(torch.float32)
+    found = torch.empty(values.shape, dtype=torch.float32, device=values.device)
+    # Some columns at a time: float64 for all of them would be four times the memory of the data.
+    for own, result in zip(values.split(_COLUMNS, 1), found.split(_COLUMNS, 1), strict=True):
+        wide = own.double()
+        mean, deviation = wide[rows].mean(0), wide[rows].std(0)
+        scale = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
+        result.copy_((wide - mean) / scale)
+    return found

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from .. import strategy
 from ..task import Row
 from .batches import chunks
 
 if TYPE_CHECKING:
     from .training import GroupDROTraining
 
-__all__ = ["jacobian", "spectrum"]
+__all__ = ["check", "jacobian", "spectrum"]
+
+_MOST = 1 << 36
+"""Bytes of the gradients of all groups, which are held at once."""
+
+
+def check(training: GroupDROTraining) -> None:
+    """Refuse, before any step, a training whose Jacobian cannot be computed at its end."""
+    if training.sharded:
+        raise ValueError(
+            "`spectrum` needs whole weights on every process, but `strategy: fsdp2` shards them; "
+            "use ddp, or leave the spectrum out."
+        )
+    number = len(training.train.group_names)
+    size = 8 * number * sum(w.numel() for w in training.model.parameters() if w.requires_grad)
+    if size > _MOST:
+        raise ValueError(
+            f"`spectrum` holds the gradients of all {number} groups at once, here "
+            f"{size / 2**30:.0f} GiB, more than {_MOST >> 30}; leave it out."
+        )
 
 
 def spectrum(training: GroupDROTraining) -> Row:
@@ -37,9 +58,12 @@ def jacobian(training: GroupDROTraining) -> Tensor:
     """The gradient of each group's training loss, (n, d), batch by batch, in float64.
 
     Unlike `fcco.diagnostics.smallest_eigenvalue` it needs the graph of one batch at a time, so a
-    group may have thousands of images; the price is memory for n gradients.
+    group may have thousands of images; the price is memory for n gradients. Batches have the size
+    of those in training, since larger ones of evaluation need room for no graph.
     """
-    part, model = training.train, training.model
+    config = training.config
+    config = replace(config, evaluate_batch=min(config.batch, config.evaluate_batch))
+    part, model = training.train, strategy.unwrapped(training.model)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     number, sizes = len(part.group_names), torch.bincount(part.group)
     result = torch.zeros(
@@ -52,7 +76,7 @@ def jacobian(training: GroupDROTraining) -> Tensor:
             torch.zeros_like(own), ("one",),
         )  # fmt: skip
         label = inside.label.to(training.device)
-        pieces = chunks(training.config, training.samples, inside, training.device, 0, 1)
+        pieces = chunks(config, training.samples, inside, training.device, 0, 1)
         for places, inputs in pieces:
             with torch.enable_grad():
                 scores = model(inputs)

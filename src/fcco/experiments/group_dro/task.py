@@ -15,7 +15,7 @@ from . import judge, words
 from .config import GroupDRO
 from .methods import build
 from .model import Classifier, head, standardise
-from .training import GroupDROTraining
+from .training import GroupDROTraining, check_precision
 
 __all__ = ["TASK", "GroupDROProblem", "GroupDROTask"]
 
@@ -48,7 +48,8 @@ class GroupDROProblem:
                 size=config.size, tokens=config.tokens, device=self.device, progress=progress,
             )  # fmt: skip
         return towers.encode(
-            config.tower, found.samples, tokens=config.tokens, progress=progress
+            config.tower, found.samples, tokens=config.tokens, weights=config.weights,
+            progress=progress,
         )  # fmt: skip
 
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
@@ -67,21 +68,24 @@ class GroupDROProblem:
                 values = standardise(values, parts["train"].rows)
             samples = Vectors(values.to(self.device))
         torch.manual_seed(seed)  # the first weights, the same for every method
-        model = self._model(samples if vectors else None).to(self.device)
+        model = (self._top(samples) if vectors else self.network()).to(self.device)
         return GroupDROTraining(
             self.config, method, seed, model, samples, parts, self.data.summary, self.device
         )
 
-    def _model(self, vectors: Samples | None) -> nn.Module:
-        config, classes = self.config, len(self.data.class_names)
-        if vectors is not None:
-            first: Any = vectors[0]
-            return Classifier(None, head(len(first), config.hidden, classes))
+    def _top(self, vectors: Samples) -> nn.Module:
+        first: Any = vectors[0]
+        return Classifier(None, head(len(first), self.config.hidden, len(self.data.class_names)))
+
+    def network(self, progress: Progress | None = None) -> nn.Module:
+        """The tower, with its first weights, and a head on top."""
+        config = self.config
         tower = towers.build(
             config.tower, pretrained=config.pretrained, weights=config.weights, size=config.size,
             tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
+            progress=progress,
         )  # fmt: skip
-        return Classifier(tower, head(tower.width, config.hidden, classes))
+        return Classifier(tower, head(tower.width, config.hidden, len(self.data.class_names)))
 
     def fingerprint(self) -> str:
         """Of the data."""
@@ -116,7 +120,9 @@ class GroupDROTask:
 
     def fetch(self, config: Any, progress: Progress | None = None) -> None:
         """Data, weights and features, once, before several processes load them."""
-        GroupDROProblem(config, progress)
+        problem = GroupDROProblem(config, progress)
+        if config.tower != "none" and config.train == "all":
+            problem.network(progress)  # weights that are nowhere to be had end it here
 
     def load(self, config: Any) -> GroupDROProblem:
         """Data and network."""
@@ -125,13 +131,17 @@ class GroupDROTask:
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         """Towers and methods that do not fit, before any training: where, and why."""
         problems: list[tuple[tuple[str, ...], str]] = []
+        kind = "vector"
         if config.tower != "none":
             try:
-                towers.kind(config.tower)
+                kind = towers.kind(config.tower)
             except ValueError as error:
                 problems.append((("tower",), str(error)))
+        if config.distinct and kind != "text":
+            problems.append((("distinct",), f"`distinct` is for texts, not for {kind}s."))
         for name, method in config.methods.items():
             try:
+                check_precision(config, method)
                 build(nn.Linear(1, 1), method, torch.ones(8), config.ratio)
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))

@@ -88,7 +88,7 @@ TOLD = {
         "training, and those of few reviews are pooled until they have 20: with one review an "
         "accuracy is 0 or 1.",
         repeats="In the copy of 10,450 reviews many repeat one of the same user: 4,072 differ. No "
-        "user is in two parts, but short texts such as \"great\" are.",
+        'user is in two parts, but short texts such as "great" are.',
     ),
     "camelyon17": Told(
         "Camelyon17",

@@ -16,17 +16,27 @@ from fcco.distributed import find_group
 from .. import strategy
 from ..data.grouped import GroupedPart, Samples
 from ..task import Method, Row
-from .batches import Batch, Batches, chunks
+from . import spectrum
+from .batches import Batch, Batches, chunks, epoch_steps
 from .config import GroupDRO
 from .figures import FEW, figures, measured, shown
 from .methods import build
 from .schedule import factor
 from .told import shown_names
 
-__all__ = ["SHORT", "GroupDROTraining"]
+__all__ = ["SHORT", "GroupDROTraining", "check_precision"]
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def check_precision(config: GroupDRO, method: Method) -> None:
+    """Refuse scaled gradients where they cannot be undone."""
+    if config.precision == "float16" and method.method == "alexr2":
+        raise ValueError(
+            "`precision: float16` scales gradients and skips steps, which the proximal point "
+            "of alexr2 does not know; use bfloat16."
+        )
 
 
 class GroupDROTraining:
@@ -59,10 +69,12 @@ class GroupDROTraining:
         self.train = parts["train"]
         self.model = strategy.wrap(model, config.strategy, device)
         self.sharded = strategy.is_sharded(self.model)
-        self.built = build(self.model, method, torch.bincount(self.train.group), config.ratio)
+        self.copies = 2 if method.independent else 1
+        per_epoch = epoch_steps(config, self.train, self.copies)
+        sizes = torch.bincount(self.train.group)
+        self.built = build(self.model, method, sizes, config.ratio, per_epoch * config.epochs)
         if self.built.objective is not None:
             self.built.objective.to(device)
-        self.copies = 2 if method.independent else 1
         self.batches = Batches(
             config, samples, self.train, seed, device,
             groups=self.built.groups, copies=self.copies,
@@ -74,11 +86,9 @@ class GroupDROTraining:
 
     def _check(self) -> None:
         """Options that do not go together."""
-        if self.config.precision == "float16" and self.method.method == "alexr2":
-            raise ValueError(
-                "`precision: float16` scales gradients and skips steps, which the proximal point "
-                "of alexr2 does not know; use bfloat16."
-            )
+        check_precision(self.config, self.method)
+        if self.config.spectrum:
+            spectrum.check(self)
         group = find_group()
         micro = self.config.accumulate * (1 if group is None else group.size)
         if self.config.accumulate > 1 and self.config.groups_per_batch % micro:
@@ -107,7 +117,8 @@ class GroupDROTraining:
         pieces = self._pieces(batch)
         for own, other in pieces:
             gradient = None if other is None else self._losses(other)
-            loss = self.built.loss(self._losses(own), own.group, gradient)
+            independent = None if other is None else other.group
+            loss = self.built.loss(self._losses(own), own.group, gradient, independent)
             self.scaler.scale(loss / len(pieces)).backward()
         optimizer = self.built.optimizer
         self.scaler.step(optimizer)
@@ -117,13 +128,19 @@ class GroupDROTraining:
         self.seconds += time.perf_counter() - start
 
     def _pieces(self, batch: Batch) -> list[tuple[Batch, Batch | None]]:
-        """Micro-batches of whole groups; with independent batches the odd samples come second."""
+        """Micro-batches of whole groups; of each group the odd samples are the second batch.
+
+        Odd in the batch of all ranks, so that any number of them makes the same two batches.
+        """
         number = self.config.accumulate
         cuts = torch.arange(len(batch.label)).tensor_split(number) if number > 1 else [slice(None)]
         found = [batch.at(cut) for cut in cuts]
         if self.copies == 1:
             return [(each, None) for each in found]
-        return [(each.at(slice(0, None, 2)), each.at(slice(1, None, 2))) for each in found]
+        even = self.batches.first % 2
+        return [
+            (each.at(slice(even, None, 2)), each.at(slice(1 - even, None, 2))) for each in found
+        ]
 
     def _losses(self, batch: Batch) -> Callable[[], Tensor]:
         return lambda: cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
@@ -191,10 +208,8 @@ class GroupDROTraining:
         if self.seconds:
             row["samples_per_second"] = self.steps * self.samples_per_step / self.seconds
         if self.config.spectrum:
-            from .spectrum import spectrum
-
             with self.built.settled(), self._evaluating():
-                row.update(spectrum(self))
+                row.update(spectrum.spectrum(self))
         return row
 
     def state_dict(self) -> dict[str, Any]:
