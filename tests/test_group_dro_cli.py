@@ -67,7 +67,8 @@ def test_a_sweep_chooses_by_the_training_cvar(tmp_path):
     out = tmp_path / "out"
     call(
         "sweep", "group-dro", "--data", "grouped-synthetic", "--quick", "--methods", "sonex",
-        "--grid.sonex.lr", "[1e-6, 0.1]", "--seeds", "7", "--choose_by", "train_cvar", "--workers", 1, "--out", out,
+        "--grid.sonex.lr", "[1e-6, 0.1]", "--seeds", "7", "--choose_by", "train_cvar",
+        "--workers", 1, "--out", out,
     )  # fmt: skip
     told = json.loads((out / "sweep.json").read_text())
     scores = {entry["setting"]["lr"]: entry["score"][0] for entry in told["settings"]}

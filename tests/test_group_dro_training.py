@@ -249,6 +249,38 @@ def test_mixed_precision_goes_nearly_the_same_way(precision):
     assert all(each.dtype == torch.float32 for each in mixed.model.parameters())
 
 
+@pytest.mark.parametrize("name", ["sonex", "ooa-cvar", "erm"])
+def test_gradients_that_overflow_are_tried_again_and_resume_is_bitwise(name):
+    """The scale begins far too large and grows every few steps, so that many steps are tried twice.
+
+    The first steps would be lost otherwise, and a run that resumes after one would go another way.
+    """
+
+    def scaled():
+        run = training(name, precision="float16")
+        run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
+        return run
+
+    whole, before = scaled(), weights(scaled())
+    for number in range(9):
+        steps(whole, 1)
+        assert not torch.equal(weights(whole), before), "every step moves"
+        before = weights(whole)
+        if number == 0:
+            assert whole.scaler.get_scale() < 2.0**20
+    for cut in range(1, 9):
+        first, second = steps(scaled(), cut), scaled()
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert torch.equal(weights(steps(second, 9 - cut)), weights(whole)), cut
+
+
+def test_gradients_that_are_never_finite_end_a_run():
+    run = training("erm", precision="float16")
+    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(ValueError, match="not finite, however"):
+        run.step()
+
+
 def test_the_spectrum_is_that_of_the_diagnostics():
     run = steps(training("sonex", dtype=torch.float64), 6)
     values, parts = data()

@@ -15,7 +15,7 @@ from . import judge, words
 from .config import GroupDRO
 from .methods import build
 from .model import Classifier, head, standardise
-from .training import GroupDROTraining, check_precision
+from .training import GroupDROTraining
 
 __all__ = ["TASK", "GroupDROProblem", "GroupDROTask"]
 
@@ -141,7 +141,6 @@ class GroupDROTask:
             problems.append((("distinct",), f"`distinct` is for texts, not for {kind}s."))
         for name, method in config.methods.items():
             try:
-                check_precision(config, method)
                 build(nn.Linear(1, 1), method, torch.ones(8), config.ratio)
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))

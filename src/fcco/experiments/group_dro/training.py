@@ -24,19 +24,12 @@ from .methods import build
 from .schedule import factor
 from .told import shown_names
 
-__all__ = ["SHORT", "GroupDROTraining", "check_precision"]
+__all__ = ["SHORT", "GroupDROTraining"]
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def check_precision(config: GroupDRO, method: Method) -> None:
-    """Refuse scaled gradients where they cannot be undone."""
-    if config.precision == "float16" and method.method == "alexr2":
-        raise ValueError(
-            "`precision: float16` scales gradients and skips steps, which the proximal point "
-            "of alexr2 does not know; use bfloat16."
-        )
+_SMALLEST = 1e-6
+"""A scale of gradients below this has been halved 36 times in vain."""
 
 
 class GroupDROTraining:
@@ -86,7 +79,11 @@ class GroupDROTraining:
 
     def _check(self) -> None:
         """Options that do not go together."""
-        check_precision(self.config, self.method)
+        if self.config.precision == "float16" and self.method.method == "alexr2":
+            raise ValueError(
+                "`precision: float16` scales gradients and skips steps, which the proximal point "
+                "of alexr2 does not know; use bfloat16."
+            )
         if self.config.spectrum:
             spectrum.check(self)
         group = find_group()
@@ -113,19 +110,29 @@ class GroupDROTraining:
         lr = self.method.lr * factor(self.config, self.steps / self.steps_per_epoch)
         for group in self.built.scheduled.param_groups:
             group["lr"] = lr
-        batch = self.batches.draw()
-        pieces = self._pieces(batch)
+        pieces = self._pieces(self.batches.draw())
+        while not self._moved(pieces):
+            if self.scaler.get_scale() < _SMALLEST:
+                raise ValueError("The gradients are not finite, however they are scaled.")
+        self.steps += 1
+        self.seconds += time.perf_counter() - start
+
+    def _moved(self, pieces: list[tuple[Batch, Batch | None]]) -> bool:
+        """Try a step; False when scaled gradients overflowed, which makes the scale smaller.
+
+        The same batch must come again then: the tracker waits for the step with its samples, and a
+        checkpoint would not hold them.
+        """
         for own, other in pieces:
             gradient = None if other is None else self._losses(other)
             independent = None if other is None else other.group
             loss = self.built.loss(self._losses(own), own.group, gradient, independent)
             self.scaler.scale(loss / len(pieces)).backward()
-        optimizer = self.built.optimizer
+        optimizer, scale = self.built.optimizer, self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad()
-        self.steps += 1
-        self.seconds += time.perf_counter() - start
+        return self.scaler.get_scale() >= scale
 
     def _pieces(self, batch: Batch) -> list[tuple[Batch, Batch | None]]:
         """Micro-batches of whole groups; of each group the odd samples are the second batch.
