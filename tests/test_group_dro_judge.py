@@ -21,6 +21,7 @@ WORDS |= {"erm": "erm", "uniform": "uniform"}
 def config(**changes: Any) -> GroupDRO:
     methods = {name: Method(word, 0.1) for name, word in WORDS.items()}
     usual: dict[str, Any] = {"data": "celeba", "seeds": (0, 1, 2), "methods": methods, "epochs": 5}
+    usual["choose_by"] = "train_cvar"
     return GroupDRO(**(usual | changes))
 
 
@@ -250,3 +251,11 @@ def test_warnings(changes: dict[str, float], said: str | None) -> None:
         assert len(found) == 1 and re.search(said, found[0])
     if "test_smallest" in changes:
         assert "Small test users" in judge.warnings(config(data="amazon"), row(**changes))[0]
+
+
+def test_where_settings_must_generalise_the_test_data_come_first() -> None:
+    own = {"sonex": rows("test_cvar", 0.4, 0.5, 0.6), "sonx": rows("test_cvar", 0.3, 0.4, 0.5)}
+    said = judge.verdict(config(choose_by="val_cvar"), own)
+    assert said[0] == "sonx has the lowest CVaR on test data, 0.4000 ± 0.1000."
+    assert "lowest final training CVaR" in said[1]
+    assert "on test data" not in judge.verdict(config(), own)[0]

@@ -112,6 +112,7 @@ def verdict(config: GroupDRO, methods: Mapping[str, list[Row]]) -> tuple[str, ..
     lines = []
     if ranked:
         best = ranked[0]
+        lines += _best_on_test(config, rows, ranked)
         lines.append(_first(config, rows, ranked))
         lines += [_against(config, rows, best, name) for name in _rivals(config, ranked)]
         lines += _lower_references(rows, best, others)
@@ -124,6 +125,16 @@ def verdict(config: GroupDRO, methods: Mapping[str, list[Row]]) -> tuple[str, ..
     lines += _test_lines(config, rows, ranked, others)
     lines.append(f"The rule by which settings are chosen: {score_rule(config)}.")
     return tuple(lines)
+
+
+def _best_on_test(
+    config: GroupDRO, rows: Mapping[str, list[Row]], ranked: Sequence[str]
+) -> list[str]:
+    """Comes first where settings were chosen to generalise."""
+    if config.choose_by == "train_cvar":
+        return []
+    best = min(ranked, key=lambda name: _mean(rows[name], "test_cvar"))
+    return [f"{best} has the lowest CVaR on test data, {_figure(rows[best], 'test_cvar')}."]
 
 
 def _first(config: GroupDRO, rows: Mapping[str, list[Row]], ranked: Sequence[str]) -> str:
