@@ -29,10 +29,20 @@ def _task_first(name: str) -> str:
 TaskName = Annotated[
     str, typer.Argument(help="The experiment: fairness, group-dro.", callback=_task_first)
 ]
-Data = Annotated[str | None, typer.Option(help="The data set, such as adult or celeba.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="The data set. For fairness: adult, compas, synthetic. For group-dro: celeba, "
+        "sentiment, amazon, camelyon17, grouped-synthetic."
+    ),
+]
 SettingName = Annotated[
     str | None,
-    typer.Option("--setting", help="A variant of the experiment, such as paper."),
+    typer.Option(
+        "--setting",
+        help="A variant of the experiment. For fairness: meaningful (the usual), paper. For "
+        "group-dro: train, finetune, scratch, paper, and those of the ablations.",
+    ),
 ]
 ConfigName = Annotated[
     str | None, typer.Option("--config", help="A config by name, or the path of a YAML file.")
