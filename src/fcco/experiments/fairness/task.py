@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .. import data
-from ..task import Method, Page, Row
+from ..judged import Judged
+from ..task import Method
 from . import judge, words
 from .cells import Cells
 from .config import Fairness
@@ -57,11 +57,13 @@ class FairnessProblem:
         return self._fingerprint
 
 
-class FairnessTask:
+class FairnessTask(Judged):
     """AUC maximisation under ROC fairness constraints."""
 
     name = "fairness"
     config = Fairness
+    words = words
+    judge = judge
 
     def config_name(self, data: str, setting: str | None) -> str:
         """`adult`, `adult-paper`, ...: the setting `meaningful` has the bare name."""
@@ -90,26 +92,6 @@ class FairnessTask:
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))
         return problems
-
-    def page(self, config: Any) -> Page:
-        """The report's words and plots."""
-        return words.page(config)
-
-    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """Who won."""
-        return judge.verdict(config, methods)
-
-    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        """Vacuous constraints, and gaps that hide between the thresholds."""
-        return judge.warnings(config, row)
-
-    def score(self, config: Any, row: Row) -> tuple[float, ...]:
-        """The rule of a sweep: smaller is better; validation figures alone."""
-        return judge.score(config, row)
-
-    def score_rule(self, config: Any) -> str:
-        """The same in words."""
-        return judge.score_rule(config)
 
 
 TASK = FairnessTask()

@@ -10,7 +10,8 @@ from torch import nn
 
 from .. import data, ranks, towers
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
-from ..task import Method, Page, Row
+from ..judged import Judged
+from ..task import Method
 from . import judge, words
 from .config import GroupDRO
 from .methods import build
@@ -104,11 +105,13 @@ def _data(config: GroupDRO, progress: Progress | None) -> GroupedData:
     return found
 
 
-class GroupDROTask:
+class GroupDROTask(Judged):
     """Group DRO with CVaR."""
 
     name = "group-dro"
     config = GroupDRO
+    words = words
+    judge = judge
 
     def config_name(self, data: str, setting: str | None) -> str:
         """`celeba`, `celeba-paper`, ...: the usual setting has the bare name."""
@@ -145,26 +148,6 @@ class GroupDROTask:
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))
         return problems
-
-    def page(self, config: Any) -> Page:
-        """The report's words and plots."""
-        return words.page(config)
-
-    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """Who won."""
-        return judge.verdict(config, methods)
-
-    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        """What a reader must know about a run."""
-        return judge.warnings(config, row)
-
-    def score(self, config: Any, row: Row) -> tuple[float, ...]:
-        """The rule of a sweep: smaller is better; never test figures."""
-        return judge.score(config, row)
-
-    def score_rule(self, config: Any) -> str:
-        """The same in words."""
-        return judge.score_rule(config)
 
 
 TASK = GroupDROTask()
