@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,16 @@ from fcco.experiments.group_dro.config import GroupDRO
 from fcco.experiments.group_dro.model import Classifier, head
 from fcco.experiments.group_dro.training import GroupDROTraining
 from fcco.experiments.task import Method
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So that figures do not depend on the machine; for every test of a file that imports it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 CONFIG = GroupDRO(
     data="none", epochs=3, ratio=0.3, batch=24, groups_per_batch=4, hidden=(7,), evaluate_batch=50

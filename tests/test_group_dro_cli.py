@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 import yaml
+from group_dro_cases import one_thread  # noqa: F401 (used by being here)
 from grouped_fixtures import Faces, Patches, put, stand_in
 from typer.testing import CliRunner
 
@@ -17,14 +17,6 @@ from fcco.experiments.config import load, names
 TASK = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
 SONEX = ("--method", "sonex", "--lr", "0.01", "--settings.smoothing", "0.1")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,7 +9,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from group_dro_cases import CONFIG, METHODS, OneByOne, data, steps, training, weights
+from group_dro_cases import (
+    CONFIG,
+    METHODS,
+    OneByOne,
+    data,
+    one_thread,  # noqa: F401 (used by being here)
+    steps,
+    training,
+    weights,
+)
 from torch.nn.functional import cross_entropy
 
 import fcco
@@ -23,14 +32,6 @@ from fcco.experiments.group_dro.training import GroupDROTraining
 from fcco.groups import GroupBatchSampler
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def drawn(seed=3, number=12, samples=Vectors, **options):
@@ -381,9 +382,10 @@ def test_the_wiring_of_sonex_is_the_library_itself():
     torch.testing.assert_close(weights(steps(run, 10)), wanted, atol=1e-7, rtol=1e-6)
 
 
-def test_the_smoothing_may_fall_over_the_whole_training():
-    settings = {"smoothing": 1.0, "smoothing_end": 0.01, "gamma": 0.5}
-    run = training(dataclasses.replace(METHODS["sonex"], settings=settings), epochs=4)
+@pytest.mark.parametrize("name", ["sonex", "alexr2"])
+def test_the_smoothing_may_fall_over_the_whole_training(name):
+    settings = METHODS[name].settings | {"smoothing": 1.0, "smoothing_end": 0.01}
+    run = training(dataclasses.replace(METHODS[name], settings=settings), epochs=4)
     term, found = run.built.objective.term, []
     for _ in range(4):
         found.append(term.smoothing)

@@ -76,7 +76,7 @@ class Batches:
         self.config, self.samples, self.part, self.device = config, samples, part, device
         number, each = (config.groups_per_batch, config.per_group) if groups else (1, config.batch)
         self._drawn = config.batch * copies
-        self.steps = max(1, -(-len(part) // self._drawn))
+        self.steps = epoch_steps(config, part, copies)
         self.sampler = GroupBatchSampler(
             part.group if groups else torch.zeros_like(part.group),
             number,

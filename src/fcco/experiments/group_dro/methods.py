@@ -111,9 +111,9 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
         given["smoothing"] = 0.0
     if word == "alexr2":
         loop = {name: given.pop(name) for name in ("nu", "eta")}
-        steps, theta = given.pop("inner_steps", 5), given.pop("theta", 0.125)
+        loop["inner_steps"], theta = given.pop("inner_steps", 5), given.pop("theta", 0.125)
         gamma = given.setdefault("gamma", 0.8)
-        stepped = fcco.ProximalPoint(optimizer, inner_steps=steps, **loop)
+        stepped = fcco.ProximalPoint(optimizer, **loop)
         given |= {"correction": theta * gamma, "read": "new"}
     if "smoothing_end" in given:
         end = given.pop("smoothing_end")
