@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, cast
@@ -22,7 +23,7 @@ BatchNormMode = Literal["frozen", "batch"]
 Stage = Sequence[nn.Module]
 
 
-class Tower(nn.Module):
+class Tower(nn.Module, abc.ABC):
     """A network from raw batches to vectors.
 
     A subclass sets `kind` and `width` and defines `forward`, which takes uint8 images
@@ -37,12 +38,12 @@ class Tower(nn.Module):
     kind: Kind
     width: int
 
+    @abc.abstractmethod
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each sample."""
-        raise NotImplementedError(f"{type(self).__name__} does not define `forward`.")
 
 
-class ImageNetwork(nn.Module):
+class ImageNetwork(nn.Module, abc.ABC):
     """A convolutional network as a chain of stages, with or without its classifier.
 
     A subclass defines `stages` and sets `width`, the channels of the last features.
@@ -50,9 +51,9 @@ class ImageNetwork(nn.Module):
 
     width: int
 
+    @abc.abstractmethod
     def stages(self) -> Sequence[Stage]:
         """The parts, in order, each a chain of layers; the last gives maps (N, width, h, w)."""
-        raise NotImplementedError(f"{type(self).__name__} does not define `stages`.")
 
     def classifier_layer(self) -> nn.Module | None:
         """The layer from pooled features to classes; None when it was not built."""
