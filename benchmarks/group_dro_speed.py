@@ -1,11 +1,11 @@
 """How fast group DRO trains the paper's networks on a GPU, and how long its three runs would take.
 
-    python -m benchmarks.group_dro_speed --json      # about five minutes on one GPU
+    python -m benchmarks.group_dro_speed --json      # ten minutes or more on one GPU
 
 Networks of `fcco.experiments.towers` with random weights, bf16 autocast, the paper's batches.
 Measured side by side in one run: plain training (ERM), SONEX with moving averages (EMA) and with
 MSVR, and a forward pass alone. The bound of MSVR is ERM plus one forward pass. `compiled` rows have
-the network under `torch.compile`, which takes the host's launches out of the way.
+the network under `torch.compile`, to see whether the host's launches are what costs.
 """
 
 from __future__ import annotations

@@ -36,3 +36,26 @@ def test_end_to_end_figures() -> None:
     mean = sum(run["test_worst_accuracy"] for run in own.values()) / len(own)
     row = next(line for line in page.splitlines() if "| sonex-adam | 5e-05 |" in line)
     assert len(own) == 3 and f"| {mean:.3f} |" in row
+
+
+def test_samples_that_the_others_need() -> None:
+    """The lesser of the run of equal length and the longer one."""
+    page = (DOCS / "group-dro.md").read_text(encoding="utf-8")
+    for data in ("celeba", "sentiment", "amazon"):
+        found: dict[str, list[float]] = {}
+        for run in ("equal", "long"):
+            own = json.loads((DOCS / f"results/group-dro-samples/{data}-{run}.json").read_text())
+            for each in own["baselines"]:
+                if each["needs"] is not None:
+                    found.setdefault(each["method"], []).append(each["needs"])
+        cells = [min(found[name]) for name in ("sonx", "ooa-cvar", "ooa-cvar-euclidean")]
+        row = " | ".join(f"{cell:.2f}" for cell in cells)
+        assert any(f"| {row} |" in line for line in page.splitlines()), (data, row)
+
+
+def test_speed() -> None:
+    page = (DOCS / "group-dro.md").read_text(encoding="utf-8")
+    cases = json.loads((DOCS / "results/group-dro-speed/speed.json").read_text())["cases"]
+    for row in cases.values():
+        cells = f"| {row['ema']:.3f} | {row['msvr']:.3f} | {row['msvr_over_bound']:.3f} |"
+        assert cells in page and f"| {row['erm_per_second']:,} |" in page

@@ -106,7 +106,7 @@ def sweep(
         str | None,
         typer.Option(
             help="A grid by name (both tasks: appendix, wide; fairness: frontier, paper; "
-            "group-dro: finetune), or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
+            "group-dro: annealed, finetune), or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Settings of each method.")] = None,
