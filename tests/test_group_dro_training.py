@@ -24,11 +24,12 @@ from torch.nn.functional import cross_entropy
 import fcco
 from fcco.diagnostics import smallest_eigenvalue
 from fcco.experiments.data.grouped import Vectors
-from fcco.experiments.group_dro.batches import Batch, Batches, chunks
+from fcco.experiments.group_dro.batches import Batch, Batches
 from fcco.experiments.group_dro.figures import group_means, shown, summary
 from fcco.experiments.group_dro.model import standardise
 from fcco.experiments.group_dro.spectrum import jacobian, spectrum
 from fcco.experiments.group_dro.training import GroupDROTraining
+from fcco.experiments.loading import chunks
 from fcco.groups import GroupBatchSampler
 
 CPU = torch.device("cpu")
@@ -128,7 +129,7 @@ def test_ranks_evaluate_every_place_in_equally_many_chunks():
     values, parts = data()
     own = parts["train"]
     for samples in (Vectors(values), OneByOne(values)):
-        found = [list(chunks(CONFIG, samples, own, CPU, rank, 4)) for rank in range(4)]
+        found = [list(chunks(CONFIG, samples, own.rows, CPU, rank, 4)) for rank in range(4)]
         assert len({len(each) for each in found}) == 1
         places = torch.cat([p for each in found for p, _ in each])
         assert sorted(set(places.tolist())) == list(range(len(own)))

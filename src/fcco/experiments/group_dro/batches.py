@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from fcco.groups import GroupBatchSampler
 
 from ..data.grouped import GroupedPart, Samples, Vectors
+from ..loading import loader
 from .config import GroupDRO
 
-__all__ = ["Batch", "Batches", "chunks", "epoch_steps"]
+__all__ = ["Batch", "Batches", "epoch_steps"]
 
 
 class Batch(NamedTuple):
@@ -27,21 +27,6 @@ class Batch(NamedTuple):
     def at(self, places: Tensor | slice) -> Batch:
         """Some of the samples."""
         return Batch(self.inputs[places], self.label[places], self.group[places])
-
-
-class _Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """The samples of a part one by one, for a loader with worker processes."""
-
-    def __init__(self, samples: Samples, part: GroupedPart) -> None:
-        self.samples, self.part = samples, part
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def __getitem__(self, place: int) -> tuple[Tensor, Tensor, Tensor]:
-        part, sample = self.part, self.samples[int(self.part.rows[place])]
-        assert isinstance(sample, Tensor), "texts are encoded before"
-        return sample, part.label[place], part.group[place]
 
 
 def epoch_steps(config: GroupDRO, part: GroupedPart, copies: int = 1) -> int:
@@ -104,19 +89,14 @@ class Batches:
             return Batch(inputs, self._label[places], self._group[places])
         if self._loaded is None:
             self._loaded = self._load()
-        return Batch(*(each.to(self.device, non_blocking=True) for each in next(self._loaded)))
+        inputs, places = (each.to(self.device, non_blocking=True) for each in next(self._loaded))
+        return Batch(inputs, self._label[places], self._group[places])
 
     def _load(self) -> Iterator[Any]:
-        loader = DataLoader(
-            _Rows(self.samples, self.part),
-            batch_sampler=self.sampler,
-            num_workers=self.config.loaders,
-            pin_memory=self.config.pin_memory and self.device.type == "cuda",
-            persistent_workers=self.config.loaders > 0,
-            generator=torch.Generator(),  # or each pass would draw from the global one
-        )
+        rows, own = self.part.rows, self.sampler
+        found = loader(self.config, self.samples, rows, own, self.device, persistent=True)
         while True:
-            yield from self.sampler.consume(loader)
+            yield from own.consume(found)
 
     def state_dict(self) -> dict[str, int]:
         """How far the draws have come."""
@@ -126,36 +106,3 @@ class Batches:
         """Go on after those draws."""
         self.sampler.load_state_dict(dict(state))
         self._loaded = None
-
-
-def chunks(
-    config: GroupDRO,
-    samples: Samples,
-    part: GroupedPart,
-    device: torch.device,
-    rank: int,
-    size: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Places of a part with their inputs, for evaluation: each rank its share.
-
-    Every rank gets the same number of chunks, none of them empty, because sharded models must be
-    called together: where samples do not go round, the last place comes twice. The caller counts
-    each place once.
-    """
-    each = config.evaluate_batch
-    share = -(-len(part) // size)
-    places = torch.arange(rank * share, (rank + 1) * share).clamp(max=len(part) - 1)
-    if isinstance(samples, Vectors):
-        values = samples.values
-        for own in places.split(each):
-            yield own, values[part.rows[own].to(values.device)].to(device)
-        return
-    loader = DataLoader(
-        _Rows(samples, part),
-        batch_sampler=[own.tolist() for own in places.split(each)],
-        num_workers=config.loaders,
-        pin_memory=config.pin_memory and device.type == "cuda",
-        generator=torch.Generator(),
-    )
-    for own, (inputs, _, _) in zip(places.split(each), loader, strict=True):
-        yield own, inputs.to(device, non_blocking=True)

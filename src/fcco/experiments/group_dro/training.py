@@ -15,19 +15,19 @@ from fcco.distributed import find_group
 
 from .. import strategy
 from ..data.grouped import GroupedPart, Samples
+from ..loading import chunks
+from ..machine import TYPES, factor
 from ..task import Method, Row
 from . import spectrum
-from .batches import Batch, Batches, chunks, epoch_steps
+from .batches import Batch, Batches, epoch_steps
 from .config import GroupDRO
 from .figures import FEW, figures, measured, shown
 from .methods import build
-from .schedule import factor
 from .told import shown_names
 
 __all__ = ["SHORT", "GroupDROTraining"]
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
-_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _SMALLEST = 1e-6
 """A scale of gradients below this has been halved 36 times in vain."""
 
@@ -153,7 +153,7 @@ class GroupDROTraining:
         return lambda: cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
 
     def _scores(self, inputs: Tensor) -> Tensor:
-        kind = _TYPES.get(self.config.precision)
+        kind = TYPES.get(self.config.precision)
         if kind is None:
             return self.model(inputs)
         with torch.autocast(self.device.type, dtype=kind):
@@ -190,7 +190,7 @@ class GroupDROTraining:
         size = 1 if group is None else group.size
         of_train = torch.empty(0)
         for name, part in self.parts.items():
-            pieces = chunks(self.config, self.samples, part, self.device, rank, size)
+            pieces = chunks(self.config, self.samples, part.rows, self.device, rank, size)
             loss, right = measured(self._scores, part, pieces, self.device, group)
             own, losses = figures(SHORT[name], part, loss, right, self.config.ratio, self.summary)
             row.update(own)
