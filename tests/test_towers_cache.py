@@ -289,9 +289,10 @@ def test_the_checksum_of_a_state_sees_names_shapes_and_values():
 def test_names_and_kinds():
     assert towers.names() == (
         *("efficientnet-lite0", "resnet50", "densenet121", "minilm", "distilbert"),
+        *("clip-image", "clip-text"),
     )
     kinds = [towers.kind(name) for name in towers.names()]
-    assert kinds == ["image", "image", "image", "text", "text"]
+    assert kinds == ["image", "image", "image", "text", "text", "image", "text"]
     assert (towers.kind(IMAGES), towers.kind(TEXTS)) == ("image", "text")
 
 

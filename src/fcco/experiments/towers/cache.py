@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...files import DamagedFile, read_values, write_values
 from ..data.download import Progress
 from ..data.grouped import GroupedData, Samples, Vectors
 from ..data.places import cache_folder
-from ..files import atomic
-from .registry import checksum, encode, kind, seeded
+from .registry import checksum, encode, kind, seeded, shape
 from .tokens import lengths, trimmed
 from .tower import Tower
 
@@ -34,8 +34,8 @@ def features(
     *,
     pretrained: bool = True,
     weights: str = "",
-    size: tuple[int, int] = (128, 104),
-    tokens: int = 128,
+    size: tuple[int, int] | None = None,
+    tokens: int | None = None,
     batch: int = 64,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
@@ -54,7 +54,7 @@ def features(
         pretrained: as in `build`.
         weights: as in `build`.
         size: as in `build`.
-        tokens: texts are cut after so many.
+        tokens: texts are cut after so many; as in `build`.
         batch: samples at a time.
         device: where to compute.
         progress: is told about downloads, and how many samples are done.
@@ -67,6 +67,7 @@ def features(
         )
     where = torch.device(device)
     chosen: dict[str, Any] = {"pretrained": pretrained, "weights": weights}
+    size, tokens = shape(name, size=size, tokens=tokens, **chosen)
     chosen |= {"size": size} if data.kind == "image" else {"tokens": tokens}
     facts = {
         "version": VERSION,
@@ -150,22 +151,13 @@ def _batches(tower: Tower, samples: Samples, batch: int) -> Iterator[tuple[Tenso
 def _read(path: Path, key: str) -> Tensor | None:
     """What a file holds, when it is whole and the one that is meant."""
     try:
-        found = torch.load(path, weights_only=True)
-        values = found["values"]
-        good = found["key"] == key and found["sha256"] == _digest(values)
-    except Exception:  # whatever torch.load makes of a damaged file
+        return read_values(path, key)
+    except DamagedFile:
         return None
-    return values if good else None
 
 
 def _write(path: Path, key: str, values: Tensor) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as stream:
-            torch.save({"key": key, "sha256": _digest(values), "values": values}, stream)
+        write_values(path, key, values)
     except OSError as error:
         warnings.warn(f"Features cannot be kept in {path.parent}: {error}.", stacklevel=3)
-
-
-def _digest(values: Tensor) -> str:
-    return hashlib.sha256(values.numpy().data).hexdigest()

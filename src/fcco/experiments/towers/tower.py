@@ -16,7 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from ... import checks
 from ...visit import own_buffers
 
-__all__ = ["BatchNormMode", "ImageNetwork", "ImageTower", "Kind", "Tower", "random_start"]
+__all__ = [
+    "BatchNormMode",
+    "ImageNetwork",
+    "ImageTower",
+    "Kind",
+    "Tower",
+    "keep_colours",
+    "random_start",
+    "whole_images",
+]
 
 Kind = Literal["image", "text"]
 BatchNormMode = Literal["frozen", "batch"]
@@ -41,6 +50,18 @@ class Tower(nn.Module, abc.ABC):
     @abc.abstractmethod
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each sample."""
+
+    def projection(self) -> nn.Linear | None:
+        """The layer that the pretrained weights bring along, None where they bring none.
+
+        It leads from this width to the space shared with another tower. Each call makes a new
+        layer, with the values that the tower was built with.
+        """
+        return None
+
+    def temperature(self) -> float | None:
+        """What the scores in that space were divided by when the weights were trained, or None."""
+        return None
 
 
 class ImageNetwork(nn.Module, abc.ABC):
@@ -108,19 +129,12 @@ class ImageTower(Tower):
         self.size = (int(size[0]), int(size[1]))
         self.recompute, self.batch_norm = recompute, batch_norm
         self.dropout = nn.Dropout(dropout)
-        for name, values in (("mean", mean), ("deviation", deviation)):
-            column = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
-            self.register_buffer(name, column, persistent=False)
+        keep_colours(self, mean, deviation)
         self.train(self.training)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Features of images with values from 0 to 255, of any number type and size."""
-        if batch.dim() != 4 or batch.shape[1] != len(self.mean):
-            raise ValueError(
-                f"`ImageTower` takes images (N, {len(self.mean)}, H, W) but their shape is: "
-                f"{tuple(batch.shape)}."
-            )
-        values = batch.float()
+        values = whole_images("ImageTower", batch, len(self.mean))
         if values.shape[2:] != self.size:
             values = interpolate(values, self.size, mode="bilinear", antialias=True)
         values = (values - self.mean) / self.deviation
@@ -137,6 +151,29 @@ class ImageTower(Tower):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
+
+
+def keep_colours(tower: Tower, mean: Sequence[float], deviation: Sequence[float]) -> None:
+    """Give a tower the buffers `mean` and `deviation`, a column for each channel.
+
+    They move with it but are no part of its state.
+    """
+    for name, values in (("mean", mean), ("deviation", deviation)):
+        column = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+        tower.register_buffer(name, column, persistent=False)
+
+
+def whole_images(call: str, batch: Tensor, channels: int) -> Tensor:
+    """A batch of images of any number type and size, as float32.
+
+    Raises:
+        ValueError: when it is none.
+    """
+    if batch.dim() != 4 or batch.shape[1] != channels:
+        raise ValueError(
+            f"`{call}` takes images (N, {channels}, H, W) but their shape is: {tuple(batch.shape)}."
+        )
+    return batch.float()
 
 
 def _chain(values: Tensor, stage: Stage) -> Tensor:

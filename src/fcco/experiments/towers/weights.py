@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...fingerprint import state_checksum
 from ..data.download import Progress
 from ..data.files import DataFile, Form, Wheel
 from ..data.gather import contents
@@ -169,16 +170,6 @@ def load_into(
                 f"{', '.join(keys[:3])}{more}."
             )
     network.load_state_dict(state)
-
-
-def state_checksum(network: nn.Module) -> str:
-    """The sha256 of all parameters and buffers with their names."""
-    digest = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data if len(flat) else b"")
-    return digest.hexdigest()
 
 
 def file_checksum(path: Path) -> str:
