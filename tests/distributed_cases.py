@@ -264,6 +264,18 @@ def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
     return fcco.Compositional(model, momentum(model, lr=0.1), terms)
 
 
+def with_coupled_objective(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Every sample has a part in the objective, some in a constraint; a rank may hold none."""
+    ids = torch.cat(batches)
+    some = (ids + step) % 3 == 0
+
+    def inner() -> Any:
+        value = losses(model, ids)
+        return 0.2 * value.square(), {"objective": 0.5 * value, "constraints": value[some]}
+
+    return (inner, {"objective": GROUP[ids], "constraints": GROUP[ids][some]}), {}
+
+
 def with_nonfinite(model: nn.Module, step: int, batches: Batches) -> Any:
     """Every third step the last entry of rank 1 is infinite: it is dropped."""
     arrays = [torch.zeros(len(part), dtype=torch.float64) for part in batches]
@@ -290,8 +302,12 @@ def cvar(threshold: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
     return build
 
 
-def penalized(constraints: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def penalized(
+    constraints: Any, coupled: bool = False
+) -> Callable[[nn.Module, bool], fcco.Compositional]:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        own = fcco.msvr(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
+        objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
         return fcco.Penalized(
             model,
             momentum(model, lr=0.2),
@@ -301,6 +317,7 @@ def penalized(constraints: Any) -> Callable[[nn.Module, bool], fcco.Compositiona
             tolerance=0.2,
             gamma=0.4,
             correction="auto" if corrected else 0.0,
+            objective=objective,
         )
 
     return build
@@ -365,6 +382,7 @@ CASES: dict[str, Case] = {
     "g0-vector": Case(sonex(), with_g0),
     "g0-scalar": Case(sonex(), with_scalar_g0),
     "penalized-named": Case(penalized(NAMES), named),
+    "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
     "penalized-counts": Case(penalized(GROUPS), counted),
     "alexr2": Case(alexr2("u"), per_sample),
     "alexr2-dual": Case(alexr2("y"), per_sample),

@@ -131,6 +131,7 @@ SMOOTH_ONLY = [
     Case(fo.NDCG(), lambda u: 1 / np.log2(1 + u), low=0.3, domain=(1e-6, INF)),
     Case(fo.NDCG(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3, domain=(1e-6, INF)),
     Case(fo.LogMeanExp(0.5), lambda u: 0.5 * u),
+    Case(fo.LogMeanExp(0.5, offset=0.2), lambda u: 0.5 * np.log(np.exp(u) + 0.2)),
 ]
 SCALAR_PROX = SCALAR_CONVEX + WEAKLY_CONVEX
 CONVEX = SCALAR_CONVEX + VECTOR_CONVEX

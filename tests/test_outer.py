@@ -184,7 +184,7 @@ def test_vector_conjugate_is_the_supremum(case: Case):
                 assert conjugate == pytest.approx(supremum, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", [*CONVEX, SMOOTH_ONLY[1], SMOOTH_ONLY[4]], ids=repr)
+@pytest.mark.parametrize("case", [*CONVEX, SMOOTH_ONLY[1], *SMOOTH_ONLY[4:]], ids=repr)
 def test_fenchel_young(case: Case):
     u, other = case.points(), case.points(seed=5)
     y = case.outer.gradient(u)
@@ -192,6 +192,21 @@ def test_fenchel_young(case: Case):
     conjugate = case.outer.conjugate(y)
     torch.testing.assert_close(case.outer(u) + conjugate, inner(y, u))
     assert (case.outer(other) + conjugate >= inner(y, other) - 1e-9).all()
+
+
+def test_log_mean_exp_with_an_offset_at_the_ends():
+    """No overflow, the conjugate by a grid, and `TauLog` in the other variable."""
+    f, nu = fo.LogMeanExp(0.5, offset=0.2), torch.tensor([-1e4, 1e4])
+    torch.testing.assert_close(f(nu), torch.tensor([0.5 * math.log(0.2), 5e3]))
+    assert f.gradient(nu).tolist() == [0.0, 0.5]
+    y = torch.tensor([-0.1, 0.0, 0.1, 0.4, 0.5, 0.6], dtype=torch.float64)
+    grid = np.linspace(-60.0, 60.0, 400_001)
+    supremum = (y.numpy()[:, None] * grid - 0.5 * np.log(np.exp(grid) + 0.2)).max(1)
+    conjugate = f.conjugate(y).numpy()
+    np.testing.assert_allclose(conjugate[1:5], supremum[1:5], atol=1e-7)
+    assert np.isinf(conjugate[[0, 5]]).all() and (supremum[[0, 5]] > 3).all()
+    u = torch.tensor([0.01, 1.0, 30.0])
+    torch.testing.assert_close(f(u.log()), fo.TauLog(0.5, 0.2)(u))
 
 
 def test_power_one_and_conjugates_that_do_not_exist():

@@ -151,6 +151,7 @@ def test_prox_refuses_a_step_that_is_not_positive(case: Case):
         (lambda: fo.Power(0.5), r"`Power\(exponent=...\)` must lie in \[1, inf\)"),
         (lambda: fo.NDCG(0.0), r"`NDCG\(abs\(scale\)=...\)` must be positive"),
         (lambda: fo.LogMeanExp(0.0), r"`LogMeanExp\(temperature=...\)` must be positive"),
+        (lambda: fo.LogMeanExp(1.0, -0.1), r"`LogMeanExp\(offset=...\)` must lie in \[0.0, inf\)"),
         (lambda: fo.LogTruncatedHinge(0.0), r"`LogTruncatedHinge\(level=...\)` must be positive"),
         (lambda: fo.MCP(0.0, 1.0), r"`MCP\(scale=...\)` must be positive"),
         (lambda: fo.MCP(1.0, 0.0), r"`MCP\(curvature=...\)` must be positive"),

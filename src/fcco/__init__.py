@@ -19,6 +19,7 @@ recursive gradient. Constrained problems have one door, `fcco.constrained(..., m
 `loss.backward(); optimizer.step()` stay yours.
 """
 
+from . import contrastive as contrastive
 from . import diagnostics as diagnostics
 from . import groups as groups
 from . import methods as methods
@@ -30,6 +31,9 @@ from .constraints import PolyakStep as PolyakStep
 from .constraints import ProximalLagrangian as ProximalLagrangian
 from .constraints import Switching as Switching
 from .constraints import SwitchingOptimizer as SwitchingOptimizer
+from .contrastive import ContrastiveTerm as ContrastiveTerm
+from .contrastive import GlobalContrastive as GlobalContrastive
+from .forgetting import OldLosses as OldLosses
 from .group_dro import CVaRGroupDRO as CVaRGroupDRO
 from .group_dro import CVaRTerm as CVaRTerm
 from .groups import BlockSampler as BlockSampler

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Group", "find_group", "gather_rows", "sum_over_ranks"]
+__all__ = ["Group", "find_group", "gather_rows", "row_counts", "sum_over_ranks"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,11 @@ class Group:
 
     handle: Any
     size: int
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the group."""
+        return torch.distributed.get_rank(self.handle)
 
 
 def find_group(process_group: Any = "auto") -> Group | None:
@@ -35,12 +40,23 @@ def find_group(process_group: Any = "auto") -> Group | None:
     return Group(handle, size) if size > 1 else None
 
 
-def gather_rows(rows: Tensor, group: Group) -> Tensor:
-    """Concatenate the rows (R_k, c) of all ranks, in rank order; R_k may differ or be zero."""
+def row_counts(rows: Tensor, group: Group) -> list[int]:
+    """How many rows each rank has."""
     own = torch.tensor([len(rows)], device=rows.device)
     sizes = [torch.empty_like(own) for _ in range(group.size)]
     torch.distributed.all_gather(sizes, own, group=group.handle)
-    lengths = torch.cat(sizes).tolist()
+    return torch.cat(sizes).tolist()
+
+
+def gather_rows(rows: Tensor, group: Group, counts: list[int] | None = None) -> Tensor:
+    """Concatenate the rows (R_k, c) of all ranks, in rank order; R_k may differ or be zero.
+
+    Args:
+        rows: this rank's rows.
+        group: the ranks.
+        counts: R_k of every rank, when `row_counts` told them before.
+    """
+    lengths = row_counts(rows, group) if counts is None else counts
     padded = rows.new_zeros((max(lengths), rows.shape[1]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in range(group.size)]

@@ -105,8 +105,9 @@ def sweep(
     grid: Annotated[
         str | None,
         typer.Option(
-            help="A grid by name (both tasks: appendix, wide; fairness: frontier, paper; "
-            "group-dro: annealed, finetune), or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
+            help="A grid by name (fairness: appendix, wide, frontier, paper; group-dro: appendix, "
+            "wide, annealed, finetune; continual: paper, wide, finetune), or a YAML file. Or "
+            "--grid.METHOD.KEY '[0.1, 0.01]'."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Settings of each method.")] = None,

@@ -27,13 +27,15 @@ def _task_first(name: str) -> str:
 
 
 TaskName = Annotated[
-    str, typer.Argument(help="The experiment: fairness, group-dro.", callback=_task_first)
+    str,
+    typer.Argument(help="The experiment: fairness, group-dro, continual.", callback=_task_first),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         help="The data set. For fairness: adult, compas, synthetic. For group-dro: celeba, "
-        "sentiment, amazon, camelyon17, grouped-synthetic."
+        "sentiment, amazon, camelyon17, grouped-synthetic. For continual: weather, bdd100k-subset, "
+        "bdd100k, scenes-synthetic."
     ),
 ]
 SettingName = Annotated[
@@ -41,7 +43,8 @@ SettingName = Annotated[
     typer.Option(
         "--setting",
         help="A variant of the experiment. For fairness: meaningful (the usual), paper. For "
-        "group-dro: train, finetune, scratch, paper, and those of the ablations.",
+        "group-dro: train, finetune, scratch, paper, and those of the ablations. For continual: rho, "
+        "finetune, overcast (bdd100k).",
     ),
 ]
 ConfigName = Annotated[

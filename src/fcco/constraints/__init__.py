@@ -2,6 +2,7 @@
 
 | module | idea | used by |
 |---|---|---|
+| `base` | violations, multipliers, reports | every method |
 | `penalized` | a penalty on tracked values | SONEX, ALEXR2, Li et al., Yang et al. |
 | `recursive` | a penalty on recursive estimates | Liu and Xu |
 | `switching`, `steps` | a step on the loss or on the worst constraint | SSG |
@@ -11,10 +12,10 @@ Every objective here answers `violation()`, `multipliers()` and `report()`; `fcc
 any of them by name.
 """
 
+from .base import ConstrainedObjective as ConstrainedObjective
+from .base import ConstraintReport as ConstraintReport
+from .base import MultiplierAverage as MultiplierAverage
 from .lagrangian import ProximalLagrangian as ProximalLagrangian
-from .penalized import ConstrainedObjective as ConstrainedObjective
-from .penalized import ConstraintReport as ConstraintReport
-from .penalized import MultiplierAverage as MultiplierAverage
 from .penalized import Penalized as Penalized
 from .rules import ConEx as ConEx
 from .rules import ConstantConEx as ConstantConEx

@@ -15,9 +15,9 @@ from ..previous import PreviousParameters
 from ..reading import ONLY
 from ..tracker import Tracked
 from ..visit import any_sharded
+from .base import ConstrainedObjective
 from .every import EveryConstraint
 from .linearised import Linearised
-from .penalized import ConstrainedObjective
 from .rounds import ProximalRound
 from .rules import DualRule
 

@@ -15,8 +15,8 @@ from ..outer.vector import PositiveMaximum
 from ..reading import Index
 from ..terms import OuterTerm, Smoothing
 from ..tracker import InnerTracker, Tracked, for_model
+from .base import ConstrainedObjective
 from .every import CompleteTracker
-from .penalized import ConstrainedObjective
 
 __all__ = ["LargestPenalty", "LargestTerm", "RecursivePenalty", "recursive_tracker"]
 

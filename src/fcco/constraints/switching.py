@@ -13,8 +13,8 @@ from ..inner import split
 from ..iterates import OutputIterate
 from ..objective import Inner
 from ..tracker import Tracked
+from .base import ConstrainedObjective
 from .every import EveryConstraint
-from .penalized import ConstrainedObjective
 from .steps import PolyakStep, keeps_state
 from .wrapping import WrappingOptimizer
 

@@ -16,6 +16,7 @@ __all__ = ["get", "names", "portable", "register"]
 _BUILT_IN = {
     "fairness": "fcco.experiments.fairness:TASK",
     "group-dro": "fcco.experiments.group_dro:TASK",
+    "continual": "fcco.experiments.continual:TASK",
 }
 _PLACES: dict[str, str] = dict(_BUILT_IN)
 

@@ -16,7 +16,7 @@ from ..limits import number_and_names
 from ..outer.base import AbstractOuter
 from ..outer.scalar import Hinge
 from ..proximal_point import ProximalPoint
-from ..terms import Smoothing
+from ..terms import AbstractTerm, Smoothing
 from ..tracker import for_model
 from .penalties import li2024, liu2025, yang2025
 from .proximal_lagrangian import icppac, oss
@@ -38,6 +38,7 @@ _MEANING = {
     "inner_steps": "the length of an inner loop",
     "theta": "an extrapolation",
     "dual_step": "the step of the dual variables",
+    "objective": "a coupled term of the objective, which needs a penalty on tracked values",
     "refresh_every": "how often a recursive estimate starts afresh",
 }
 
@@ -80,7 +81,9 @@ def constrained(
         settings: `tolerance`, `margin` and `process_group` for each; and those of the method.
             Penalties: `penalty` (rho) and, for sonex, alexr2 and liu2025, `smoothing` (lambda);
             `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and `eta`, liu2025
-            `refresh_every`. A wrong or missing one gives an error that lists them all.
+            `refresh_every`. The penalties on tracked values (sonex, alexr2, yang2025, li2024) take
+            `objective`, a coupled term of the objective (see `Penalized`). A wrong or missing
+            setting gives an error that lists them all.
 
     Example:
         >>> import torch
@@ -148,6 +151,7 @@ def _smoothed_hinge(
     dim: int | None = None,
     tolerance: float | Sequence[float] | Tensor = 0.0,
     margin: float = 0.0,
+    objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     **options: Any,
 ) -> ConstrainedObjective:
@@ -155,7 +159,8 @@ def _smoothed_hinge(
     return Penalized(
         model, optimizer, constraints, penalty=penalty, smoothing=smoothing, gamma=gamma,
         correction=correction, read=read, equality=equality, outer=outer, dim=dim,
-        tolerance=tolerance, margin=margin, process_group=process_group, **options,
+        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
+        **options,
     )  # fmt: skip
 
 
@@ -176,6 +181,7 @@ def _proximal_point(
     dim: int | None = None,
     tolerance: float | Sequence[float] | Tensor = 0.0,
     margin: float = 0.0,
+    objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     **options: Any,
 ) -> ConstrainedObjective:
@@ -187,7 +193,8 @@ def _proximal_point(
     return Penalized(
         model, proximal, constraints, penalty=penalty, smoothing=smoothing, gamma=gamma,
         correction=theta * gamma, read="new", equality=equality, outer=outer, dim=dim,
-        tolerance=tolerance, margin=margin, process_group=process_group, **options,
+        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
+        **options,
     )  # fmt: skip
 
 

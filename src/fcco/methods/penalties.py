@@ -20,7 +20,7 @@ from ..constraints.recursive import (
 from ..limits import number_and_names
 from ..outer.base import AbstractOuter
 from ..outer.scalar import Hinge, SquaredHinge
-from ..terms import CoupledTerm, Smoothing
+from ..terms import AbstractTerm, CoupledTerm, Smoothing
 from ..tracker import for_model
 
 __all__ = ["RampedTerm", "li2024", "liu2025", "yang2025"]
@@ -70,6 +70,7 @@ def li2024(
     ramp_steps: int = 0,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
+    objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     **options: Any,
 ) -> ConstrainedObjective:
@@ -102,6 +103,7 @@ def li2024(
             does so over all epochs); 0 is a constant rho.
         tolerance: h_k <= tolerance_k, one number or one per constraint.
         margin: train for tolerance - margin.
+        objective: a coupled term of the objective, see `Penalized`.
         process_group: see `Compositional`.
         options: further options of `InnerTracker`.
 
@@ -133,9 +135,11 @@ def li2024(
     term = RampedTerm(
         SquaredHinge(penalty), tracker, ramp_steps, tolerance=tolerance, margin=margin, names=names
     )
-    objective = ConstrainedObjective(model, optimizer, term, process_group=process_group)
-    objective.method = "li2024"
-    return objective
+    problem = ConstrainedObjective(
+        model, optimizer, term, objective=objective, process_group=process_group
+    )
+    problem.method = "li2024"
+    return problem
 
 
 def yang2025(
@@ -153,6 +157,7 @@ def yang2025(
     dim: int | None = None,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
+    objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     **options: Any,
 ) -> ConstrainedObjective:
@@ -185,6 +190,7 @@ def yang2025(
         dim: d1, when `outer` leaves it open.
         tolerance: h_k <= tolerance_k, one number or one per constraint.
         margin: train for tolerance - margin.
+        objective: a coupled term of the objective, see `Penalized`.
         process_group: see `Compositional`.
         options: further options of `InnerTracker`.
 
@@ -196,15 +202,16 @@ def yang2025(
         constraints' subgradients at least delta wherever one is violated. Constraints may be
         sampled, one batch serves values and subgradients; one more forward pass, at w_{t-1}.
     """
-    objective = Penalized(
+    problem = Penalized(
         model, optimizer, constraints, penalty=penalty, kind="hinge", gamma=gamma,
         correction=correction, read=read, equality=equality, outer=outer, dim=dim,
-        tolerance=tolerance, margin=margin, process_group=process_group, **options,
+        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
+        **options,
     )  # fmt: skip
     if average is not None:
-        objective.keep_average(average)
-    objective.method = "yang2025"
-    return objective
+        problem.keep_average(average)
+    problem.method = "yang2025"
+    return problem
 
 
 def liu2025(

@@ -19,7 +19,7 @@
 | `AveragePrecision` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
 | `Power` | u^p, u >= 0 | convex, monotone, smooth |
 | `NDCG` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
-| `LogMeanExp` | tau nu, nu tracked in log space | linear |
+| `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
 | `LogTruncatedHinge` | alpha log(1 + [u]_+ / alpha) | weakly convex, monotone |
 | `MCP` | m abs(u) - c/2 u^2, then constant | weakly convex |
 | `OneSidedMCP` | MCP of [u]_+ | weakly convex, monotone |

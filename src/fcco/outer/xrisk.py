@@ -218,16 +218,17 @@ class NDCG(_SmoothOnly):
 
 @dataclass(frozen=True)
 class LogMeanExp(_SmoothOnly):
-    r"""tau log mean exp(loss / tau), for a tracker that keeps the logarithm itself.
+    r"""tau log(u + e) for a tracker that keeps nu = log u itself, so that nothing overflows.
 
     .. math::
-        f(\nu) = \tau \nu, \qquad \nu = \log \operatorname{mean} \exp(\ell / \tau)
+        f(\nu) = \tau \log(\exp(\nu) + e), \qquad \nu = \log \operatorname{mean} \exp(\ell / \tau)
 
-    A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu, which
-    cannot overflow; in nu the outer function is linear.
+    A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu. In nu the
+    outer function is linear without an offset, and convex with one (`TauLog` in u is concave).
 
     Args:
         temperature: tau.
+        offset: e, at least 0.
 
     Example:
         >>> from fcco.outer import LogMeanExp
@@ -235,28 +236,49 @@ class LogMeanExp(_SmoothOnly):
         >>> nu = torch.logsumexp(losses / 0.5, dim=0) - math.log(2)
         >>> LogMeanExp(temperature=0.5)(nu)
         tensor(1.7169)
+        >>> LogMeanExp(temperature=0.5, offset=1.0)(torch.tensor([-10.0, 0.0, 100.0]))
+        tensor([2.2699e-05, 3.4657e-01, 5.0000e+01])
     """
 
     temperature: float
+    offset: float = 0.0
 
     convex = monotone = True
 
     def __post_init__(self) -> None:
         checks.positive("LogMeanExp", "temperature", self.temperature)
+        checks.in_interval("LogMeanExp", "offset", self.offset, 0.0, math.inf, open_high=True)
 
     @property
     def lipschitz(self) -> float:
         """Tau."""
         return self.temperature
 
+    @property
+    def _linear(self) -> bool:
+        return not isinstance(self.offset, Tensor) and self.offset == 0
+
+    @property
+    def _log_offset(self) -> float | Tensor:
+        return self.offset.log() if isinstance(self.offset, Tensor) else math.log(self.offset)
+
     def __call__(self, u: Tensor) -> Tensor:
-        """The value tau nu."""
-        return self.temperature * u
+        """The value tau log(exp(nu) + e)."""
+        if self._linear:
+            return self.temperature * u
+        return self.temperature * torch.logaddexp(u, torch.zeros_like(u) + self._log_offset)
 
     def gradient(self, u: Tensor) -> Tensor:
-        """Tau, everywhere."""
-        return self.temperature * torch.ones_like(u)
+        """Tau exp(nu) / (exp(nu) + e)."""
+        if self._linear:
+            return self.temperature * torch.ones_like(u)
+        return self.temperature * torch.sigmoid(u - self._log_offset)
 
     def conjugate(self, y: Tensor) -> Tensor:
-        """0 at y = tau, `inf` elsewhere."""
-        return indicator((y - self.temperature).abs())
+        """For p = y/tau in [0, 1]: tau (p log p + (1-p) log(1-p) - (1-p) log e); p = 1 if e = 0."""
+        if self._linear:
+            return indicator((y - self.temperature).abs())
+        share = (y / self.temperature).clamp(0, 1)
+        entropy = torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)
+        value = self.temperature * (entropy - (1 - share) * self._log_offset)
+        return value + indicator(relu(-y) + relu(y - self.temperature))

@@ -2,8 +2,9 @@
 
 `load("adult")`, `load("compas")` or, without any file, `load("synthetic")`: features, label and
 group. `load("celeba")`, `load("camelyon17")`, `load("amazon")`, `load("sentiment")` or, without any
-file, `load("grouped-synthetic")`: images, texts or vectors in many groups. Every file is known by
-its sha256, so results do not depend on where it came from.
+file, `load("grouped-synthetic")`: images, texts or vectors in many groups. `load("weather")`,
+`load("bdd100k")`, `load("bdd100k-subset")` or `load("scenes-synthetic")`: scenes whose classes are
+the groups. Every file is known by its sha256, so results do not depend on where it came from.
 
 Example:
     >>> data = load("synthetic")
@@ -12,6 +13,7 @@ Example:
 """
 
 from .amazon import read_amazon
+from .bdd100k import read_bdd100k, read_bdd100k_subset
 from .camelyon17 import read_camelyon17
 from .catalogue import DATA_SETS, DataSet
 from .celeba import read_celeba
@@ -23,13 +25,16 @@ from .gather import MissingData
 from .gaussian import synthetic
 from .grouped import GroupedData, GroupedPart, Samples, Vectors
 from .images import ImageFiles
+from .pairs import PairedData, read_pairs
 from .parts import Encoder, FairnessData, Part, Standardisation, stratified
 from .places import Sighting, cache_folder
 from .propublica import compas
 from .registry import GroupedName, fetch, load, load_grouped, look
+from .scenes import scenes_synthetic
 from .sentiment import read_sentiment
 from .texts import Texts
 from .uci import adult
+from .weather import read_weather
 
 __all__ = [
     "DATA_SETS",
@@ -45,6 +50,7 @@ __all__ = [
     "ImageFiles",
     "Layout",
     "MissingData",
+    "PairedData",
     "Part",
     "Progress",
     "Samples",
@@ -63,9 +69,14 @@ __all__ = [
     "load_grouped",
     "look",
     "read_amazon",
+    "read_bdd100k",
+    "read_bdd100k_subset",
     "read_camelyon17",
     "read_celeba",
+    "read_pairs",
     "read_sentiment",
+    "read_weather",
+    "scenes_synthetic",
     "stratified",
     "synthetic",
 ]

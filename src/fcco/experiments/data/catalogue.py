@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import amazon, camelyon17, celeba, clusters, gaussian, propublica, sentiment, uci
+from . import (
+    amazon,
+    bdd100k,
+    camelyon17,
+    celeba,
+    clusters,
+    gaussian,
+    propublica,
+    scenes,
+    sentiment,
+    uci,
+    weather,
+)
 from .files import DataFile
 from .folders import Copy, Layout
 from .grouped import GroupedData
@@ -52,6 +64,10 @@ class DataSet:
         return tuple(copy.how for copy in self.copies)
 
 
+BDD100K = (
+    "Yu et al. (2020), BDD100K: a diverse driving dataset for heterogeneous multitask learning, "
+    "CVPR"
+)
 DATA_SETS: dict[str, DataSet] = {
     entry.name: entry
     for entry in (
@@ -133,6 +149,46 @@ DATA_SETS: dict[str, DataSet] = {
             "generated, MIT",
             "none",
             clusters.grouped_synthetic,
+            grouped=True,
+        ),
+        DataSet(
+            "weather",
+            "Photos of weather: clear, cloudy, rainy, snowy or foggy, groups by class",
+            "1,933 different photos (2,470 with storms and sunrises)",
+            "the rights are with the photographers",
+            "none; photos of the web, the fog partly of Kenk and Hassaballah (2020), DAWN: "
+            "vehicle detection in adverse weather nature dataset",
+            weather.read_weather,
+            copies=weather.COPIES,
+            grouped=True,
+        ),
+        DataSet(
+            "bdd100k",
+            "BDD100K: weather in frames of drives, groups by class",
+            "69,863 train, 10,000 test; 61,744 and 8,843 with known weather",
+            "BDD100K licence: education, research and not-for-profit use, with its notice",
+            BDD100K,
+            bdd100k.read_bdd100k,
+            copies=bdd100k.COPIES,
+            grouped=True,
+        ),
+        DataSet(
+            "bdd100k-subset",
+            "BDD100K: weather in frames of drives, a part of the val images at 256 x 144",
+            "967 frames, 841 of the five usual classes",
+            "BDD100K licence: education, research and not-for-profit use, with its notice",
+            BDD100K,
+            bdd100k.read_bdd100k_subset,
+            copies=bdd100k.SUBSET,
+            grouped=True,
+        ),
+        DataSet(
+            "scenes-synthetic",
+            "Gaussian vectors in five classes, the last of which overlaps two others",
+            "2,000 (as asked)",
+            "generated, MIT",
+            "none",
+            scenes.scenes_synthetic,
             grouped=True,
         ),
     )

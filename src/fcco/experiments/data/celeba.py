@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,13 +13,14 @@ from typing import Literal
 import torch
 
 from ...checks import one_of
+from .archives import members
 from .columns import rows_of
 from .cuts import WithinGroups, check_limit, kept
 from .download import Progress
 from .files import DataFile, Form, checksum
 from .folders import Copy, Layout, WrongData, digest, listed, locate, unchecked
-from .grouped import GroupedData, Samples, Vectors
-from .images import decode, image_files
+from .grouped import GroupedData, Samples
+from .images import decoded, image_files
 from .places import Sighting
 
 __all__ = ["COPIES", "read_attributes", "read_celeba"]
@@ -153,13 +153,7 @@ class _Source:
     def samples(self, names: Sequence[str]) -> Samples:
         if isinstance(self.images, Path):
             return image_files(self.images, names)
-        contents = self.images
-        first = decode(contents[names[0]], names[0])
-        size = (first.shape[1], first.shape[2])
-        values = torch.empty((len(names), *first.shape), dtype=torch.uint8)
-        for row, name in enumerate(names):
-            values[row] = decode(contents[name], name, size)
-        return Vectors(values)
+        return decoded(self.images, names)
 
 
 def _folder(index: str, own: Path, verify: bool) -> _Source:
@@ -185,15 +179,7 @@ def _folder(index: str, own: Path, verify: bool) -> _Source:
 def _archive(found: Sighting) -> _Source:
     """The first 10,000 images, in one archive that is held in memory."""
     assert found.content is not None
-    contents: dict[str, bytes] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(found.content)) as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    contents[PurePosixPath(member.name).name] = stream.read()
-    except tarfile.TarError as error:
-        raise WrongData(f"`celeba`: {found.detail} is no tar archive: {error}.") from error
+    contents = {PurePosixPath(path).name: own for path, own in members("celeba", found).items()}
     if TEXT not in contents:
         raise WrongData(f"`celeba`: {found.detail} lacks {TEXT}.")
     values = read_attributes(contents.pop(TEXT))

@@ -24,7 +24,7 @@ def long_cells() -> Iterator[None]:
 
 
 def rows_of(
-    data: str, name: str, lines: Iterable[str], columns: Sequence[str]
+    data: str, name: str, lines: Iterable[str], columns: Sequence[str], delimiter: str = ","
 ) -> Iterator[tuple[str, ...]]:
     """These columns of each row of a csv file with a header.
 
@@ -33,11 +33,12 @@ def rows_of(
         name: of the file, for errors.
         lines: of the file, with their ends.
         columns: names in the header.
+        delimiter: what stands between cells.
 
     Raises:
         WrongData: when a column is missing, or when a row has more or fewer cells than the header.
     """
-    reader = csv.reader(lines)
+    reader = csv.reader(lines, delimiter=delimiter)
     try:
         header = next(reader, [])
         gaps = [column for column in columns if column not in header]

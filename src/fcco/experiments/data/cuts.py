@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor
 from ...checks import integer
 from .grouped import PARTS, GroupedPart, cut_within_groups, part
 
-__all__ = ["Official", "WithinGroups", "check_limit", "kept"]
+__all__ = ["Official", "OfficialTest", "WithinGroups", "check_classes", "check_limit", "kept"]
 
 
 @dataclass(frozen=True, eq=False)
 class WithinGroups:
-    """Each group is shuffled by the seed and cut 8:1:1, see `cut_within_groups`.
+    """Each group is shuffled by the seed and cut by `shares`, see `cut_within_groups`.
 
     Args:
         label: of all samples.
@@ -24,6 +24,7 @@ class WithinGroups:
         group_names: by id.
         reported: group of each sample where accuracies are reported; the same unless given.
         reported_names: by id.
+        shares: of training, validation and test data.
     """
 
     label: Tensor
@@ -31,10 +32,11 @@ class WithinGroups:
     group_names: tuple[str, ...]
     reported: Tensor | None = None
     reported_names: tuple[str, ...] | None = None
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
 
     def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
         """The parts."""
-        rows = cut_within_groups(self.group, seed)
+        rows = cut_within_groups(self.group, seed, self.shares)
         columns = (
             self.label,
             self.group,
@@ -54,6 +56,44 @@ class Official:
     def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
         """The parts."""
         return self.parts
+
+
+@dataclass(frozen=True, eq=False)
+class OfficialTest:
+    """The test data that a data set comes with; the rest is cut 9:1 within groups by the seed.
+
+    Args:
+        label: of all samples.
+        group: of all samples.
+        group_names: by id.
+        test: whether a sample is in the official test data, of all samples.
+    """
+
+    label: Tensor
+    group: Tensor
+    group_names: tuple[str, ...]
+    test: Tensor
+
+    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+        """The parts."""
+        rest = torch.nonzero(~self.test).squeeze(1)
+        cut = cut_within_groups(self.group[rest], seed, shares=(0.9, 0.1, 0.0))
+        rows = {
+            "train": rest[cut["train"]],
+            "validation": rest[cut["validation"]],
+            "test": torch.nonzero(self.test).squeeze(1),
+        }
+        return {name: part(rows[name], self.label, self.group, self.group_names) for name in PARTS}
+
+
+def check_classes(call: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes; refuses fewer than two, and repeats."""
+    names = (classes,) if isinstance(classes, str) else tuple(classes)
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        raise ValueError(
+            f"`{call}(classes=...)` must be at least two different names but is: {classes!r}."
+        )
+    return names
 
 
 def check_limit(call: str, limit: int) -> None:

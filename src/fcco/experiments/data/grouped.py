@@ -153,7 +153,7 @@ def cut_within_groups(
     Args:
         group: id of each sample.
         seed: of the shuffles.
-        shares: of the three parts.
+        shares: of the three parts; a part whose share is zero stays empty.
 
     Example:
         >>> rows = cut_within_groups(torch.tensor([0] * 10 + [1] * 20), seed=0)
@@ -165,7 +165,7 @@ def cut_within_groups(
     for index in torch.unique(group).tolist():
         members = torch.nonzero(group == index).squeeze(1)
         members = members[torch.randperm(len(members), generator=generator)]
-        held = [max(1, round(len(members) * share)) for share in shares[1:]]
+        held = [max(1, round(len(members) * share)) if share else 0 for share in shares[1:]]
         if len(members) < 3:
             held = [0, 0]
         sizes = [len(members) - sum(held), *held]

@@ -18,7 +18,17 @@ from .places import Sighting, cache_folder, roots, search
 
 __all__ = ["GroupedName", "fetch", "load", "load_grouped", "look"]
 
-GroupedName = Literal["celeba", "camelyon17", "amazon", "sentiment", "grouped-synthetic"]
+GroupedName = Literal[
+    "celeba",
+    "camelyon17",
+    "amazon",
+    "sentiment",
+    "grouped-synthetic",
+    "weather",
+    "bdd100k",
+    "bdd100k-subset",
+    "scenes-synthetic",
+]
 
 
 @overload

@@ -1,0 +1,75 @@
+"""The task: its configs, its problem, and the words of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from .. import towers
+from ..judged import Judged
+from . import judge, words
+from .config import Continual
+from .methods import build
+from .problem import ContinualProblem
+
+__all__ = ["TASK", "ContinualTask"]
+
+Progress = Callable[[str, int, int | None], None]
+
+
+class ContinualTask(Judged):
+    """Contrastive fine-tuning under non-forgetting constraints."""
+
+    name = "continual"
+    config = Continual
+    words = words
+    judge = judge
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        """`weather`, `weather-rho`, ...: the usual setting has the bare name."""
+        return data if setting is None else f"{data}-{setting}"
+
+    def grid_name(self, config: Any) -> str:
+        """The paper's grids of rho, or wider ones for projections on features."""
+        return "paper" if config.train == "all" else "wide"
+
+    def fetch(self, config: Any, progress: Progress | None = None) -> None:
+        """Data, weights, features and old models, once, before several processes load them."""
+        problem = ContinualProblem(config, progress)
+        for number, seed in enumerate(config.seeds):
+            if progress is not None:
+                progress("old models", number, len(config.seeds))
+            problem.old_state(seed)
+
+    def load(self, config: Any) -> ContinualProblem:
+        """Data and models."""
+        return ContinualProblem(config)
+
+    def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
+        """Towers and methods that do not fit, before any training: where, and why."""
+        problems: list[tuple[tuple[str, ...], str]] = []
+        for side, wanted in (("image_tower", "image"), ("text_tower", "text")):
+            name = getattr(config, side)
+            if name == "none":
+                continue
+            try:
+                kind = towers.kind(name)
+            except ValueError as error:
+                problems.append(((side,), str(error)))
+                continue
+            if kind != wanted:
+                problems.append(((side,), f"`{side}: {name}` takes {kind}s, not {wanted}s."))
+        for name, method in config.methods.items():
+            try:
+                build(
+                    nn.Linear(1, 1), method, config.protected, (2, 2),
+                    temperature=config.temperature,
+                )  # fmt: skip
+            except (TypeError, ValueError) as error:
+                problems.append((("methods", name), str(error)))
+        return problems
+
+
+TASK = ContinualTask()

@@ -1,0 +1,46 @@
+"""The benchmark of the contrastive step runs, on tiny towers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import contrastive_speed as speed
+from benchmarks.timing import Timings
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    speed.main(["--json", "--quick", "--batches", "6", "--rounds", "2", "--device", "cpu"])
+    *lines, last = capsys.readouterr().out.splitlines()
+    told = json.loads(last)
+    assert told["towers"] == "tiny" and [case["batch"] for case in told["cases"]] == [6]
+    rows = told["cases"][0]["rows"]
+    assert list(rows) == ["clip", "ema", "chunked", "msvr", "forward"]
+    assert rows["clip"]["ratio"] == 1 and len(lines) == 6
+    assert rows["msvr"]["bound"] == pytest.approx(1.05 + rows["forward"]["ratio"])
+
+
+def test_goals() -> None:
+    """Ratios and limits from times and memory given by hand."""
+    seconds = {"clip": [1.0, 2.0], "ema": [1.04, 2.08], "msvr": [1.3, 2.6], "forward": [0.2, 0.4]}
+    memory: dict[str, float | None] = {"clip": 10.0, "ema": 10.001, "msvr": 10.2, "forward": 3.0}
+    rows = {name: speed.row(name, Timings(seconds), memory, 0.2) for name in seconds}
+    assert rows["ema"]["time_met"] and rows["ema"]["memory_met"]
+    assert rows["ema"]["mib_more"] == pytest.approx(1.0)
+    assert rows["msvr"]["bound"] == 1.25 and not rows["msvr"]["time_met"]
+    assert rows["msvr"]["memory_ratio"] == 1.02 and not rows["msvr"]["memory_met"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_candidate_trains(recompute: bool) -> None:
+    bench = speed.Bench(speed.TINY, 4, "cpu", recompute)
+    for name, build in speed.candidates(4).items():
+        model = bench.model()
+        start = [p.detach().clone() for p in model.parameters()]
+        step = build(bench, model)
+        step()
+        step()
+        same = [torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True)]
+        assert all(same) if name == "forward" else not any(same)

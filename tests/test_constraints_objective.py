@@ -1,0 +1,342 @@
+"""A coupled objective beside constraints: two tables of u in one step, one report."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import torch
+from problems import Point, TorchQuadratics, entries, take_step
+
+import fcco
+
+OBJECTIVE = ref.Quadratics(num_inner=8, dim=2, seed=5)
+CONSTRAINTS = ref.Quadratics(num_inner=5, seed=2)
+DATA, LIMITED = TorchQuadratics(OBJECTIVE), TorchQuadratics(CONSTRAINTS)
+START = np.linspace(0.5, 1.5, 4)
+LIMIT = np.array([0.1, -0.2, 0.0, 0.3, 0.2])
+NAMES = ["a", "b", "c", "d", "e"]
+M = len(LIMIT)
+NOT_FOR = {  # what the methods need that refuse a coupled objective
+    "alexr": {"penalty": 1.0, "dual_step": 0.1},
+    "liu2025": {"penalty": 1.0, "smoothing": 0.1, "refresh_every": 3},
+    "ssg": {"threshold": 0.1},
+    "oss": {"proximal": 1.0, "inner_steps": 5},
+    "icppac": {"proximal": 1.0, "inner_steps": 5},
+}
+
+
+def term(**changed: Any) -> fcco.CoupledTerm:
+    """The objective's own: another outer function, gamma_1, gamma_1' and precision."""
+    options: dict[str, Any] = {"dim": 2, "gamma": 0.6, "correction": 0.2, "dtype": torch.float64}
+    tracker = fcco.msvr(8, **options | changed)
+    return fcco.CoupledTerm(fcco.TwoSidedHinge(0.1, 0.8), tracker, smoothing=0.3)
+
+
+# The literal loops: nothing is shared between the two tables but w and the step.
+
+
+@dataclass
+class Table:
+    problem: ref.Quadratics
+    slope: ref.Slope
+    gamma: float
+    correction: float
+    read: str = "old"
+    limit: np.ndarray = field(default_factory=lambda: np.zeros(100))
+
+    def __post_init__(self) -> None:
+        self.u = np.zeros((self.problem.num_inner, self.problem.dim))
+        self.seen = np.zeros(self.problem.num_inner, dtype=bool)
+
+    def gradient(self, w: np.ndarray, before: np.ndarray, sampled: list[tuple]) -> np.ndarray:
+        total, after = np.zeros_like(w), self.u.copy()
+        for i, batch, _ in sampled:
+            g, g_before = (self.problem.value(x, i, batch) for x in (w, before))
+            after[i] = (1 - self.gamma) * self.u[i] + self.gamma * g
+            after[i] += self.correction * (g - g_before)
+            if not self.seen[i]:
+                self.u[i] = after[i] = g
+                self.seen[i] = True
+            u = self.u[i] if self.read == "old" else after[i]
+            total += self.problem.jacobian(w, i, batch).T @ self.slope(u - self.limit[i])
+        self.u = after
+        return total / len(sampled)
+
+
+def own_table() -> Table:
+    return Table(OBJECTIVE, ref.two_sided_slope(0.8, 0.1, 0.3), 0.6, 0.2)
+
+
+def drawn(rng: np.random.Generator) -> tuple[list[tuple], list[tuple]]:
+    return OBJECTIVE.draw(rng, 4, 2), CONSTRAINTS.draw(rng, 3, 2)
+
+
+def single_loop(limits: Table, update: Any, steps: int, g0: bool) -> tuple[np.ndarray, Table]:
+    rng, own = np.random.default_rng(7), own_table()
+    w, before, path = START, START, []
+    for _ in range(steps):
+        first, second = drawn(rng)
+        G = own.gradient(w, before, first) + limits.gradient(w, before, second)
+        G = G + (w - OBJECTIVE.m) if g0 else G
+        before, w = w, update(w, G)
+        path.append(w)
+    return np.array(path), own
+
+
+def batch(model: Point, sampled: tuple[list[tuple], list[tuple]], g0: bool = False) -> Any:
+    """The closure and the index of one step: a dict of each."""
+    (first, at), (second, where) = (entries(part, 1) for part in sampled)
+
+    def inner() -> Any:
+        values = {
+            "objective": DATA.values(model.w, first, at),
+            "constraints": LIMITED.values(model.w, second, where),
+        }
+        return (DATA.loss(model.w), values) if g0 else values
+
+    return inner, {"objective": first, "constraints": second}
+
+
+def follow(objective: Any, model: Point, steps: int, g0: bool = False) -> np.ndarray:
+    rng, path = np.random.default_rng(7), []
+    for _ in range(steps):
+        take_step(objective, *batch(model, drawn(rng), g0))
+        path.append(model.w.detach().numpy().copy())
+    return np.array(path)
+
+
+def assert_same(objective: Any, ours: np.ndarray, path: np.ndarray, own: Table, limits: Table):
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
+    tables = {name: each.tracker.value for name, each in objective.terms.items()}
+    np.testing.assert_allclose(tables["objective"], own.u, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(tables["constraints"], limits.u, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(objective.violation(), limits.u[:, 0] - LIMIT, atol=1e-12)
+    slopes = [limits.slope(u - limit).item() for u, limit in zip(limits.u, LIMIT, strict=True)]
+    assert max(slopes) > 0, "some constraint must act"
+    np.testing.assert_allclose(objective.multipliers(), np.array(slopes) / M, atol=1e-12)
+
+
+SINGLE: dict[str, tuple[dict[str, Any], Callable[[], Table], Any]] = {
+    "sonex": (
+        {"penalty": 1.5, "smoothing": 0.4, "gamma": 0.3, "correction": 0.4},
+        lambda: Table(CONSTRAINTS, ref.hinge_slope(1.5, 0.4), 0.3, 0.4, limit=LIMIT),
+        lambda: ref.Momentum(0.02, 0.2),
+    ),
+    "sonex-adam": (
+        {"penalty": 1.5, "smoothing": 0.4, "gamma": 0.3, "correction": 0.4, "read": "new"},
+        lambda: Table(CONSTRAINTS, ref.hinge_slope(1.5, 0.4), 0.3, 0.4, "new", limit=LIMIT),
+        lambda: ref.Adam(0.005, 0.2, 0.01),
+    ),
+    "yang2025": (
+        {"penalty": 1.5, "gamma": 0.3, "correction": 0.4},
+        lambda: Table(CONSTRAINTS, lambda u: 1.5 * (u > 0), 0.3, 0.4, limit=LIMIT),
+        lambda: ref.Momentum(0.01, 1.0),
+    ),
+    "li2024": (
+        {"penalty": 2.0, "gamma": 0.3},
+        lambda: Table(CONSTRAINTS, lambda u: 2 * np.maximum(u, 0), 0.3, 0.0, "new", limit=LIMIT),
+        lambda: ref.Momentum(0.01, 0.2),
+    ),
+}
+
+
+def made(case: str, model: Point, own: fcco.CoupledTerm | None = None, **more: Any) -> Any:
+    method, *adam = case.split("-")
+    if method == "alexr2":
+        more |= {"penalty": 1.5, "smoothing": 0.4, "nu": 0.3, "eta": 0.1, "theta": 0.6}
+        optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.05, beta=0.2)
+    else:
+        settings, _, update = SINGLE[case]
+        more |= settings
+        rule = update()
+        make: Any = fcco.adam_type if adam else fcco.momentum_type
+        second = {"beta2": rule.beta2} if adam else {}
+        optimizer = make(model.parameters(), lr=rule.lr, beta=rule.beta, **second)
+    names = more.pop("names", M)
+    return fcco.constrained(
+        model, optimizer, names, method, objective=own or term(), tolerance=LIMIT, **more
+    )
+
+
+@pytest.mark.parametrize("g0", [False, True])
+@pytest.mark.parametrize("case", SINGLE)
+def test_equals_the_transcription_with_two_tables(case, g0):
+    model = Point(START)
+    objective = made(case, model)
+    _, limits, update = SINGLE[case]
+    table = limits()
+    path, own = single_loop(table, update(), 200, g0)
+    assert_same(objective, follow(objective, model, 200, g0), path, own, table)
+
+
+def test_alexr2_keeps_the_tracker_of_the_objective():
+    """Both tables inside one proximal point: extrapolated constraints, the objective as given."""
+    model, dual_step, theta, nu, eta = Point(START), 0.5, 0.6, 0.3, 0.1
+    gamma = dual_step / (1 + dual_step)
+    objective = made("alexr2", model, gamma=gamma, inner_steps=5)
+    slope = ref.hinge_slope(1.5, 0.4)
+    limits, own = Table(CONSTRAINTS, slope, gamma, theta * gamma, "new", limit=LIMIT), own_table()
+    rng, update, w, path = np.random.default_rng(7), ref.Momentum(0.05, 0.2), START, []
+    for _ in range(40):
+        z = before = w
+        for _ in range(5):
+            first, second = drawn(rng)
+            G = own.gradient(z, before, first) + limits.gradient(z, before, second)
+            before, z = z, (nu * z + eta * w - eta * nu * G) / (eta + nu)
+        w = update(w, (w - z) / nu)
+        path.append(w)
+    ours = follow(objective, model, 200)[4::5]
+    assert_same(objective, ours, np.array(path), own, limits)
+
+
+def test_all_constraints_by_name_and_a_part_of_the_objective():
+    model = Point(START)
+    objective = made("sonex", model, names=NAMES)
+    take = lambda i: LIMITED.values(model.w, torch.tensor([i]), torch.tensor([0])).view(())  # noqa: E731
+    blocks = torch.tensor([6, 1])
+
+    def inner() -> Any:
+        named = {name: take(i) for i, name in enumerate(NAMES)}
+        return {"objective": DATA.values(model.w, blocks, 0 * blocks), "constraints": named}
+
+    w = START
+    take_step(objective, inner, {"objective": blocks})
+    g = [CONSTRAINTS.value(w, i, np.array([0])).item() for i in range(M)]
+    expected = {name: g[i] - LIMIT[i] for i, name in enumerate(NAMES)}
+    assert objective.violation() == pytest.approx(expected)
+    worst = max(expected, key=lambda name: expected[name])
+    report = objective.report()
+    assert report[:4] == (
+        pytest.approx(expected[worst]), worst, sum(v > 0 for v in expected.values()), M
+    )  # fmt: skip
+    assert report.multiplier == pytest.approx(max(objective.multipliers().values()))
+    exact = dict(zip(NAMES, torch.tensor(LIMIT + 0.5 * np.eye(M)[2]), strict=True))
+    assert objective.report(exact)[:4] == (pytest.approx(0.5), "c", 1, M)
+    seen = objective.terms["objective"].tracker.seen
+    assert seen.nonzero().flatten().tolist() == [1, 6]
+    assert objective.term is objective.terms["constraints"]
+    parts = [each.value() for each in objective.terms.values()]
+    torch.testing.assert_close(objective.value(), parts[0] + parts[1])
+
+
+def test_a_term_that_is_absent_is_left_alone():
+    model = Point(START)
+    objective = made("sonex", model)
+    objective.keep_average(10)
+    inner, index = batch(model, drawn(np.random.default_rng(0)))
+    take_step(objective, inner, index)
+    before = objective.term.tracker.value.clone()
+    for name, count in (("objective", 1), ("constraints", 2)):
+        take_step(objective, lambda name=name: {name: inner()[name]}, {name: index[name]})
+        kept = torch.equal(objective.term.tracker.value, before)
+        assert kept == (name == "objective")
+        assert objective.multiplier_average.count.max() == count, "steps of the constraints"
+        assert objective.terms["objective"].tracker.steps == 2
+
+
+@pytest.mark.parametrize("bad", ["objective", "constraints"])
+@pytest.mark.parametrize("case", [*SINGLE, "alexr2"])
+def test_a_bad_value_of_one_term_leaves_both_tables(case, bad):
+    model = Point(START)
+    objective = made(case, model)
+    follow(objective, model, 3)
+    before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
+    inner, index = batch(model, drawn(np.random.default_rng(1)))
+
+    def spoiled() -> Any:
+        values = inner()
+        values[bad] = values[bad] * torch.nan
+        return values
+
+    with pytest.raises(ValueError, match=f"`{bad}` are NaN or infinite; nothing was updated"):
+        objective(spoiled, index)
+    for name, buffer in objective.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("case", [*SINGLE, "alexr2"])
+def test_resumes_bitwise(case):
+    rng = np.random.default_rng(3)
+    steps = [drawn(rng) for _ in range(14)]
+
+    def advance(model: Point, objective: Any, part: slice) -> None:
+        for sampled in steps[part]:
+            take_step(objective, *batch(model, sampled))
+
+    def parts(model: Point, objective: Any) -> list[Any]:
+        return [model, objective, objective.optimizer]
+
+    model, file = Point(START), io.BytesIO()
+    objective = made(case, model)
+    objective.keep_average(20)
+    advance(model, objective, slice(7))
+    torch.save([part.state_dict() for part in parts(model, objective)], file)
+    advance(model, objective, slice(7, None))
+    again = Point(np.zeros(4))
+    second = made(case, again)
+    second.keep_average(20)
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    for part, state in zip(parts(again, second), saved, strict=True):
+        part.load_state_dict(state)
+    advance(again, second, slice(7, None))
+    assert torch.equal(model.w, again.w)
+    assert torch.equal(objective.average_multipliers(), second.average_multipliers())
+    for name, buffer in objective.named_buffers():
+        assert torch.equal(buffer, second.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("method", NOT_FOR)
+def test_other_methods_refuse_it_with_the_reason(method):
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    message = (
+        f"`constrained(method='{method}')` has no such setting: `objective` is a coupled term of "
+        "the objective, which needs a penalty on tracked values (for sonex, alexr2, sonx, "
+        "yang2025, sox, li2024)"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fcco.constrained(model, optimizer, M, method, objective=term(), **NOT_FOR[method])
+    fcco.constrained(model, optimizer, M, method, **NOT_FOR[method])
+
+
+def test_what_is_not_a_term_and_an_index_without_a_name_are_refused():
+    model = Point(START)
+    with pytest.raises(TypeError, match=r"`objective=` is a coupled term .* but is: Hinge"):
+        made("sonex", model, own=fcco.Hinge())  # type: ignore[arg-type]
+    objective = made("sonex", model)
+    inner, index = batch(model, drawn(np.random.default_rng(1)))
+    with pytest.raises(ValueError, match="`index` must be a dict"):
+        objective(inner, index["constraints"])
+    with pytest.raises(ValueError, match="`counts` must be a dict"):
+        objective(inner, index, counts=torch.ones(3))
+    with pytest.raises(ValueError, match="terms objective, constraints needs inner values by term"):
+        objective(lambda: inner()["constraints"], {"constraints": index["constraints"]})
+    assert not any(each.tracker.seen.any() for each in objective.terms.values())
+
+
+def test_a_recursive_gradient_and_the_constraints_of_the_class_itself():
+    """`Penalized` takes the term too, and a wrapper around it sees both."""
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    penalized = fcco.Penalized(
+        model, optimizer, M, penalty=1.5, smoothing=0.4, gamma=0.3, correction=0.4,
+        tolerance=LIMIT.tolist(), objective=term(),
+    )  # fmt: skip
+    storm = fcco.RecursiveGradient(penalized, beta=1.0)  # keeps nothing of the past: plain SGD
+    rng = np.random.default_rng(7)
+    for _ in range(30):
+        take_step(storm, *batch(model, drawn(rng)))  # type: ignore[arg-type]
+    limits = Table(CONSTRAINTS, ref.hinge_slope(1.5, 0.4), 0.3, 0.4, limit=LIMIT)
+    path, own = single_loop(limits, ref.Momentum(0.02, 1.0), 30, g0=False)
+    np.testing.assert_allclose(model.w.detach(), path[-1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(penalized.term.tracker.value, limits.u, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        penalized.terms["objective"].tracker.value, own.u, rtol=0, atol=1e-12
+    )

@@ -1,0 +1,515 @@
+"""The global contrastive loss: its inner values, its gradient, its state."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference_contrastive import Training, full_loss, loop_means, naive_means
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+import fcco
+from fcco.contrastive import log_means
+
+LABEL = [0, 0, 1, 2, 3, 3, 3]
+ANCHOR = [True, False, True, True, False, False, True]
+KINDS = [
+    (label, anchor, chunk)
+    for label in (None, LABEL)
+    for anchor in (None, ANCHOR)
+    for chunk in (None, 1, 3, 20)
+]
+
+
+def features(number: int, width: int = 5, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        scale * torch.randn(number, width, generator=draw, dtype=torch.float64) for _ in range(2)
+    ]
+
+
+def tensors(label: Any, anchor: Any) -> dict[str, Tensor | None]:
+    return {
+        "label": None if label is None else torch.tensor(label),
+        "anchor": None if anchor is None else torch.tensor(anchor),
+    }
+
+
+class Towers(nn.Module):
+    """Two linear towers and a learnable temperature, on fixed data."""
+
+    def __init__(self, number: int, tau: float = 0.3, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.x, self.t = features(number, 6, seed)
+        self.image, self.text = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.log_tau = nn.Parameter(torch.tensor(math.log(tau), dtype=torch.float64))
+        self.double()
+
+    def tau(self) -> Tensor:
+        return self.log_tau.exp()
+
+    def forward(self, ids: Any) -> tuple[Tensor, Tensor]:
+        return self.image(self.x[ids]), self.text(self.t[ids])
+
+    def means(self, ids: Any) -> np.ndarray:
+        """What the tracker should be given for a batch, by loops."""
+        with torch.no_grad():
+            x, t = self.units(ids)
+            return loop_means(x, t, float(self.tau()))
+
+    def units(self, ids: Any) -> tuple[Tensor, Tensor]:
+        x, t = self(ids)
+        return x / x.norm(dim=1, keepdim=True), t / t.norm(dim=1, keepdim=True)
+
+
+def made(model: Towers, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
+    """An objective on all pairs of the model's data, and its optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    options = {"temperature": model.tau, **options}
+    return fcco.GlobalContrastive(model, optimizer, len(model.x), **options), optimizer
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    pulled = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(model.parameters(), pulled, strict=True)
+    ]
+
+
+# --- the inner values -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("label", "anchor", "chunk"), KINDS)
+def test_inner_values_and_their_gradient(label, anchor, chunk):
+    x, t = (each.requires_grad_() for each in features(7))
+    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    given = tensors(label, anchor)
+    entries = log_means(x, t, tau, chunk=chunk, **given)
+    expected = loop_means(x.detach(), t.detach(), 0.7, label, anchor)
+    np.testing.assert_allclose(entries.detach().numpy(), expected, rtol=0, atol=1e-13)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: log_means(*inputs, chunk=chunk, **given), (x, t, tau)
+    )
+    weights = torch.randn(entries.shape, dtype=torch.float64)
+    naive = naive_means(x, t, tau, label, anchor).log()
+    ours = torch.autograd.grad((weights * entries).sum(), (x, t, tau))
+    theirs = torch.autograd.grad((weights * naive).sum(), (x, t, tau))
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_one_frozen_tower(frozen):
+    x, t = features(5)
+    trained = (x, t)[1 - frozen].requires_grad_()
+    (ours,) = torch.autograd.grad(log_means(x, t, 0.5).sum(), trained)
+    (theirs,) = torch.autograd.grad(naive_means(x, t, 0.5).log().sum(), trained)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_second_derivative_is_refused():
+    x, t = (each.requires_grad_() for each in features(4))
+    (slope,) = torch.autograd.grad(log_means(x, t, 0.5).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_a_batch_mean_over_negatives_is_unbiased():
+    """The mean over all batches with pair i is g_i of the data set; with i itself it is not."""
+    x, t = features(6)
+    whole = loop_means(x, t, 0.8)
+    for size in (2, 3, 5):
+        sums, counts = np.zeros((6, 2)), np.zeros(6)
+        with_itself = np.zeros(6)
+        for batch in itertools.combinations(range(6), size):
+            ids = list(batch)
+            sums[ids] += log_means(x[ids], t[ids], 0.8).exp().numpy()
+            counts[ids] += 1
+            scores = (x[ids] @ t[ids].T).numpy()
+            with_itself[ids] += np.exp((scores - scores.diagonal()[:, None]) / 0.8).mean(1)
+        np.testing.assert_allclose(sums / counts[:, None], np.exp(whole), rtol=1e-12)
+        including = (1 + 5 * np.exp(whole[:, 0])) / 6
+        assert (np.abs(with_itself / counts - including) > 1e-3 * including).all()
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_exponentials_that_overflow(kind, chunk):
+    """Margins of thousands over tau: finite and right, in value and in gradient."""
+    x, t = (each.to(kind).requires_grad_() for each in features(7, scale=8.0))
+    tau = torch.tensor(0.02, requires_grad=True)
+    entries = log_means(x, t, tau, chunk=chunk, **tensors(LABEL, None))
+    expected = loop_means(x.detach().double(), t.detach().double(), tau.item(), LABEL)
+    assert expected.max() > 3000 and entries.dtype == torch.float32
+    np.testing.assert_allclose(entries.detach().double(), expected, rtol=1e-5, atol=0.01)
+    slopes = torch.autograd.grad(entries.sum(), (x, t, tau))
+    wide = [each.detach().double().requires_grad_() for each in (x, t, tau)]
+    right = torch.autograd.grad(log_means(*wide, **tensors(LABEL, None)).sum(), wide)  # type: ignore[arg-type]
+    for one, two in zip(slopes, right, strict=True):
+        rough = 2e-3 if one.dtype == torch.float32 else 2e-2
+        assert one.isfinite().all()
+        torch.testing.assert_close(
+            one.double(), two, rtol=rough, atol=rough * float(two.abs().max())
+        )
+
+
+def test_autocast_does_not_reach_the_products():
+    x, t = (each.float() for each in features(32, width=64))
+    model = nn.Linear(64, 64)
+    for normalised in (False, True):
+        term = fcco.ContrastiveTerm(40, temperature=1.0, normalize=normalised)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = model(x)
+            assert narrow.dtype == torch.bfloat16
+            entries = term.inner(narrow, t)
+            entries.sum().backward()  # inside, too
+        inside, model.weight.grad = model.weight.grad, None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = model(x)
+        outside = term.inner(narrow.float(), t)
+        assert entries.dtype == torch.float32 and torch.equal(entries, outside)
+        outside.sum().backward()
+        assert inside is not None and model.weight.grad is not None
+        torch.testing.assert_close(inside, model.weight.grad, rtol=0.02, atol=0.02)
+        model.zero_grad()
+
+
+@pytest.mark.parametrize(("chunk", "matrices"), [(None, 1), (5, 0)])
+def test_at_most_one_square_matrix_is_kept(chunk, matrices):
+    number, large = 40, []
+    x, t = (each.requires_grad_() for each in features(number))
+    tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.numel() >= number * number // 2:
+            large.append(tensor.shape)
+        return tensor
+
+    term = fcco.ContrastiveTerm(number, temperature=lambda: tau, chunk=chunk, dtype=torch.float64)
+    model = nn.ParameterList([nn.Parameter(x), nn.Parameter(t), nn.Parameter(tau)])
+    objective = fcco.Compositional(model, torch.optim.SGD(model.parameters()), term)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = objective(lambda: term.inner(x, t), torch.arange(number))
+    assert len(large) == matrices
+    loss.backward()
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        term.inner(x, t)
+    assert len(large) == matrices
+
+
+# --- the loss and its gradient --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
+    """At every step, value and gradient, also in tau; up to the constant of the docstring."""
+    number, radius = 9, 0.4 if scaled else 0.0
+    model = Towers(number)
+    objective, optimizer = made(
+        model, gamma=1.0, correction=0.0, scaled=scaled, radius=radius, chunk=chunk
+    )
+    for _ in range(5):
+        loss = objective(lambda: model(slice(None)))
+        x, t = model.units(slice(None))
+        whole = full_loss(x, t, model.tau(), radius, scaled)
+        front = model.tau() if scaled else 1.0
+        constant = 2 * front * math.log(number / (number - 1))
+        torch.testing.assert_close(loss, whole + constant, rtol=0, atol=1e-12)
+        for one, two in zip(
+            gradients(model, loss), gradients(model, whole + constant), strict=True
+        ):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+        evaluated = objective.term.evaluate(objective.term.inner(*model(slice(None))))
+        torch.testing.assert_close(evaluated, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(objective.value(), loss.detach(), rtol=0, atol=1e-12)
+        optimizer.zero_grad()
+        loss = objective(lambda: model(slice(None)))
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_fixed_temperature_gets_no_gradient():
+    model = Towers(8)
+    objective, _ = made(model, temperature=0.3)
+    objective(lambda: model([1, 2, 5]), torch.tensor([1, 2, 5])).backward()
+    assert model.log_tau.grad is None and objective.term.temperature() == 0.3
+
+
+@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize("correction", [0.0, 0.15])
+@pytest.mark.parametrize("case", ["plain", "labels and anchors"])
+def test_two_hundred_steps_equal_a_transcription(read, correction, case):
+    number, gamma, lr = 24, 0.6, 0.05
+    ours, theirs = Towers(number, tau=0.5), Towers(number, tau=0.5)
+    objective, optimizer = made(ours, lr, gamma=gamma, correction=correction, read=read, radius=0.8)
+    reference = Training(
+        theirs.units,
+        list(theirs.parameters()),
+        theirs.tau,
+        number,
+        gamma,
+        correction,
+        read,
+        lr,
+        radius=0.8,
+    )
+    draw = torch.Generator().manual_seed(3)
+    for step in range(200):
+        ids = torch.randperm(number, generator=draw)[:5]
+        extra: dict[str, Any] = {}
+        if case != "plain":
+            extra = {"label": (ids % 4).tolist(), "anchor": [True, True, False, True, step % 2 > 0]}
+            if len(set(extra["label"])) == 1:
+                continue
+        loss = objective(
+            lambda ids=ids: ours(ids), ids, **{k: torch.tensor(v) for k, v in extra.items()}
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(reference.step(ids.tolist(), **extra), abs=1e-10)
+    moved = float((ours.log_tau - Towers(number, tau=0.5).log_tau).detach().abs())
+    assert moved > 0.02, "the temperature must move"
+    for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+    tracker = objective.term.tracker
+    assert sorted(reference.u) == tracker.seen.nonzero().squeeze(1).tolist()
+    for i, u in reference.u.items():
+        np.testing.assert_allclose(tracker.value[i].exp().numpy(), u, rtol=1e-10)
+
+
+# --- faults of other implementations, absent here -------------------------------------------------
+
+
+def test_the_gradient_does_not_grow_with_the_batch():
+    """A sum over negatives instead of a mean gave norms of 16.6, 68.9 and 270."""
+    x, t = (normalize(each, dim=1) for each in features(256, width=16))
+    norms = []
+    for size in (16, 64, 256):
+        shift = torch.zeros(16, dtype=torch.float64, requires_grad=True)
+        model = nn.ParameterList([nn.Parameter(shift)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective = fcco.GlobalContrastive(
+            model, optimizer, 256, temperature=0.1, gamma=0.5, normalize=False
+        )
+        parameter = model[0]
+        loss = objective(
+            lambda n=size, p=parameter: (x[:n] + p, t[:n] * (1 + p)), torch.arange(size)
+        )
+        loss.backward()
+        norms.append(float(parameter.grad.norm()))  # type: ignore[union-attr]
+    assert max(norms) < 1.5 * min(norms)
+
+
+def test_a_first_visit_beside_seen_pairs_starts_at_its_own_value():
+    """A rule for the whole batch shrank a new pair's u by gamma when any other was known."""
+    model = Towers(10, tau=0.5)
+    objective, optimizer = made(model, lr=0.0, gamma=0.1, correction=0.0)
+    for ids in ([0, 1, 2], [2, 3, 4]):
+        objective(lambda ids=ids: model(ids), torch.tensor(ids)).backward()
+        optimizer.step()
+    fresh = model.means([2, 3, 4])
+    np.testing.assert_allclose(objective.term.tracker.value[3:5], fresh[1:], atol=1e-12)
+    mixed = 0.9 * np.exp(model.means([0, 1, 2])[2]) + 0.1 * np.exp(fresh[0])
+    np.testing.assert_allclose(objective.term.tracker.value[2].exp(), mixed, rtol=1e-12)
+
+
+def test_a_saved_state_continues_to_the_last_bit():
+    """State outside `state_dict` was lost, with the tracked means."""
+
+    def train(steps: range, model: Towers, objective: Any, optimizer: Any) -> None:
+        for step in steps:
+            ids = torch.randperm(12, generator=torch.Generator().manual_seed(step))[:4]
+            objective(lambda ids=ids: model(ids), ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = Towers(12)
+    objective, optimizer = made(model, gamma=0.5, correction=0.2)
+    train(range(8), model, objective, optimizer)
+    saved = copy.deepcopy([each.state_dict() for each in (model, objective, optimizer)])
+    assert any("value" in key for key in saved[1])
+    train(range(8, 16), model, objective, optimizer)
+    other = Towers(12, seed=5)
+    other.x, other.t = model.x, model.t
+    resumed, again = made(other, gamma=0.5, correction=0.2)
+    for each, state in zip((other, resumed, again), saved, strict=True):
+        each.load_state_dict(state)
+    train(range(8, 16), other, resumed, again)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert torch.equal(objective.term.tracker.value, resumed.term.tracker.value)
+
+
+def test_conversions_reach_the_table_and_never_narrow_it():
+    term = fcco.ContrastiveTerm(5)
+    assert term.double().tracker.value.dtype == torch.float64
+    assert term.to(torch.bfloat16).tracker.value.dtype == torch.float64
+    assert term.to("meta").tracker.value.device.type == "meta"
+
+
+def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
+    model = Towers(10)
+    objective, optimizer = made(model, gamma=0.5, correction=0.1)
+    objective(lambda: model([0, 1, 2]), torch.tensor([0, 1, 2])).backward()
+    optimizer.step()
+    before = copy.deepcopy(objective.state_dict())
+    objective.eval()
+    loss = objective(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
+    with torch.no_grad():
+        quiet = objective.train()(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
+    inner = np.exp(model.means([1, 2, 3, 4]))
+    expected = model.tau().item() * np.log(inner + 1 / 9).sum(1).mean()
+    assert loss.item() == quiet.item() == pytest.approx(expected, abs=1e-12)
+    after = objective.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, Tensor))
+
+
+def test_unseen_pairs_and_a_pair_drawn_twice():
+    model = Towers(10)
+    objective, _ = made(model)
+    assert objective.value().isnan()
+    ids = torch.tensor([4, 2, 4])
+    objective(lambda: model(ids), ids, label=ids)
+    np.testing.assert_allclose(
+        objective.term.tracker.value[[4, 2]], model.means([4, 2]), atol=1e-12
+    )
+
+
+# --- objectives -----------------------------------------------------------------------------------
+
+
+def test_anchors_take_their_part_of_the_index():
+    ids, anchor = torch.tensor([3, 7, 1, 5]), torch.tensor([True, False, True, True])
+    tables = []
+    for index in (ids, ids[anchor]):
+        model = Towers(10)
+        objective, _ = made(model)
+        loss = objective(lambda model=model: model(ids), index, anchor=anchor)
+        tables.append((loss.item(), objective.term.tracker.value.clone()))
+        assert objective.term.tracker.seen.nonzero().squeeze(1).tolist() == [1, 3, 5]
+    assert tables[0][0] == tables[1][0] and torch.equal(tables[0][1], tables[1][1])
+
+
+def test_an_ordinary_loss_beside_it_and_a_term_beside_others():
+    ids = torch.tensor([1, 3, 6])
+    model = Towers(10)
+    objective, _ = made(model)
+    alone = objective(lambda: model(ids), ids).item()
+    model = Towers(10)
+    objective, _ = made(model)
+    both = objective(lambda: (model.image.weight.square().sum(), model(ids)), ids)
+    assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
+
+    model = Towers(10)
+    term = fcco.ContrastiveTerm(10, temperature=model.tau, dtype=torch.float64)
+    other = fcco.CoupledTerm(fcco.Hinge(2.0), fcco.ema(2, dtype=torch.float64))
+    joint = fcco.Compositional(
+        model, torch.optim.SGD(model.parameters()), {"contrast": term, "bounds": other}
+    )
+
+    def inner() -> Any:
+        return {
+            "contrast": term.inner(*model(ids)),
+            "bounds": torch.stack([model.image.weight.sum() + 9, model.text.weight.sum()]),
+        }
+
+    index = {"contrast": ids, "bounds": torch.tensor([0, 1])}
+    hinges = inner()["bounds"].clamp(min=0).sum()
+    assert joint(inner, index).item() == pytest.approx(alone + hinges.item(), abs=1e-12)
+
+
+def test_micro_batches_are_one_step_of_separate_batches():
+    model = Towers(10)
+    objective, optimizer = made(model, lr=0.1, gamma=0.5, correction=0.0)
+    batches = [[0, 1, 2], [2, 3, 4]]
+    for ids in batches:
+        (objective(lambda ids=ids: model(ids), torch.tensor(ids)) / 2).backward()
+    first, second = (np.exp(model.means(ids)) for ids in batches)
+    optimizer.step()
+    u = objective.term.tracker.value.exp().detach().numpy()
+    assert objective.term.step == 1
+    np.testing.assert_allclose(u[[0, 1]], first[:2], rtol=1e-12)
+    np.testing.assert_allclose(u[[3, 4]], second[1:], rtol=1e-12)
+    np.testing.assert_allclose(u[2], (first[2] + second[0]) / 2, rtol=1e-12)
+
+
+def test_a_warm_up_sets_the_means():
+    model = Towers(6)
+    objective, _ = made(model)
+    halves = [torch.arange(3), torch.arange(3, 6)]
+    objective.warm_up([(lambda ids=ids: model(ids), ids) for ids in halves])
+    assert objective.term.tracker.seen.all()
+    table = objective.term.tracker.value
+    np.testing.assert_allclose(table[3:], model.means([3, 4, 5]), atol=1e-12)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+X, T = features(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: log_means(X[:1], T[:1], 0.1), r"`log_means\(images.*at least two pairs.*has: 1"),
+        (lambda: log_means(X, T[:3], 0.1), r"same width.*\(4, 5\) and \(3, 5\)"),
+        (lambda: log_means(X[0], T[0], 0.1), r"`log_means\(images=...\)` must be features"),
+        (lambda: log_means(X, T.long(), 0.1), r"`log_means\(texts=...\)` must be features"),
+        (lambda: log_means(X, T, 0.0), r"`log_means\(temperature=...\)` must be positive"),
+        (
+            lambda: log_means(X, T, torch.ones(2)),
+            r"`log_means\(temperature=...\)` must be a number",
+        ),
+        (lambda: log_means(X, T, 0.1, chunk=0), r"`log_means\(chunk=...\)` must be at least 1"),
+        (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), r"`log_means\(label=...\)`.*integers"),
+        (
+            lambda: log_means(X, T, 0.1, label=torch.arange(3)),
+            r"`log_means\(label=...\)` must be 4",
+        ),
+        (lambda: log_means(X, T, 0.1, anchor=torch.arange(4)), r"`log_means\(anchor=...\)`.*bool"),
+        (
+            lambda: log_means(X, T, 0.1, label=torch.ones(4).long()),
+            r"`log_means\(label=...\)` leaves pairs without a negative: all 4.*label 1",
+        ),
+        (lambda: fcco.ContrastiveTerm(1), r"`ContrastiveTerm\(num_pairs=...\)` must be at least 2"),
+        (lambda: fcco.ContrastiveTerm(5, temperature=-1.0), r"temperature=...\)` must be positive"),
+        (lambda: fcco.ContrastiveTerm(5, offset=-1.0), r"`ContrastiveTerm\(offset=...\)` must lie"),
+        (lambda: fcco.ContrastiveTerm(5, radius=-1.0), r"`ContrastiveTerm\(radius=...\)` must lie"),
+        (lambda: fcco.ContrastiveTerm(5, radius=1.0, scaled=False), "would only add a constant"),
+        (lambda: fcco.ContrastiveTerm(5, chunk=0), r"`ContrastiveTerm\(chunk=...\)`"),
+        (lambda: fcco.ContrastiveTerm(5, gamma=2.0), r"gamma=...\)` must lie in"),
+    ],
+)
+def test_errors_name_the_call(call, error):
+    with pytest.raises(ValueError, match=error):
+        call()
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_batch_without_anchors_needs_no_negatives(chunk):
+    """No rows and no gradient: a step with other terms only."""
+    label, anchor = torch.tensor([1, 1, 1, 1]), torch.zeros(4, dtype=torch.bool)
+    x, t = (each.clone().requires_grad_() for each in (X, T))
+    tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    rows = log_means(x, t, tau, label=label, anchor=anchor, chunk=chunk)
+    assert rows.shape == (0, 2)
+    for slope in torch.autograd.grad(rows.sum(), (x, t, tau)):
+        assert torch.equal(slope, torch.zeros_like(slope))
+
+
+def test_a_function_that_returns_something_else():
+    model = Towers(6)
+    objective, _ = made(model)
+    with pytest.raises(ValueError, match=r"must return \(image features, text features\)"):
+        objective(lambda: model([0, 1])[0], torch.tensor([0, 1]))
+    assert not objective.term.tracker.seen.any()

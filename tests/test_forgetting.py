@@ -1,0 +1,412 @@
+"""Old losses: measured once, in evaluation mode, every row once; kept in files that know whose."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fcco
+from fcco import OldLosses
+from fcco.fingerprint import state_checksum, tensor_checksum
+
+SIZE = 23
+X = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
+LABEL = torch.arange(SIZE) % 3
+DATA = "samples of the test, cross entropy"
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+
+
+def losses(model: nn.Module, rows: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(X[rows]), LABEL[rows], reduction="none")
+
+
+def by_hand(model: nn.Sequential) -> np.ndarray:
+    """Each sample on its own, in NumPy: running statistics, no dropout."""
+    state = {name: value.double().numpy() for name, value in model.state_dict().items()}
+    result = []
+    for x, label in zip(X.double().numpy(), LABEL, strict=True):
+        hidden = state["0.weight"] @ x + state["0.bias"]
+        hidden = (hidden - state["1.running_mean"]) / np.sqrt(state["1.running_var"] + 1e-5)
+        score = state["3.weight"] @ (hidden * state["1.weight"] + state["1.bias"]) + state["3.bias"]
+        result.append(np.log(np.exp(score).sum()) - score[label])
+    return np.array(result)
+
+
+class Counting:
+    """A generator function that knows how often it ran."""
+
+    def __init__(self, model: nn.Module, order: Tensor | None = None) -> None:
+        self.model, self.runs = model, 0
+        self.order = torch.randperm(SIZE) if order is None else order
+
+    def __call__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.runs += 1
+        for rows in self.order.split(5):
+            yield rows, losses(self.model, rows)
+
+
+# The numbers.
+
+
+@pytest.mark.parametrize("form", ["generator function", "generator", "functions", "lists"])
+def test_they_are_the_losses_of_the_old_model_in_evaluation_mode(form):
+    model = make_model()
+    model(torch.randn(50, 4) + 1)  # statistics that differ from those of a batch
+    expected = by_hand(model)
+    batches: Any = Counting(model)
+    if form == "generator":
+        batches = batches()
+    elif form == "functions":  # as for `warm_up`: called once their turn comes
+        parts = torch.randperm(SIZE).split(6)
+        batches = [(rows, lambda rows=rows: losses(model, rows)) for rows in parts]
+    elif form == "lists":
+        source = Counting(model)
+        batches = lambda: ((rows.tolist(), value) for rows, value in source())  # noqa: E731
+    old = OldLosses.measure(model, batches, SIZE)
+    np.testing.assert_allclose(old.value, expected, atol=1e-6)
+    assert old.size == SIZE and old.value.dtype == torch.float32
+    rows = torch.tensor([4, 0, 4, 22])
+    np.testing.assert_allclose(old(rows), expected[[4, 0, 4, 22]], atol=1e-6)
+    assert not old(rows).requires_grad
+    for wrong in (-1, SIZE):
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            old(torch.tensor([wrong]))
+
+
+def test_the_model_is_left_as_it_was():
+    model = make_model()
+    model[1].eval()  # somebody froze the statistics
+    model[3].weight.requires_grad_(False)
+    before, modes = state_checksum(model), [module.training for module in model.modules()]
+    assert True in modes and False in modes
+    seen: list[Any] = []
+
+    def batches() -> Iterator[Any]:
+        for rows, value in Counting(model)():
+            seen.append((model.training, torch.is_grad_enabled()))
+            yield rows, value
+
+    OldLosses.measure(model, batches, SIZE)
+    assert set(seen) == {(False, False)}
+    assert [module.training for module in model.modules()] == modes
+    assert state_checksum(model) == before and torch.is_grad_enabled()
+
+    def fails() -> Iterator[Any]:
+        yield torch.arange(3), torch.zeros(3)
+        raise KeyError("no such sample")
+
+    with pytest.raises(KeyError):
+        OldLosses.measure(model, fails, SIZE)
+    assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
+
+
+def test_precision_and_device_follow_the_model_but_are_never_narrowed():
+    model = make_model().bfloat16()
+    rows = torch.arange(3)
+    narrow = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
+    old = OldLosses.measure(model, [(rows, narrow)], 3)
+    assert old.value.dtype == torch.float32
+    fine = torch.tensor([1 / 3, 2 / 3, 1.0], dtype=torch.float64)
+    old = OldLosses.measure(model, [(rows, fine)], 3)
+    assert torch.equal(old.value, fine), "exactly"
+    holder = nn.ModuleDict({"old": old, "model": model}).to(torch.bfloat16)
+    assert torch.equal(holder["old"](rows), fine)
+    restored = OldLosses(torch.zeros(3, dtype=torch.float64))
+    restored.load_state_dict(old.state_dict())
+    assert torch.equal(restored.value, fine)
+    fine[0] = 9.0
+    assert old.value[0] != 9, "a copy"
+    assert "size=3" in repr(old)
+
+
+def test_as_constraints_the_tracker_averages_differences_by_class():
+    model = make_model().eval()
+    old = OldLosses.measure(model, Counting(model), SIZE)
+    objective = fcco.constrained(
+        model, torch.optim.SGD(model.parameters(), lr=0.3), 3, penalty=1.0, smoothing=0.1, gamma=1.0
+    )
+    for _ in range(2):
+        rows = torch.arange(SIZE)
+        value = objective(
+            lambda rows=rows: (losses(model, rows).mean(), losses(model, rows) - old(rows)), LABEL
+        )
+        value.backward()
+        change = losses(model, rows).detach().numpy() - old.value.numpy()
+        expected = [change[LABEL.numpy() == k].mean() for k in range(3)]
+        np.testing.assert_allclose(objective.violation(), expected, atol=1e-6)
+        objective.optimizer.step()  # type: ignore[union-attr]
+    assert np.abs(expected).max() > 1e-3
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("batches, message", [
+    ([([0, 1, 2, 3], torch.ones(4))], "once, but 1 are missing, first row 4"),
+    ([([0, 1], torch.ones(2)), ([4], torch.ones(1))], "but 2 are missing, first row 2"),
+    ([], "but 5 are missing, first row 0"),
+    ([([0, 1, 2, 3, 4], torch.ones(5)), ([3], torch.ones(1))],
+     "1 come more than once, first row 3"),
+    ([([0, 1, 1, 4, 4], torch.ones(5))], "2 come more than once, first row 1"),
+    ([([0, 1, 2, 3, 5], torch.ones(5))], "row 5 is not in 0, ..., 4"),
+    ([([0, 1, 2, 3, -1], torch.ones(5))], "row -1 is not in 0, ..., 4"),
+    ([([2, 0, 1], torch.ones(3)), ([4, 3], torch.tensor([1.0, torch.nan]))],
+     "the loss of row 3 is nan (rows that are not finite: 1)"),
+    ([([3, 2, 1, 0, 4], torch.tensor([torch.inf, 1.0, 1.0, -torch.inf, 1.0]))],
+     "the loss of row 0 is -inf (rows that are not finite: 2)"),
+    ([([0, 1], torch.ones(3))], "gives: (2,) torch.int64 and (3,)"),
+    ([([0, 1], torch.ones(2, 1))], "and (2, 1)"),
+    ([([0, 1], torch.tensor(1.0))], "and ()"),
+    ([(torch.arange(5.0), torch.ones(5))], "(5,) torch.float32"),
+    ([(torch.arange(5), torch.ones(5, requires_grad=True))], "carry a graph"),
+])  # fmt: skip
+def test_rows_and_values_are_checked(batches, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        OldLosses.measure(nn.Linear(1, 1), batches, 5, data="x", cache=tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing is kept of it"
+
+
+def test_other_arguments(tmp_path):
+    model, good = nn.Linear(1, 1), [(torch.arange(2), torch.ones(2))]
+    with pytest.raises(ValueError, match=r"measure\(data=...\)` is needed with a cache"):
+        OldLosses.measure(model, good, 2, cache=tmp_path)
+    with pytest.raises(ValueError, match=r"size=...\)` must be at least 1"):
+        OldLosses.measure(model, good, 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a folder, but"):
+        OldLosses.measure(model, good, 2, data="x", cache=tmp_path / "file")
+    for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"shape \(N,\)"):
+            OldLosses(wrong)
+    with pytest.raises(ValueError, match="row 1 is nan"):
+        OldLosses(torch.tensor([0.0, torch.nan]))
+
+
+# The file.
+
+
+def file_of(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_the_second_time_nothing_is_computed(tmp_path):
+    model = make_model()
+    folder, source = tmp_path / "some" / "folder", Counting(model)
+    measured = [OldLosses.measure(model, source, SIZE, data=DATA, cache=folder) for _ in range(2)]
+    assert source.runs == 1
+    assert torch.equal(measured[0].value, measured[1].value)
+    found = torch.load(file_of(folder), weights_only=True)
+    assert found["facts"]["model"] == state_checksum(model) and found["facts"]["data"] == DATA
+    assert found["sha256"] == hashlib.sha256(measured[0].value.numpy().tobytes()).hexdigest()
+    compiled: Any = torch.compile(model, backend="eager")
+    OldLosses.measure(compiled, source, SIZE, data=DATA, cache=str(folder))
+    assert source.runs == 1, "the same model"
+
+
+CHANGES = {
+    "a weight": lambda model: model[0].weight.data[0, 0].add_(1e-6),
+    "a statistic": lambda model: model[1].running_mean[2].add_(1e-6),
+    "the data": None,
+    "the size": None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_model_or_other_data_are_measured_anew(change, tmp_path):
+    model = make_model()
+    source = Counting(model, torch.arange(SIZE))
+    OldLosses.measure(model, source, SIZE, data=DATA, cache=tmp_path)
+    first = file_of(tmp_path)
+    content = first.read_bytes()
+    changed = CHANGES[change]
+    if changed is not None:
+        with torch.no_grad():
+            changed(model)
+    size = SIZE - (change == "the size")
+    source.order = torch.arange(size)
+    data = DATA + "!" * (change == "the data")
+    again = OldLosses.measure(model, source, size, data=data, cache=tmp_path)
+    assert source.runs == 2 and again.size == size
+    assert len(list(tmp_path.iterdir())) == 2 and first.read_bytes() == content
+
+
+def flip(content: bytes) -> bytes:
+    """Another value of a loss, in a file that torch still reads."""
+    place = content.index(OldLosses.measure(MODEL, SOURCE, SIZE).value.numpy().tobytes()[:16])
+    return content[: place + 1] + bytes([content[place + 1] ^ 1]) + content[place + 2 :]
+
+
+MODEL = make_model()
+SOURCE = Counting(MODEL, torch.arange(SIZE))
+DAMAGE = {
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "text": lambda content: b"not a file of torch",
+    "a bit": flip,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_measured_anew(damage, tmp_path):
+    source = Counting(MODEL, torch.arange(SIZE))
+    kept = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    path = file_of(tmp_path)
+    good = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](good))
+    assert path.read_bytes() != good
+    with pytest.warns(UserWarning, match="measured anew: .*old-losses-"):
+        again = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    assert source.runs == 2 and torch.equal(again.value, kept.value)
+    third = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    assert source.runs == 2 and torch.equal(third.value, kept.value), "whole again"
+
+
+def test_a_file_under_the_name_of_another_is_not_believed(tmp_path):
+    source = Counting(MODEL, torch.arange(SIZE))
+    for data in ("one", "two"):
+        OldLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
+    one, two = tmp_path.iterdir()
+    os.replace(one, two)
+    with pytest.warns(UserWarning, match="holds values of something else"):
+        for data in ("one", "two"):
+            OldLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning) as caught:
+        old = OldLosses.measure(MODEL, SOURCE, SIZE, data=DATA, cache=tmp_path / "file" / "below")
+    assert "cannot be kept" in str(caught[-1].message)
+    assert old.size == SIZE
+
+
+# Fingerprints.
+
+
+def test_state_checksum_by_hand():
+    layer = nn.Linear(2, 1)
+    digest = hashlib.sha256()
+    for name, shape in (("bias", "(1,)"), ("weight", "(1, 2)")):
+        digest.update(f"{name} torch.float32 {shape} ".encode())
+        digest.update(layer.state_dict()[name].numpy().tobytes())
+    assert state_checksum(layer) == digest.hexdigest()
+    from fcco.experiments.towers.weights import state_checksum as there
+
+    assert there is state_checksum
+
+
+def test_state_checksum_tells_names_shapes_precision_and_extra_state():
+    class Extra(nn.Module):
+        def __init__(self, note: Any) -> None:
+            super().__init__()
+            self.note = note
+
+        def get_extra_state(self) -> Any:
+            return self.note
+
+    def holding(name: str, tensor: Tensor) -> nn.Module:
+        module = nn.Module()
+        module.register_buffer(name, tensor)
+        return module
+
+    different = [
+        holding("a", torch.zeros(4)),
+        holding("b", torch.zeros(4)),
+        holding("a", torch.zeros(2, 2)),
+        holding("a", torch.zeros(2, dtype=torch.float64)),
+        holding("a", torch.zeros(4, dtype=torch.bfloat16)),
+        holding("a", torch.zeros(0)),
+        holding("a", torch.tensor(0.0)),
+        Extra({"steps": 1}),
+        Extra({"steps": 2}),
+    ]
+    assert len({state_checksum(module) for module in different}) == len(different)
+    assert state_checksum(Extra({"steps": 2})) == state_checksum(different[-1])
+    assert tensor_checksum(torch.ones(4).view(2, 2).T) == tensor_checksum(torch.ones(4))
+
+
+# Ranks.
+
+
+def worker(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else ""
+    place = Path(folder)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=2
+    )
+    found: dict[str, Any] = {}
+    model = nn.parallel.DistributedDataParallel(make_model())
+    found["plain name"] = state_checksum(model) == state_checksum(make_model())
+    shares = {"shared": torch.arange(SIZE).split([15, 8])[rank], "one": torch.arange(SIZE)}
+    shares["one"] = shares["one"][: SIZE * (rank == 0)]
+    for name, rows in shares.items():
+        found[name] = OldLosses.measure(model, Counting(model, rows), SIZE).value
+    rounded = lambda: [(torch.arange(3), torch.ones(3) + rank)]  # noqa: E731
+    found["everything"] = OldLosses.measure(model, rounded, 3).value
+    wide = [(torch.arange(3), torch.full((3,), 1 / 3, dtype=torch.float64))] * (rank == 1)
+    found["wide"] = OldLosses.measure(model, wide, 3).value
+
+    def caught(batches: Any) -> str:
+        try:
+            OldLosses.measure(model, batches, 4)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    # An error on one rank is an error on all, so that none waits for it.
+    spoiled = torch.tensor([1.0, torch.nan if rank == 1 else 1.0])
+    found["nan"] = caught([(torch.tensor([rank, 2 + rank]), spoiled)])
+    found["repeated"] = caught([(torch.tensor([rank, 3]), torch.ones(2))])
+    # The second rank has a folder of its own, as on another machine.
+    source, cache = Counting(model, shares["shared"]), place / f"cache{rank}"
+    arguments: Any = {"data": DATA, "cache": cache}
+    kept = [OldLosses.measure(model, source, SIZE, **arguments).value for _ in range(2)]
+    found["files"] = len(list(cache.iterdir())) if cache.exists() else 0
+    found["runs"], found["kept"] = source.runs, kept
+    torch.save(found, place / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
+def test_two_ranks_share_the_rows_or_each_have_all(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    started = [context.Process(target=worker, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+        process.kill()
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    model = make_model()
+    expected = OldLosses.measure(model, Counting(model), SIZE).value
+    for found in results:
+        assert found["plain name"]
+        for value in (found["shared"], found["one"], *found["kept"]):
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+        assert found["everything"].tolist() == [1.0] * 3, "those of the first rank"
+        assert found["wide"].tolist() == [1 / 3] * 3
+        assert "row 3 is nan (rows that are not finite: 1)" in found["nan"]
+        assert "more than once, first row 3. Ranks must share the rows" in found["repeated"]
+        assert found["runs"] == 1
+    assert [found["files"] for found in results] == [1, 0]
+    for name in ("shared", "one", "wide"):
+        assert torch.equal(results[0][name], results[1][name])
