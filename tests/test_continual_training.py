@@ -356,11 +356,10 @@ class OneByOneLike:
         return self.held[row]
 
 
-def test_seeds_draw_other_batches():
-    values = torch.arange(90.0).unsqueeze(1)
-    streams = Streams(torch.arange(30), torch.arange(30, 90), torch.arange(60) % 4)
-    drawn = [
-        torch.cat([Batches(CONFIG, Vectors(values), streams, seed, CPU).draw().images for _ in "a"])
-        for seed in range(3)
-    ]
-    assert len({tuple(each.flatten().tolist()) for each in drawn}) == 3
+def test_seeds_and_parts_draw_on_their_own():
+    values = torch.arange(60.0).unsqueeze(1)
+    streams = Streams(torch.arange(30), torch.arange(30, 60), torch.arange(30) % 4)
+    config = dataclasses.replace(CONFIG, negatives=CONFIG.batch)
+    drawn = [Batches(config, Vectors(values), streams, seed, CPU).draw() for seed in range(3)]
+    places = [tuple(part.tolist()) for each in drawn for part in (each.anchors, each.negatives)]
+    assert len(set(places)) == 6

@@ -43,8 +43,8 @@ SettingName = Annotated[
     typer.Option(
         "--setting",
         help="A variant of the experiment. For fairness: meaningful (the usual), paper. For "
-        "group-dro: train, finetune, scratch, paper, and those of the ablations. For continual: rho, "
-        "finetune, overcast (bdd100k).",
+        "group-dro: train, finetune, scratch, paper, and those of the ablations. For continual: "
+        "rho, finetune, overcast (bdd100k).",
     ),
 ]
 ConfigName = Annotated[
