@@ -24,6 +24,7 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
+from fcco.experiments import strategy as sharing
 
 WORLD, STEPS, GROUPS, SAMPLES = 2, 16, 6, 240
 STRATEGIES = {
@@ -717,6 +718,60 @@ def mixed_precision() -> dict[str, Any]:
     return {"same": all(same), "dtype": str(objective.term.tracker.value.dtype)}
 
 
+def anchored(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """In the middle of a round: a pass at its start, which no other pass may take for its own."""
+    case, rank, some = CASES["alexr2"], dist.get_rank(), torch.arange(6)
+    model = wrap(make_model())
+    objective = case.build(model, True)
+    optimizer: Any = objective.optimizer
+
+    def now() -> Tensor:
+        with torch.no_grad():
+            return margins(model, some).clone()
+
+    start, same, apart = now(), [], []
+    for number in range(STEPS):
+        if optimizer.round_begins:
+            start = now()
+        step(case, objective, model, number, [rank])
+        here = now()
+        with optimizer.anchored():
+            there = now()
+        same.append(torch.equal(there, here if optimizer.round_begins else start))
+        same.append(torch.equal(now(), here))
+        if not optimizer.round_begins:
+            apart.append(not torch.equal(there, here))
+    return {
+        "same": all(same),
+        "apart": all(apart),
+        "parameters": [full(p) for p in on_shards(model)],
+    }
+
+
+def loading(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """Weights are put back right after a pass, which may have left them gathered."""
+    case, rank, some = CASES["sonex-old"], dist.get_rank(), torch.arange(6)
+    model = wrap(make_model())
+    objective = case.build(model, True)
+
+    def now() -> Tensor:
+        with torch.no_grad():
+            return margins(model, some).clone()
+
+    kept, before = copy.deepcopy(sharing.model_state(model)), now()
+    step(case, objective, model, 0, [rank])
+    after = now()
+    sharing.load_model_state(model, kept)
+    return {"moved": not torch.equal(after, before), "back": torch.equal(now(), before)}
+
+
+def on_shards(model: nn.Module) -> Iterable[Tensor]:
+    """The parameters, as shards under FSDP2, also when a pass has left them gathered."""
+    if is_fsdp(model):
+        model.reshard()  # type: ignore[operator]
+    return model.parameters()
+
+
 def fsdp_one() -> dict[str, Any]:
     """The older FSDP would silently stay at w_t: refused. Without a correction it may be used."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -740,6 +795,8 @@ def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     for where in ("value", "gradient batch", "surrogate", "second term"):
         yield f"nan in {where}", lambda w=where: nan_on_one_rank(wrap, w)
     yield "resume", lambda: resume(wrap)
+    yield "anchored", lambda: anchored(wrap)
+    yield "loading", lambda: loading(wrap)
     if strategy == "fsdp-layers":
         yield "mixed precision", mixed_precision
         yield "fsdp 1", fsdp_one

@@ -17,9 +17,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(last)
     assert told["towers"] == "tiny" and [case["batch"] for case in told["cases"]] == [6]
     rows = told["cases"][0]["rows"]
-    assert list(rows) == ["clip", "ema", "chunked", "msvr", "forward"]
-    assert rows["clip"]["ratio"] == 1 and len(lines) == 6
+    assert list(rows) == ["clip", "ema", "chunked", "msvr", "msvr-offload", "forward"]
+    assert rows["clip"]["ratio"] == 1 and len(lines) == 7
     assert rows["msvr"]["bound"] == pytest.approx(1.05 + rows["forward"]["ratio"])
+    assert rows["msvr-offload"]["bound"] == rows["msvr"]["bound"]
+    assert "bound" not in rows["forward"]
 
 
 def test_goals() -> None:

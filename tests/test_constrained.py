@@ -249,7 +249,7 @@ def test_every_accepted_setting_reaches_the_method(method):
         "read": "old", "correction": 0.1, "theta": 0.1, "gamma": 0.3, "equality": False,
         "outer": None, "dim": None, "average": 10, "ramp_steps": 3, "aggregate": "each",
         "inner_steps": 4, "project": None, "schedule": None, "burn_in": 1,
-        "constraint_optimizer": None, "objective": None,
+        "constraint_optimizer": None, "objective": None, "offload": True,
     }  # fmt: skip
     for name in accepted:
         if name not in needed and name != "penalty":

@@ -163,6 +163,8 @@ def test_settings_of_one_method_are_chosen_by_the_rule_and_not_by_test_data() ->
     }
     (said,) = (line for line in judge.verdict(config(), methods) if line.startswith("Smoothed"))
     assert "sonex gains 20 ± 0 points less than sox" in said
+    first = judge.verdict(config(), methods)[0]
+    assert first.startswith("sox learns most without forgetting"), "90 points were not chosen"
     methods["sonex"] = forgetful(0.2, 0.2, 0.2, val_target_accuracy=0.9)
     (said,) = (line for line in judge.verdict(config(), methods) if line.startswith("Smoothed"))
     assert "sonex-rho-10 gains 60 ± 0 points more" in said and "10 and 40: that" in said

@@ -13,6 +13,7 @@ from continual_cases import (
     TinyClip,
     TinyImages,
     TinyTexts,
+    moved,
     one_thread,  # noqa: F401 (used by being here)
     own_cache,  # noqa: F401
     problem,
@@ -25,9 +26,12 @@ from scenes_fixtures import picture, saved
 
 from fcco.experiments import data, tasks
 from fcco.experiments.continual import old
+from fcco.experiments.continual.assembly import Assembly
+from fcco.experiments.continual.model import Scaling
 from fcco.experiments.continual.problem import ContinualProblem
 from fcco.experiments.continual.texts import Texts, made_up
 from fcco.experiments.data.grouped import GroupedPart, Vectors, part
+from fcco.experiments.task import Method
 
 SONEX = METHODS["sonex"]
 
@@ -94,7 +98,9 @@ def test_a_damaged_file_is_trained_anew(trained, own_cache, content):  # noqa: F
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    assert same(problem().old_state(0), found) and trained == [0, 0]
+    with pytest.warns(UserWarning, match="The old model is trained anew: .* cannot be read"):
+        again = problem().old_state(0)
+    assert same(again, found) and trained == [0, 0]
     problem().old_state(0)
     assert trained == [0, 0], "it was written again"
 
@@ -104,8 +110,14 @@ def test_a_file_of_another_key_does_not_count(trained, own_cache):  # noqa: F811
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     held = torch.load(path, weights_only=True)
     torch.save(held | {"key": "0" * 64}, path)
-    problem().old_state(0)
+    with pytest.warns(UserWarning, match="trained anew: .* holds values of something else"):
+        problem().old_state(0)
     assert trained == [0, 0]
+    held["values"]["text_projection.up"] += 1
+    torch.save(held, path)
+    with pytest.warns(UserWarning, match="its checksum differs"):
+        problem().old_state(0)
+    assert trained == [0, 0, 0]
 
 
 def test_the_old_model_of_a_seed_does_not_depend_on_what_was_done_before(tmp_path, monkeypatch):
@@ -140,7 +152,7 @@ def test_heads_rest_while_the_old_model_is_trained():
 
 def test_an_old_model_may_be_given(tmp_path, trained):
     state = problem().old_state(0)
-    for content in (state, {"state": state, "key": "a"}):
+    for content in (state, {"values": state, "key": "a"}):
         torch.save(content, tmp_path / "old.pt")
         own = problem(old=str(tmp_path / "old.pt"))
         run = own.start(SONEX, 3)
@@ -221,6 +233,17 @@ def test_captions_belong_to_the_class_and_depend_on_the_row_alone():
     assert torch.equal(drawn.head, texts.head[drawn.texts])
 
 
+def test_an_extra_caption_that_reads_like_one_of_a_class_is_a_text_of_its_own():
+    sentences = [CONFIG.captions[0].format("clear"), "fog.", CONFIG.prompt.format("foggy")]
+    texts = Texts.of(CONFIG, torch.arange(20) % 5, [*sentences, *sentences])
+    assert texts.of_classes == 15 and texts.words[15:] == tuple(sentences)
+    assert texts.head[15:].tolist() == [-1, -1, -1]
+    assert texts.captions[20:].tolist() == [15, 16, 17, 15, 16, 17]
+    plain = Texts.of(CONFIG, torch.arange(20) % 5)
+    assert torch.equal(texts.captions[:20], plain.captions)
+    assert texts.words[:15] == plain.words and torch.equal(texts.head[:15], plain.head)
+
+
 def test_made_up_vectors_are_means_over_words():
     one, two, both = made_up(["rain", "snow", "rain snow"], 8)
     torch.testing.assert_close(both, (one + two) / 2)
@@ -228,6 +251,52 @@ def test_made_up_vectors_are_means_over_words():
 
 
 # Towers.
+
+
+class Sized(TinyImages):
+    """An image tower whose weights know the size of the images."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(options["size"]))
+
+
+def test_a_tower_is_known_by_its_weights_for_the_sizes_of_the_config(photos, monkeypatch):
+    found: list[str] = []
+    kept = old.kept_state
+
+    def noted(config: Any, seed: int, facts: dict[str, str], make: Any) -> Any:
+        found.append(facts["towers"])
+        return kept(config, seed, facts, make)
+
+    monkeypatch.setattr(old, "kept_state", noted)
+    fields = photos | {"image_tower": "test_continual_problem:Sized"}
+    for size in ((16, 16), (16, 20)):
+        problem(**fields | {"size": size}).old_state(0)
+    assert len(set(found)) == 2
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_random_towers_that_are_trained_are_those_of_the_scaling(photos, pretrained):
+    """The features that scale a side come from seed 0, whatever the seed of the run."""
+    changes: dict[str, Any] = {"train": "all", "pretrained": pretrained}
+    config = dataclasses.replace(CONFIG, **(photos | changes))
+    widths = {"image": 5, "text": 7 if pretrained else 9}
+    models = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        models.append(
+            Assembly(config).model(lambda side: Scaling(torch.randn(6, widths[side]).cumsum(0)))
+        )
+    for side in ("image", "text"):
+        first, second = (getattr(model, side)[0].state_dict() for model in models)
+        kind = TinyImages if side == "image" else TinyTexts
+        torch.manual_seed(0)
+        wanted = kind(weights="words" if pretrained else "", pretrained=pretrained).state_dict()
+        assert same(first, second) is not pretrained
+        assert same(first, wanted) is not pretrained
+    seen: list[Any] = [model.image_projection for model in models]
+    assert not torch.equal(seen[0].weight, seen[1].weight), "the rest is of the run's seed"
 
 
 @pytest.fixture
@@ -327,6 +396,41 @@ def test_extra_pairs_become_anchors(photos, tmp_path):
             image: Any = own.samples[51]
             assert torch.equal(image, own.extra.samples[1])  # type: ignore[union-attr]
             assert image.shape == own.samples[0].shape  # type: ignore[union-attr]
+
+
+def test_the_certificate_counts_extra_pairs(photos, tmp_path):
+    """They are a part of the loss that was minimised."""
+    (tmp_path / "pairs").mkdir()
+    for number in range(5):
+        (tmp_path / f"pairs/{number}.png").write_bytes(saved(picture(900 + number, (40, 60))))
+        (tmp_path / f"pairs/{number}.txt").write_text("road fog in a road")
+    own = problem(**photos, extra_pairs=str(tmp_path / "pairs"), certificate=True)
+    run = steps(moved(own.start(Method("finetune", 0.02, "sgd"), 0)), 1)
+    streams, encoder = run.streams, run.encoder
+    rows = torch.cat([streams.anchors, streams.negatives])
+    images: Any = run.samples
+    seen, read = encoder(images.values[rows], encoder.texts.captions[rows])
+    first, others = len(streams.anchors), len(streams.negatives)
+    total = torch.zeros(())
+    for i in range(first):
+        for s in (seen[i] @ read[first:].T, seen[first:] @ read[i]):
+            g = torch.exp((s - seen[i] @ read[i]) / CONFIG.temperature).mean()
+            total = total + CONFIG.temperature * torch.log(g + 1 / others) / first
+    prompts = encoder(images.values[streams.negatives], encoder.texts.prompts)
+    each = torch.nn.functional.cross_entropy(
+        encoder.scores(*prompts), streams.label, reduction="none"
+    )
+    parameters = list(run.model.parameters())
+
+    def flat(value: Any) -> Any:
+        parts = torch.autograd.grad(value, parameters, retain_graph=True)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    found = run.finish()
+    price = torch.tensor(found["best_multipliers"])
+    slopes = torch.stack([flat(each[streams.label == k].mean()) for k in range(4)])
+    wanted = (flat(total) + price @ slopes).norm().item()
+    assert found["kkt_best_stationarity"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_texts_of_classes_are_scaled_without_the_extra_ones(photos, tmp_path):

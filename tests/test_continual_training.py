@@ -74,6 +74,21 @@ def test_resume_is_bitwise(name):
     assert whole.evaluate() == second.evaluate()
 
 
+def test_a_resumed_run_keeps_the_old_model_that_it_began_with():
+    """Where the cache is gone, the old model is trained anew, and on a GPU it is another one."""
+    run = steps(training("sonex"), 4)
+    state = copy.deepcopy(run.state_dict())
+    again = training("sonex", old_epochs=3)  # another old model
+    assert not torch.equal(run.old_losses.value, again.old_losses.value)
+    again.load_state_dict(state)
+    assert torch.equal(run.old_losses.value, again.old_losses.value)
+    assert torch.equal(weights(steps(run, 3)), weights(steps(again, 3)))
+    rows = run.evaluate(), again.evaluate()
+    assert rows[0] == rows[1] and rows[0]["constraints"] != [0.0] * 4
+    names = "old_train_accuracies", "old_test_accuracies"
+    assert [run.finish()[name] for name in names] == [again.finish()[name] for name in names]
+
+
 def test_the_schedule_drives_the_learning_rate():
     run = training("finetune", schedule="step", decay=0.1, decay_epochs=1)
     for epoch in range(3):

@@ -453,7 +453,38 @@ def test_a_warm_up_sets_the_means():
     np.testing.assert_allclose(table[3:], model.means([3, 4, 5]), atol=1e-12)
 
 
+def test_a_warm_up_knows_labels_and_anchors_as_a_call_does():
+    """Pairs of one label would otherwise start as negatives of each other."""
+    model, ids = Towers(6), torch.arange(6)
+    label, anchor = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
+    options = {"label": label, "anchor": anchor}
+    objective, _ = made(model)
+    objective.warm_up([(lambda: model(ids), ids, options)])
+    called, _ = made(model, gamma=1.0, correction=0.0)
+    called(lambda: model(ids), ids, **options)
+    tables = [each.term.tracker.value[anchor] for each in (objective, called)]
+    torch.testing.assert_close(*tables, rtol=0, atol=1e-12)
+    assert torch.equal(objective.term.tracker.seen, anchor)
+    plain, _ = made(model)
+    plain.warm_up([(lambda: model(ids), ids)])
+    assert not torch.allclose(plain.term.tracker.value[anchor], tables[0])
+    with pytest.raises(ValueError, match="takes label and anchor with a batch but got: mask"):
+        objective.warm_up([(lambda: model(ids), ids, {"mask": anchor})])
+
+
 # --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_learned_temperature_below_zero_is_refused(chunk):
+    """It would turn the loss round, quietly."""
+    model = Towers(6)
+    for tau in (-0.3, 0.0, float("nan")):
+        objective, _ = made(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
+        with pytest.raises(ValueError, match=r"NaN or infinite inner value.*nothing was updated"):
+            objective(lambda: model(torch.arange(6)), torch.arange(6))
+        assert not objective.term.tracker.seen.any()
+
 
 X, T = features(4)
 

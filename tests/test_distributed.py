@@ -180,6 +180,19 @@ def test_resume_from_a_checkpoint_per_rank(ranks, strategy):
         assert result == {"previous": True, "parameters": True, "state": True}
 
 
+@pytest.mark.parametrize("strategy", STRATEGY)
+def test_evaluation_in_the_middle_of_a_round(ranks, strategy):
+    for result in ranks(strategy, "anchored"):
+        assert result["same"] and result["apart"]
+        assert_close(result["parameters"], alone("alexr2").parameters)
+
+
+@pytest.mark.parametrize("strategy", STRATEGY)
+def test_weights_are_put_back_right_after_an_evaluation(ranks, strategy):
+    for result in ranks(strategy, "loading"):
+        assert result == {"moved": True, "back": True}
+
+
 def test_process_groups(ranks):
     said = ranks("ddp", "process groups")
     case, model = CASES["sonex-old"], cases.make_model()

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
+from reference_contrastive import naive_means
 from torch import nn
 
 import fcco
+from fcco.contrastive import log_means
 
 pytestmark = [
     pytest.mark.gpu,
@@ -138,3 +140,153 @@ def test_deferred_checks_never_wait_for_the_gpu_and_still_raise():
     assert torch.equal(objective.term.tracker.value, kept)
     with pytest.raises(ValueError, match="in an earlier step"):
         objective(lambda: model(x).squeeze(1), group)
+
+
+def offloaded(
+    offload: bool, steps: int = 8, dropout: float = 0.5
+) -> tuple[list[torch.Tensor], fcco.Compositional]:
+    torch.manual_seed(0)
+    model = network(dropout).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = fcco.sonex(
+        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, gamma=0.3, on_nonfinite="deferred",
+        offload=offload,
+    )  # fmt: skip
+    group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
+    for _ in range(steps):
+        objective(lambda: model(x).squeeze(1).square(), group).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()], objective
+
+
+def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
+    (kept, one), (away, other) = offloaded(False), offloaded(True)
+    assert all(torch.equal(a, b) for a, b in zip(kept, away, strict=True))
+    saved = other.previous._saved.values()  # type: ignore[union-attr]
+    assert all(copied.device.type == "cpu" and copied.is_pinned() for copied in saved)
+    first, second = (each.state_dict()["previous._extra_state"] for each in (one, other))
+    assert first["parameters"].keys() == second["parameters"].keys()
+    for key, value in first["parameters"].items():
+        assert torch.equal(value.cpu(), second["parameters"][key].cpu())
+
+
+def test_an_offloaded_copy_is_read_when_it_is_there():
+    """The host and the device see what was before the step, however long the queue is."""
+    model = nn.Linear(2048, 2048, bias=False).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    previous = fcco.PreviousParameters(model, optimizer, offload=True)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for step in range(4):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        model.weight.grad = torch.ones_like(model.weight)
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+        optimizer.step()
+        if step % 2:  # the host first
+            (found,) = previous.get_extra_state()["parameters"].values()
+            assert bool((found == step).all())
+        at = previous.evaluate(lambda: model.weight * 1)
+        assert bool((at == step).all()) and bool((model.weight == step - 1).all())
+        assert bool((previous.moved()[model.weight] == -1).all())
+    model.double()
+    assert bool((previous.evaluate(lambda: model.weight * 1) == 3).all())
+
+
+def test_steps_with_an_offloaded_copy_do_not_wait_for_the_gpu():
+    torch.manual_seed(0)
+    model = network().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    objective = fcco.sonex(
+        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, on_nonfinite="deferred", offload=True
+    )
+    group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
+
+    def step() -> None:
+        objective(lambda: model(x).squeeze(1).square(), group).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_offloaded_copy_takes_no_memory_between_steps():
+    held, size = {}, 4 * 2048 * 2048
+    for offload in (True, False, True):  # the first round also allocates what cuBLAS keeps
+        model = nn.Linear(2048, 2048, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = torch.cuda.memory_allocated()
+        previous = fcco.PreviousParameters(model, optimizer, offload=offload)
+        for _ in range(3):
+            model(torch.randn(4, 2048, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            previous.evaluate(lambda model=model: model(torch.ones(1, 2048, device="cuda")))
+        torch.cuda.synchronize()
+        held[offload] = torch.cuda.memory_allocated() - before
+        del model, optimizer, previous
+    assert abs(held[False] - held[True] - size) <= 0.01 * size
+
+
+def test_shards_of_one_rank_with_an_offloaded_copy():
+    """FSDP2 exchanges the content of shards, from the host's memory as from the GPU's."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        model = nn.Linear(4, 3, bias=False).cuda()
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        previous = fcco.PreviousParameters(model, optimizer, offload=True)
+        x = torch.randn(5, 4, device="cuda")
+        before = model(x).detach().clone()
+        model(x).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(previous.evaluate(lambda: model(x)), before, rtol=0, atol=0)
+        assert (model(x) - before).abs().max() > 0.1
+        assert all(copied.is_pinned() for copied in previous._saved.values())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
+def test_contrastive_means_on_the_gpu_equal_those_of_loops_on_the_cpu(chunk, kind):
+    """Values and gradients, labels and anchors; half precision is widened before the products."""
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(37, 8, generator=draw).to(kind) for _ in range(2)]
+    label, anchor = torch.arange(37) // 2, torch.arange(37) % 3 != 0
+    weight = torch.randn(int(anchor.sum()), 2, generator=draw, dtype=torch.float64)
+    wanted = [each.double().requires_grad_() for each in given]
+    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    means = naive_means(wanted[0], wanted[1], tau, label.tolist(), anchor.tolist()).log()
+    (means * weight).sum().backward()
+
+    ours = [each.cuda().requires_grad_() for each in given]
+    temperature = torch.tensor(0.7, dtype=torch.float64, device="cuda", requires_grad=True)
+    found = log_means(
+        ours[0], ours[1], temperature, label=label.cuda(), anchor=anchor.cuda(), chunk=chunk
+    )
+    assert found.dtype == (torch.float64 if kind == torch.float64 else torch.float32)
+    (found * weight.cuda()).sum().backward()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 2e-2}[kind]
+    value_tolerance = 1e-12 if kind == torch.float64 else 1e-4
+    torch.testing.assert_close(found.double().cpu(), means, rtol=0, atol=value_tolerance)
+    pairs = zip([*ours, temperature], [*wanted, tau], strict=True)
+    for mine, reference in pairs:
+        assert mine.grad is not None and reference.grad is not None
+        size = float(reference.grad.abs().max())
+        difference = (mine.grad.double().cpu() - reference.grad).abs().max()
+        assert float(difference) <= tolerance * max(size, 1.0)

@@ -12,6 +12,7 @@ from previous_cases import X, moved, network, same, state
 from torch import nn
 
 import fcco
+from fcco.visit import fits, room_for
 
 
 class Tied(nn.Module):
@@ -250,3 +251,118 @@ def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling
         assert (found - plain.eval()(X)).abs().max() > 1e-4
         plain.train()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
+class Scale(nn.Module):
+    """A factor in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return self.factor * x
+
+
+class Trained:
+    """Some steps of a network with dropout and batch norm, whose weights are of two precisions."""
+
+    def __init__(self, offload: bool, state: Any = None) -> None:
+        self.model = network(nn.BatchNorm1d(5), nn.Dropout(0.3), Scale())
+        self.model[4].float()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
+        self.objective = fcco.sonex(
+            self.model, self.optimizer, fcco.Hinge(), 3, smoothing=0.5, gamma=0.4, offload=offload
+        )
+        if state is not None:
+            self.load(state)
+
+    def train(self, steps: int) -> Trained:
+        torch.manual_seed(11)
+        for _ in range(steps):
+            self.objective(lambda: self.model(X).squeeze(1), torch.arange(6) % 3).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def save(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "objective": self.objective}
+        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.objective.load_state_dict(saved["objective"])
+
+
+def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
+    kept, moved_away = (Trained(offload).train(6) for offload in (False, True))
+    assert same(state(kept.model), state(moved_away.model))
+    for one in (kept, moved_away):
+        previous = one.objective.previous
+        assert previous is not None and previous.offload is (one is moved_away)
+        assert len(previous._saved) == len(list(one.model.parameters()))
+        assert {copied.device.type for copied in previous._saved.values()} == {"cpu"}
+    one, other = kept.objective.state_dict(), moved_away.objective.state_dict()
+    extra = "previous._extra_state"
+    assert one.keys() == other.keys() and same(
+        one.pop(extra)["parameters"], other.pop(extra)["parameters"]
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_checkpoint_does_not_know_where_the_copy_was(before, after):
+    whole = Trained(before).train(3).save()
+    ends = [Trained(offload, whole).train(3) for offload in (before, after)]
+    assert same(state(ends[0].model), state(ends[1].model))
+    assert same(state(ends[1].model), state(Trained(False, whole).train(3).model))
+
+
+def test_moves_from_an_offloaded_copy():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    previous = fcco.PreviousParameters(model, optimizer, offload=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(X).sum().backward()
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(previous.moved()[parameter], parameter.detach() - old)
+
+
+def test_room_on_the_host_is_told_from_room_on_the_device():
+    """A device without memory stands for a GPU: where copies would be, not what is in them."""
+    there, here = torch.empty(2, 3, device="meta").T, torch.empty(3, 2)
+    for host, place in ((False, "meta"), (True, "cpu")):
+        room = room_for(there, host=host)
+        assert room.device.type == place and room.stride() == there.stride()
+        assert fits(room, there, host=host) and not fits(room, there, host=not host)
+    assert fits(here, there, host=True) and not fits(here.double(), there, host=True)
+    assert not fits(here[:2], there, host=True)
+    assert room_for(nn.Parameter(here), host=True).requires_grad is False
+
+
+MAKERS: dict[str, Any] = {
+    "sonex": lambda m, o: fcco.constrained(m, o, 2, penalty=1.0, smoothing=0.1, offload=True),
+    "yang2025": lambda m, o: fcco.constrained(m, o, 2, "yang2025", penalty=1.0, offload=True),
+    "alexr2": lambda m, o: fcco.constrained(
+        m, o, 2, "alexr2", penalty=1.0, smoothing=0.1, nu=1.0, eta=0.1, offload=True
+    ),
+    "li2024": lambda m, o: fcco.constrained(
+        m, o, 2, "li2024", penalty=1.0, objective=fcco.ContrastiveTerm(4), offload=True
+    ),
+    "contrastive": lambda m, o: fcco.GlobalContrastive(m, o, 4, offload=True),
+    "groups": lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5, offload=True),
+    "sonx": lambda m, o: fcco.sonx(m, o, fcco.Hinge(), 2, offload=True),
+    "recipe": lambda m, o: fcco.alexr2(
+        m, o, fcco.Hinge(), 2, smoothing=0.1, nu=1.0, eta=0.1, offload=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_objective_that_corrects_can_offload(name):
+    model = network()
+    previous = MAKERS[name](model, torch.optim.SGD(model.parameters(), lr=0.1)).previous
+    assert previous is not None and previous.offload

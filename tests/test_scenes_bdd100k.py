@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 import torch
 from grouped_fixtures import put, stand_in
-from scenes_fixtures import SIDE, Drives, tar, unpack
+from PIL import Image
+from scenes_fixtures import SIDE, Drives, saved, tar, unpack
 
 from fcco.experiments import data
 from fcco.experiments.data import frames
@@ -111,6 +112,45 @@ def test_a_frame_that_is_listed_twice_counts_once(tmp_path):
     assert len(data.load("bdd100k", root, classes=CLASSES).samples) == 49
 
 
+def test_images_that_were_scaled_down_are_other_data(tmp_path):
+    root = drives.write(tmp_path)
+    first = data.load("bdd100k", root, classes=CLASSES)
+    for path in (root / "bdd100k/images/100k").rglob("*.jpg"):
+        path.write_bytes(saved(Image.open(path).resize((16, 12)), "JPEG"))
+    second = data.load("bdd100k", root, classes=CLASSES)
+    assert second.fingerprint != first.fingerprint
+
+
+def test_a_frame_of_two_kinds_of_weather_is_refused(tmp_path):
+    root = drives.write(tmp_path)
+    path = root / "bdd100k/labels/det_20/det_val.json"
+    rows = drives.rows["val"]
+    own = next(row for row in rows if row.get("attributes", {}).get("weather") == "clear")
+    other = {**own, "attributes": {**own["attributes"], "weather": "rainy"}}
+    path.write_text(json.dumps([*rows, other]))
+    said = f"name val/{own['name']}.* twice, with the weather clear and with rainy"
+    with pytest.raises(data.WrongData, match=said):
+        data.load("bdd100k", root, classes=CLASSES)
+    more = tmp_path / "more.csv"
+    more.write_text(f"path,weather\nval/{own['name']},hail\n")
+    with pytest.raises(data.WrongData, match=r"twice, with the weather clear and with hail"):
+        data.load("bdd100k", root, classes=CLASSES, lists=[*drives.lists(tmp_path), more])
+
+
+@pytest.mark.parametrize("release", ["2020", "frames", "lists"])
+def test_marks_at_the_beginning_of_files(tmp_path, release):
+    """As Excel and some editors write them."""
+    root = drives.write(tmp_path, "2020" if release == "lists" else release)
+    lists = drives.lists(tmp_path) if release == "lists" else ()
+    for path in lists:  # without the column of row numbers, which has no name
+        rows = (line.split(",", 1)[1] for line in path.read_text().splitlines())
+        path.write_text("\n".join(rows) + "\n")
+    wanted = data.load("bdd100k", root, classes=CLASSES, lists=lists).fingerprint
+    for path in lists or (root / "bdd100k/labels").rglob("*.json"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert data.load("bdd100k", root, classes=CLASSES, lists=lists).fingerprint == wanted
+
+
 def test_csv_lists(tmp_path):
     root = unpack(drives.images(), tmp_path / "mine" / "bdd100k")
     with pytest.raises(data.WrongData, match=r"no labels of train and val: it needs labels/det_20"):
@@ -125,6 +165,9 @@ def test_csv_lists(tmp_path):
         data.load("bdd100k", root, classes=CLASSES, lists=lists[1:])
     lists[0].write_text("path,weather\nimages/100k/val/x.jpg,clear\n")
     with pytest.raises(data.WrongData, match="must begin with train/ or val/"):
+        data.load("bdd100k", root, classes=CLASSES, lists=lists)
+    lists[0].write_bytes(b"path,weather\nval/\xff.jpg,clear\n")
+    with pytest.raises(data.WrongData, match="is no text"):
         data.load("bdd100k", root, classes=CLASSES, lists=lists)
     lists[0].write_text("file,weather\nval/x.jpg,clear\n")
     with pytest.raises(data.WrongData, match="lacks the columns path"):
@@ -163,6 +206,9 @@ def test_missing_images(tmp_path):
         ('[{"name": "a.jpg"}] more', "something follows the end"),
         ('[{"name": "a\xff.jpg"}]', "damaged after 0 records: .*utf-8"),
         ('[{"title": "a.jpg"}]', "has no name"),
+        ('[{"name": "a.jpg", "attributes": "clear"}]', "attributes of a.jpg in .* are no fields"),
+        ('[{"name": "a.jpg"}, {"n": ' + "9" * 5000 + "}]", "damaged after 1 records: Exceeds"),
+        ('[{"name": "a.jpg"}, {"n": ' + "[" * 200_000, "damaged after 1 records: .*recursion"),
         ("", "damaged after 0 records"),
     ],
 )

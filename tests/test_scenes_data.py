@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tarfile
 from collections import Counter
 from typing import Any
 
@@ -142,6 +143,8 @@ def test_own_photos_in_folders(tmp_path):
     members["weather/clear/turned.png"] = saved(Image.fromarray(half), exif=exif)
     members["weather/clear/high.png"] = saved(turned)
     members["weather/hail/note.txt"] = b"no photo"
+    members["weather/hail/._1.jpeg"] = b"what macOS puts beside a photo"
+    members["weather/hail/album.jpeg/1.txt"] = b"a folder"
     root = unpack(members, tmp_path / "mine")
     for folder in (root, root / "weather"):
         loaded = data.load("weather", folder, classes=("clear", "hail"), distinct=False)
@@ -180,6 +183,14 @@ def test_broken_weather(monkeypatch, tmp_path):
     assert len(data.load("weather", folder, verify=False).samples) == 46
     put(folder, name, b"no archive" * 100)
     with pytest.raises(data.WrongData, match="is no tar archive"):
+        data.load("weather", folder, verify=False)
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        link = tarfile.TarInfo("weather/fog/link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "nowhere.jpg"
+        archive.addfile(link)
+    put(folder, name, stream.getvalue())
+    with pytest.raises(data.WrongData, match=r"is no tar archive.*nowhere\.jpg"):
         data.load("weather", folder, verify=False)
     put(folder, name, tar({**members, "weather/fog/bad.jpg": b"no image"}))
     with pytest.raises(data.WrongData, match=r"weather/fog/bad\.jpg cannot be decoded"):

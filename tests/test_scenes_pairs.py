@@ -110,6 +110,14 @@ def test_text_tables(tmp_path, name, delimiter, header):
     check(read_pairs(path, size=SIZE, limit=2), (0, 1))
 
 
+def test_marks_of_captions_and_files_of_macos(tmp_path):
+    folder = unpack(members(), tmp_path / "pairs")
+    for path in folder.rglob("*.txt"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        (path.parent / f"._{path.stem}.jpg").write_bytes(b"no image")
+    check(read_pairs(folder, size=SIZE))
+
+
 def test_mark_at_the_beginning_of_a_table(tmp_path):
     path = table(tmp_path, "a.csv", ("text ", "image", "key", "caption"))
     path.write_bytes(b"\xef\xbb\xbfimage,caption\nimages/2.webp,mist\n")  # as Excel writes it
@@ -150,6 +158,12 @@ def spoil(folder: Path, kind: str) -> Path:
     elif kind == "json without caption":
         del own[f"{stem}.txt"]
         own[f"{stem}.json"] = b'["caption"]'
+    elif kind == "json with fields for a caption":
+        del own[f"{stem}.txt"]
+        own[f"{stem}.json"] = b'{"caption": {"en": "fog"}}'
+    elif kind == "endless json":
+        del own[f"{stem}.txt"]
+        own[f"{stem}.json"] = b'{"caption": ' + b"[" * 200_000
     elif kind == "cut image":
         own[f"{stem}.webp"] = own[f"{stem}.webp"][:-200]
     else:
@@ -159,7 +173,7 @@ def spoil(folder: Path, kind: str) -> Path:
 
 CAPTIONS = (
     *("no caption", "blank caption", "caption is no text", "caption is no json"),
-    "json without caption",
+    *("json without caption", "json with fields for a caption", "endless json"),
 )
 
 

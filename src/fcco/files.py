@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from .fingerprint import tensor_checksum
+from .fingerprint import mapping_checksum, tensor_checksum
 
 __all__ = ["DamagedFile", "atomic", "read_values", "write_values"]
+
+Values = Tensor | Mapping[str, Tensor]
 
 
 class DamagedFile(Exception):
@@ -39,30 +41,30 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_values(path: Path, key: str, values: Tensor, **facts: Any) -> None:
-    """Keep a tensor under a key, with a checksum of its content; folders are made.
+def write_values(path: Path, key: str, values: Values, **facts: Any) -> None:
+    """Keep a tensor, or several by name, under a key, with a checksum; folders are made.
 
     Args:
         path: the file.
         key: what the values depend on, as one word.
-        values: the tensor.
+        values: the tensor or tensors.
         facts: what else to keep beside it, for a reader.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"key": key, "sha256": tensor_checksum(values), "values": values, **facts}
+    whole = {"key": key, "sha256": _checksum(values), "values": values, **facts}
     with atomic(path) as stream:
         torch.save(whole, stream)
 
 
-def read_values(path: Path, key: str) -> Tensor | None:
-    """The tensor that `write_values` kept under this key; None when there is no file.
+def read_values(path: Path, key: str) -> Any:
+    """What `write_values` kept under this key; None when there is no file.
 
     Raises:
         DamagedFile: when the file is not whole or not of this key.
     """
     try:
         found = torch.load(path, weights_only=True, map_location="cpu")
-        values, whole = found["values"], found["sha256"] == tensor_checksum(found["values"])
+        values, whole = found["values"], found["sha256"] == _checksum(found["values"])
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever torch.load makes of a damaged file
@@ -72,3 +74,7 @@ def read_values(path: Path, key: str) -> Tensor | None:
     if found["key"] != key:
         raise DamagedFile(f"{path} holds values of something else")
     return values
+
+
+def _checksum(values: Values) -> str:
+    return tensor_checksum(values) if isinstance(values, Tensor) else mapping_checksum(values)

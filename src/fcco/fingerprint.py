@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .visit import any_sharded
 
-__all__ = ["state_checksum", "tensor_checksum"]
+__all__ = ["mapping_checksum", "state_checksum", "tensor_checksum"]
 
 
 def state_checksum(module: nn.Module) -> str:
@@ -31,8 +33,13 @@ def state_checksum(module: nn.Module) -> str:
         >>> state_checksum(layer) == before
         False
     """
+    return mapping_checksum(_plain(module).state_dict())
+
+
+def mapping_checksum(values: Mapping[str, Any]) -> str:
+    """The sha256 of many tensors with their names, kinds and shapes, in the order of the names."""
     digest = hashlib.sha256()
-    for name, value in sorted(_plain(module).state_dict().items(), key=lambda item: item[0]):
+    for name, value in sorted(values.items(), key=lambda item: item[0]):
         if not isinstance(value, Tensor):  # the extra state of a module
             digest.update(f"{name} {type(value).__name__} ".encode() + pickle.dumps(value))
             continue

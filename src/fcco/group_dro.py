@@ -230,6 +230,7 @@ class CVaRGroupDRO(GroupObjective):
         threshold: rule for s, see `CVaRTerm`.
         threshold_lr: its step size, for the gradient rules.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker` (`read`, `on_nonfinite`, `dtype`, ...).
 
     Example:
@@ -259,6 +260,7 @@ class CVaRGroupDRO(GroupObjective):
         threshold: Literal["exact", "gradient", "table"] = "exact",
         threshold_lr: float = 0.1,
         process_group: Any = "auto",
+        offload: bool = False,
         **options: Any,
     ) -> None:
         tracker = for_model(model, num_groups, gamma=gamma, correction=correction, **options)
@@ -269,7 +271,7 @@ class CVaRGroupDRO(GroupObjective):
             threshold=threshold,
             threshold_lr=threshold_lr,
         )
-        super().__init__(model, optimizer, term, process_group=process_group)
+        super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:
         """The weight of each group in the gradient; they sum to about 1."""

@@ -13,6 +13,7 @@ from .distributed import Group, find_group
 from .inner import Parsed, global_mean, split
 from .jobs import empty_job, is_bad, on_all_ranks, refuse
 from .previous import PreviousParameters, unwrap
+from .proximal_point import ProximalPoint
 from .reading import ONLY, Index, Reader
 from .terms import AbstractTerm
 from .tracker.blocks import Batch, Layout, over_ranks
@@ -40,6 +41,9 @@ class Compositional(nn.Module):
         process_group: ranks to pool over: `"auto"` (the default group when `torch.distributed` is
             initialised), None, or a group. The result then equals one process on the global batch
             under DDP and FSDP2, which average gradients over ranks.
+        offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
+            on the GPU: the same values, one copy of the parameters less at the peak, two transfers
+            a step (see `PreviousParameters`).
 
     The function returns one of
 
@@ -67,6 +71,7 @@ class Compositional(nn.Module):
         terms: AbstractTerm | Mapping[str, AbstractTerm],
         *,
         process_group: Any = "auto",
+        offload: bool = False,
     ) -> None:
         super().__init__()
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
@@ -79,10 +84,13 @@ class Compositional(nn.Module):
         self.optimizer = optimizer
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous for term in named.values()):
-            self.previous = PreviousParameters(model, optimizer)
+            self.previous = PreviousParameters(model, optimizer, offload=offload)
         steppers = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         hook = lambda *_: self.close()  # noqa: E731
         self._handles = [unwrap(each).register_step_post_hook(hook) for each in steppers]
+        for each in steppers:
+            if isinstance(unwrap(each), ProximalPoint):
+                unwrap(each).model = model  # type: ignore[attr-defined]
         self._process_group = process_group
 
     @property

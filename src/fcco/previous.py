@@ -17,77 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from .per_parameter import Optimizers, PerParameter, parameters_of, unwrap
 from .visit import (
-    alike,
     any_sharded,
     copy_all,
     exchanged,
+    fits,
     local_part,
     own_buffers,
+    room_for,
     same_randomness,
+    wait_for_copies,
     without_reduction,
 )
 
 __all__ = ["PerParameter", "PreviousParameters", "after_closure", "unwrap"]
 
 Result = TypeVar("Result")
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-
-
-class PerParameter(nn.Module):
-    """A tensor for each parameter of some optimizers, saved by position in `state_dict()`.
-
-    Args:
-        optimizer: the optimizer, or several.
-    """
-
-    def __init__(self, optimizer: Optimizers) -> None:
-        super().__init__()
-        self._optimizers = tuple(unwrap(o) for o in _as_sequence(optimizer))
-        self._saved: dict[Tensor, Tensor] = {}
-        self._loaded: dict[str, Tensor] | None = None
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The tensors, by parameter position, for `state_dict()`."""
-        if self._loaded is not None:
-            return {"parameters": dict(self._loaded)}
-        keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
-        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
-        return {"parameters": saved}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Restore the tensors (checked against the parameters when they are first used)."""
-        self._saved.clear()
-        loaded = dict(state["parameters"])
-        self._loaded = loaded or None
-
-    def _fitted(self, tensor: Tensor, local: Tensor) -> Tensor:
-        """A loaded tensor on the device of its parameter; as wide as it was."""
-        return tensor.to(local.device)
-
-    def _adopt_loaded(self) -> None:
-        if self._loaded is None:
-            return
-        call, parameters = f"`{type(self).__name__}.load_state_dict`", self._parameters_in_order()
-        for key, tensor in self._loaded.items():
-            if int(key) >= len(parameters):
-                raise ValueError(
-                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}; it belongs to another model."
-                )
-            parameter = parameters[int(key)]
-            local = local_part(parameter)
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
-                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
-                    "model or sharding."
-                )
-            self._saved[parameter] = self._fitted(tensor, local).clone()
-        self._loaded = None
-
-    def _parameters_in_order(self) -> list[Tensor]:
-        return [p for optimizer in self._optimizers for p in _parameters(optimizer)]
 
 
 class PreviousParameters(PerParameter):
@@ -105,6 +51,10 @@ class PreviousParameters(PerParameter):
         optimizer: the optimizer, or several that share the model; w_{t-1} is where the first of
             them to step since the last evaluation found it. A skipped step (GradScaler) copies
             nothing.
+        offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
+            then holds it during a visit only, before the activations of the forward pass with
+            gradient exist. The values are the same; a step sends the parameters over the bus
+            twice. CUDA graphs, which want parameters at fixed addresses, are recorded anew.
 
     Example:
         >>> import torch, fcco
@@ -118,8 +68,9 @@ class PreviousParameters(PerParameter):
         (1.0, 2.0)
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizers) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
         super().__init__(optimizer)
+        self.offload = offload
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
         if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
@@ -142,17 +93,23 @@ class PreviousParameters(PerParameter):
         """Copy the parameters; called before every optimizer step by a hook."""
         self._adopt_loaded()
         for each in self._optimizers if optimizer is None else (optimizer,):
-            parameters = _parameters(each)
+            parameters = parameters_of(each)
             current = parameters
             if any_sharded(parameters):
                 current = [local_part(parameter) for parameter in parameters]
             saved = []
             for parameter, tensor in zip(parameters, current, strict=True):
                 copy = self._saved.get(parameter)
-                if copy is None or not alike(copy, tensor):
-                    self._saved[parameter] = copy = torch.empty_like(tensor, requires_grad=False)
+                if copy is None or not fits(copy, tensor, host=self.offload):
+                    self._saved[parameter] = copy = room_for(tensor, host=self.offload)
                 saved.append(copy)
-            copy_all(saved, current)
+            copy_all(saved, current, to_host=self.offload)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The tensors, by parameter position, for `state_dict()`."""
+        if self.offload:
+            wait_for_copies(self._saved)
+        return super().get_extra_state()
 
     def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
@@ -160,7 +117,7 @@ class PreviousParameters(PerParameter):
         if optimizer is None:
             self._saved.clear()
         else:
-            for parameter in _parameters(optimizer):
+            for parameter in parameters_of(optimizer):
                 self._saved.pop(parameter, None)
 
     def evaluate(self, function: Callable[[], Result]) -> Result:
@@ -203,7 +160,7 @@ class PreviousParameters(PerParameter):
         """w_t - w_{t-1}, by parameter."""
         self._adopt_loaded()
         self._stepped.clear()
-        return {p: local_part(p) - saved for p, saved in self._saved.items()}
+        return {p: local_part(p) - saved.to(p.device) for p, saved in self._saved.items()}
 
     @contextmanager
     def _visit(self) -> Iterator[None]:
@@ -249,7 +206,7 @@ class PreviousParameters(PerParameter):
             self.forget(optimizer)
 
     def _fitted(self, tensor: Tensor, local: Tensor) -> Tensor:
-        return tensor.to(local.device, local.dtype)
+        return room_for(local, host=self.offload).copy_(tensor)
 
 
 def after_closure(
@@ -273,23 +230,3 @@ def after_closure(
     if len(args) > 1:
         return (args[0], then_act, *args[2:]), kwargs
     return args, {**kwargs, "closure": then_act}
-
-
-def unwrap(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer inside a wrapper such as Accelerate's."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, torch.optim.Optimizer):
-        return unwrap(inner)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}."
-        )
-    return optimizer
-
-
-def _as_sequence(optimizer: Any) -> Sequence[Any]:
-    return optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checks
 from .previous import unwrap
@@ -93,6 +93,7 @@ class ProximalPoint(torch.optim.Optimizer):
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
         self._polish_steps: int | None = None
+        self.model: nn.Module | None = None  # an objective says whose parameters these are
         groups = [{"params": list(group["params"])} for group in self.outer.param_groups]
         super().__init__(groups, {"lr": eta, "nu": nu})
 
@@ -128,7 +129,8 @@ class ProximalPoint(torch.optim.Optimizer):
         graph may be open.
         """
         moved = {} if self.round_begins else self.state
-        with standing_at({z: state["anchor"] for z, state in moved.items() if state["moved"]}):
+        points = {z: state["anchor"] for z, state in moved.items() if state["moved"]}
+        with standing_at(points, self.model):
             yield
 
     def polish(self, steps: int) -> None:

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
-    "alike",
     "any_sharded",
     "copy_all",
     "exchanged",
+    "fits",
     "local_part",
     "own_buffers",
+    "reshard",
+    "room_for",
     "same_randomness",
     "standing_at",
+    "wait_for_copies",
     "without_reduction",
 ]
 
@@ -36,21 +39,48 @@ def local_part(parameter: Tensor) -> Tensor:
     return plain.to_local() if any_sharded((parameter,)) else plain  # type: ignore[attr-defined]
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy many tensors with few kernels: one for each kind of number."""
+def copy_all(targets: list[Tensor], sources: list[Tensor], *, to_host: bool = False) -> None:
+    """Copy many tensors with few kernels: one for each kind of number.
+
+    Args:
+        targets: filled.
+        sources: in the same order.
+        to_host: the targets come from `room_for(..., host=True)`. Copies into pinned memory are
+            only queued then: later work of the same stream finds them done, and the host does
+            after `wait_for_copies`.
+    """
     kinds = {target.dtype for target in targets}
+    queued = to_host and all(source.device.type in ("cpu", "cuda") for source in sources)
     with torch.no_grad():
         if len(kinds) == 1:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources, non_blocking=queued)
             return
         for kind in kinds:
             pairs = [(t, s) for t, s in zip(targets, sources, strict=True) if t.dtype == kind]
-            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
+            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs], non_blocking=queued)
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape, precision and device."""
-    return one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
+def room_for(tensor: Tensor, *, host: bool) -> Tensor:
+    """Empty room for a copy, on the tensor's device or in the host's memory (pinned for CUDA)."""
+    if not host:
+        return torch.empty_like(tensor, requires_grad=False)
+    pinned = tensor.device.type == "cuda"
+    return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)
+
+
+def fits(room: Tensor, tensor: Tensor, *, host: bool) -> bool:
+    """Whether `room_for` would make such room: same shape and precision, the right place."""
+    if room.dtype != tensor.dtype or room.shape != tensor.shape:
+        return False
+    if not host:
+        return room.device == tensor.device
+    return room.device.type == "cpu" and (tensor.device.type != "cuda" or room.is_pinned())
+
+
+def wait_for_copies(parameters: Iterable[Tensor]) -> None:
+    """Wait until copies into the host's memory are there for the host to read."""
+    for device in {p.device for p in parameters if p.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 @contextmanager
@@ -118,7 +148,7 @@ def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
     parameters = list(saved)
     sharded = any_sharded(parameters)
     if sharded:
-        _reshard(model)
+        reshard(model)
         current = [local_part(parameter).clone() for parameter in parameters]
         put = _copy_in
     else:
@@ -130,24 +160,40 @@ def exchanged(saved: dict[Tensor, Tensor], model: nn.Module) -> Iterator[None]:
         yield
     finally:
         if sharded:
-            _reshard(model)
+            reshard(model)
         put(parameters, current)
         torch.clear_autocast_cache()  # nor those made here afterwards
 
 
 @contextmanager
-def standing_at(points: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Copy other values into parameters for a while, between steps; no graph may be open."""
+def standing_at(points: Mapping[Tensor, Tensor], model: nn.Module | None = None) -> Iterator[None]:
+    """Copy other values into parameters for a while, between steps; no graph may be open.
+
+    Args:
+        points: the values.
+        model: whose parameters these are, for shards (FSDP2): what was gathered from other shards
+            must not serve a forward pass.
+    """
+    sharded = any_sharded(points)
+    if sharded and model is None:
+        raise TypeError(
+            "Parameters of a sharded model (FSDP2) cannot stand at another point unless the model "
+            "is known, whose gathered weights must be freed: give the optimizer to an objective."
+        )
     kept = {parameter: parameter.detach().clone() for parameter in points}
     try:
         with torch.no_grad():
             for parameter, point in points.items():
                 parameter.copy_(point)
+        if sharded and model is not None:
+            reshard(model)
         yield
     finally:
         with torch.no_grad():
             for parameter, value in kept.items():
                 parameter.copy_(value)
+        if sharded and model is not None:
+            reshard(model)
 
 
 @contextmanager
@@ -166,14 +212,25 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
 
 def _copy_in(parameters: list[Tensor], values: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
-        local_part(parameter).copy_(value)
+        local = local_part(parameter)
+        local.copy_(_arrived(value, local.device))
 
 
 def _point_to(parameters: list[Tensor], values: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
-        if value.dtype != parameter.dtype or value.device != parameter.device:
-            value = value.to(parameter.device, parameter.dtype)
-        parameter.data = value
+        value = _arrived(value, parameter.device)
+        parameter.data = value if value.dtype == parameter.dtype else value.to(parameter.dtype)
+
+
+def _arrived(value: Tensor, device: torch.device) -> Tensor:
+    """The value on this device: as it is, or a copy in the order of the stream.
+
+    Into the host's memory the host waits for it. From there it need not, and must not read the
+    value itself (a change of precision would), since a copy into it may be queued still.
+    """
+    if value.device == device:
+        return value
+    return value.to(device, non_blocking=value.device.type == "cpu")
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -187,7 +244,7 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _reshard(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Free gathered parameters, so that the next forward gathers the shards anew (FSDP2)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:

@@ -119,6 +119,7 @@ class ConstrainedObjective(Compositional):
         term: the constraints' term.
         objective: a coupled term of the objective, or None.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
 
     Attributes:
         method: the name of the method, where a recipe made the objective.
@@ -136,6 +137,7 @@ class ConstrainedObjective(Compositional):
         *,
         objective: AbstractTerm | None = None,
         process_group: Any = "auto",
+        offload: bool = False,
     ) -> None:
         if objective is not None and not isinstance(objective, AbstractTerm):
             raise TypeError(
@@ -144,7 +146,7 @@ class ConstrainedObjective(Compositional):
                 "function returns (loss, values)."
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
-        super().__init__(model, optimizer, terms, process_group=process_group)
+        super().__init__(model, optimizer, terms, process_group=process_group, offload=offload)
         if objective is not None:
             self._reader = _ByTerm(self._terms)
 

@@ -60,6 +60,7 @@ class Penalized(ConstrainedObjective):
             `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index` is a
             dict likewise.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     Example:
@@ -112,6 +113,7 @@ class Penalized(ConstrainedObjective):
         dim: int | None = None,
         objective: AbstractTerm | None = None,
         process_group: Any = "auto",
+        offload: bool = False,
         **options: Any,
     ) -> None:
         checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
@@ -144,7 +146,14 @@ class Penalized(ConstrainedObjective):
             margin=margin,
             names=names,
         )
-        super().__init__(model, optimizer, term, objective=objective, process_group=process_group)
+        super().__init__(
+            model,
+            optimizer,
+            term,
+            objective=objective,
+            process_group=process_group,
+            offload=offload,
+        )
 
 
 def _penalty_function(kind: Kind, penalty: float | None, equality: bool) -> AbstractOuter:

@@ -65,7 +65,8 @@ def log_means(
     Args:
         images: features x_i, shape (B, d), row i belongs to row i of `texts`.
         texts: features t_i, shape (B, d).
-        temperature: tau, a positive number or a tensor of one element (with gradient, if wanted).
+        temperature: tau, a positive number or a tensor of one element (with gradient, if wanted);
+            a tensor that is not positive makes every value NaN.
         label: integers, shape (B,): pairs with the same label are no negatives of each other. All
             ranks give it or none does.
         anchor: booleans, shape (B,): only these pairs get a row, in order; all are negatives.
@@ -203,6 +204,8 @@ class _LogMeans(torch.autograd.Function):
         kind = compute_dtype(images, texts)
         with torch.autocast(images.device.type, enabled=False):
             tau = temperature.reshape(()).to(images.device, kind)
+            # One that was learned below 0 would turn the loss round; a tracker refuses NaN.
+            tau = torch.where(tau > 0, tau, torch.nan)
             every = pairs.gathered(images, texts)
             first, second = (each.to(kind) for each in every)
             mine = slice(pairs.start, pairs.start + pairs.own)

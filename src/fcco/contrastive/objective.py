@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -37,6 +37,8 @@ class GlobalContrastive(Compositional):
         gamma: weight of the fresh means.
         correction: gamma' of MSVR; 0 needs no second forward pass.
         process_group: see `Compositional`.
+        offload: see `Compositional`; the copy of w_{t-1} then costs no memory of the GPU at the
+            peak.
         options: further options of `ContrastiveTerm` and `InnerTracker` (`offset`, `radius`,
             `scaled`, `normalize`, `chunk`, `read`, `on_nonfinite`, `dtype`, ...).
 
@@ -61,6 +63,7 @@ class GlobalContrastive(Compositional):
         gamma: float = 0.8,
         correction: float | Literal["theory", "auto"] = 0.1,
         process_group: Any = "auto",
+        offload: bool = False,
         **options: Any,
     ) -> None:
         like = for_model(model, 1).value
@@ -73,7 +76,7 @@ class GlobalContrastive(Compositional):
             process_group=process_group,
             **options,
         )
-        super().__init__(model, optimizer, term, process_group=process_group)
+        super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def forward(
         self,
@@ -94,16 +97,33 @@ class GlobalContrastive(Compositional):
             anchor: booleans; only these pairs count, the others are negatives for them.
             options: further arguments of `Compositional`.
         """
-        if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
-            index = index[anchor.to(index.device)]
-        return super().forward(self._entries(inner, label, anchor), index, **options)
+        entries, own = self._entries(inner, label, anchor), _of_anchors(index, anchor)
+        return super().forward(entries, own, **options)
 
-    def warm_up(self, batches: Iterable[tuple[Callable[[], Any], Any]]) -> None:
+    def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
         """Start every pair's u from a pass over the data; see `Compositional.warm_up`.
 
         Every rank must have the same number of batches, since negatives come from all ranks.
+
+        Args:
+            batches: `(function, index)`, or `(function, index, {"label": ..., "anchor": ...})` with
+                what the calls will have: without the labels, pairs that are no negatives of each
+                other would be taken for such.
         """
-        super().warm_up((self._entries(inner), index) for inner, index in batches)
+        super().warm_up(self._read(*batch) for batch in batches)
+
+    def _read(
+        self, inner: Callable[[], Any], index: Any, options: Mapping[str, Tensor] | None = None
+    ) -> tuple[Callable[[], Any], Any]:
+        """A batch of `warm_up` as the base class takes it."""
+        given = dict(options or {})
+        label, anchor = given.pop("label", None), given.pop("anchor", None)
+        if given:
+            raise ValueError(
+                "`GlobalContrastive.warm_up` takes label and anchor with a batch but got: "
+                f"{', '.join(given)}."
+            )
+        return self._entries(inner, label, anchor), _of_anchors(index, anchor)
 
     def _entries(
         self, inner: Callable[[], Any], label: Tensor | None = None, anchor: Tensor | None = None
@@ -123,3 +143,10 @@ class GlobalContrastive(Compositional):
             return values if loss is None else (loss, values)
 
         return entries
+
+
+def _of_anchors(index: Any, anchor: Tensor | None) -> Any:
+    """The index of the anchors, when it was given for all pairs."""
+    if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
+        return index[anchor.to(index.device)]
+    return index

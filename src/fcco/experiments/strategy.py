@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco import checks
-from fcco.visit import any_sharded
+from fcco.visit import any_sharded, reshard
 
 from . import ranks
 
@@ -138,6 +138,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Put the result of `model_state` back."""
+    reshard(model)  # a pass without gradient leaves weights gathered: no shards to be seen
     unwrapped(model).load_state_dict(_unpacked(state, model))
 
 

@@ -39,6 +39,7 @@ _MEANING = {
     "theta": "an extrapolation",
     "dual_step": "the step of the dual variables",
     "objective": "a coupled term of the objective, which needs a penalty on tracked values",
+    "offload": "where the copy of w_{t-1} is kept that a correction needs",
     "refresh_every": "how often a recursive estimate starts afresh",
 }
 
@@ -82,8 +83,8 @@ def constrained(
             Penalties: `penalty` (rho) and, for sonex, alexr2 and liu2025, `smoothing` (lambda);
             `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and `eta`, liu2025
             `refresh_every`. The penalties on tracked values (sonex, alexr2, yang2025, li2024) take
-            `objective`, a coupled term of the objective (see `Penalized`). A wrong or missing
-            setting gives an error that lists them all.
+            `objective`, a coupled term of the objective (see `Penalized`), and `offload` (see
+            `Compositional`). A wrong or missing setting gives an error that lists them all.
 
     Example:
         >>> import torch
@@ -153,6 +154,7 @@ def _smoothed_hinge(
     margin: float = 0.0,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
     """SONEX on the penalised problem, see `Penalized`."""
@@ -160,7 +162,7 @@ def _smoothed_hinge(
         model, optimizer, constraints, penalty=penalty, smoothing=smoothing, gamma=gamma,
         correction=correction, read=read, equality=equality, outer=outer, dim=dim,
         tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
-        **options,
+        offload=offload, **options,
     )  # fmt: skip
 
 
@@ -183,6 +185,7 @@ def _proximal_point(
     margin: float = 0.0,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
     """ALEXR2 on the penalised problem: `alexr2`'s tracker and loop, `Penalized`'s constraints."""
@@ -194,7 +197,7 @@ def _proximal_point(
         model, proximal, constraints, penalty=penalty, smoothing=smoothing, gamma=gamma,
         correction=theta * gamma, read="new", equality=equality, outer=outer, dim=dim,
         tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
-        **options,
+        offload=offload, **options,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ def alexr2(
     dim: int | None = None,
     inner: InnerKind = "smooth",
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> Compositional:
     r"""ALEXR2: ALEXR's extrapolated tracker inside a proximal-point loop (paper, Algorithm 2).
@@ -68,6 +69,7 @@ def alexr2(
         dim: d1, when `outer` leaves it open.
         inner: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not decrease then).
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     References:
@@ -98,4 +100,4 @@ def alexr2(
     )
     proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
     term = CoupledTerm(outer, tracker, smoothing=smoothing)
-    return Compositional(model, proximal, term, process_group=process_group)
+    return Compositional(model, proximal, term, process_group=process_group, offload=offload)

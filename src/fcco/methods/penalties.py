@@ -72,6 +72,7 @@ def li2024(
     margin: float = 0.0,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
     r"""Li et al. 2024: squared hinge penalty, moving averages of the constraints, any optimizer.
@@ -105,6 +106,7 @@ def li2024(
         margin: train for tolerance - margin.
         objective: a coupled term of the objective, see `Penalized`.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     Example:
@@ -136,7 +138,7 @@ def li2024(
         SquaredHinge(penalty), tracker, ramp_steps, tolerance=tolerance, margin=margin, names=names
     )
     problem = ConstrainedObjective(
-        model, optimizer, term, objective=objective, process_group=process_group
+        model, optimizer, term, objective=objective, process_group=process_group, offload=offload
     )
     problem.method = "li2024"
     return problem
@@ -159,6 +161,7 @@ def yang2025(
     margin: float = 0.0,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
     r"""Yang et al. 2025: hinge penalty, MSVR tracker, plain SGD (SONX on the penalised problem).
@@ -192,6 +195,7 @@ def yang2025(
         margin: train for tolerance - margin.
         objective: a coupled term of the objective, see `Penalized`.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     References:
@@ -206,7 +210,7 @@ def yang2025(
         model, optimizer, constraints, penalty=penalty, kind="hinge", gamma=gamma,
         correction=correction, read=read, equality=equality, outer=outer, dim=dim,
         tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
-        **options,
+        offload=offload, **options,
     )  # fmt: skip
     if average is not None:
         problem.keep_average(average)

@@ -30,6 +30,7 @@ def sonex(
     dim: int | None = None,
     inner: InnerKind = "smooth",
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> Compositional:
     r"""SONEX: smoothed outer function, MSVR tracker, momentum or Adam (paper, Algorithm 1).
@@ -56,6 +57,7 @@ def sonex(
         dim: d1, when `outer` leaves it open.
         inner: what the g_i are; SONEX refuses `"weakly_convex"` ones, which have kinks.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     Example:
@@ -87,6 +89,7 @@ def sonex(
         smoothing,
         dim,
         process_group,
+        offload,
         gamma=gamma,
         correction=correction,
         read=read,
@@ -106,6 +109,7 @@ def sonx(
     dim: int | None = None,
     inner: InnerKind = "smooth",
     process_group: Any = "auto",
+    offload: bool = False,
     **options: Any,
 ) -> Compositional:
     r"""SONX: a subgradient of the outer function itself, MSVR tracker, plain SGD.
@@ -131,6 +135,7 @@ def sonx(
         dim: d1, when `outer` leaves it open.
         inner: `"smooth"`, or `"weakly_convex"` when the g_i have kinks.
         process_group: see `Compositional`.
+        offload: see `Compositional`.
         options: further options of `InnerTracker`.
 
     Example:
@@ -158,6 +163,7 @@ def sonx(
         0.0,
         dim,
         process_group,
+        offload,
         gamma=gamma,
         correction=correction,
         read=read,
@@ -230,6 +236,7 @@ def sox(
         0.0,
         dim,
         process_group,
+        False,  # nothing to keep: no correction
         gamma=gamma,
         correction=0.0,
         read=read,
@@ -246,9 +253,10 @@ def _single_loop(
     smoothing: Smoothing,
     dim: int | None,
     process_group: Any,
+    offload: bool,
     **options: Any,
 ) -> Compositional:
     """The engine that all single-loop methods share."""
     tracker = for_model(model, num_inner, dimension(method, outer, dim), **options)
     term = CoupledTerm(outer, tracker, smoothing=smoothing)
-    return Compositional(model, optimizer, term, process_group=process_group)
+    return Compositional(model, optimizer, term, process_group=process_group, offload=offload)

@@ -59,7 +59,7 @@ class Assembly:
         width, layer = self._found(side)
         before = nn.Identity() if layer is not None else scaling(side)
         if config.train == "all" or (config.train == "text" and side == "text"):
-            before = nn.Sequential(self._tower(side), before)
+            before = nn.Sequential(self._trained_tower(side), before)
         return before, width, copy.deepcopy(layer)
 
     def _found(self, side: str) -> tuple[int, nn.Linear | None]:
@@ -75,6 +75,14 @@ class Assembly:
                     tower = self._tower(side)
             self._brought[side] = tower.width, tower.projection()
         return self._brought[side]
+
+    def _trained_tower(self, side: str) -> towers.Tower:
+        """A tower to train; with random weights the one whose features the scaling is of."""
+        if self.config.pretrained:
+            return self._tower(side)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self._tower(side)
 
     def _tower(self, side: str, pretrained: bool = True) -> towers.Tower:
         config = self.config

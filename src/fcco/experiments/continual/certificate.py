@@ -20,7 +20,7 @@ __all__ = ["certificate", "contrast"]
 
 
 def contrast(run: ContinualTraining, images: Tensor, texts: Tensor, label: Tensor) -> Tensor:
-    r"""The contrastive loss of the target over all training pairs.
+    r"""The contrastive loss of the target over many pairs.
 
     .. math::
         \frac1n\sum_i \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e)\bigr], \qquad
@@ -28,7 +28,7 @@ def contrast(run: ContinualTraining, images: Tensor, texts: Tensor, label: Tenso
 
     Args:
         run: temperature and sizes.
-        images: unit vectors of all training pairs.
+        images: unit vectors of the pairs.
         texts: of their captions.
         label: class of each, on the device.
     """
@@ -44,24 +44,26 @@ def certificate(run: ContinualTraining) -> Row:
 
     For models whose towers are frozen: everything is evaluated in one graph.
     """
-    encoder, config = run.encoder, run.config
-    rows, label = run.everything.rows, run.everything.label.to(run.device)
+    encoder, config, streams = run.encoder, run.config, run.streams
+    number, own_pairs = len(config.protected), len(streams.anchors)
+    rows = torch.cat([streams.anchors, streams.negatives])  # the former with the extra pairs
+    label = torch.cat([torch.full((own_pairs,), number), streams.label]).to(run.device)
     values = run.samples.values[rows.to(run.device)]  # type: ignore[union-attr]
     captions, prompts = encoder.texts.captions[rows], encoder.texts.prompts
-    number = len(config.protected)
     limits = torch.tensor(run.old["train"].loss[:number].tolist(), device=run.device)
 
     def loss() -> Tensor:
         return contrast(run, *encoder(values, captions), label)
 
     def inner(index: Tensor) -> Tensor:
-        seen, read = encoder(values, prompts)
-        each = cross_entropy(encoder.scores(seen, read), label, reduction="none")
-        means = [each[label == k].mean() - limits[k] for k in index.tolist()]
+        seen, read = encoder(values[own_pairs:], prompts)
+        own = label[own_pairs:]
+        each = cross_entropy(encoder.scores(seen, read), own, reduction="none")
+        means = [each[own == k].mean() - limits[k] for k in index.tolist()]
         return torch.stack(means)
 
     parameters = [p for p in encoder.model.parameters() if p.requires_grad]
-    own = run.built.multipliers()
+    multipliers = run.built.multipliers()
     best = diagnostics.kkt(loss, inner, number, parameters, per_layer=False)
     found = {
         "kkt_best_stationarity": best.stationarity,
@@ -69,8 +71,10 @@ def certificate(run: ContinualTraining) -> Row:
         "kkt_feasibility": best.feasibility,
         "best_multipliers": best.multipliers.tolist(),
     }
-    if own is not None:
-        used = diagnostics.kkt(loss, inner, number, parameters, multipliers=own, per_layer=False)
+    if multipliers is not None:
+        used = diagnostics.kkt(
+            loss, inner, number, parameters, multipliers=multipliers, per_layer=False
+        )
         found |= {
             "kkt_stationarity": used.stationarity,
             "kkt_complementarity": used.complementarity,

@@ -30,7 +30,8 @@ class Continual(Scheduled, OnMachine):
         text_tower: that of texts; `"none"` takes made-up vectors, for tests.
         image_weights: file or folder of the image tower's weights; its own unless given.
         text_weights: the same for texts.
-        pretrained: start the towers from pretrained weights.
+        pretrained: start the towers from pretrained weights; random ones are those of seed 0, in
+            runs of all seeds.
         train: `"projections"` trains the last layers on features of frozen towers, computed once;
             `"text"` trains the text tower, too; `"all"` every weight.
         size: height and width that images are scaled to.
@@ -102,8 +103,11 @@ class Continual(Scheduled, OnMachine):
                 f"are: {self.target} and {list(self.protected)}."
             )
         for text in (self.prompt, *self.captions):
-            if text.count("{}") != 1:
-                raise ValueError(f"`prompt` and `captions` must hold one {{}} but: {text!r}.")
+            if [text.count(mark) for mark in ("{}", "{", "}")] != [1, 1, 1]:
+                raise ValueError(
+                    f"`prompt` and `captions` must hold one {{}}, and no other braces, but: "
+                    f"{text!r}."
+                )
         if not self.captions:
             raise ValueError("`captions` must hold a sentence at least.")
         for name in (

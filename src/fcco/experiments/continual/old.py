@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fcco
+from fcco.files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
 from ..data.grouped import Samples
 from ..data.places import cache_folder
-from ..files import atomic
 from ..loading import chunks, loader
 from .config import Continual
 from .embedding import Encoder
@@ -53,16 +53,15 @@ def kept_state(
     key = hashlib.sha256(named.encode()).hexdigest()
     path = cache_folder() / "old" / f"{config.data}-{seed}-{key[:16]}.pt"
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        if found["key"] == key:
-            return found["state"]
-    except Exception:  # not there, or whatever torch.load makes of a damaged file
-        pass
+        found = read_values(path, key)
+    except DamagedFile as error:
+        warnings.warn(f"The old model is trained anew: {error}.", stacklevel=2)
+        found = None
+    if found is not None:
+        return found
     state = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as stream:
-            torch.save({"key": key, "state": state}, stream)
+        write_values(path, key, state)
     except OSError as error:
         warnings.warn(f"The old model cannot be kept in {path.parent}: {error}.", stacklevel=2)
     return state
@@ -77,7 +76,11 @@ def read_state(path: str) -> dict[str, Tensor]:
         found: Any = torch.load(place, map_location="cpu", weights_only=True)
     except Exception as error:  # torch, pickle and zipfile have one each
         raise ValueError(f"`old`: {place} is no file of weights: {error}.") from error
-    return found.get("state", found)
+    if isinstance(found, dict):
+        found = found.get("values", found)  # a file of the cache, or the weights themselves
+    if not (isinstance(found, dict) and all(map(torch.is_tensor, found.values()))):
+        raise ValueError(f"`old`: {place} must hold a state dict, names with tensors.")
+    return found
 
 
 def train(
@@ -150,7 +153,7 @@ def losses(
         samples: image inputs.
         rows: of the protected training data.
         label: of each of them.
-        data: fingerprint of the data.
+        data: fingerprint of the data and of the frozen towers.
     """
     config, prompts = encoder.config, encoder.texts.prompts
 
@@ -170,4 +173,6 @@ def losses(
     )
 
 
-_LOSS_FIELDS = ("prompt", "protected", "target", "temperature", "precision", "size", "tokens")
+_LOSS_FIELDS = (
+    "prompt", "protected", "target", "temperature", "precision", "size", "tokens", "train",
+)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from .. import data, ranks, towers
 from ..data.cuts import WithinGroups
 from ..data.folders import digest
 from ..data.grouped import PARTS, GroupedPart, Samples, Vectors
+from ..data.images import ImageFiles
 from ..data.pairs import read_pairs
 from ..task import Method
+from ..towers.clip import CLIP
 from ..towers.registry import checksum
 from . import old
 from .assembly import Assembly
@@ -77,12 +80,17 @@ class ContinualProblem:
                 f"`image_tower: {config.image_tower}` takes data of the kind {wanted}, but "
                 f"{config.data} is of the kind {found.kind}."
             )
+        if config.image_tower in CLIP and isinstance(found.samples, ImageFiles):
+            # CLIP sees the middle square alone: cut it out where files are read, for frames and
+            # pairs alike, instead of moving whole frames.
+            square = dataclasses.replace(found.samples, size=tuple(config.size), fit=True)
+            found = dataclasses.replace(found, samples=square)
         self.data, self.extra = found, None
         if config.extra_pairs:
             self.extra = read_pairs(config.extra_pairs, size=self._image_size())
         self.texts = Texts.of(config, self._labels(), self.extra.captions if self.extra else ())
         self.samples = self._images()
-        self.inputs, self._read = self._texts()
+        self.inputs = self._texts()
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
         self._old: dict[int, dict[str, Tensor]] = {}
         self._assembly = Assembly(config, progress)
@@ -119,22 +127,20 @@ class ContinualProblem:
             found.append(self._features("image", source))
         return Vectors(torch.cat(found).to(self.device))
 
-    def _texts(self) -> tuple[Tensor, Tensor | None]:
-        """What the text side takes, and features of the texts where a scaling needs them."""
+    def _texts(self) -> Tensor:
+        """What the text side takes: features of the frozen tower, or token ids."""
         config, words = self.config, self.texts.words
         if config.text_tower == "none":
-            found = made_up(words)
-            return found.to(self.device), found
-        source = _Source("texts", "text", words, digest("texts", *words))
-        frozen = config.train == "projections"
-        features = self._features("text", source) if frozen or config.old == "" else None
-        if frozen:
-            assert features is not None
-            return features.to(self.device), features
+            return made_up(words).to(self.device)
+        if config.train == "projections":
+            return self._text_features(words).to(self.device)
         ids: Any = towers.encode(
-            config.text_tower, source.samples, tokens=config.tokens, weights=config.text_weights
+            config.text_tower, words, tokens=config.tokens, weights=config.text_weights
         )
-        return ids.values.to(self.device), features
+        return ids.values.to(self.device)
+
+    def _text_features(self, words: tuple[str, ...]) -> Tensor:
+        return self._features("text", _Source("texts", "text", words, digest("texts", *words)))
 
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
         """Training, validation and test data of a seed; every class is in each."""
@@ -163,8 +169,10 @@ class ContinualProblem:
     def _scaling(self, side: str, seed: int) -> Scaling:
         """Of texts over those of the classes, of images over the protected training data."""
         if side == "text":
-            assert self._read is not None
-            return Scaling(self._read[: self.texts.of_classes])
+            number = self.texts.of_classes
+            if self.config.train == "projections":
+                return Scaling(self.inputs[:number])
+            return Scaling(self._text_features(self.texts.words[:number]))
         rows = self._protected(seed)[0]
         if self.config.train != "all":
             assert isinstance(self.samples, Vectors)
@@ -180,18 +188,20 @@ class ContinualProblem:
             self._old[seed] = ranks.on_first(lambda: self._make_old(seed))
         return self._old[seed]
 
+    @functools.cached_property
+    def _towers(self) -> str:
+        """What tells the weights of the towers from others."""
+        config = self.config
+        sides = [(config.image_tower, config.image_weights)]
+        sides += [(config.text_tower, config.text_weights)]
+        built = {"pretrained": config.pretrained, "size": config.size, "tokens": config.tokens}
+        known = [checksum(name, weights=own, **built) for name, own in sides if name != "none"]
+        return ", ".join(known)
+
     def _make_old(self, seed: int) -> dict[str, Tensor]:
         config = self.config
         if config.old:
             return old.read_state(config.old)
-        sides = [getattr(config, f"{side}_tower") for side in ("image", "text")]
-        known = [
-            checksum(name, pretrained=config.pretrained, weights=weights)
-            for name, weights in zip(
-                sides, (config.image_weights, config.text_weights), strict=True
-            )
-            if name != "none"
-        ]
 
         def make() -> dict[str, Tensor]:
             rows, label = self._protected(seed)
@@ -199,7 +209,7 @@ class ContinualProblem:
             return old.train(encoder, self.samples, rows, label, seed)
 
         facts = {
-            "data": self.fingerprint(), "towers": ", ".join(known), "device": self.device.type
+            "data": self.fingerprint(), "towers": self._towers, "device": self.device.type
         }  # fmt: skip
         return old.kept_state(config, seed, facts, make)
 
@@ -212,7 +222,8 @@ class ContinualProblem:
         except RuntimeError as error:
             raise ValueError(f"`old` does not fit the model of this config: {error}") from error
         model.to(self.device)
-        losses = old.losses(self._encoder(model), self.samples, rows, label, self.fingerprint())
+        known = f"{self.fingerprint()}, {self._towers}"  # frozen towers are not in the model
+        losses = old.losses(self._encoder(model), self.samples, rows, label, known)
         first = len(self.data.samples)
         extra = torch.arange(first, first + (len(self.extra) if self.extra else 0))
         return ContinualTraining(

@@ -36,7 +36,7 @@ class Texts:
     """All different texts and who uses them.
 
     Attributes:
-        words: the texts.
+        words: the texts; an extra one may read like one of a class.
         head: the protected class whose head embeds a text, -1 for the common projection, (U,).
         prompts: the text of each class, (C,).
         captions: the text of each sample, (N,).
@@ -56,14 +56,16 @@ class Texts:
         Args:
             config: prompt, captions and classes.
             label: class of each sample.
-            extra: captions of pairs that come after the samples.
+            extra: captions of pairs that come after the samples; texts of their own.
         """
-        ids: dict[str, int] = {}
+        words: list[str] = []
         head: list[int] = []
+        ids: dict[str, int] = {}
 
         def place(text: str, owner: int) -> int:
             if text not in ids:
-                ids[text] = len(ids)
+                ids[text] = len(words)
+                words.append(text)
                 head.append(owner)
             return ids[text]
 
@@ -78,12 +80,13 @@ class Texts:
                 for name, owner in zip(config.classes, owners, strict=True)
             ]
         )
-        of_classes = len(ids)
+        of_classes = len(words)
+        ids.clear()  # an extra caption that reads like one of a class is not embedded by its head
         generator = torch.Generator().manual_seed(_CAPTION_SEED)
         which = torch.randint(len(config.captions), label.shape, generator=generator)
         more = torch.tensor([place(text, -1) for text in extra], dtype=torch.int64)
         return cls(
-            tuple(ids),
+            tuple(words),
             torch.tensor(head),
             torch.tensor(prompts),
             torch.cat([told[label, which], more]),

@@ -80,9 +80,6 @@ class ContinualTraining:
         self.batches = Batches(config, samples, self.streams, seed, device)
         self.steps, self.seconds = 0, 0.0
         self.old = {name: found[0] for name, found in self._classes().items()}
-        if self.sharded:  # a pass without gradient leaves weights gathered: shards can be loaded
-            for module in self.model.modules():
-                getattr(module, "reshard", lambda: None)()
 
     @property
     def samples_per_step(self) -> int:
@@ -203,6 +200,9 @@ class ContinualTraining:
             "steps": self.steps,
             "seconds": self.seconds,
             "batches": self.batches.state_dict(),
+            # Measured or trained anew elsewhere, they may differ: a run keeps what it began with.
+            "old_losses": self.old_losses.value.cpu(),
+            "old": {name: list(each) for name, each in self.old.items()},
             **strategy.state(self.model, self.built.optimizer, self.built.objective),
         }
 
@@ -210,4 +210,6 @@ class ContinualTraining:
         """Go on in the middle."""
         self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
         self.batches.load_state_dict(state["batches"])
+        self.old_losses = fcco.OldLosses(state["old_losses"]).to(self.device)
+        self.old = {name: Classes(*each) for name, each in state["old"].items()}
         strategy.load(self.model, self.built.optimizer, self.built.objective, state)

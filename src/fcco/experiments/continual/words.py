@@ -101,7 +101,7 @@ def _model(config: Continual) -> str:
     if config.heads:
         text += " The sentences of each protected class have a small correction of their own "
         text += f"(rank {config.heads}), zero at the start, so that a class can be kept by "
-        text += "weights that no other uses."
+        text += "weights that are in no other class's sentences."
     if config.extra_pairs:
         text += f" Further pairs for {config.target} come from another collection."
     return text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import lzma
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,8 @@ def members(data: str, found: Sighting) -> dict[str, bytes]:
                 stream = archive.extractfile(member)
                 if stream is not None:
                     contents[member.name] = stream.read()
-    except (tarfile.TarError, EOFError) as error:
+    # A link to nowhere is a KeyError; the last two come from compressed archives.
+    except (tarfile.TarError, EOFError, KeyError, zlib.error, lzma.LZMAError) as error:
         raise WrongData(f"`{data}`: {found.detail} is no tar archive: {error}.") from error
     return contents
 

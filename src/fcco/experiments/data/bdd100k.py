@@ -98,13 +98,16 @@ def read_bdd100k(
         _check_occupied("bdd100k", names, group[rows], f"the {split} images in {own}")
     rows = kept(2 * group + test, limit)
     chosen, group, test = [chosen[row] for row in rows.tolist()], group[rows], test[rows]
+    samples = image_files(own / IMAGES, [frame.path for frame in chosen])
+    told = (" ".join(frame) for frame in chosen)
     return GroupedData(
         name="bdd100k",
         kind="image",
-        samples=image_files(own / IMAGES, [frame.path for frame in chosen]),
+        samples=samples,
         class_names=names,
         cut=OfficialTest(group, group, names, test),
-        fingerprint=digest("bdd100k", *names, limit, *(" ".join(frame) for frame in chosen)),
+        # With the size: many scale the images down where they lie.
+        fingerprint=digest("bdd100k", *names, limit, *samples.size, *told),
         facts={"copy": layout.name, "place": found.place, "labels": release, **facts}
         | _summary(chosen),
     )
@@ -149,7 +152,7 @@ def read_bdd100k_subset(
     assert found.content is not None
     contents = members("bdd100k-subset", found)
     root, labels = _labels_in(contents, found.detail)
-    stream = io.TextIOWrapper(io.BytesIO(contents[labels]), encoding="utf-8")
+    stream = io.TextIOWrapper(io.BytesIO(contents[labels]), encoding="utf-8-sig")
     frames = read_file(labels, stream, "val")
     start = f"{root}{IMAGES}/"
     present = {path.removeprefix(start) for path in contents if path.startswith(start)}

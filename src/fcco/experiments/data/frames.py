@@ -31,6 +31,7 @@ RELEASES = {
 UNDEFINED = "undefined"
 CACHED_FROM = 1 << 24  # bytes; smaller files are read again each time
 VERSION = 1
+_TEXT = "utf-8-sig"  # with or without the mark that some programs begin a file with
 
 
 class Frame(NamedTuple):
@@ -64,17 +65,21 @@ def read_labels(root: Path) -> tuple[str, list[Frame]]:
 
 def read_lists(paths: Sequence[str | os.PathLike[str]]) -> list[Frame]:
     """The frames of csv files with the columns path, inside `images/100k`, and weather."""
-    found: dict[str, Frame] = {}
-    for path in map(Path, paths):
-        with path.open(newline="", encoding="utf-8") as lines:
+    return _unique(frame for path in map(Path, paths) for frame in _listed(path))
+
+
+def _listed(path: Path) -> Iterator[Frame]:
+    try:
+        with path.open(newline="", encoding=_TEXT) as lines:
             for inner, weather in rows_of("bdd100k", str(path), lines, ("path", "weather")):
                 if inner.partition("/")[0] not in SPLITS:
                     raise WrongData(
                         f"`bdd100k`: the paths in {path} must begin with train/ or val/, inside "
                         f"images/100k, but one is: {inner}."
                     )
-                found[inner] = Frame(inner, weather, UNDEFINED, UNDEFINED)
-    return list(found.values())
+                yield Frame(inner, weather, UNDEFINED, UNDEFINED)
+    except UnicodeDecodeError as error:
+        raise WrongData(f"`bdd100k`: {path} is no text: {error}.") from error
 
 
 def read_file(name: str, stream: TextIO, split: str) -> list[Frame]:
@@ -83,7 +88,16 @@ def read_file(name: str, stream: TextIO, split: str) -> list[Frame]:
 
 
 def _unique(frames: Iterator[Frame]) -> list[Frame]:
-    return list({frame.path: frame for frame in frames}.values())
+    """Each frame once; refuses one that is said to be of two kinds of weather."""
+    found: dict[str, Frame] = {}
+    for frame in frames:
+        first = found.setdefault(frame.path, frame)
+        if first.weather != frame.weather:
+            raise WrongData(
+                f"`bdd100k`: the labels name {frame.path} twice, with the weather {first.weather} "
+                f"and with {frame.weather}."
+            )
+    return list(found.values())
 
 
 def _frame(record: Any, split: str, where: str) -> Frame:
@@ -92,6 +106,8 @@ def _frame(record: Any, split: str, where: str) -> Frame:
         raise WrongData(f"`bdd100k`: a record of {where} has no name.")
     own = PurePosixPath(name)
     attributes = record.get("attributes") or {}
+    if not isinstance(attributes, dict):
+        raise WrongData(f"`bdd100k`: the attributes of {name} in {where} are no fields.")
     words = (attributes.get(key) or UNDEFINED for key in ("weather", "timeofday", "scene"))
     return Frame(f"{split}/{own.name if own.suffix else f'{own.name}.jpg'}", *map(str, words))
 
@@ -99,14 +115,14 @@ def _frame(record: Any, split: str, where: str) -> Frame:
 def _parsed(path: Path, split: str) -> list[Frame]:
     if path.is_dir():
         return _unique(_frame(_one(file), split, str(file)) for file in sorted(path.glob("*.json")))
-    with path.open(encoding="utf-8") as stream:
+    with path.open(encoding=_TEXT) as stream:
         return read_file(str(path), stream, split)
 
 
 def _one(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return json.loads(file.read_text(encoding=_TEXT))
+    except (ValueError, RecursionError) as error:
         raise WrongData(f"`bdd100k`: {file} is damaged: {error}.") from error
 
 

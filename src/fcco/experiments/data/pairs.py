@@ -161,7 +161,8 @@ def _archives(shards: Sequence[Path]) -> Iterator[_Pair]:
 
 
 def _folder(root: Path) -> Iterator[_Pair]:
-    files = sorted(each for each in root.rglob("*") if each.is_file())
+    # Files with a dot in front are not the user's: macOS puts `._name.jpg` beside `name.jpg`.
+    files = sorted(each for each in root.rglob("*") if each.is_file() and each.name[0] != ".")
     return _together([_piece(each, each.relative_to(root).as_posix()) for each in files])
 
 
@@ -186,12 +187,13 @@ def _together(found: Sequence[Piece]) -> Iterator[_Pair]:
 
 
 def _caption(text: Piece | None, record: Piece | None) -> str:
-    with suppress(ValueError):  # neither text nor json: the same as no caption
+    with suppress(ValueError, RecursionError):  # neither text nor json: the same as no caption
         if text is not None:
-            return text.read().decode().strip()
+            return text.read().decode("utf-8-sig").strip()
         if record is not None:
             own = json.loads(record.read())
-            return str(own.get("caption") or "").strip() if isinstance(own, dict) else ""
+            found = own.get("caption") if isinstance(own, dict) else None
+            return found.strip() if isinstance(found, str) else ""
     return ""
 
 

@@ -96,3 +96,5 @@ class _Window:
                 # Either the record goes on behind the piece, or it is damaged.
                 if len(self.text) - self.place > LONGEST or not self.more():
                     raise _Damaged(error.msg) from error
+            except (ValueError, RecursionError) as error:  # endless numbers, endless brackets
+                raise _Damaged(str(error)) from error

@@ -161,7 +161,8 @@ def _listing(root: Path) -> tuple[list[str], str]:
     found: dict[str, str] = {}
     for inner in (each for each in root.iterdir() if each.is_dir()):
         for file in inner.iterdir():
-            if file.suffix.lower() in SUFFIXES:
+            # Files with a dot in front are not the user's: macOS puts `._name.jpg` beside photos.
+            if file.suffix.lower() in SUFFIXES and file.name[0] != "." and file.is_file():
                 found[f"{inner.name}/{file.name}"] = checksum(file.read_bytes())
     paths = sorted(found)
     return paths, digest(*(f"{path} {found[path]}" for path in paths))
