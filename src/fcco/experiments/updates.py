@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +14,32 @@ from fcco import adam_type, checks, momentum_type
 
 from .task import Method
 
-__all__ = ["optimizer"]
+__all__ = ["Stepped", "optimizer"]
+
+
+@dataclass
+class Stepped:
+    """A method on a task: what makes its loss and what steps it; tasks add what they need.
+
+    Attributes:
+        objective: what makes the loss; None where it is a plain average.
+        optimizer: what is stepped.
+        scheduled: the optimizer whose learning rate follows the schedule.
+    """
+
+    objective: Any
+    optimizer: torch.optim.Optimizer
+    scheduled: torch.optim.Optimizer
+
+    def set_rate(self, lr: float) -> None:
+        """Use this learning rate from now on."""
+        for group in self.scheduled.param_groups:
+            group["lr"] = lr
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those between the rounds of a double loop."""
+        anchored = getattr(self.optimizer, "anchored", nullcontext)
+        return anchored()
 
 
 def optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.Optimizer:

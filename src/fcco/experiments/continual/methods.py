@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 import fcco
 
 from ..task import Method
+from ..updates import Stepped
 from ..updates import optimizer as make_optimizer
 
 __all__ = ["CONSTRAINED", "WORDS", "Built", "build"]
@@ -25,23 +25,17 @@ _CORRECTED = ("sonex", "sonx", "alexr2")
 
 
 @dataclass
-class Built:
+class Built(Stepped):
     """A method on this task.
 
     Attributes:
-        objective: what makes the loss.
-        contrast: its contrastive term.
-        optimizer: what is stepped.
-        scheduled: the optimizer whose learning rate follows the schedule.
+        contrast: the contrastive term of the objective.
         constrained: whether values of the constraints are asked for.
         everyone: whether the pairs of protected classes are anchors, too.
         weight: of the mean loss of the protected classes in the objective.
     """
 
-    objective: Any
     contrast: fcco.ContrastiveTerm
-    optimizer: torch.optim.Optimizer
-    scheduled: torch.optim.Optimizer
     constrained: bool
     everyone: bool = False
     weight: float = 0.0
@@ -65,11 +59,6 @@ class Built:
     def _weighted(self, entries: Tensor, differences: Tensor) -> tuple[Tensor, Tensor]:
         # The old losses are constants: the differences have the gradient of the losses.
         return self.weight * differences, entries
-
-    def settled(self) -> AbstractContextManager[None]:
-        """Inside, the weights are those between the rounds of a double loop."""
-        anchored = getattr(self.optimizer, "anchored", nullcontext)
-        return anchored()
 
     def multipliers(self) -> Tensor | None:
         """One per protected class, 0 where not seen; None for methods without constraints."""
@@ -130,10 +119,10 @@ def build(
             model, optimizer, list(protected), word, objective=contrast, **settings
         )
         stepped: Any = objective.optimizer
-        return Built(objective, contrast, stepped, optimizer, True)
+        return Built(objective, stepped, optimizer, contrast, True)
     plain = fcco.Compositional(model, optimizer, contrast)
     weight = float(given.get("weight", 0.0))
-    return Built(plain, contrast, optimizer, optimizer, False, word == "replay", weight)
+    return Built(plain, optimizer, optimizer, contrast, False, word == "replay", weight)
 
 
 def _check(word: str, settings: dict[str, Any], method: Method) -> None:

@@ -96,9 +96,8 @@ class ContinualTraining:
     def step(self) -> None:
         """One batch."""
         start = time.perf_counter()
-        lr = self.method.lr * factor(self.config, self.steps / self.steps_per_epoch)
-        for group in self.built.scheduled.param_groups:
-            group["lr"] = lr
+        epoch = self.steps / self.steps_per_epoch
+        self.built.set_rate(self.method.lr * factor(self.config, epoch))
         batch = self.batches.draw()
         self.built.loss(lambda: self._values(batch), self._index(batch)).backward()
         self.built.optimizer.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import fcco
 from fcco.constraints.rules import ConstantConEx
 
 from ..task import Method
+from ..updates import Stepped
 from ..updates import optimizer as make_optimizer
 from . import rates as r
 
@@ -31,25 +31,14 @@ IN_WORDS = ("correction", "read", "aggregate", "constraint_optimizer", "on_nonfi
 
 
 @dataclass
-class Built:
+class Built(Stepped):
     """A method on this task.
 
     Attributes:
-        objective: what makes the loss; None without constraints.
-        optimizer: what is stepped.
-        scheduled: the optimizer whose learning rate follows the schedule.
         state: from rates to the values that the objective wants.
     """
 
-    objective: Any
-    optimizer: torch.optim.Optimizer
-    scheduled: torch.optim.Optimizer
     state: Callable[[Tensor], Tensor]
-
-    def settled(self) -> AbstractContextManager[None]:
-        """Inside, the weights are those between the rounds of a double loop."""
-        anchored = getattr(self.optimizer, "anchored", nullcontext)
-        return anchored()
 
     def multipliers(self, constraints: int) -> Tensor:
         """One per gap: what its two sides pull with together."""

@@ -101,8 +101,7 @@ class FairnessTraining:
         self._rows = rows.view(self.steps_per_epoch, batches, -1)
         done = epoch / self.config.epochs
         factor = self.config.decay ** sum(done >= share for share in self.config.decay_at)
-        for group in self.built.scheduled.param_groups:
-            group["lr"] = factor * self.method.lr
+        self.built.set_rate(factor * self.method.lr)
         if self.config.threshold_kind == "quantile" and self.steps % self.steps_per_epoch == 0:
             self.model.calibrate(self.train.inputs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from fcco.distributed import find_group
 from fcco.inner import global_mean
 
 from ..task import Method
+from ..updates import Stepped
 from ..updates import optimizer as make_optimizer
 
 __all__ = ["WORDS", "Built", "build"]
@@ -27,19 +27,13 @@ Losses = Callable[[], Tensor]
 
 
 @dataclass
-class Built:
+class Built(Stepped):
     """A method on this task.
 
     Attributes:
-        objective: what makes the loss; None for the plain average over samples.
-        optimizer: what is stepped.
-        scheduled: the optimizer whose learning rate follows the schedule.
         groups: whether batches are drawn group by group, or uniformly from all samples.
     """
 
-    objective: Any
-    optimizer: torch.optim.Optimizer
-    scheduled: torch.optim.Optimizer
     groups: bool = True
 
     def loss(
@@ -62,11 +56,6 @@ class Built:
         if gradient is None:
             return self.objective(losses, group)
         return self.objective(losses, group, gradient=gradient, gradient_index=gradient_group)
-
-    def settled(self) -> AbstractContextManager[None]:
-        """Inside, the weights are those between the rounds of a double loop."""
-        anchored = getattr(self.optimizer, "anchored", nullcontext)
-        return anchored()
 
     def tracked(self) -> Tensor | None:
         """u_i, NaN for groups that were never seen; None for methods without memory of losses."""

@@ -107,9 +107,8 @@ class GroupDROTraining:
     def step(self) -> None:
         """One batch, perhaps in pieces."""
         start = time.perf_counter()
-        lr = self.method.lr * factor(self.config, self.steps / self.steps_per_epoch)
-        for group in self.built.scheduled.param_groups:
-            group["lr"] = lr
+        epoch = self.steps / self.steps_per_epoch
+        self.built.set_rate(self.method.lr * factor(self.config, epoch))
         pieces = self._pieces(self.batches.draw())
         while not self._moved(pieces):
             if self.scaler.get_scale() < _SMALLEST:
