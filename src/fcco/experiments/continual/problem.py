@@ -185,7 +185,7 @@ class ContinualProblem:
     def old_state(self, seed: int) -> dict[str, Tensor]:
         """The weights of the old model: given, or trained first, by rank 0 alone."""
         if seed not in self._old:
-            self._old[seed] = ranks.on_first(lambda: self._make_old(seed))
+            self._old[seed] = ranks.on_first(lambda: self.make_old(seed))
         return self._old[seed]
 
     @functools.cached_property
@@ -198,7 +198,8 @@ class ContinualProblem:
         known = [checksum(name, weights=own, **built) for name, own in sides if name != "none"]
         return ", ".join(known)
 
-    def _make_old(self, seed: int) -> dict[str, Tensor]:
+    def make_old(self, seed: int) -> dict[str, Tensor]:
+        """The same for this process alone: it says nothing to other ranks."""
         config = self.config
         if config.old:
             return old.read_state(config.old)

@@ -41,7 +41,7 @@ class ContinualTask(Judged):
         for number, seed in enumerate(config.seeds):
             if progress is not None:
                 progress("old models", number, len(config.seeds))
-            problem.old_state(seed)
+            problem.make_old(seed)  # the first rank of a machine alone is here
 
     def load(self, config: Any) -> ContinualProblem:
         """Data and models."""
