@@ -239,3 +239,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # as `fcco` ends under torchrun: threads of torch may abort a shutdown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 __all__ = ["main"]
@@ -18,4 +19,13 @@ def main() -> None:
         )
     from .app import app
 
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code in (0, None) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            # A thread of torch that asks for the interpreter while it shuts down aborts the whole
+            # process, now and then, when all work is done and written.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        raise
