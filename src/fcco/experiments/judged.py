@@ -20,6 +20,10 @@ class Judged:
     words: ClassVar[Any]
     judge: ClassVar[Any]
 
+    def config_name(self, data: str, setting: str | None) -> str:
+        """`celeba`, `celeba-paper`, ...: the usual setting has the bare name."""
+        return data if setting is None else f"{data}-{setting}"
+
     def page(self, config: Any) -> Page:
         """The report's words and plots."""
         return self.words.page(config)

@@ -27,10 +27,6 @@ class ContinualTask(Judged):
     words = words
     judge = judge
 
-    def config_name(self, data: str, setting: str | None) -> str:
-        """`weather`, `weather-rho`, ...: the usual setting has the bare name."""
-        return data if setting is None else f"{data}-{setting}"
-
     def grid_name(self, config: Any) -> str:
         """The paper's grids of rho, or wider ones for projections on features."""
         return "paper" if config.train == "all" else "wide"

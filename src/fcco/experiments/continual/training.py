@@ -164,18 +164,9 @@ class ContinualTraining:
     def _objective(self, images: Tensor) -> float:
         """The contrastive loss over all training pairs of the data set."""
         part, texts = self.everything, self.encoder.texts
-        ids = torch.arange(texts.of_classes)
-        held = self.model.training
-        self.model.eval()
-        first = self._one_input()
-        _, read = self.encoder(first, ids)
-        self.model.train(held)
+        _, read = self.encoder.all(self.samples, part.rows[:1], torch.arange(texts.of_classes))
         captions = read[texts.captions[part.rows].to(self.device)]
         return contrast(self, images, captions, part.label.to(self.device)).item()
-
-    def _one_input(self) -> Tensor:
-        sample: Any = self.samples[int(self.everything.rows[0])]
-        return sample.unsqueeze(0).to(self.device)
 
     def finish(self) -> Row:
         """Names of the classes, the old model's figures, speed, and KKT residuals."""

@@ -113,10 +113,6 @@ class GroupDROTask(Judged):
     words = words
     judge = judge
 
-    def config_name(self, data: str, setting: str | None) -> str:
-        """`celeba`, `celeba-paper`, ...: the usual setting has the bare name."""
-        return data if setting is None else f"{data}-{setting}"
-
     def grid_name(self, config: Any) -> str:
         """The usual grid: the paper's, or one for heads on features."""
         return "appendix" if config.train == "all" else "wide"
