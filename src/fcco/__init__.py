@@ -21,6 +21,7 @@ recursive gradient. Constrained problems have one door, `fcco.constrained(..., m
 
 from . import contrastive as contrastive
 from . import diagnostics as diagnostics
+from . import fleet as fleet
 from . import groups as groups
 from . import methods as methods
 from . import outer as outer

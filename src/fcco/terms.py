@@ -15,9 +15,29 @@ from .outer.envelope import MoreauEnvelope
 from .precision import KeepsPrecision
 from .tracker import InnerTracker, Tracked
 
-__all__ = ["AbstractTerm", "CoupledTerm", "OuterTerm"]
+__all__ = ["AbstractTerm", "CoupledTerm", "OuterTerm", "weighted_mean"]
 
 Smoothing = float | Callable[[int], float]
+
+
+def weighted_mean(
+    outer: AbstractOuter, excess: Tensor, weight: float | Tensor, blocks: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""The estimate of a coupled term and its slopes, pure and branch-free.
+
+    .. math::
+        \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1} f(u_i), \qquad
+        \frac{\text{weight}}{B_1}\nabla f(u_i)
+
+    Args:
+        outer: f.
+        excess: u_i.
+        weight: factor in front.
+        blocks: B1, the number of blocks in the batch.
+    """
+    values, slope = outer.value_and_gradient(excess)
+    share = weight / blocks
+    return values.sum() * share, slope * share
 
 
 class AbstractTerm(KeepsPrecision):
@@ -89,6 +109,11 @@ class OuterTerm(AbstractTerm):
         _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
 
     @property
+    def schedule(self) -> Smoothing:
+        """Lambda as it was given: a number, or a function of the step."""
+        return self._smoothing
+
+    @property
     def smoothing(self) -> float:
         """The current lambda; a schedule is a function of the steps this term had a part in."""
         return self._smoothing(self.step) if callable(self._smoothing) else self._smoothing
@@ -158,9 +183,8 @@ class CoupledTerm(OuterTerm):
         limits = self.limits
         if not limits.plain:
             excess = excess - limits.of(tracked.index, self.tracker.dim) + limits.margin
-        values, slope = self.smoothed.value_and_gradient(excess)
-        share = self.weight / max(tracked.index.shape[0], 1)
-        return tracked.attach(values.sum() * share, slope * share)
+        blocks = max(tracked.index.shape[0], 1)
+        return tracked.attach(*weighted_mean(self.smoothed, excess, self.weight, blocks))
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""

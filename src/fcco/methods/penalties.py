@@ -49,7 +49,11 @@ class RampedTerm(CoupledTerm):
     @property
     def weight(self) -> float:
         """The factor of this step; a function of the steps that this term had a part in."""
-        left = self._ramp_steps - 1 - self.step
+        return self.weight_at(self.step)
+
+    def weight_at(self, step: int) -> float:
+        """The factor of a step."""
+        left = self._ramp_steps - 1 - step
         if left <= 0:
             return self._full
         return self._full * (1 + math.cos(math.pi * left / self._ramp_steps)) / 2

@@ -14,7 +14,7 @@ from .entries import finite_blocks, prepared, refuse_nonfinite, shaped, without_
 from .progress import Progress
 from .settings import check_settings
 from .tracked import Tracked
-from .update import Rule, log_track, theory_correction, track
+from .update import Rule, correction_weight, log_track, track
 from .watch import Watch
 
 __all__ = ["InnerTracker"]
@@ -131,11 +131,9 @@ class InnerTracker(KeepsPrecision):
 
     def correction_weight(self, blocks: int) -> float:
         """The number gamma' for a step that samples `blocks` blocks."""
-        if self.correction == "theory" and blocks > 0:
-            return float(theory_correction(self.gamma, self.num_inner, blocks))
-        if isinstance(self.correction, str):
-            return (1 - self.gamma) * blocks / self.num_inner
-        return float(self.correction)
+        if self.correction == "theory" and blocks == 0:
+            return 0.0  # nothing to correct, and no number to divide by
+        return float(correction_weight(self.correction, self.gamma, self.num_inner, blocks))
 
     def layout(self, index: Tensor | None, counts: Tensor | None = None) -> Layout:
         """Check `index` and `counts`; find the distinct blocks (used by objectives)."""

@@ -46,7 +46,7 @@ class Tracked(NamedTuple):
             value: the scalar's value.
             slope: the gradient with respect to u, of the shape of `self.value`.
         """
-        entries, factors = self.entries, self._factors(slope)
+        entries, factors = self.entries, self.factors(slope)
         if entries.dim() > 1:
             entries, factors = entries.reshape(-1), factors.reshape(-1)
         scalar = torch.dot(entries, factors)
@@ -58,13 +58,13 @@ class Tracked(NamedTuple):
     def carrying_gradient(self) -> Tensor:
         """The values as a tensor whose gradient is that of g_i."""
         where = self._entry_positions()
-        carrier = self.entries * self._factors(torch.ones_like(self.value))
+        carrier = self.entries * self.factors(torch.ones_like(self.value))
         if where is not None:
             carrier = segment(carrier, where, len(self.index))
         return value_of(self.value, gradient_of=carrier)
 
-    def _factors(self, slope: Tensor) -> Tensor:
-        """d(scalar) / d(entry), from d(scalar) / d(u_i)."""
+    def factors(self, slope: Tensor) -> Tensor:
+        """d(scalar) / d(entry), from d(scalar) / d(u_i); pure."""
         factors = slope if self._whole else slope / per_row(self.counts, slope)
         where = self._entry_positions()
         if where is not None:

@@ -18,7 +18,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Rule", "log_track", "theory_correction", "track", "value_of"]
+__all__ = [
+    "Rule",
+    "correction_weight",
+    "log_track",
+    "theory_correction",
+    "track",
+    "value_of",
+]
 
 Number = float | Tensor
 Rule = Callable[
@@ -122,7 +129,7 @@ def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:
     return value + (gradient_of - gradient_of.detach())
 
 
-def theory_correction(gamma: Number, num_inner: int, blocks: int) -> Number:
+def theory_correction(gamma: Number, num_inner: int, blocks: int | Tensor) -> Number:
     r"""MSVR's correction weight, gamma' = (n - B1) / (B1 (1 - gamma)) + (1 - gamma).
 
     Above 1 as soon as fewer than half of the blocks are sampled; see docs/how-to-choose.md
@@ -133,3 +140,25 @@ def theory_correction(gamma: Number, num_inner: int, blocks: int) -> Number:
         3.96
     """
     return (num_inner - blocks) / (blocks * (1 - gamma)) + (1 - gamma)
+
+
+def correction_weight(
+    correction: Number | str, gamma: Number, num_inner: int, blocks: int | Tensor
+) -> Number:
+    """The number gamma' of a step that samples `blocks` blocks.
+
+    Args:
+        correction: gamma' itself, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n.
+        gamma: weight of the fresh value.
+        num_inner: n.
+        blocks: B1.
+
+    Example:
+        >>> correction_weight("auto", 0.1, num_inner=30, blocks=10)
+        0.3
+    """
+    if not isinstance(correction, str):
+        return correction
+    if correction == "theory":
+        return theory_correction(gamma, num_inner, blocks)
+    return (1 - gamma) * blocks / num_inner

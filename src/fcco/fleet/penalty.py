@@ -1,0 +1,194 @@
+"""The estimator of a coupled term: SONEX, SONX, SOX, and ALEXR2 inside a proximal point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..methods.penalties import RampedTerm
+from ..outer.base import AbstractOuter
+from ..outer.envelope import MoreauEnvelope
+from ..terms import CoupledTerm, weighted_mean
+from ..tracker import Tracked
+from ..tracker.blocks import Batch, Layout, per_row, segment
+from ..tracker.update import Rule, correction_weight, log_track
+from .member import Numbers, State, Unsupported
+from .outer import OuterShape
+from .run import Outcome, Run, Seen, finite
+
+__all__ = ["Penalty", "layout"]
+
+
+def layout(index: Tensor | None, number: int, like: Tensor) -> Layout:
+    """Blocks of the entries of one run; those that no entry names have a count of 0."""
+    every = torch.arange(number, device=like.device)
+    if index is None:
+        return Layout(every, None, like.new_ones(number), whole=True)
+    ones = torch.ones_like(index, dtype=like.dtype)
+    return Layout(every, index, segment(ones, index, number))
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """An outer function times a tracker, see `fcco.CoupledTerm`.
+
+    Args:
+        outer: f without its numbers.
+        number: n.
+        dim: d1.
+        read: which u enters the gradient.
+        correction: `"number"`, `"theory"` or `"auto"`.
+        rule: of the tracker.
+        remembers: whether values at w_{t-1} are needed.
+        smoothed: whether f is.
+        bounded: whether u is clamped.
+        limited: whether the term has tolerances or a margin.
+    """
+
+    outer: OuterShape
+    number: int
+    dim: int
+    read: str
+    correction: str
+    rule: Rule
+    remembers: bool
+    smoothed: bool
+    bounded: bool
+    limited: bool
+
+    @classmethod
+    def read_from(cls, term: CoupledTerm) -> tuple[Penalty, dict[str, Any], State]:
+        """The estimator of a term, its numbers and its state."""
+        tracker, limits = term.tracker, term.limits
+        if tracker.refresh_every is not None or tracker.on_nonfinite == "skip":
+            raise Unsupported(
+                "A fleet has no tracker with `refresh_every` or `on_nonfinite='skip'`."
+            )
+        outer, numbers = OuterShape.of(term.outer)
+        word = tracker.correction
+        found: dict[str, Any] = {**numbers, "gamma": tracker.gamma, "smoothing": term.schedule}
+        found["weight"] = term.weight_at if isinstance(term, RampedTerm) else term.weight
+        if not isinstance(word, str):
+            found["correction"] = word
+        if tracker.bounds is not None:
+            found |= {"low": tracker.bounds[0], "high": tracker.bounds[1]}
+        if not limits.plain:
+            found |= {
+                "tolerance": limits.tolerance.expand(tracker.num_inner),
+                "margin": limits.margin,
+            }
+        own = cls(
+            outer,
+            tracker.num_inner,
+            tracker.dim,
+            tracker.read,
+            word if isinstance(word, str) else "number",
+            tracker.rule,
+            tracker.needs_previous,
+            callable(term.schedule) or term.schedule != 0,
+            tracker.bounds is not None,
+            not limits.plain,
+        )
+        table = tracker.value.squeeze(-1) if tracker.dim == 1 else tracker.value
+        return own, found, {"tracked": table.clone(), "seen": tracker.seen.clone()}
+
+    def smoothed_outer(self, numbers: Numbers) -> AbstractOuter:
+        """f_lambda of one run, or f."""
+        outer = self.outer.build(numbers)
+        return MoreauEnvelope(outer, numbers["smoothing"]) if self.smoothed else outer  # type: ignore[arg-type]
+
+    def gradient(self, run: Run) -> Outcome:
+        """G_t of one run (Alg. 1, lines 5-9; Alg. 2, lines 5-10)."""
+        past = None
+        if self.remembers:
+            past = self._entries(run.look(run.previous, run.batch), run)
+        if run.other is None:
+
+            def at_once(seen: Seen) -> tuple[Tensor, Any]:
+                fresh, carrier = self._entries(seen, run), self._carrier(seen, run)
+                point, blocks, changed = self._track(run, fresh.detach(), past)
+                scalar = self._attach(run, seen.loss, carrier, run.index, point, blocks)
+                return scalar, (changed, seen.loss.detach(), fresh.detach())
+
+            gradient, (changed, loss, fresh), moved = run.differentiate(at_once, run.batch)
+        else:
+            fresh = self._entries(run.look(run.weights, run.batch), run)
+            point, blocks, changed = self._track(run, fresh, past)
+
+            def apart(seen: Seen) -> tuple[Tensor, Tensor]:
+                carrier = self._carrier(seen, run)
+                index = run.index if run.other_index is None else run.other_index
+                scalar = self._attach(run, seen.loss, carrier, index, point, blocks)
+                return scalar, seen.loss.detach()
+
+            gradient, loss, moved = run.differentiate(apart, run.other)
+        good = finite(fresh, past, loss)
+        return Outcome(gradient, {**changed, **moved}, loss, good)
+
+    def _entries(self, seen: Seen, run: Run) -> Tensor:
+        if seen.values is None:
+            raise ValueError("The function of a fleet must return (loss, values) for this method.")
+        return self._shaped(seen.values.value, run)
+
+    def _carrier(self, seen: Seen, run: Run) -> Tensor:
+        assert seen.values is not None
+        return self._shaped(seen.values.carrier, run)
+
+    def _shaped(self, entries: Tensor, run: Run) -> Tensor:
+        """Entries in the shape and precision of the table."""
+        tracked = run.state["tracked"]
+        entries = entries.to(tracked.dtype)
+        return entries.squeeze(-1) if entries.dim() > tracked.dim() else entries
+
+    def _track(
+        self, run: Run, fresh: Tensor, past: Tensor | None
+    ) -> tuple[Tensor, Tensor | int, State]:
+        """The u that the gradient reads, the number of blocks, and what changed."""
+        numbers, old, seen = run.numbers, run.state["tracked"], run.state["seen"]
+        where, log = layout(run.index, self.number, old), self.rule is log_track
+        present = where.counts > 0
+        blocks: Tensor | int = self.number if run.index is None else present.sum()
+        batch = Batch(
+            where.index, where.counts, where.sums(fresh, log), None, log, None, where.whole
+        )
+        fresh = batch.mean(batch.fresh)
+        if past is not None:
+            past = batch.mean(where.sums(past, log))
+        weight = numbers.get("correction", self.correction)
+        gamma = numbers["gamma"]
+        correction = correction_weight(weight, gamma, self.number, blocks)
+        before, after = self.rule(old, per_row(seen, old), fresh, past, gamma, correction)
+        if self.bounded:
+            low, high = numbers["low"], numbers["high"]
+            before, after = before.clamp(low, high), after.clamp(low, high)
+        point = before if self.read == "old" else after
+        if run.index is not None:  # absent blocks have 0/0 in all of these
+            after = torch.where(per_row(present, old), after, old)
+            point = torch.where(per_row(present, old), point, old)
+        return point, blocks, {"tracked": after, "seen": seen | present}
+
+    def _attach(
+        self,
+        run: Run,
+        loss: Tensor,
+        carrier: Tensor,
+        index: Tensor | None,
+        point: Tensor,
+        blocks: Tensor | int,
+    ) -> Tensor:
+        """A scalar with the gradient of g_0 plus sum_i <slope_i, grad g_i>."""
+        numbers, excess = run.numbers, point
+        if self.limited:
+            limit = numbers["tolerance"]
+            limit = limit if self.dim == 1 else limit.unsqueeze(-1)
+            excess = point - limit + numbers["margin"]
+        outer = self.smoothed_outer(numbers)
+        _, slope = weighted_mean(outer, excess, numbers["weight"], blocks)
+        where = layout(index, self.number, point)
+        tracked = Tracked(
+            point, where.index, carrier, where, where.counts, log=self.rule is log_track
+        )
+        return loss + (carrier * tracked.factors(slope)).sum()

@@ -1,0 +1,195 @@
+"""From the objects of a run to what a fleet needs of them: the rules, the numbers, the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..methods.penalties import RampedTerm
+from ..objective import Compositional
+from ..per_parameter import unwrap
+from ..proximal_point import ProximalPoint
+from ..reading import ONLY
+from ..terms import CoupledTerm
+from .member import Member, State, Unsupported
+from .penalty import Penalty
+from .plain import Plain
+from .run import Outcome, Run
+from .updates import SGD, Adam, ProximalUpdate, Update
+
+__all__ = ["Estimator", "Kind", "Plan", "groups", "read", "read_all"]
+
+Number = Any
+"""A float, a tensor, or a function of the step."""
+Length = int | Callable[[int], int]
+
+
+class Estimator(Protocol):
+    """What finds the gradient of one run."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it needs w_{t-1}."""
+        ...
+
+    def gradient(self, run: Run) -> Outcome:
+        """G_t of one run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all runs of a fleet must share: the rules, not their numbers.
+
+    Args:
+        estimator: finds the gradient.
+        update: steps the weights.
+        rounds: whether steps come in rounds.
+    """
+
+    estimator: Estimator
+    update: Update
+    rounds: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, read.
+
+    Args:
+        kind: its rules.
+        numbers: its settings by name.
+        state: of the estimator.
+        length: steps of a round.
+        names: of the blocks.
+    """
+
+    kind: Kind
+    numbers: dict[str, Number]
+    state: State
+    length: Length = 1
+    names: tuple[str, ...] | None = None
+
+
+def read(member: Member) -> Plan:
+    """Read a run.
+
+    Raises:
+        Unsupported: with the reason, when no fleet can hold it.
+    """
+    objective, optimizer = member.objective, unwrap(member.optimizer)
+    if objective is None:
+        estimator, numbers, state, names = Plain(), {}, {}, None
+    else:
+        estimator, numbers, state, names = _estimator(objective)
+    update, own, length = _update(optimizer)
+    kind = Kind(estimator, update, length is not None)
+    return Plan(kind, {**numbers, **own}, state, 1 if length is None else length, names)
+
+
+def groups(members: Sequence[Member]) -> dict[Kind, list[int]]:
+    """Which runs fit together: positions by kind, in order."""
+    found: dict[Kind, list[int]] = {}
+    for place, plan in enumerate(_each(members)):
+        found.setdefault(plan.kind, []).append(place)
+    return found
+
+
+def read_all(members: Sequence[Member]) -> list[Plan]:
+    """Read runs of one kind.
+
+    Raises:
+        Unsupported: when they are of several.
+    """
+    plans = _each(members)
+    for place, plan in enumerate(plans):
+        if plan.kind != plans[0].kind:
+            raise Unsupported(
+                f"A fleet holds runs of one kind, but run {place} has {plan.kind} and run 0 "
+                f"{plans[0].kind}; `fcco.fleet.groups` sorts them."
+            )
+    return plans
+
+
+def _each(members: Sequence[Member]) -> list[Plan]:
+    """Members that share an objective and an optimizer are read once."""
+    known: dict[tuple[int, int], Plan] = {}
+    for member in members:
+        key = (id(member.objective), id(member.optimizer))
+        if key not in known:
+            known[key] = read(member)
+    return [known[id(member.objective), id(member.optimizer)] for member in members]
+
+
+def _estimator(objective: Any) -> tuple[Estimator, dict[str, Number], State, Any]:
+    if not isinstance(objective, Compositional):
+        raise Unsupported(f"A fleet cannot read a {type(objective).__name__}.")
+    terms = dict(objective.terms.items())
+    if set(terms) != {ONLY}:
+        raise Unsupported("A fleet holds objectives with one coupled term.")
+    term = terms[ONLY]
+    for kind, reader in _TERMS.items():
+        if type(term) is kind:
+            estimator, numbers, state = reader(term)
+            return estimator, numbers, state, term.names
+    raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
+
+
+def _update(optimizer: torch.optim.Optimizer) -> tuple[Update, dict[str, Number], Length | None]:
+    for kind, reader in _OPTIMIZERS.items():
+        if type(optimizer) is kind:
+            return reader(optimizer)
+    raise Unsupported(f"A fleet has no rule for the optimizer {type(optimizer).__name__}.")
+
+
+def _group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The only group of an optimizer that has not stepped yet."""
+    name = type(optimizer).__name__
+    if len(optimizer.param_groups) != 1:
+        raise Unsupported(f"A fleet needs one group of parameters, but {name} has several.")
+    if optimizer.state:
+        raise Unsupported(f"A fleet starts from the first step, but {name} has made some.")
+    group = optimizer.param_groups[0]
+    if unknown := [key for key in ("nesterov", "maximize", "amsgrad") if group.get(key)]:
+        raise Unsupported(f"A fleet has no rule for {name}({unknown[0]}=True).")
+    return group
+
+
+def _numbers(group: dict[str, Any], *names: str) -> dict[str, Number]:
+    return {name: float(group[name]) for name in names}
+
+
+def _sgd(optimizer: Any) -> tuple[Update, dict[str, Number], None]:
+    group = _group(optimizer)
+    numbers = _numbers(group, "lr", "momentum", "dampening", "weight_decay")
+    return SGD(numbers["momentum"] != 0), numbers, None
+
+
+def _adam(optimizer: Any) -> tuple[Update, dict[str, Number], None]:
+    group = _group(optimizer)
+    first, second = (float(beta) for beta in group["betas"])
+    numbers = _numbers(group, "lr", "eps", "weight_decay") | {"beta1": first, "beta2": second}
+    decoupled = isinstance(optimizer, torch.optim.AdamW)
+    return Adam(decoupled or bool(group.get("decoupled_weight_decay"))), numbers, None
+
+
+def _proximal(optimizer: ProximalPoint) -> tuple[Update, dict[str, Number], Length]:
+    group = _group(optimizer)
+    outer, numbers, _ = _update(optimizer.outer)
+    own = {"eta": float(group["lr"]), "nu": float(group["nu"])}
+    return ProximalUpdate(outer), {**numbers, **own}, optimizer.inner_steps
+
+
+_TERMS: dict[type, Callable[[Any], tuple[Estimator, dict[str, Number], State]]] = {
+    CoupledTerm: Penalty.read_from,
+    RampedTerm: Penalty.read_from,
+}
+_OPTIMIZERS: dict[type, Callable[[Any], tuple[Update, dict[str, Number], Any]]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    ProximalPoint: _proximal,
+}
