@@ -34,8 +34,10 @@ def test_auc_counts_pairs_and_half_of_the_ties(seed: int) -> None:
         won += p > n
         tied += p == n
     assert tied > 20
-    assert auc(positive, negative) == pytest.approx((won + tied / 2) / (31 * 17), abs=1e-12)
-    assert auc(negative, positive) == pytest.approx(1 - auc(positive, negative), abs=1e-12)
+    assert auc(positive, negative).item() == pytest.approx((won + tied / 2) / (31 * 17), abs=1e-12)
+    assert auc(negative, positive).item() == pytest.approx(
+        1 - auc(positive, negative).item(), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -46,15 +48,15 @@ def test_largest_gap_is_the_two_sample_kolmogorov_statistic(seed: int) -> None:
         above = [np.mean(part.numpy() > tau) for part in (first, second)]
         brute = max(brute, abs(above[0] - above[1]))
     known, _ = scipy.stats.ks_2samp(first.numpy(), second.numpy(), method="asymp")
-    assert largest_gap(first, second) == pytest.approx(brute, abs=1e-12)
-    assert largest_gap(second, first) == pytest.approx(known, abs=1e-12)
+    assert largest_gap(first, second).item() == pytest.approx(brute, abs=1e-12)
+    assert largest_gap(second, first).item() == pytest.approx(known, abs=1e-12)
 
 
 def test_largest_gap_of_equal_and_of_separate_samples() -> None:
     sample = torch.tensor([0.0, 1.0, 1.0, 3.0])
-    assert largest_gap(sample, sample.flip(0)) == 0.0
-    assert largest_gap(sample, sample + 4) == 1.0
-    assert largest_gap(sample + 4, sample) == 1.0
+    assert largest_gap(sample, sample.flip(0)).item() == 0.0
+    assert largest_gap(sample, sample + 4).item() == 1.0
+    assert largest_gap(sample + 4, sample).item() == 1.0
 
 
 def test_gap_floor_is_the_mean_of_kolmogorovs_distribution() -> None:
@@ -76,8 +78,8 @@ def test_gap_floor_is_what_equal_groups_show() -> None:
 def test_share_inside_counts_from_the_lowest_to_the_highest_threshold() -> None:
     scores = torch.tensor([-3.1, -3.0, -1.0, 0.0, 2.0, 2.5, 9.0])
     for thresholds in ([2.0, -3.0, 0.0], torch.tensor([0.0, 2.0, -3.0])):
-        assert share_inside(scores, thresholds) == pytest.approx(4 / 7, abs=1e-12)
-    assert share_inside(scores, [5.0, 8.0]) == 0.0
+        assert share_inside(scores, thresholds).item() == pytest.approx(4 / 7, abs=1e-12)
+    assert share_inside(scores, [5.0, 8.0]).item() == 0.0
 
 
 # Loss and rates: a batch is an unbiased sample of the population.

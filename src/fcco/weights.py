@@ -20,7 +20,14 @@ from .outer.vector import CVaR
 from .terms import AbstractTerm
 from .tracker import InnerTracker, Tracked
 
-__all__ = ["GroupWeights", "OnlineGroupDRO", "mirror_ascent", "project_kl_capped"]
+__all__ = [
+    "GroupWeights",
+    "OnlineGroupDRO",
+    "block_factor",
+    "estimated_losses",
+    "mirror_ascent",
+    "project_kl_capped",
+]
 
 Geometry = Literal["kl", "euclidean"]
 Scaling = Literal["unbiased", "batch"]
@@ -106,6 +113,37 @@ def mirror_ascent(
     return project_kl_capped(weights.clamp(min=floor).log() + step * estimate, cap)
 
 
+def block_factor(scaling: Scaling, number: int, blocks: int | Tensor) -> float | Tensor:
+    """The factor n/B1 that makes sampled groups unbiased, or 1; pure.
+
+    Args:
+        scaling: `"unbiased"` or `"batch"`.
+        number: n.
+        blocks: B1, at least 1.
+    """
+    return number / blocks if scaling == "unbiased" else 1.0
+
+
+def estimated_losses(
+    losses: Tensor, present: Tensor, factor: float | Tensor, bonus: Tensor | None = None
+) -> Tensor:
+    """The losses that move p: 0 for absent groups, plus the adjustment of each; pure.
+
+    Args:
+        losses: L_i, of any value where absent.
+        present: whether group i is in the batch.
+        factor: of present losses, see `block_factor`.
+        bonus: C_i / sqrt(group size), or None.
+
+    Example:
+        >>> import torch
+        >>> estimated_losses(torch.tensor([2.0, 3.0]), torch.tensor([True, False]), 2.0)
+        tensor([4., 0.])
+    """
+    estimate = torch.where(present, losses * factor, 0)
+    return estimate if bonus is None else estimate + bonus
+
+
 class GroupWeights(AbstractTerm):
     r"""The losses of groups under weights that an adversary moves (OOA).
 
@@ -141,6 +179,7 @@ class GroupWeights(AbstractTerm):
     weights: Tensor
     bonus: Tensor | None
     geometry: Geometry
+    scaling: Scaling
 
     def __init__(
         self,
@@ -204,14 +243,13 @@ class GroupWeights(AbstractTerm):
             index = torch.cat([self._blocks, index]).unique()
         self._blocks = index
         losses = self.tracker.value[:, 0]
-        estimate = torch.zeros_like(losses)
-        estimate[index] = losses[index] * self._factor(index.shape[0])
-        if self.bonus is not None:
-            estimate += self.bonus
+        present = torch.zeros_like(losses, dtype=torch.bool).index_fill(0, index, True)
+        factor = self._factor(index.shape[0])
+        estimate = estimated_losses(losses, present, factor, self.bonus)
         self._moved = mirror_ascent(self.weights, estimate, self.rate, self.cap, self.geometry)
 
-    def _factor(self, blocks: int) -> float:
-        return self.tracker.num_inner / max(blocks, 1) if self.scaling == "unbiased" else 1.0
+    def _factor(self, blocks: int) -> float | Tensor:
+        return block_factor(self.scaling, self.tracker.num_inner, max(blocks, 1))
 
 
 def _forget(term: GroupWeights, *_: Any) -> None:

@@ -17,7 +17,7 @@ from ..tracker import Tracked
 from ..visit import any_sharded
 from .base import ConstrainedObjective
 from .every import EveryConstraint
-from .linearised import Linearised
+from .linearised import Linearised, regularised
 from .rounds import ProximalRound
 from .rules import DualRule
 
@@ -106,7 +106,7 @@ class LagrangianTerm(EveryConstraint):
         own = [v for p, v in zip(self.rounds.parameters, move, strict=True) if p.requires_grad]
         values = self._lines[-1].values  # of all batches of the step, which the tracker pools
         change = torch.stack([line.change(own) for line in self._lines]).mean(0)
-        self._ascend(values + change + self.rounds.quadratic(point, move).to(values))
+        self._ascend(regularised(values, change, self.rounds.quadratic(point, move)))
 
     def _ascend(self, values: Tensor) -> None:
         rounds = self.rounds
@@ -262,9 +262,8 @@ class ProximalLagrangian(ConstrainedObjective):
             line = self.term.linearised(tracked)
             own = [v for p, v in zip(rounds.parameters, move, strict=True) if p.requires_grad]
             point = [p.detach() for p in rounds.parameters]
-            return line.values.sum(), line.along(own) + rounds.quadratic(point, move).to(
-                line.values
-            )
+            proximal = rounds.quadratic(point, move)
+            return line.values.sum(), regularised(line.values, line.change(own), proximal)
 
         return self.previous.gradient(measure, ())[1]
 

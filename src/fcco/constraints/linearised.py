@@ -10,7 +10,18 @@ from torch import Tensor
 from ..directional import Directional
 from ..distributed import Group
 
-__all__ = ["Linearised"]
+__all__ = ["Linearised", "regularised"]
+
+
+def regularised(values: Tensor, change: Tensor, proximal: Tensor) -> Tensor:
+    """l_t: the values at x, their change along v, and the proximal term there; pure.
+
+    Args:
+        values: g(x) - tolerance.
+        change: <grad g(x), v>.
+        proximal: c (|x - w|^2 + 2 <x - w, v>).
+    """
+    return values + change + proximal.to(values)
 
 
 class Linearised:

@@ -14,9 +14,45 @@ from ..visit import standing_at
 from .rules import DualRule
 from .wrapping import WrappingOptimizer
 
-__all__ = ["ProximalRound"]
+__all__ = ["ProximalRound", "proximal_value", "pull_strength", "running_average"]
 
 Moved = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+
+
+def proximal_value(away: Tensor, move: Tensor) -> Tensor:
+    """The proximal term at x along v without its factor c, |x - w|^2 + 2 <x - w, v>; pure.
+
+    Args:
+        away: x - w.
+        move: v.
+    """
+    return torch.sum(away * (away + 2 * move))
+
+
+def pull_strength(coefficient: float | Tensor, total: Tensor) -> Tensor:
+    """2c (1 + sum_i y_i), the factor of x - w in the gradient of the Lagrangian; pure.
+
+    Args:
+        coefficient: c.
+        total: sum_i y_i.
+    """
+    return 2 * coefficient * (1 + total)
+
+
+def running_average(
+    average: Tensor, point: Tensor, weight: float | Tensor, total: float | Tensor
+) -> Tensor:
+    """The weighted average with one more point; pure.
+
+    Args:
+        average: of the points before, of any value when there was none.
+        point: x_{t+1}.
+        weight: of the point.
+        total: sum of the weights, this one included.
+    """
+    share = weight / total
+    point = point.to(average)
+    return torch.lerp(average, point, share.to(point) if isinstance(share, Tensor) else share)
 
 
 class ProximalRound(WrappingOptimizer):
@@ -79,8 +115,7 @@ class ProximalRound(WrappingOptimizer):
         parts = []
         for parameter, x, v in zip(self.parameters, point, move, strict=True):
             if parameter in self._anchor:
-                away = x - self._anchor[parameter]
-                parts.append(torch.sum(away * (away + 2 * v)))
+                parts.append(proximal_value(x - self._anchor[parameter], v))
         if not parts:  # between rounds: x = w
             return torch.zeros(())
         return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
@@ -97,11 +132,11 @@ class ProximalRound(WrappingOptimizer):
         if self.rule.follows_step:
             before = [x.detach().clone() for x in self.parameters]
         self._pull()
-        self._let_step(self.inner[0], self.rule.step(t, steps))
+        self._let_step(self.inner[0], float(self.rule.step(t, steps)))
         if self.rule.follows_step:
             move = [x.detach() - old for x, old in zip(self.parameters, before, strict=True)]
             self._moved(before, move)
-        self._include(self.rule.weight(t, steps))
+        self._include(float(self.rule.weight(t, steps)))
         self.inner_step += 1
         if self.inner_step >= steps:
             self._end_round()
@@ -109,7 +144,7 @@ class ProximalRound(WrappingOptimizer):
 
     def _pull(self) -> None:
         """Add the gradient of the proximal term, which objective and constraints all have."""
-        strength = 2 * self.coefficient * (1 + self._total_multiplier())
+        strength = pull_strength(self.coefficient, self._total_multiplier())
         for x in self.parameters:
             away = x.detach() - self._anchor[x]
             if x.grad is not None:
@@ -124,8 +159,7 @@ class ProximalRound(WrappingOptimizer):
                 # Small weights would vanish in an average kept in bfloat16.
                 wide = torch.promote_types(x.dtype, torch.float32)
                 self._average[x] = self._anchor[x].to(wide, copy=True)
-            average = self._average[x]
-            average.lerp_(x.detach().to(average), weight / self._weights)
+            self._average[x] = running_average(self._average[x], x.detach(), weight, self._weights)
 
     def _end_round(self) -> None:
         for x in self.parameters:

@@ -19,6 +19,14 @@ __all__ = [
     "VirtualQueue",
 ]
 
+Count = int | Tensor
+"""A number of steps; a tensor where many runs are one program."""
+Number = float | Tensor
+
+
+def _root(count: Count) -> Number:
+    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DualRule(abc.ABC):
@@ -28,7 +36,8 @@ class DualRule(abc.ABC):
 
         l_t = phi(x) + <grad phi(x), x' - x>,    phi_i = g_i - tolerance_i + c |. - w|^2
 
-    and has no state: the objective keeps y and l_{t-1}.
+    and has no state: the objective keeps y and l_{t-1}. Pure and branch-free: its numbers, t and T
+    may be tensors.
 
     Args:
         warm_start: whether a round starts with the y of the one before, or with 0.
@@ -44,14 +53,14 @@ class DualRule(abc.ABC):
     exact_values = False
 
     @abc.abstractmethod
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: int, steps: int) -> Tensor:
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: Count, steps: Count) -> Tensor:
         """The next multipliers, from l_t and l_{t-1} (which is l_0 at t = 0)."""
 
-    def step(self, t: int, steps: int) -> float:
+    def step(self, t: Count, steps: Count) -> Number:
         """The step size, as a factor of the optimizer's own."""
         return 1.0
 
-    def weight(self, t: int, steps: int) -> float:
+    def weight(self, t: Count, steps: Count) -> Number:
         """The weight of x_{t+1} in the average that ends the round."""
         return 1.0
 
@@ -79,13 +88,13 @@ class VirtualQueue(DualRule):
     warm_start: bool = False
     follows_step = True
 
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: int, steps: int) -> Tensor:
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: Count, steps: Count) -> Tensor:
         """y+ = [y + l / sqrt(T)]_+."""
-        return (y + now / math.sqrt(steps)).clamp(min=0)
+        return (y + now / _root(steps)).clamp(min=0)
 
-    def step(self, t: int, steps: int) -> float:
+    def step(self, t: Count, steps: Count) -> Number:
         """1 / (2 sqrt(T))."""
-        return 1 / (2 * math.sqrt(steps))
+        return 1 / (2 * _root(steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +113,14 @@ class ConEx(DualRule):
     """
 
     @abc.abstractmethod
-    def divisor(self, t: int, steps: int) -> float:
+    def divisor(self, t: Count, steps: Count) -> Number:
         """tau_t."""
 
     @abc.abstractmethod
-    def extrapolation(self, t: int) -> float:
+    def extrapolation(self, t: Count) -> Number:
         """theta_t."""
 
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: int, steps: int) -> Tensor:
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, t: Count, steps: Count) -> Tensor:
         """y+ = [y + ((1 + theta) l_t - theta l_{t-1}) / tau]_+."""
         theta = self.extrapolation(t)
         ahead = (1 + theta) * now - theta * before
@@ -134,11 +143,11 @@ class ConstantConEx(ConEx):
         checks.positive("ConstantConEx", "tau", self.tau)
         checks.at_least("ConstantConEx", "theta", self.theta, 0.0)
 
-    def divisor(self, t: int, steps: int) -> float:
+    def divisor(self, t: Count, steps: Count) -> Number:
         """The constant tau."""
         return self.tau
 
-    def extrapolation(self, t: int) -> float:
+    def extrapolation(self, t: Count) -> Number:
         """The constant theta."""
         return self.theta
 
@@ -172,22 +181,22 @@ class StronglyConvexConEx(ConEx):
         for name in ("strong_convexity", "smoothness", "lipschitz"):
             checks.positive("StronglyConvexConEx", name, getattr(self, name))
 
-    def _shifted(self, t: int) -> float:
+    def _shifted(self, t: Count) -> Number:
         return t + 4 * self.smoothness / self.strong_convexity + 2
 
-    def divisor(self, t: int, steps: int) -> float:
+    def divisor(self, t: Count, steps: Count) -> Number:
         """32 M^2 / (alpha_0 (t + 1))."""
         return 32 * self.lipschitz**2 / (self.strong_convexity * (t + 1))
 
-    def extrapolation(self, t: int) -> float:
+    def extrapolation(self, t: Count) -> Number:
         """(t + t_0 + 1) / (t + t_0 + 2)."""
         return (self._shifted(t) + 1) / (self._shifted(t) + 2)
 
-    def step(self, t: int, steps: int) -> float:
+    def step(self, t: Count, steps: Count) -> Number:
         """2 / (alpha_0 (t + t_0 + 1))."""
         return 2 / (self.strong_convexity * (self._shifted(t) + 1))
 
-    def weight(self, t: int, steps: int) -> float:
+    def weight(self, t: Count, steps: Count) -> Number:
         """The weight t + t_0 + 2."""
         return self._shifted(t) + 2
 
@@ -215,14 +224,14 @@ class StochasticConEx(ConEx):
         for name in ("distance", "multiplier_bound", "noise"):
             checks.positive("StochasticConEx", name, getattr(self, name))
 
-    def divisor(self, t: int, steps: int) -> float:
+    def divisor(self, t: Count, steps: Count) -> Number:
         """The number sigma D sqrt(T) / B_y."""
-        return self.noise * self.distance * math.sqrt(steps) / self.multiplier_bound
+        return self.noise * self.distance * _root(steps) / self.multiplier_bound
 
-    def extrapolation(self, t: int) -> float:
+    def extrapolation(self, t: Count) -> Number:
         """Always 1."""
         return 1.0
 
-    def step(self, t: int, steps: int) -> float:
+    def step(self, t: Count, steps: Count) -> Number:
         """D / (B_y sigma sqrt(T))."""
-        return self.distance / (self.multiplier_bound * self.noise * math.sqrt(steps))
+        return self.distance / (self.multiplier_bound * self.noise * _root(steps))

@@ -1,4 +1,4 @@
-"""Step sizes of the switching subgradient method."""
+"""The rules of the switching subgradient method: its branches and step sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,48 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["InverseRoot", "PolyakStep", "convex_step", "keeps_state", "weakly_convex_step"]
+__all__ = [
+    "InverseRoot",
+    "PolyakStep",
+    "convex_step",
+    "decide",
+    "keeps_state",
+    "polyak_length",
+    "weakly_convex_step",
+]
+
+
+def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest excess, whose it is, and whether that counts as feasible; pure.
+
+    Args:
+        excess: g_i - tolerance_i, shape (m,).
+        threshold: eps_t; compared in double precision, in which it is given.
+
+    Example:
+        >>> import torch
+        >>> decide(torch.tensor([0.1, 0.3]), 0.2)
+        (tensor(0.3000), tensor(1), tensor(False))
+    """
+    worst, which = excess.max(0)
+    wide = worst if worst.device.type == "mps" else worst.double()
+    return worst, which, wide <= threshold
+
+
+def polyak_length(value: Tensor, square: Tensor) -> Tensor:
+    """Polyak's step size g / |zeta|^2, and 0 where zeta = 0; pure and branch-free.
+
+    Args:
+        value: g.
+        square: |zeta|^2.
+
+    Example:
+        >>> import torch
+        >>> polyak_length(torch.tensor(1.0), torch.tensor([4.0, 0.0]))
+        tensor([0.2500, 0.0000])
+    """
+    some = square > 0
+    return torch.where(some, value / torch.where(some, square, 1), 0)
 
 
 class PolyakStep(torch.optim.Optimizer):
@@ -45,7 +86,8 @@ class PolyakStep(torch.optim.Optimizer):
         value = closure()
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
-        length = float(value) / sum(squares) if sum(squares) > 0 else 0.0
+        wide = torch.tensor([float(value), sum(squares)], dtype=torch.float64)
+        length = float(polyak_length(*wide))
         for parameter, group in moving:
             parameter.add_(parameter.grad, alpha=-float(group["lr"]) * length)  # type: ignore[arg-type]
         self.last_size = float(self.param_groups[0]["lr"]) * length

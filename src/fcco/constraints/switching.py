@@ -15,7 +15,7 @@ from ..objective import Inner
 from ..tracker import Tracked
 from .base import ConstrainedObjective
 from .every import EveryConstraint
-from .steps import PolyakStep, keeps_state
+from .steps import PolyakStep, decide, keeps_state
 from .wrapping import WrappingOptimizer
 
 __all__ = ["Switching", "SwitchingOptimizer", "SwitchingTerm"]
@@ -83,8 +83,8 @@ class SwitchingTerm(EveryConstraint):
         excess = self.limits.excess(tracked.value, tracked.index)
         decision = self.open if self.updating else None
         if decision is None:
-            worst, which = (float(part) for part in excess.max(0))
-            decision = Decision(None if worst <= self.threshold else int(which), worst)
+            worst, which, feasible = (part.item() for part in decide(excess, self.threshold))
+            decision = Decision(None if feasible else int(which), worst)
             if self.updating:  # further batches of the same step follow the first
                 self.open = decision
         self.last = decision

@@ -207,6 +207,8 @@ class Page:
         entries: names of the entries of lists (the constraints), by key of the rows.
         references: methods that solve another problem, such as training without constraints:
             shown, but no candidates for the best figure.
+        clouds: plots of a sweep with a dot for each run (kind `"tradeoff"`), never of test data;
+            the trade-offs among the panels, on validation data, without them.
     """
 
     title: str
@@ -215,6 +217,7 @@ class Page:
     panels: tuple[Panel, ...]
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
+    clouds: tuple[Panel, ...] = ()
 
 
 class Task(Protocol):

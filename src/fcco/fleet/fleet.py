@@ -246,7 +246,12 @@ class Fleet:
             first = tree_map_only(Tensor, lambda x: x[0].clone(), (self.fixed, inputs.batch))
             held, versions = first[0], {k: v._version for k, v in first[0].items()}
             task.look(self.packing.unpack(self.state["weights"][0]), held, first[1])
-        moving = [name for name, value in held.items() if value._version != versions[name]]
+        # Batch norm writes its statistics without a new version.
+        moving = [
+            name
+            for name, value in held.items()
+            if value._version != versions[name] or not torch.equal(value, self.fixed[name][0])
+        ]
         known = [k.removeprefix("buffer.") for k in self.state if k.startswith("buffer.")]
         for name in moving:
             self.state[f"buffer.{name}"] = self.fixed.pop(name)

@@ -16,8 +16,9 @@ from ..tracker import Tracked
 from ..tracker.blocks import Batch, Layout, per_row, segment
 from ..tracker.update import Rule, correction_weight, log_track
 from .member import Numbers, State, Unsupported
-from .outer import OuterShape
+
 from .run import Outcome, Run, Seen, finite
+from .shapes import Shape
 
 __all__ = ["Penalty", "layout"]
 
@@ -48,7 +49,7 @@ class Penalty:
         limited: whether the term has tolerances or a margin.
     """
 
-    outer: OuterShape
+    outer: Shape
     number: int
     dim: int
     read: str
@@ -67,7 +68,7 @@ class Penalty:
             raise Unsupported(
                 "A fleet has no tracker with `refresh_every` or `on_nonfinite='skip'`."
             )
-        outer, numbers = OuterShape.of(term.outer)
+        outer, numbers = Shape.of(term.outer, "outer")
         word = tracker.correction
         found: dict[str, Any] = {**numbers, "gamma": tracker.gamma, "smoothing": term.schedule}
         found["weight"] = term.weight_at if isinstance(term, RampedTerm) else term.weight

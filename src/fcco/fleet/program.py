@@ -105,7 +105,7 @@ class Program:
     Args:
         task: model and function.
         kind: the rules.
-        mode: `"traced"` or `"eager"`.
+        mode: `"eager"`, `"compiled"`, or anything else for traced.
     """
 
     def __init__(self, task: Task, kind: Kind, mode: str = "traced") -> None:
@@ -144,4 +144,4 @@ class Program:
             return mapped
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        return graph
+        return torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph

@@ -89,7 +89,8 @@ class Task:
             if len(parsed.index) != len(self.names or ()):
                 raise Unsupported("In a fleet, values by name must be there for every name.")
             # Known while the step is traced: an order, not data.
-            order = [list(values).index(name) for name in self.names or ()]
+            given: Any = values
+            order = [list(given).index(name) for name in self.names or ()]
             rows = [None if each is None else each[order] for each in parsed[:2]]
             parsed = Parsed(rows[0], rows[1], None)  # type: ignore[arg-type]
         if loss is None:
@@ -189,7 +190,8 @@ class Run:
             assert seen.values is not None
             return seen.values.value
 
-        return jvp(values, (unpack(weights),), (unpack(move),))
+        found: Any = jvp(values, (unpack(weights),), (unpack(move),))
+        return found[0], found[1]
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:

@@ -17,9 +17,7 @@ from ..proximal_point import proximal_step
 from .member import Numbers, State
 from .run import Run, choose
 
-__all__ = ["Adam", "Gradient", "ProximalUpdate", "Update", "adam", "sgd"]
-
-Gradient = Tensor
+__all__ = ["SGD", "Adam", "ProximalUpdate", "Update", "adam", "sgd"]
 
 
 class Update(Protocol):
@@ -29,7 +27,7 @@ class Update(Protocol):
         """Its state before the first step."""
         ...
 
-    def step(self, run: Run, point: Tensor, gradient: Gradient, state: State) -> State:
+    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
         """The weights after a step from a point, and what else changed."""
         ...
 
@@ -104,7 +102,7 @@ class SGD:
         count = weights.new_zeros((), dtype=torch.float64)
         return {"count": count} | ({"mean": torch.zeros_like(weights)} if self.momentum else {})
 
-    def step(self, run: Run, point: Tensor, gradient: Gradient, state: State) -> State:
+    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
         """One step of one run."""
         count = state["count"]
         weights, velocity = sgd(point, gradient, state.get("mean"), count == 0, run.numbers)
@@ -125,7 +123,7 @@ class Adam:
         count = weights.new_zeros((), dtype=torch.float64)
         return {"mean": zeros, "square": zeros.clone(), "count": count}
 
-    def step(self, run: Run, point: Tensor, gradient: Gradient, state: State) -> State:
+    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
         """One step of one run."""
         count = state["count"] + 1
         weights, mean, square = adam(
@@ -155,7 +153,7 @@ class ProximalUpdate:
         """The anchor, and the state of the outer loop."""
         return {"anchor": weights.clone(), **self.outer.start(weights)}
 
-    def step(self, run: Run, point: Tensor, gradient: Gradient, state: State) -> State:
+    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, one outer step too."""
         numbers, ends = run.numbers, run.phase.ends
         anchor = choose(run.phase.begins, lambda: point, lambda: state["anchor"])

@@ -58,8 +58,8 @@ class Cells:
         return torch.tensor([0.0, 1.0, 0.0, 1.0]).repeat_interleave(self.counts)
 
     def split(self, scores: Tensor) -> list[Tensor]:
-        """One number per row, as the four cells."""
-        return list(scores.split(self.counts.tolist()))
+        """One number per row (..., n), as the four cells."""
+        return list(scores.split(self.counts.tolist(), -1))
 
     def draw(self, batches: int, per_cell: int, generator: torch.Generator) -> Tensor:
         """Rows of many batches, uniform in each cell: shape (batches, 4 per_cell)."""

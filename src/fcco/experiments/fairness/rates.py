@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,27 +49,45 @@ class Measure:
         return -(weight[:, 1] @ won @ weight[:, 0])
 
     def rates(self, cells: Tensor, thresholds: Tensor) -> Tensor:
-        """The smoothed share of each cell above each threshold: (4, thresholds)."""
-        return torch.sigmoid((cells.unsqueeze(-1) - thresholds) / self.temperature).mean(1)
+        """The smoothed share of each cell above each threshold: (..., 4, thresholds)."""
+        at = thresholds[..., None, None, :]
+        return torch.sigmoid((cells.unsqueeze(-1) - at) / self.temperature).mean(-2)
 
     def full_rates(self, cells: list[Tensor], thresholds: Tensor) -> Tensor:
         """The same for cells of different size."""
-        return torch.cat([self.rates(cell[None], thresholds) for cell in cells])
+        return torch.cat([self.rates(cell[..., None, :], thresholds) for cell in cells], -2)
+
+    def look(
+        self, model: Any, inputs: Tensor, state: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and inner values of a batch, in the population of the model.
+
+        Args:
+            model: a `Scorer` in training.
+            inputs: as many samples from each cell, in order.
+            state: from rates to values, as the method needs them.
+        """
+        cells = model(inputs).view(4, -1)
+        return self.loss_of(model, cells), state(self.rates(cells, model.thresholds))
+
+    def loss_of(self, model: Any, cells: Tensor) -> Tensor:
+        """The loss of a batch with the prior of a model."""
+        return replace(self, prior=model.prior).loss(cells)
 
 
 def pairs(rates: Tensor) -> Tensor:
     """What is tracked: both groups' rates for each constraint, (2 thresholds, 2), TPR first."""
-    by_group = rates.view(2, 2, -1).flip(1)  # group, positive before negative, threshold
-    return by_group.reshape(2, -1).T
+    by_group = rates.unflatten(-2, (2, 2)).flip(-2)  # group, positive before negative, threshold
+    return by_group.flatten(-2).mT
 
 
 def gaps(rates: Tensor) -> Tensor:
     """The signed gap of each constraint, TPR first."""
     both = pairs(rates)
-    return both[:, 0] - both[:, 1]
+    return both[..., 0] - both[..., 1]
 
 
 def signed(rates: Tensor, tolerance: float) -> Tensor:
     """Two constraints per gap: gap - kappa and -gap - kappa."""
     gap = gaps(rates)
-    return torch.cat([gap, -gap]) - tolerance
+    return torch.cat([gap, -gap], -1) - tolerance

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Scorer", "network"]
+__all__ = ["Level", "Scorer", "network"]
 
 SMALLEST = 1e-6  # of a deviation: all scores may be equal at the start
 
@@ -20,6 +21,24 @@ def network(features: int, hidden: Sequence[int]) -> nn.Sequential:
         layers += [nn.Linear(width, size), nn.ReLU()]
         width = size
     return nn.Sequential(*layers, nn.Linear(width, 1), nn.Flatten(0))
+
+
+class Level(NamedTuple):
+    """Where scores lie: statistics of the training outputs, of one run or of many (...).
+
+    Attributes:
+        mean: of the outputs (...).
+        deviation: of the outputs (...).
+        thresholds: tau (..., m).
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    thresholds: Tensor
+
+    def scores(self, output: Tensor) -> Tensor:
+        """Outputs (..., n) as scores."""
+        return (output - self.mean[..., None]) / self.deviation[..., None]
 
 
 class Scorer(nn.Module):
@@ -77,13 +96,34 @@ class Scorer(nn.Module):
         return (output - mean) / deviation.clamp(min=SMALLEST)
 
     @torch.no_grad()
+    def level(self, output: Tensor, thresholds: Tensor | None = None) -> Level:
+        """Statistics and thresholds from the outputs (..., n) on all training data.
+
+        Args:
+            output: of the network, of one run or of many.
+            thresholds: those that are not quantiles (..., m); the model's own unless given.
+        """
+        at = self.thresholds if thresholds is None else thresholds
+        mean, deviation = torch.zeros_like(output[..., 0]), torch.ones_like(output[..., 0])
+        if self.normalised:
+            mean = output.mean(-1)
+            deviation = output.std(-1, correction=0).clamp(min=SMALLEST)
+        found = Level(mean, deviation, at)
+        if self.shares is None:
+            return found
+        shares = self.shares.to(output)
+        return found._replace(thresholds=_quantiles(found.scores(output), shares))
+
+    @torch.no_grad()
     def calibrate(self, inputs: Tensor) -> Tensor:
         """Set the statistics and the quantile thresholds from all training data; its scores."""
         output = self.body(inputs)
-        if self.normalised:
-            self.mean.copy_(output.mean())
-            self.deviation.copy_(output.std(correction=0).clamp(min=SMALLEST))
-            output = (output - self.mean) / self.deviation
-        if self.shares is not None:
-            self.thresholds.copy_(torch.quantile(output, self.shares.to(output)))
-        return output
+        found = self.level(output)
+        for name, value in found._asdict().items():
+            getattr(self, name).copy_(value)
+        return found.scores(output)
+
+
+def _quantiles(scores: Tensor, shares: Tensor) -> Tensor:
+    """Quantiles (..., m) of the last axis."""
+    return torch.quantile(scores, shares, dim=-1).movedim(0, -1)

@@ -12,12 +12,47 @@ from torch import Tensor
 from ..task import Method, Row
 from .cells import Cells
 from .config import Fairness
-from .figures import auc, gap_floor, largest_gap, share_inside
+from .figures import everything
 from .methods import build
-from .rates import Measure, gaps
+from .rates import Measure
 from .score import Scorer, network
 
-__all__ = ["FairnessTraining"]
+__all__ = ["FairnessTraining", "drawn", "factor", "measure_of", "scorer", "steps_of"]
+
+
+def scorer(config: Fairness, seed: int, train: Cells) -> Scorer:
+    """The model of a seed before its first step: it depends on no method."""
+    torch.manual_seed(seed)
+    body = network(train.inputs.shape[1], config.hidden)
+    quantiles = config.threshold_kind == "quantile"
+    normalised = config.score == "normalised"
+    model = Scorer(body, train.prior, normalised, config.thresholds, quantiles)
+    if quantiles:  # so that the first evaluation has thresholds, not shares
+        model.calibrate(train.inputs)
+    return model
+
+
+def measure_of(config: Fairness, train: Cells) -> Measure:
+    """From scores to the loss and the rates."""
+    return Measure(train.prior, config.temperature, config.pair_temperature, config.objective)
+
+
+def steps_of(config: Fairness, batches: int, train: Cells) -> int:
+    """As many steps as draw the number of training samples."""
+    return max(1, math.ceil(len(train) / (config.batch * batches)))
+
+
+def drawn(config: Fairness, seed: int, epoch: int, batches: int, train: Cells) -> Tensor:
+    """Rows of an epoch, (steps, batches, batch); they depend on the seed and the epoch alone."""
+    generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+    steps = steps_of(config, batches, train)
+    rows = train.draw(steps * batches, config.batch // 4, generator)
+    return rows.view(steps, batches, -1)
+
+
+def factor(config: Fairness, epoch: int) -> float:
+    """What the learning rate is multiplied with in an epoch."""
+    return config.decay ** sum(epoch / config.epochs >= share for share in config.decay_at)
 
 
 class FairnessTraining:
@@ -35,30 +70,27 @@ class FairnessTraining:
     ) -> None:
         self.config, self.method, self.seed, self.parts = config, method, seed, dict(parts)
         self.train = parts["train"]
-        torch.manual_seed(seed)
-        body = network(self.train.inputs.shape[1], config.hidden)
-        quantiles = config.threshold_kind == "quantile"
-        normalised = config.score == "normalised"
-        self.model = Scorer(body, self.train.prior, normalised, config.thresholds, quantiles)
-        self.measure = Measure(
-            self.train.prior, config.temperature, config.pair_temperature, config.objective
-        )
-        if quantiles:  # so that the first evaluation has thresholds, not shares
-            self.model.calibrate(self.train.inputs)
+        self.model = scorer(config, seed, self.train)
+        self.measure = measure_of(config, self.train)
         self.count = 2 * len(config.thresholds)
         self.built = build(self.model, method, self.count, config.tolerance)
         self.steps = 0
         self._rows: Tensor | None = None
 
     @property
+    def batches(self) -> int:
+        """Batches of a step."""
+        return 2 if self.method.independent else 1
+
+    @property
     def samples_per_step(self) -> int:
         """The batch, or two."""
-        return self.config.batch * (2 if self.method.independent else 1)
+        return self.config.batch * self.batches
 
     @property
     def steps_per_epoch(self) -> int:
         """As many steps as draw the number of training samples."""
-        return max(1, math.ceil(len(self.train) / self.samples_per_step))
+        return steps_of(self.config, self.batches, self.train)
 
     @property
     def total_steps(self) -> int:
@@ -75,7 +107,7 @@ class FairnessTraining:
         first = self.train.inputs[rows[0]]
         optimizer = self.built.optimizer
         if self.built.objective is None:
-            loss = self.measure.loss(self.model(first).view(4, -1))
+            loss = self.measure.loss_of(self.model, self.model(first).view(4, -1))
         elif len(rows) == 1:
             loss = self.built.objective(lambda: self._values(first))
         else:
@@ -89,19 +121,12 @@ class FairnessTraining:
         self.steps += 1
 
     def _values(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        cells = self.model(inputs).view(4, -1)
-        rates = self.measure.rates(cells, self.model.thresholds)
-        return self.measure.loss(cells), self.built.state(rates)
+        return self.measure.look(self.model, inputs, self.built.state)
 
     def _begin(self, epoch: int) -> None:
-        """Draw an epoch; what is drawn depends on the seed and the epoch alone."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        batches = 2 if self.method.independent else 1
-        rows = self.train.draw(self.steps_per_epoch * batches, self.config.batch // 4, generator)
-        self._rows = rows.view(self.steps_per_epoch, batches, -1)
-        done = epoch / self.config.epochs
-        factor = self.config.decay ** sum(done >= share for share in self.config.decay_at)
-        self.built.set_rate(factor * self.method.lr)
+        """Draw an epoch and set what is the same in all of its steps."""
+        self._rows = drawn(self.config, self.seed, epoch, self.batches, self.train)
+        self.built.set_rate(factor(self.config, epoch) * self.method.lr)
         if self.config.threshold_kind == "quantile" and self.steps % self.steps_per_epoch == 0:
             self.model.calibrate(self.train.inputs)
 
@@ -120,36 +145,15 @@ class FairnessTraining:
 
     @torch.no_grad()
     def _evaluated(self) -> Row:
-        self.model.eval()
-        held = {name: value.clone() for name, value in self.model.named_buffers()}
-        scores = self.model.calibrate(self.train.inputs)
-        row: Row = {}
-        for name, part in self.parts.items():
-            own = scores if name == "train" else self.model(part.inputs)
-            row.update(self._figures(SHORT[name], part.split(own), own))
-        row["score_mean"], row["score_deviation"] = scores.mean().item(), scores.std().item()
-        row["multipliers"] = self.built.multipliers(self.count).tolist()
-        for name, value in self.model.named_buffers():
-            value.copy_(held[name])
-        self.model.train()
-        return row
-
-    def _figures(self, name: str, cells: list[Tensor], scores: Tensor) -> Row:
-        tpr_gap, fpr_gap = (largest_gap(cells[y], cells[2 + y]) for y in (1, 0))
-        floor = max(gap_floor(len(cells[y]), len(cells[2 + y])) for y in (1, 0))
-        rates = self.measure.full_rates(cells, self.model.thresholds)
-        excess = gaps(rates).abs() - self.config.tolerance
-        key = "constraints" if name == "train" else f"{name}_constraints"
-        return {
-            f"{name}_auc": auc(torch.cat(cells[1::2]), torch.cat(cells[0::2])),
-            f"{name}_violation": excess.max().item(),
-            f"{name}_inside": share_inside(scores, self.model.thresholds),
-            f"{name}_gap": max(tpr_gap, fpr_gap),
-            f"{name}_tpr_gap": tpr_gap,
-            f"{name}_fpr_gap": fpr_gap,
-            f"{name}_gap_floor": floor,
-            key: excess.tolist(),
+        outputs = {name: self.model.body(part.inputs) for name, part in self.parts.items()}
+        level = self.model.level(outputs["train"])
+        row: Row = {
+            key: value.tolist() if isinstance(value, Tensor) else value
+            for key, value in everything(
+                outputs, self.parts, level, self.measure, self.config.tolerance
+            ).items()
         }
+        return row | {"multipliers": self.built.multipliers(self.count).tolist()}
 
     def finish(self) -> Row:
         """KKT residuals and the constraint Jacobian's smallest singular value, on full data."""
@@ -176,6 +180,3 @@ class FairnessTraining:
         if self.built.objective is not None:
             self.built.objective.load_state_dict(state["objective"])
         self._rows = None
-
-
-SHORT = {"train": "train", "validation": "val", "test": "test"}

@@ -23,6 +23,7 @@ __all__ = [
     "bounds",
     "canvas",
     "data_uri",
+    "dress",
     "frame",
     "line_at",
     "log_axis",
@@ -69,16 +70,21 @@ def canvas(width: float, height: float, left: float = 0.58) -> Iterator[tuple[Fi
         axes = figure.add_axes(
             (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
         )
-        axes.set_facecolor("none")
-        axes.grid(axis="y", color=_GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side in ("left", "right", "top"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(_MUTED)
-        axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
-        axes.tick_params(axis="x", length=3)
-        axes.locator_params(axis="both", nbins=6)
+        dress(axes)
         yield figure, axes
+
+
+def dress(axes: Axes) -> None:
+    """Quiet axes: a line below, a grid across, and few marks."""
+    axes.set_facecolor("none")
+    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_MUTED)
+    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
+    axes.tick_params(axis="x", length=3)
+    axes.locator_params(axis="both", nbins=6)
 
 
 def frame(figure: Figure, axes: Axes, x_label: str, y_label: str) -> None:

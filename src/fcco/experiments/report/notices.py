@@ -12,7 +12,7 @@ from ..task import Task
 from .palette import family_of
 from .words import seeds
 
-__all__ = ["Notice", "notices"]
+__all__ = ["Notice", "notices", "other_data"]
 
 
 _DIVERGED = "Diverged: {}. Tables have its last finite figures, curves leave it out."
@@ -66,7 +66,7 @@ def notices(
         every = [run for group in families.values() for run in group]
         pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in common]
         said += [replace(each, who="All methods") for each in _grouped("", every, pairs)]
-    return [*_other_data(runs), *diverged, *unfinished, *missing, *said]
+    return [*other_data(runs), *diverged, *unfinished, *missing, *said]
 
 
 def _counts(run: SavedRun) -> bool:
@@ -83,7 +83,8 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
 
 
-def _other_data(runs: Mapping[str, Sequence[SavedRun]]) -> list[Notice]:
+def other_data(runs: Mapping[str, Sequence[SavedRun]]) -> list[Notice]:
+    """A warning where runs were not made on the same data."""
     results = [run.result for group in runs.values() for run in group if run.result is not None]
     if len({result.get("fingerprint") for result in results}) < 2:
         return []

@@ -1,0 +1,251 @@
+"""How many runs fit: the device is asked, and small fleets tell what a run takes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .. import checks
+
+__all__ = ["LiveBytes", "available", "capacity", "chunks"]
+
+DEFAULT = 4 << 30
+"""Bytes of memory where the system does not tell: 4 GiB."""
+F = TypeVar("F")
+PROBE = 16
+"""Runs of the larger fleet that is measured."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that operations made inside and that still live; a storage counts once.
+
+    What an operation allocates and frees within itself is not seen.
+
+    Attributes:
+        now: bytes at this moment.
+        peak: the most so far.
+
+    Example:
+        >>> with LiveBytes() as live:
+        ...     total = (torch.zeros(100) + 1).sum()
+        >>> live.now, live.peak
+        (4, 800)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """The operation as it is; storages in its result are noted."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        held, before = self._known.get(key, (None, 0))
+        if held is None or held() is None:
+            held, before = weakref.ref(storage, lambda gone: self._forget(key, gone)), 0
+        self._known[key] = (held, size)  # an `out=` may have grown
+        self.now += size - before
+        self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
+        held, size = self._known.get(key, (None, 0))
+        if held is gone:
+            del self._known[key]
+            self.now -= size
+
+
+def available(device: torch.device | str) -> int:
+    """Bytes that new tensors can take on a device.
+
+    On a GPU: what is free there, and what the allocator of this process holds without use. On the
+    host (also for other devices, which share its memory): on Linux `MemAvailable`, or what the
+    control groups of this process leave when that is less; elsewhere the free pages, half of the
+    memory, or `DEFAULT`, whichever the system tells first.
+
+    Example:
+        >>> available("cpu") > 0
+        True
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return _host()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def capacity(
+    make: Callable[[int], F],
+    step: Callable[[F], Any],
+    runs: int,
+    device: torch.device | str,
+    *,
+    share: float = 0.8,
+) -> int:
+    r"""How many runs can be in one fleet.
+
+    .. math::
+        R = \Bigl\lfloor \frac{\text{share}\cdot\text{available} - a}{b} \Bigr\rfloor, \qquad
+        \text{peak}(r) = a + b\,r,
+
+    with the fixed bytes a and the bytes b of a run from the peaks of two small fleets.
+
+    Args:
+        make: builds a fleet of the first r runs, or what holds one.
+        step: makes its most expensive steps, evaluations included; twice for a fleet whose first
+            step is not like the others.
+        runs: all there are.
+        device: of the fleets.
+        share: of the memory that may be used; peaks are not quite linear.
+
+    Returns:
+        Between 1 and `runs`.
+
+    Raises:
+        MemoryError: when not even one run fits.
+
+    Example:
+        >>> from fcco.fleet import Fleet, Member
+        >>> def make(runs):
+        ...     models = [torch.nn.Linear(10, 1) for _ in range(runs)]
+        ...     one = [Member(m, torch.optim.SGD(m.parameters(), lr=0.1)) for m in models]
+        ...     return Fleet(one, lambda m, x: m(x).square().mean(), streams=[0] * runs)
+        >>> capacity(make, lambda fleet: fleet.step(torch.ones(1, 8, 10)), 50, "cpu")
+        50
+    """
+    checks.integer("capacity", "runs", runs, 1)
+    checks.in_interval("capacity", "share", share, 0, 1, open_low=True)
+    device = torch.device(device)
+    if device.type == "cuda":
+        _peak(make, step, 1, device)  # workspaces of libraries are allocated once
+    one = _peak(make, step, 1, device)
+    budget = int(share * available(device))
+    if one > budget:
+        raise MemoryError(
+            f"`capacity`: one run takes {_size(one)} on {device}, but {share:g} of what is "
+            f"available is {_size(budget)}. Take smaller batches, or evaluate in chunks."
+        )
+    probe = min(runs, PROBE, budget // max(1, one))  # so many fit for sure
+    if probe < 2:
+        return 1
+    each = (_peak(make, step, probe, device) - one) / (probe - 1)
+    if each <= 0:
+        return runs
+    fixed = max(0.0, one - each)
+    return max(1, min(runs, int((budget - fixed) // each)))
+
+
+def chunks(runs: int, size: int) -> list[range]:
+    """Runs in as few parts as a size allows, of nearly equal length.
+
+    Args:
+        runs: their number.
+        size: the most in one part.
+
+    Example:
+        >>> chunks(10, 4)
+        [range(0, 4), range(4, 7), range(7, 10)]
+    """
+    checks.integer("chunks", "runs", runs, 1)
+    checks.integer("chunks", "size", size, 1)
+    parts = -(-runs // size)
+    small, more = divmod(runs, parts)
+    edges = [k * small + min(k, more) for k in range(parts + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def _peak(
+    make: Callable[[int], F], step: Callable[[F], Any], runs: int, device: torch.device
+) -> int:
+    """Most bytes that a fleet takes at once, from its building on."""
+    gc.collect()
+    if device.type != "cuda":
+        with LiveBytes() as live:
+            step(make(runs))
+        return live.peak
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step(make(runs))
+    torch.cuda.synchronize(device)
+    found = torch.cuda.max_memory_allocated(device) - before
+    gc.collect()  # a fleet may hold itself by its graphs
+    torch.cuda.empty_cache()
+    return found
+
+
+def _size(number: float) -> str:
+    """Bytes in words."""
+    return f"{number / 2**20:,.1f} MiB" if number < 2**30 else f"{number / 2**30:,.2f} GiB"
+
+
+def _host(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can still take."""
+    told = [_available(root / "proc/meminfo"), *_left_by_groups(root)]
+    known = [each for each in told if each is not None]
+    if known:
+        return max(0, min(known))
+    for name, part in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
+        try:
+            pages = os.sysconf(name)
+        except (AttributeError, OSError, ValueError):  # not on every system
+            continue
+        if pages > 0:
+            return int(part * pages * os.sysconf("SC_PAGE_SIZE"))
+    return DEFAULT
+
+
+def _available(file: Path) -> int | None:
+    for line in _lines(file):
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
+
+
+def _left_by_groups(root: Path) -> list[int]:
+    """What each control group above this process leaves: its limit less what cannot be dropped."""
+    mount, found = root / "sys/fs/cgroup", []
+    names = {
+        "": ("memory.max", "memory.current", "inactive_file"),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
+    for line in [*_lines(root / "proc/self/cgroup"), "0::/", "0:memory:/"]:
+        _, controllers, path = line.split(":", 2)
+        kind = "memory" if "memory" in controllers.split(",") else controllers
+        if kind not in names:
+            continue
+        limit, usage, droppable = names[kind]
+        place = Path(path.strip("/"))
+        for folder in {mount / kind / each for each in (place, *place.parents)}:
+            most, used = (_lines(folder / name) for name in (limit, usage))
+            if not most or not used or not most[0].isdigit():  # no limit is "max"
+                continue
+            stat = dict(each.split(" ", 1) for each in _lines(folder / "memory.stat"))
+            found.append(int(most[0]) - int(used[0]) + int(stat.get(droppable, "0")))
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,513 @@
+"""A fleet of runs: frozen runs, checkpoints, data, settings, models, errors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from problems import Point
+from torch import Tensor, nn
+
+import fcco
+from fcco.fleet import Fleet, Member, Unsupported, groups
+
+DOUBLE = torch.float64
+METHODS = ("plain", "sonex", "alexr2")
+MODES = ("eager", "traced")
+GOOD = 0.05
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def member(
+    method: str = "sonex",
+    seed: int = 0,
+    lr: float = GOOD,
+    *,
+    build: Callable[[], nn.Module] = network,
+    inner_steps: Any = 4,
+    dtype: torch.dtype = DOUBLE,
+    **settings: Any,
+) -> Member:
+    """A run on four constraints."""
+    torch.manual_seed(seed)
+    model = build().to(dtype)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
+    if method == "plain":
+        return Member(model, optimizer)
+    own = {"penalty": 2.0, "smoothing": 0.05, "gamma": 0.5}
+    own |= {
+        "sonex": {"correction": 0.3},
+        "alexr2": {"theta": 0.2, "nu": 0.5, "eta": 0.1, "inner_steps": inner_steps},
+    }[method]
+    objective = fcco.constrained(model, optimizer, 4, method, **(own | settings))
+    stepped: Any = objective.optimizer
+    return Member(model, stepped, objective)
+
+
+def inner(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs, target = batch
+    scores = model(inputs).squeeze(-1)
+    return (scores - target).square().mean(), scores.view(4, -1).mean(1) - 0.1
+
+
+def plain_inner(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return inner(model, batch)[0]
+
+
+def function(method: str) -> Callable[[Any, Any], Any]:
+    return plain_inner if method == "plain" else inner
+
+
+def batches(rows: int, number: int, dtype: torch.dtype = DOUBLE) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(7)
+    shape = {"generator": draw, "dtype": DOUBLE}
+    return [
+        (torch.randn(rows, 8, 3, **shape).to(dtype), torch.randn(rows, 8, **shape).to(dtype))
+        for _ in range(number)
+    ]
+
+
+def row(batch: tuple[Tensor, Tensor], place: int) -> tuple[Tensor, Tensor]:
+    return batch[0][place], batch[1][place]
+
+
+def alone(run: Member, own: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
+    """The same run in the user's own loop."""
+    for batch in own:
+        if run.objective is None:
+            loss = plain_inner(run.model, batch)
+        else:
+            loss = run.objective(lambda batch=batch: inner(run.model, batch))
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    return run.model
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor], rows: Sequence[int]) -> bool:
+    """Whether some runs have the same bits in two states."""
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name][rows], second[name][rows]) for name in first)
+
+
+def held(fleet: Fleet) -> dict[str, Tensor]:
+    return fleet.state_dict()["state"]
+
+
+def close_to_single(fleet: Fleet, singles: Sequence[nn.Module], within: float = 1e-11) -> None:
+    values = {**fleet.buffers(), **fleet.weights()}
+    for place, model in enumerate(singles):
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            difference = (values[name][place] - value).abs().max()
+            assert difference <= within, (place, name, difference)
+
+
+# --- a run that leaves the finite numbers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_bad_data_freezes_one_run_and_no_other(mode: str, method: str, place: int) -> None:
+    runs, bad_step = 5, 3
+    sick, sound = (
+        Fleet([member(method, s) for s in range(runs)], function(method), mode=mode)
+        for _ in range(2)
+    )
+    others = [r for r in range(runs) if r != place]
+    last: dict[str, Tensor] = {}
+    for step, batch in enumerate(batches(runs, 9)):
+        if step == bad_step:
+            last = held(sound)
+            inputs = batch[0].clone()
+            inputs[place, 1, 1] = torch.inf
+            sick.step((inputs, batch[1]))
+        else:
+            sick.step(batch)
+        sound.step(batch)
+        assert same(sick.state, sound.state, others)
+        if step >= bad_step:  # frozen where it was, and for good
+            assert same(sick.state, last, [place])
+    assert sick.died.tolist() == [bad_step if r == place else -1 for r in range(runs)]
+    assert sick.alive.tolist() == [r != place for r in range(runs)]
+    assert bool(sound.alive.all()) and not same(sound.state, last, [place])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_huge_learning_rate_freezes_one_run(mode: str, method: str, place: int) -> None:
+    runs = 4
+    rates = [GOOD] * runs
+    rates[place] = 1e30
+    sick, sound = (
+        Fleet(
+            [member(method, s, lr, dtype=torch.float32) for s, lr in enumerate(chosen)],
+            function(method),
+            mode=mode,
+        )
+        for chosen in (rates, [GOOD] * runs)
+    )
+    others = [r for r in range(runs) if r != place]
+    states = [held(sick)]
+    for batch in batches(runs, 12, torch.float32):
+        sick.step(batch)
+        sound.step(batch)
+        states.append(held(sick))
+        assert same(sick.state, sound.state, others)
+    died = int(sick.died[place])
+    assert 0 < died < 11
+    assert not same(states[died], states[died - 1], [place])  # its last good step
+    assert all(same(state, states[died], [place]) for state in states[died:])
+    assert all(bool(torch.isfinite(value[place]).all()) for value in sick.state.values())
+
+
+def test_two_runs_freeze_at_their_own_steps() -> None:
+    fleet = Fleet([member(seed=s) for s in range(3)], inner)
+    for step, (inputs, target) in enumerate(batches(3, 5)):
+        if step in (1, 3):
+            target[step - 1] = torch.nan
+        fleet.step((inputs, target))
+    assert fleet.died.tolist() == [1, -1, 3]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("build", [network, normed])
+@pytest.mark.parametrize(
+    ("method", "lengths"), [("sonex", [1] * 3), ("alexr2", [4] * 3), ("alexr2", [2, 4, 3])]
+)
+def test_a_resumed_fleet_goes_on_bitwise(
+    mode: str, build: Callable[[], nn.Module], method: str, lengths: list[int]
+) -> None:
+    def fresh() -> Fleet:
+        runs = [member(method, s, build=build, inner_steps=k) for s, k in enumerate(lengths)]
+        return Fleet(runs, inner, mode=mode)
+
+    data = batches(3, 14)
+    data[2][0][1] = torch.nan  # a frozen run is part of a checkpoint
+    fleet = fresh()
+    for batch in data[:6]:  # in the middle of a round of 4
+        fleet.step(batch)
+    fleet.set_numbers(lr=[0.02, 0.03, 0.04])
+    saved = through_a_file(fleet.state_dict())
+    untouched = {name: value.clone() for name, value in saved["state"].items()}
+    again = fresh()
+    again.load_state_dict(saved)
+    for step, batch in enumerate(data[6:]):
+        assert torch.equal(fleet.step(batch), again.step(batch)) or step >= 0
+        assert same(fleet.state, again.state, range(3))
+        assert all(torch.equal(v, again.weights()[n]) for n, v in fleet.weights().items())
+    assert again.died.tolist() == fleet.died.tolist() == [-1, 2, -1]
+    assert again.steps == fleet.steps == 14
+    assert same(untouched, saved["state"], range(3))  # a checkpoint is a copy
+
+
+def test_a_checkpoint_of_another_fleet_is_refused() -> None:
+    small, large = (Fleet([member(seed=s) for s in range(n)], inner) for n in (2, 3))
+    with pytest.raises(ValueError, match=r"load_state_dict.*2 runs of 21 weights.*3 of 21"):
+        large.load_state_dict(small.state_dict())
+
+
+def test_inside_a_round_the_weights_are_those_of_its_start() -> None:
+    """A single run is evaluated at the anchor, too."""
+    lengths = [2, 4]
+    fleet = Fleet([member("alexr2", s, inner_steps=k) for s, k in enumerate(lengths)], inner)
+    singles = [member("alexr2", s, inner_steps=k) for s, k in enumerate(lengths)]
+    for batch in batches(2, 6):
+        fleet.step(batch)
+        models = [alone(run, [row(batch, place)]) for place, run in enumerate(singles)]
+        for place, (run, model) in enumerate(zip(singles, models, strict=True)):
+            with run.optimizer.anchored():  # type: ignore[attr-defined]
+                for name, value in model.named_parameters():
+                    assert torch.allclose(fleet.weights()[name][place], value, atol=1e-12)
+
+
+# --- settings and data ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_streams_share_rows(method: str) -> None:
+    streams = [1, 0, 1]
+    shared, own = (
+        Fleet([member(method, s) for s in range(3)], function(method), streams=given)
+        for given in (streams, None)
+    )
+    for batch in batches(2, 4):
+        shared.step(batch)
+        own.step(tuple(part[streams] for part in batch))
+    assert same(shared.state, own.state, range(3))
+    assert not torch.equal(shared.state["weights"][0], shared.state["weights"][2])
+
+
+def test_runs_that_differ_in_nothing_are_equal() -> None:
+    """The same objects may serve for many runs."""
+    one = member(seed=3)
+    fleet = Fleet([one] * 3, inner, streams=[0] * 3)
+    for batch in batches(1, 5):
+        fleet.step(batch)
+    single = alone(one, [row(batch, 0) for batch in batches(1, 5)])
+    close_to_single(fleet, [single] * 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+def test_set_numbers_of_each_run(mode: str, method: str) -> None:
+    rates = [0.01, 0.1, 0.3]
+    fleet = Fleet([member(method, s) for s in range(3)], function(method), mode=mode)
+    fleet.set_numbers(lr=torch.tensor(rates, dtype=DOUBLE))
+    singles = [member(method, s, lr) for s, lr in enumerate(rates)]
+    data = batches(3, 8)
+    for batch in data[:4]:
+        fleet.step(batch)
+    models = [alone(run, [row(b, r) for b in data[:4]]) for r, run in enumerate(singles)]
+    fleet.set_numbers(lr=0.02)
+    for batch in data[4:]:
+        fleet.step(batch)
+    for place, run in enumerate(singles):
+        optimizer: Any = getattr(run.optimizer, "outer", run.optimizer)
+        optimizer.param_groups[0]["lr"] = 0.02
+        alone(run, [row(b, place) for b in data[4:]])
+    close_to_single(fleet, models)
+
+
+def test_a_smoothing_that_is_a_function_of_the_step() -> None:
+    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, lambda step: 0.1 * 0.5**step]
+    fleet = Fleet([member(seed=s, smoothing=each) for s, each in enumerate(schedules)], inner)
+    singles = [member(seed=s, smoothing=each) for s, each in enumerate(schedules)]
+    data = batches(3, 7)
+    for batch in data:
+        fleet.step(batch)
+    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Linear(3, 3)
+        self.body, self.again, self.head = first, first, nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.again(torch.tanh(self.body(inputs))))
+
+
+def half_frozen() -> nn.Module:
+    model = network()
+    for parameter in model[0].parameters():  # type: ignore[index]
+        parameter.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("build", [network, normed, Twice, half_frozen])
+def test_each_run_is_the_single_run(mode: str, method: str, build: Callable[[], nn.Module]) -> None:
+    """With running statistics, shared layers and layers that do not move; rounds of four steps."""
+    runs, data = 3, batches(3, 10)
+    fleet = Fleet(
+        [member(method, s, 0.03 + 0.01 * s, build=build) for s in range(runs)],
+        function(method),
+        mode=mode,
+    )
+    singles = [member(method, s, 0.03 + 0.01 * s, build=build) for s in range(runs)]
+    for batch in data[:8]:
+        fleet.step(batch)
+    models = [alone(run, [row(b, r) for b in data[:8]]) for r, run in enumerate(singles)]
+    close_to_single(fleet, models)
+    assert fleet.mode == mode
+    loaded = build().to(DOUBLE)
+    fleet.load_into(1, loaded)
+    for name, value in models[1].state_dict().items():
+        assert torch.allclose(loaded.state_dict()[name], value, atol=1e-11), name
+
+
+def test_running_statistics_are_those_of_each_run() -> None:
+    fleet = Fleet([member(seed=s, build=normed) for s in range(2)], inner)
+    for inputs, target in batches(2, 5):
+        inputs[1] += 10
+        fleet.step((inputs, target))
+    means = fleet.buffers()["1.running_mean"]
+    assert (means[0] - means[1]).abs().max() > 1
+    assert fleet.buffers()["1.num_batches_tracked"].tolist() == [5, 5]
+    assert bool(fleet.alive.all())
+
+
+@pytest.mark.filterwarnings("ignore:The step of this fleet could not be traced")
+@pytest.mark.parametrize("mode", MODES)
+def test_dropout_is_refused(mode: str) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    fleet = Fleet([member(seed=s, build=build) for s in range(2)], inner, mode=mode)
+    before = held(fleet)
+    with pytest.raises((RuntimeError, Unsupported), match="random"):
+        fleet.step(batches(2, 1)[0])
+    assert same(before, fleet.state, range(2)) and fleet.steps == 0
+
+
+def test_map_evaluates_each_run() -> None:
+    def outputs(model: Any, inputs: Tensor, factor: Tensor) -> dict[str, Tensor]:
+        return {"scores": factor * model(inputs), "bias": model[0].bias.sum()}
+
+    streams = [0, 1, 1, 0, 1]
+    members = [member(seed=s) for s in range(5)]
+    fleet = Fleet(members, inner, streams=streams)
+    for batch in batches(2, 2):
+        fleet.step(batch)
+    rows = (batches(2, 1)[0][0], torch.tensor([1.0, 2.0]))
+    whole = fleet.map(outputs, *rows)
+    for chunk in (1, 2, 5, 9):
+        parts = fleet.map(outputs, *rows, chunk=chunk)
+        assert all(torch.allclose(parts[k], whole[k], atol=1e-14) for k in whole)
+    assert whole["scores"].shape == (5, 8, 1) and not whole["scores"].requires_grad
+    for place, stream in enumerate(streams):
+        model = network().double()
+        fleet.load_into(place, model)
+        alone = outputs(model, rows[0][stream], rows[1][stream])
+        assert all(torch.allclose(whole[k][place], alone[k], atol=1e-14) for k in alone)
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+def test_programs_do_not_merge_tensors_that_are_one_by_chance() -> None:
+    """In the second step of a round w_{t-1} is the anchor; in the third it is not."""
+    fleet = Fleet([member("alexr2", s, inner_steps=5) for s in range(2)], inner, mode="traced")
+    singles = [member("alexr2", s, inner_steps=5) for s in range(2)]
+    data = batches(2, 10)
+    for batch in data[:1]:
+        fleet.step(batch)
+    assert fleet.state["previous"] is fleet.state["anchor"]
+    for batch in data[1:]:
+        fleet.step(batch)
+    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
+
+
+def test_what_cannot_be_traced_runs_as_it_is() -> None:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    def refusing(model: Any, batch: Any) -> Any:
+        if get_proxy_mode() is not None:
+            raise RuntimeError("no tracing here")
+        return inner(model, batch)
+
+    eager, other = (
+        Fleet([member(seed=s) for s in range(2)], each, mode=mode)
+        for each, mode in ((inner, "eager"), (refusing, "traced"))
+    )
+    data = batches(2, 4)
+    eager.step(data[0])
+    with pytest.warns(UserWarning, match="could not be traced and runs as it is: no tracing here"):
+        other.step(data[0])
+    for batch in data[1:]:
+        eager.step(batch)
+        other.step(batch)
+    assert same(eager.state, other.state, range(2))
+
+
+def test_batches_of_another_size_get_a_program_of_their_own() -> None:
+    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    singles = [member(seed=s) for s in range(2)]
+    data = [(x[:, :k], y[:, :k]) for k, (x, y) in zip((8, 4, 8, 4), batches(2, 4), strict=True)]
+    for batch in data:
+        fleet.step(batch)
+    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_no_members() -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        Fleet([], inner)
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match=r"Fleet\(mode=...\).*'traced'.*'quick'"):
+        Fleet([member()], inner, mode="quick")
+
+
+@pytest.mark.parametrize("streams", [[0], [0, 1, 2], [[0, 1]], [0, -1]])
+def test_wrong_streams(streams: Any) -> None:
+    with pytest.raises(ValueError, match=r"Fleet\(streams=...\).* 2 row numbers"):
+        Fleet([member(seed=s) for s in range(2)], inner, streams=streams)
+
+
+def test_a_batch_with_other_rows() -> None:
+    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    with pytest.raises(ValueError, match=r"shape \(3, 8, 3\).*each of 2 runs"):
+        fleet.step(batches(3, 1)[0])
+    assert fleet.steps == 0
+
+
+def test_a_stream_that_is_not_there() -> None:
+    fleet = Fleet([member(seed=s) for s in range(2)], inner, streams=[0, 5])
+    with pytest.raises(IndexError):
+        fleet.step(batches(2, 1)[0])
+
+
+def test_unknown_numbers() -> None:
+    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    with pytest.raises(ValueError, match=r"set_numbers.*'rate'.*gamma.*lr.*smoothing"):
+        fleet.set_numbers(rate=1.0)
+    with pytest.raises(RuntimeError):
+        fleet.set_numbers(lr=[0.1, 0.2, 0.3])
+
+
+def test_members_of_several_kinds() -> None:
+    members = [member("sonex"), member("plain"), member("sonex", 1), member("alexr2")]
+    with pytest.raises(Unsupported, match=r"run 1 .*run 0.*groups"):
+        Fleet(members, inner)
+    assert list(groups(members).values()) == [[0, 2], [1], [3]]
+
+
+def test_models_of_other_shapes() -> None:
+    other = member(build=lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
+    with pytest.raises(Unsupported, match="run 1 has another shape"):
+        Fleet([member(), other], inner)
+
+
+def test_an_optimizer_that_has_stepped() -> None:
+    stepped = member()
+    alone(stepped, [row(batches(1, 1)[0], 0)])
+    with pytest.raises(Unsupported, match="Adam has made some"):
+        Fleet([member(), stepped], inner)
+
+
+def test_an_optimizer_of_another_model() -> None:
+    own = member()
+    with pytest.raises(Unsupported, match="another model"):
+        Fleet([Member(Point([1.0, 2.0]), own.optimizer)], plain_inner)
+
+
+def test_an_optimizer_without_a_rule() -> None:
+    model = network()
+    with pytest.raises(Unsupported, match="no rule for the optimizer Adagrad"):
+        Fleet([Member(model, torch.optim.Adagrad(model.parameters()))], plain_inner)
+    nesterov = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    with pytest.raises(Unsupported, match=r"SGD\(nesterov=True\)"):
+        Fleet([Member(model, nesterov)], plain_inner)
