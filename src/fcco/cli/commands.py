@@ -105,15 +105,18 @@ def sweep(
     grid: Annotated[
         str | None,
         typer.Option(
-            help="A grid by name (fairness: appendix, wide, frontier, paper; group-dro: appendix, "
-            "wide, annealed, finetune; continual: paper, wide, finetune), or a YAML file. Or "
-            "--grid.METHOD.KEY '[0.1, 0.01]'."
+            help="A grid by name (fairness: appendix, wide, frontier, paper, full; group-dro: "
+            "appendix, wide, annealed, finetune; continual: paper, wide, finetune), or a YAML "
+            "file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Settings of each method.")] = None,
     methods: o.Methods = None,
     seeds: Annotated[str | None, typer.Option(help="Tuning seeds, as 1000,1001.")] = None,
     workers: o.Workers = None,
+    fleet: o.Fleet = None,
+    device: o.Device = None,
+    chunk: o.Chunk = None,
     setting: o.SettingName = None,
     config: o.ConfigName = None,
     quick: o.Quick = False,
@@ -125,16 +128,24 @@ def sweep(
     data_folder: o.DataFolder = None,
     quiet: o.Quiet = False,
 ) -> None:
-    """Try many settings of each method; the best on validation data go to winners.yaml."""
+    """Try many settings of each method; the best on validation data go to winners.yaml.
+
+    Runs of a task that can do so (fairness) are trained together, thousands at a time on a GPU.
+    """
+    from ..experiments import config as configs
     from ..experiments import grid as grids
     from ..experiments import sweep as sweeps
+    from ..experiments import tasks
 
     o.needs(tensorboard)
     o.use_data(data_folder)
     pairs = o.extras(context)
     inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
     rest = [pair for pair in pairs if pair[0][:5] != "grid."]
+    if device is not None and "device" in configs.fields_of(tasks.get(task).config):
+        rest, device = [*rest, ("device", device)], None
     asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
+    runner = o.runner(asked.task, fleet, device, chunk, tensorboard)
     if grid is None and not inline:
         own = getattr(asked.task, "grid_name", None)  # optional: the task's usual grid
         grid = asked.config_name if own is None else own(asked.config)
@@ -148,7 +159,7 @@ def sweep(
     folder = asked.folder(out, "sweep")
     good = carry_out(
         plan, folder, resume=resume, overwrite=overwrite, workers=workers,
-        tensorboard=tensorboard, quiet=quiet,
+        tensorboard=tensorboard, quiet=quiet, runner=runner,
     )  # fmt: skip
     if launch.speaks():
         told = sweeps.choose(folder, chosen, asked.config.seeds)

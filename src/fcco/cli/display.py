@@ -81,16 +81,19 @@ class Display:
             self._loading(event.text)
         elif event.kind == "stopping":
             self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
+        elif event.kind == "note":
+            self._say(event.text)
         else:
             self._run(event)
 
     def _run(self, event: Event) -> None:
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
+        gone *= event.count
         self.done[event.run] = gone
         if event.kind == "started" or event.text == _BEFORE:
             self.before[event.run] = gone
-        self.ended += over and event.kind != "stopped"
+        self.ended += event.count * (over and event.kind != "stopped")
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
             if event.details:
@@ -101,10 +104,11 @@ class Display:
             self._say(
                 f"{event.run}: {_WORDS[event.kind]}{why}{figures} "
                 f"({self.ended}/{self.runs}, {self._left()})",
-                plain_only=event.kind == "finished",
+                plain_only=event.kind == "finished" and event.count == 1,
             )
         elif time.monotonic() - self.said > _SAY_EVERY:
-            self._say(f"{self._title()}, {self._left()}", plain_only=True)
+            best = f"; {event.text} {_figures(event.figures)}" if event.text else ""
+            self._say(f"{self._title()}, {self._left()}{best}", plain_only=True)
         if self.live:
             self._bar(event, over)
 
@@ -123,7 +127,8 @@ class Display:
                 f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
             )
             self.bars.reset(line, completed=int(event.epoch))
-        self.bars.update(line, completed=event.epoch, figures=_figures(event.figures))
+        figures = f"{event.text}  {_figures(event.figures)}".strip()
+        self.bars.update(line, completed=event.epoch, figures=figures)
 
     def _title(self) -> str:
         return f"{self.ended} of {self.runs} runs"

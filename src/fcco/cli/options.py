@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import typer
 
 from .errors import fail, require
 
-__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve", "use_data"]
+__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve", "runner", "use_data"]
 
 T = TypeVar("T")
 
@@ -66,6 +67,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table."
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Processes; unless given, as many as there are cores, or 1 on a GPU."),
+]
+Fleet = Annotated[
+    bool | None,
+    typer.Option(
+        "--fleet/--no-fleet",
+        help="Train runs of one kind together as one program; by itself where the task can "
+        "(fairness). Or each run alone, with curves.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="auto, cpu or cuda: where to train. Unless given, a GPU if there is one."),
+]
+Chunk = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs of a fleet at most; unless given, as many as fit."),
 ]
 Methods = Annotated[str | None, typer.Option(help="Only these methods, as a,b,c.")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")]
@@ -224,6 +241,35 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in _split(text))
     except ValueError:
         raise fail(f"`{option}` must be whole numbers such as 0,1,2 but is: {text}") from None
+
+
+def runner(
+    task: Any, fleet: bool | None, device: str | None, chunk: int | None, tensorboard: bool
+) -> Any:
+    """What does the runs of a sweep; None for one process per run, as always.
+
+    Args:
+        task: whether it can train many runs at once.
+        fleet: what the user wants; None leaves it to the task.
+        device: of fleets; None where it is a key of the config.
+        chunk: runs of a fleet at most.
+        tensorboard: a fleet has no curves to log.
+    """
+    able = bool(getattr(task, "fleets", False))
+    if fleet and not able:
+        raise fail(f"--fleet: the task {task.name} cannot train runs together; leave it out.")
+    if fleet and tensorboard:
+        raise fail("--fleet: a fleet has no curves for --tensorboard; leave one of them out.")
+    if device not in (None, "auto", "cpu", "cuda"):
+        raise fail(f"--device must be auto, cpu or cuda but is: {device}.")
+    if not (able and not tensorboard if fleet is None else fleet):
+        for option, given in (("--chunk", chunk), ("--device", device)):
+            if given is not None:
+                raise fail(f"{option} is for fleets, but these runs are trained one by one.")
+        return None
+    from ..experiments import fleets
+
+    return functools.partial(fleets.run, device=device or "auto", chunk=chunk)
 
 
 def needs(tensorboard: bool) -> None:

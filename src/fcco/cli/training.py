@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def carry_out(
     workers: int | None,
     tensorboard: bool,
     quiet: bool,
+    runner: Any = None,
 ) -> bool:
     """Train; exit with 130 when the user stopped it. True when every run came to its end.
 
@@ -52,6 +54,7 @@ def carry_out(
                 tensorboard=tensorboard,
                 on_event=display,
                 fetching=None if quiet else fetching(),
+                **({} if runner is None else {"runner": runner}),
             )
     except KeyboardInterrupt:
         raise stopped("Killed; what was saved before is kept.") from None
@@ -70,12 +73,12 @@ def _say(text: str) -> None:
 
 def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> None:
     """Table and report from the saved runs, by the first process."""
-    from ..experiments import summary
+    from ..experiments import compare, summary
 
     if not launch.speaks():
         return
 
-    done = _conclude(out, redraw=redraw)
+    done = _interruptible(out, lambda: compare.conclude(out, redraw=redraw))
     if not quiet and done.table:
         show_table(summary.cells(done.table, done.page.metrics), err=as_json)
     for warning in done.warnings:
@@ -89,12 +92,12 @@ def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> No
 def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
     """Winners and report of a sweep."""
     from ..experiments import summary
+    from ..experiments.report import sweep
 
-    done = _conclude(out, plots=False)  # hundreds of runs: nobody looks at the plots of each
-    winners = {name: done.table[chosen] for name, chosen in told["winners"].items()}
+    done = _interruptible(out, lambda: sweep.conclude(out, told))
     if not quiet:
-        if winners:
-            show_table(summary.cells(winners, done.page.metrics), err=as_json)
+        if done.table:
+            show_table(summary.cells(done.table, done.metrics), err=as_json)
         settings = {entry["name"]: entry for entry in told["settings"]}
         lines = [f"Chosen by: {told['rule']}"]
         for name, ranked in told["ranking"].items():
@@ -105,14 +108,15 @@ def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -
         lines.append(f"Winners: {out / 'winners.yaml'} (for --config of `fcco compare`)")
         typer.echo("\n".join(lines), err=as_json)
     if as_json:
-        _print_json({"methods": winners})
+        _print_json({"methods": done.table})
 
 
-def _conclude(out: Path, **options: bool) -> Any:
-    from ..experiments import compare, environment
+def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
+    """What `work` returns; a user who stops it is told how to do it again."""
+    from ..experiments import environment
 
     try:
-        return compare.conclude(out, **options)
+        return work()
     except KeyboardInterrupt:
         again = environment.program("report", str(out))
         typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)

@@ -62,7 +62,7 @@ class SwitchingTerm(EveryConstraint):
         super().__init__("Switching", model, constraints, tolerance, margin)
         checks.integer("Switching", "burn_in", burn_in, 0)
         checks.at_least("Switching", "threshold", threshold, 0.0)
-        self._threshold, self.burn_in = threshold, burn_in
+        self.schedule, self.burn_in = threshold, burn_in
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation
         zeros = torch.zeros_like(self.tracker.value).squeeze(-1)
@@ -72,7 +72,7 @@ class SwitchingTerm(EveryConstraint):
     @property
     def threshold(self) -> float:
         """The current eps_t."""
-        value = self._threshold
+        value = self.schedule
         if callable(value):
             value = value(self.step)
             checks.at_least("Switching", "threshold", value, 0.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from . import engine, environment, launch, ranks, record, summary, tasks, workers
+from . import engine, environment, fleet_files, launch, ranks, record, summary, tasks, workers
 from .agreement import check_plan
 from .config import from_plain, plain
 from .events import Event, Outcome
@@ -25,7 +25,7 @@ from .work import Progress, fetch
 __all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]
 
 Runner = Callable[..., list[Outcome]]
-"""Does runs, as `workers.run` does. An engine that trains them together can take its place."""
+"""Does runs, as `workers.run` does, or `fleets.run`, which trains them together."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,12 @@ def _open(
     # Again: another process may have been at work until now.
     record.prepare(out, resume=resume, overwrite=overwrite)
     meta = _meta(plan, _before(plan, out) if resume else {})
+    lines = fleet_files.finished(out, plan.specs) if resume else set()
     labels = (
         spec.label
         for spec in plan.specs
-        if resume and engine.check_folder(spec, spec.folder(out), resume=True)
+        if spec.label in lines
+        or (resume and engine.check_folder(spec, spec.folder(out), resume=True))
     )
     return _Ready(resume, overwrite, meta, tuple(labels))
 
@@ -269,7 +271,8 @@ def _draw(comparison: Comparison, page: Page, redraw: bool) -> None:
 
     for run in comparison.runs:
         target = run.folder / "plots"
-        if run.result is None or (target.exists() and not redraw):
+        in_a_fleet = run.folder == comparison.folder  # it has no curves
+        if in_a_fleet or run.result is None or (target.exists() and not redraw):
             continue
         # Beside its place first: a set of plots is whole or not there.
         beside = run.folder / ".plots"

@@ -8,7 +8,15 @@ from typing import Literal
 __all__ = ["Event", "Kind", "Outcome"]
 
 Kind = Literal[
-    "loading", "started", "progress", "finished", "diverged", "stopping", "stopped", "failed"
+    "loading",
+    "started",
+    "progress",
+    "finished",
+    "diverged",
+    "stopping",
+    "stopped",
+    "failed",
+    "note",
 ]
 
 
@@ -22,8 +30,9 @@ class Event:
         epoch: how far it is.
         epochs: how far it goes.
         figures: headline figures of the last evaluation.
-        text: why it diverged or failed.
+        text: why it diverged or failed; of a fleet, whose figures these are, or what ended.
         details: file with the traceback of a failure.
+        count: runs that it stands for; a fleet speaks for all of its runs.
     """
 
     kind: Kind
@@ -33,6 +42,7 @@ class Event:
     figures: dict[str, float] = field(default_factory=dict)
     text: str = ""
     details: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,18 @@ from typing import Any
 from ..files import atomic
 from .task import Row
 
-__all__ = ["FolderError", "atomic", "clean", "read_json", "write_json", "write_rows", "write_text"]
+__all__ = [
+    "FolderError",
+    "atomic",
+    "clean",
+    "numbers",
+    "read_json",
+    "read_lines",
+    "read_rows",
+    "write_json",
+    "write_rows",
+    "write_text",
+]
 
 
 class FolderError(Exception):
@@ -57,3 +68,30 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read rows that `write_rows` wrote."""
+    return [numbers(row) for row in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines as they are."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, OSError) as error:
+        raise FolderError(f"{path} cannot be read: {error}.") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise FolderError(f"{path} is damaged: a line is no mapping.")
+    return rows
+
+
+def numbers(row: Row) -> Row:
+    """What was not finite when it was written comes back as NaN."""
+    return {key: _number(value) for key, value in row.items()}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(each) for each in value]
+    return math.nan if value is None else value

@@ -6,18 +6,27 @@ Files are written whole or not at all. `result.json` is written last: it means f
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from . import yaml_text
-from .files import FolderError, atomic, clean, read_json, write_json, write_rows, write_text
+from . import fleet_files, yaml_text
+from .files import (
+    FolderError,
+    atomic,
+    clean,
+    numbers,
+    read_json,
+    read_rows,
+    write_json,
+    write_rows,
+    write_text,
+)
+from .locking import LOCK, locked
 from .task import Row
 
 __all__ = [
@@ -49,45 +58,9 @@ COMPARISON, RESULT, METRICS, CONFIG = (
     "config.yaml",
 )
 ENVIRONMENT, CHECKPOINT = "environment.json", "checkpoint.pt"
-_LOCK, _LAUNCH = ".lock", ".torchrun"
+_OF_ALL = ("methods", "seeds")  # keys of a config that say nothing of a single run
+_LAUNCH = ".torchrun"
 _SUMMARIES = ("table.json", "table.md", "report.html", "sweep.json", "runs.jsonl", "winners.yaml")
-
-
-@contextlib.contextmanager
-def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Keep other processes out of a folder; where the system has no such locks, do nothing.
-
-    Args:
-        folder: it gets a file `.lock`; the lock itself ends with the process.
-        patience: seconds to wait for a process that is about to stop.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with _open_lock(folder) as file:
-        end = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    raise FolderError(
-                        f"Another process is at work in {folder}; wait for it, or stop it."
-                    ) from None
-                time.sleep(0.05)
-        for left in folder.glob(".*.tmp"):  # of a process that was killed while writing
-            left.unlink(missing_ok=True)
-        yield
-
-
-def _open_lock(folder: Path) -> IO[str]:
-    try:
-        return (folder / _LOCK).open("w")
-    except OSError as error:
-        raise FolderError(f"{folder} cannot be written to: {error.strerror}.") from error
 
 
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -109,13 +82,14 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
         text = f"{folder} cannot be made or read: {error.strerror}. Choose another with --out."
         raise FolderError(text) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
-    full = not all(name in (_LOCK, _LAUNCH) or re.fullmatch(r"\..*\.tmp", name) for name in there)
+    full = not all(name in (LOCK, _LAUNCH) or re.fullmatch(r"\..*\.tmp", name) for name in there)
     if full and COMPARISON not in there:
         raise FolderError(
             f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
             "runs. Choose another place with --out."
         )
-    if any(_run_folders(folder)) and not (resume or overwrite):
+    there_are_runs = any(_run_folders(folder)) or fleet_files.is_there(folder)
+    if there_are_runs and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
@@ -151,6 +125,7 @@ def remove_runs(folder: Path) -> None:
         shutil.rmtree(run)
         with contextlib.suppress(OSError):  # it holds something else
             run.parent.rmdir()
+    fleet_files.remove(folder)
     for name in (*_SUMMARIES, COMPARISON):  # the last says that the folder is ours
         (folder / name).unlink(missing_ok=True)
 
@@ -212,14 +187,36 @@ class Comparison:
 
     def of(self, name: str) -> list[SavedRun]:
         """The runs of a method."""
-        return [run for run in self.runs if run.name == name]
+        return self._by_name.get(name, [])
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[SavedRun]]:
+        found: dict[str, list[SavedRun]] = {}
+        for run in self.runs:
+            found.setdefault(run.name, []).append(run)
+        return found
 
 
 def load_comparison(folder: Path) -> Comparison:
-    """Read back what `compare`, `run` or `sweep` left."""
+    """Read back what `compare`, `run` or `sweep` left.
+
+    Of a run that was trained alone its folder is read, of one in a fleet its line.
+    """
     meta = read_meta(folder)
-    places = [folder / name / f"seed-{k}" for name in meta["methods"] for k in meta["seeds"]]
-    return Comparison(folder, meta, [load_run(at) for at in places if (at / CONFIG).is_file()])
+    lines = fleet_files.read(folder / fleet_files.LINES)
+    said = folder / fleet_files.FOLDER / ENVIRONMENT
+    environment = read_json(said) if lines and said.is_file() else {}
+    config = {key: value for key, value in meta["config"].items() if key not in _OF_ALL}
+    runs = []
+    for name in meta["methods"]:
+        for seed in meta["seeds"]:
+            line, place = lines.get(f"{name}/seed-{seed}"), folder / name / f"seed-{seed}"
+            if line is not None and not (place / RESULT).is_file():
+                method, rows = line["method"], [line["final"]] if line["final"] else []
+                runs.append(SavedRun(folder, name, seed, config, method, rows, line, environment))
+            elif (place / CONFIG).is_file():
+                runs.append(load_run(place))
+    return Comparison(folder, meta, runs)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -260,7 +257,7 @@ def load_run(folder: Path) -> SavedRun:
         seed=spec["seed"],
         config=spec["config"],
         method=spec["method"],
-        rows=_read_rows(metrics) if metrics.is_file() else [],
+        rows=read_rows(metrics) if metrics.is_file() else [],
         result=read_result(folder) if result.is_file() else None,
         environment=read_json(environment) if environment.is_file() else {},
     )
@@ -274,25 +271,4 @@ def read_result(folder: Path) -> dict[str, Any]:
     wrong = [key for key in ("final", "end") if not isinstance(there.get(key), dict)]
     if wrong := [*wrong, *({"diverged"} - set(there))]:
         raise FolderError(f"{path} is damaged: it has no {', '.join(wrong)}.")
-    return there | {key: _numbers(there[key]) for key in ("final", "end")}
-
-
-def _read_rows(path: Path) -> list[Row]:
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (ValueError, OSError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise FolderError(f"{path} is damaged: a line is no mapping.")
-    return [_numbers(row) for row in rows]
-
-
-def _numbers(row: Row) -> Row:
-    """What was not finite when it was written comes back as NaN."""
-    return {key: _number(value) for key, value in row.items()}
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(each) for each in value]
-    return math.nan if value is None else value
+    return there | {key: numbers(there[key]) for key in ("final", "end")}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import plain
+from .config import fields_of, plain
 from .task import Experiment, Method
 
 __all__ = ["RunSpec", "differences"]
@@ -44,9 +44,9 @@ class RunSpec:
 
     def plain(self) -> dict[str, Any]:
         """All that the run depends on: the config without other methods and seeds."""
-        config = plain(self.config)
-        for key in ("methods", "seeds"):
-            del config[key]
+        # A sweep has thousands of methods: those of other runs are not even looked at.
+        names = [key for key in fields_of(type(self.config)) if key not in ("methods", "seeds")]
+        config = {name: plain(getattr(self.config, name)) for name in names}
         return {
             "task": self.task,
             "name": self.name,

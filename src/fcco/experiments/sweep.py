@@ -21,7 +21,7 @@ from .record import COMPARISON, Comparison, SavedRun
 from .task import Experiment, Row, Task
 from .yaml_text import ConfigError
 
-__all__ = ["choose", "plan_sweep", "read", "rule_of"]
+__all__ = ["choose", "plan_sweep", "read", "rule_of", "without_test"]
 
 SWEEP = "sweep.json"
 
@@ -142,7 +142,7 @@ def _before(out: Path, config: Any, chosen: Sequence[Setting]) -> list[Setting]:
 
 def _entry(task: Any, config: Any, setting: Setting, comparison: Comparison) -> dict[str, Any]:
     runs = [run for run in comparison.of(setting.name) if run.result is not None]
-    rows = [_without_test(run.figures) for run in runs]
+    rows = [without_test(run.figures) for run in runs]
     diverged = sum(run.diverged is not None for run in runs)
     complete = len(runs) == len(comparison.meta["seeds"])
     figures = _means(rows)
@@ -162,7 +162,8 @@ def _order(entry: dict[str, Any]) -> tuple[bool, list[float]]:
     return entry["score"] is None, entry["score"] or []
 
 
-def _without_test(row: Row) -> Row:
+def without_test(row: Row) -> Row:
+    """The figures by which a setting may be chosen."""
     return {key: value for key, value in row.items() if not key.startswith("test")}
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 __all__ = [
     "Experiment",
+    "FleetTraining",
     "Method",
     "Metric",
     "Page",
@@ -88,7 +89,33 @@ class Experiment:
             )
 
 
-class Training(Protocol):
+class _Stepped(Protocol):
+    """What one run and many together have in common."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of this method in an epoch: methods that draw more samples make fewer."""
+        ...
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples that a step (of one run) draws."""
+        ...
+
+    def step(self) -> None:
+        """Draw and use the next batch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        ...
+
+
+class Training(_Stepped, Protocol):
     """One run in memory. The state round trips bitwise through `state_dict`.
 
     With several processes (torchrun) every rank has one, and all ranks call the same members at the
@@ -101,20 +128,6 @@ class Training(Protocol):
       them and fits that number of ranks alone. Otherwise the state of rank 0 serves every rank.
     """
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of this method in an epoch: methods that draw more samples make fewer."""
-        ...
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples that a step draws."""
-        ...
-
-    def step(self) -> None:
-        """Draw and use the next batch."""
-        ...
-
     def evaluate(self) -> Row:
         """Figures on full data; changes nothing."""
         ...
@@ -123,17 +136,29 @@ class Training(Protocol):
         """Figures that are wanted once, at the end."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on."""
+
+class FleetTraining(_Stepped, Protocol):
+    """Many runs of one kind in memory, stepped together. The state round trips bitwise."""
+
+    @property
+    def died(self) -> list[int]:
+        """The step at which each run left the finite numbers and was frozen; -1 for the others."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def evaluate(self) -> list[Row]:
+        """Figures of each run on full data, numbers alone; changes nothing."""
         ...
 
 
 class Problem(Protocol):
-    """Data and model of a task, loaded once and used by many runs."""
+    """Data and model of a task, loaded once and used by many runs.
+
+    Optional, for tasks with `fleets`:
+
+    * `fleet_kind(method, seed)`: runs with the same (hashable) kind can be trained together; None
+      for one that no fleet can hold.
+    * `fleet(runs, device)`: a `FleetTraining` of runs of one kind, each a method and a seed.
+    """
 
     def start(self, method: Method, seed: int) -> Training:
         """A run from its first step."""
@@ -234,6 +259,7 @@ class Task(Protocol):
     * `fetch(config, progress)`: bring the data to this machine, called once before the processes
       that load them start; `progress(what, done, total)` is told about downloads in bytes.
     * `grid_name(config)`: the grid of a sweep that names none; the name of the config without it.
+    * `fleets`: True when its problems can train many runs at once, see `Problem`.
     * `configs`: folder of its config files, with a folder `grids`; those of the package without it.
     """
 

@@ -18,7 +18,7 @@ from .pool import Pool
 from .spec import RunSpec
 from .work import LoadError, Order, Tell, load, one
 
-__all__ = ["LoadError", "run"]
+__all__ = ["LoadError", "interruptible", "run"]
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     """
     order = Order(out, resume, tensorboard, threads)
     number = min(_usual(specs) if workers is None else workers, len(specs))
-    with _interruptible() as asked:
+    with interruptible() as asked:
         if number > 1 and ranks.size() == 1:
             outcomes = Pool(specs, order, on_event, asked, number).run()
         else:
@@ -69,7 +69,7 @@ def _usual(specs: Sequence[RunSpec]) -> int:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible() -> Iterator[Callable[[], bool]]:
     """Whether the user has asked to stop; asking twice raises."""
     times = 0
 

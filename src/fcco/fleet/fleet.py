@@ -203,11 +203,13 @@ class Fleet:
             )
         for name in ("state", "numbers", "fixed"):
             held = getattr(self, name)
+            places = [each.data_ptr() for each in held.values()]
             for key, value in state[name].items():
-                if key in held:
-                    held[key].copy_(value)
-                else:  # a buffer that passes change, found in the first step
-                    held[key] = value.to(self.device)
+                if key in held and places.count(held[key].data_ptr()) == 1:
+                    held[key].copy_(value)  # where a captured step looks for it
+                else:  # one tensor under two names, or a buffer found in the first step
+                    held[key] = value.to(self.device, copy=True)
+                if key.startswith("buffer."):
                     self.fixed.pop(key.removeprefix("buffer."), None)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])

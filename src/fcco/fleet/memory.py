@@ -22,8 +22,8 @@ __all__ = ["LiveBytes", "available", "capacity", "chunks"]
 DEFAULT = 4 << 30
 """Bytes of memory where the system does not tell: 4 GiB."""
 F = TypeVar("F")
-PROBE = 16
-"""Runs of the larger fleet that is measured."""
+PROBES = (16, 64)
+"""Runs of the fleets that are measured, after one of a single run."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -59,6 +59,8 @@ class LiveBytes(TorchDispatchMode):
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # a shape without memory, such as tracing makes
+            return
         key, size = storage._cdata, storage.nbytes()
         held, before = self._known.get(key, (None, 0))
         if held is None or held() is None:
@@ -107,10 +109,12 @@ def capacity(
         R = \Bigl\lfloor \frac{\text{share}\cdot\text{available} - a}{b} \Bigr\rfloor, \qquad
         \text{peak}(r) = a + b\,r,
 
-    with the fixed bytes a and the bytes b of a run from the peaks of two small fleets.
+    with the fixed bytes a and the bytes b of a run from the peaks of small fleets, of at most 64
+    runs.
 
     Args:
-        make: builds a fleet of the first r runs, or what holds one.
+        make: builds a fleet of the first r runs, or what holds one. These should be like the
+            others: when runs share data, the first 16 should know most of them.
         step: makes its most expensive steps, evaluations included; twice for a fleet whose first
             step is not like the others.
         runs: all there are.
@@ -135,23 +139,27 @@ def capacity(
     checks.integer("capacity", "runs", runs, 1)
     checks.in_interval("capacity", "share", share, 0, 1, open_low=True)
     device = torch.device(device)
-    if device.type == "cuda":
-        _peak(make, step, 1, device)  # workspaces of libraries are allocated once
-    one = _peak(make, step, 1, device)
+    sizes, peaks = [1], [_peak(make, step, 1, device)]
     budget = int(share * available(device))
-    if one > budget:
+    if peaks[0] > budget:
         raise MemoryError(
-            f"`capacity`: one run takes {_size(one)} on {device}, but {share:g} of what is "
+            f"`capacity`: one run takes {_size(peaks[0])} on {device}, but {share:g} of what is "
             f"available is {_size(budget)}. Take smaller batches, or evaluate in chunks."
         )
-    probe = min(runs, PROBE, budget // max(1, one))  # so many fit for sure
-    if probe < 2:
+    for most in PROBES:
+        sure = budget * sizes[-1] // max(1, peaks[-1])  # with fixed bytes even more
+        if (size := min(runs, most, sure)) > sizes[-1]:
+            sizes.append(size)
+            peaks.append(_peak(make, step, size, device))
+    if sizes[-1] == runs and peaks[-1] <= budget:
+        return runs
+    if len(sizes) == 1:
         return 1
-    each = (_peak(make, step, probe, device) - one) / (probe - 1)
+    # The last two: the first runs may bring data that all others share, and libraries workspaces.
+    each = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
     if each <= 0:
         return runs
-    fixed = max(0.0, one - each)
-    return max(1, min(runs, int((budget - fixed) // each)))
+    return max(1, min(runs, sizes[-1] + int((budget - peaks[-1]) // each)))
 
 
 def chunks(runs: int, size: int) -> list[range]:
@@ -177,6 +185,7 @@ def _peak(
     make: Callable[[int], F], step: Callable[[F], Any], runs: int, device: torch.device
 ) -> int:
     """Most bytes that a fleet takes at once, from its building on."""
+    make(runs)  # what this loads once and keeps, such as data, is not a part of a fleet
     gc.collect()
     if device.type != "cuda":
         with LiveBytes() as live:

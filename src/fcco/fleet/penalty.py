@@ -16,7 +16,6 @@ from ..tracker import Tracked
 from ..tracker.blocks import Batch, Layout, per_row, segment
 from ..tracker.update import Rule, correction_weight, log_track
 from .member import Numbers, State, Unsupported
-
 from .run import Outcome, Run, Seen, finite
 from .shapes import Shape
 

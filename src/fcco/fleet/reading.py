@@ -8,16 +8,25 @@ from typing import Any, Protocol
 
 import torch
 
+from ..constraints.lagrangian import LagrangianTerm
+from ..constraints.rounds import ProximalRound
+from ..constraints.steps import PolyakStep
+from ..constraints.switching import SwitchingOptimizer, SwitchingTerm
 from ..methods.penalties import RampedTerm
 from ..objective import Compositional
 from ..per_parameter import unwrap
 from ..proximal_point import ProximalPoint
 from ..reading import ONLY
 from ..terms import CoupledTerm
+from ..weights import GroupWeights
+from .groups import Adversary
+from .lagrangian import Dual, Lagrangian, RoundUpdate
 from .member import Member, State, Unsupported
 from .penalty import Penalty
 from .plain import Plain
 from .run import Outcome, Run
+from .shapes import Shape
+from .switching import CONSTRAINT, PolyakUpdate, Switch, SwitchingUpdate
 from .updates import SGD, Adam, ProximalUpdate, Update
 
 __all__ = ["Estimator", "Kind", "Plan", "groups", "read", "read_all"]
@@ -86,6 +95,12 @@ def read(member: Member) -> Plan:
     else:
         estimator, numbers, state, names = _estimator(objective)
     update, own, length = _update(optimizer)
+    for rule, step, word in _PAIRS:
+        if isinstance(estimator, rule) != isinstance(update, step):
+            raise Unsupported(
+                f"`Member(optimizer=...)` is a {type(optimizer).__name__}, but a {word} and its "
+                "objective make one method: give `objective.optimizer`, and the objective."
+            )
     kind = Kind(estimator, update, length is not None)
     return Plan(kind, {**numbers, **own}, state, 1 if length is None else length, names)
 
@@ -131,6 +146,8 @@ def _estimator(objective: Any) -> tuple[Estimator, dict[str, Number], State, Any
     if set(terms) != {ONLY}:
         raise Unsupported("A fleet holds objectives with one coupled term.")
     term = terms[ONLY]
+    if term.step:
+        raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
     for kind, reader in _TERMS.items():
         if type(term) is kind:
             estimator, numbers, state = reader(term)
@@ -139,10 +156,36 @@ def _estimator(objective: Any) -> tuple[Estimator, dict[str, Number], State, Any
 
 
 def _update(optimizer: torch.optim.Optimizer) -> tuple[Update, dict[str, Number], Length | None]:
+    _followed(optimizer)
+    for kind, reader in _LOOPS.items():
+        if type(optimizer) is kind:
+            return reader(optimizer)
+    return *_simple(optimizer), None
+
+
+def _simple(optimizer: torch.optim.Optimizer) -> tuple[Update, dict[str, Number]]:
+    """An optimizer that steps by itself, alone or inside another."""
+    _followed(optimizer)
     for kind, reader in _OPTIMIZERS.items():
         if type(optimizer) is kind:
             return reader(optimizer)
-    raise Unsupported(f"A fleet has no rule for the optimizer {type(optimizer).__name__}.")
+    raise Unsupported(f"A fleet has no rule for the optimizer {type(optimizer).__name__} here.")
+
+
+def _followed(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what acts at each step without being seen here: schedulers, projections."""
+    if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+        raise Unsupported(
+            "A fleet does not see a learning rate scheduler; use `Fleet.set_numbers(lr=...)`."
+        )
+    hooks = [*optimizer._optimizer_step_pre_hooks.values()]
+    hooks += optimizer._optimizer_step_post_hooks.values()
+    for hook in hooks:
+        if ".".join(str(hook.__module__).split(".")[:2]) not in _OWN_HOOKS:
+            raise Unsupported(
+                f"A fleet cannot follow what {hook.__module__} does at each step of "
+                f"{type(optimizer).__name__}."
+            )
 
 
 def _group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -162,34 +205,70 @@ def _numbers(group: dict[str, Any], *names: str) -> dict[str, Number]:
     return {name: float(group[name]) for name in names}
 
 
-def _sgd(optimizer: Any) -> tuple[Update, dict[str, Number], None]:
+def _sgd(optimizer: Any) -> tuple[Update, dict[str, Number]]:
     group = _group(optimizer)
     numbers = _numbers(group, "lr", "momentum", "dampening", "weight_decay")
-    return SGD(numbers["momentum"] != 0), numbers, None
+    return SGD(numbers["momentum"] != 0), numbers
 
 
-def _adam(optimizer: Any) -> tuple[Update, dict[str, Number], None]:
+def _adam(optimizer: Any) -> tuple[Update, dict[str, Number]]:
     group = _group(optimizer)
     first, second = (float(beta) for beta in group["betas"])
     numbers = _numbers(group, "lr", "eps", "weight_decay") | {"beta1": first, "beta2": second}
     decoupled = isinstance(optimizer, torch.optim.AdamW)
-    return Adam(decoupled or bool(group.get("decoupled_weight_decay"))), numbers, None
+    return Adam(decoupled or bool(group.get("decoupled_weight_decay"))), numbers
 
 
 def _proximal(optimizer: ProximalPoint) -> tuple[Update, dict[str, Number], Length]:
     group = _group(optimizer)
-    outer, numbers, _ = _update(optimizer.outer)
+    outer, numbers = _simple(optimizer.outer)
     own = {"eta": float(group["lr"]), "nu": float(group["nu"])}
     return ProximalUpdate(outer), {**numbers, **own}, optimizer.inner_steps
 
 
+def _rounds(optimizer: ProximalRound) -> tuple[Update, dict[str, Number], Length]:
+    if optimizer.inner_step:
+        raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
+    primal, numbers = _simple(optimizer.inner[0])
+    rule, more = Shape.of(optimizer.rule, "rule")
+    own = {"coefficient": optimizer.coefficient, "inner_steps": optimizer.inner_steps}
+    return RoundUpdate(primal, Dual(rule)), {**numbers, **more, **own}, optimizer.inner_steps
+
+
+def _switching(optimizer: SwitchingOptimizer) -> tuple[Update, dict[str, Number], None]:
+    first, numbers = _simple(optimizer.objective_optimizer)
+    second, other = None, optimizer.constraint_optimizer
+    if isinstance(other, PolyakStep):
+        _followed(other)
+        second = PolyakUpdate()
+        numbers |= {CONSTRAINT + "lr": float(_group(other)["lr"])}
+    elif len(optimizer.inner) > 1:
+        second, more = _simple(other)
+        numbers |= {CONSTRAINT + name: value for name, value in more.items()}
+    factor = 1.0 if optimizer.schedule is None else optimizer.schedule
+    return SwitchingUpdate(first, second), {**numbers, "factor": factor}, None
+
+
+_PAIRS = (
+    (Lagrangian, RoundUpdate, "ProximalRound"),
+    (Switch, SwitchingUpdate, "SwitchingOptimizer"),
+)
+"""Estimators and updates that make one method together."""
+_OWN_HOOKS = ["fcco.objective", "fcco.previous", "fcco.iterates", "fcco.constraints"]
 _TERMS: dict[type, Callable[[Any], tuple[Estimator, dict[str, Number], State]]] = {
     CoupledTerm: Penalty.read_from,
     RampedTerm: Penalty.read_from,
+    LagrangianTerm: Lagrangian.read_from,
+    SwitchingTerm: Switch.read_from,
+    GroupWeights: Adversary.read_from,
 }
-_OPTIMIZERS: dict[type, Callable[[Any], tuple[Update, dict[str, Number], Any]]] = {
+_OPTIMIZERS: dict[type, Callable[[Any], tuple[Update, dict[str, Number]]]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
+}
+_LOOPS: dict[type, Callable[[Any], tuple[Update, dict[str, Number], Any]]] = {
     ProximalPoint: _proximal,
+    ProximalRound: _rounds,
+    SwitchingOptimizer: _switching,
 }

@@ -64,7 +64,7 @@ class Rounds:
 
     def state_dict(self) -> dict[str, Any]:
         """The counters."""
-        return {"inner": torch.from_numpy(self.inner), "round": torch.from_numpy(self.round)}
+        return {"inner": torch.tensor(self.inner), "round": torch.tensor(self.round)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""

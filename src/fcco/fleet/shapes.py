@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from .member import Numbers, Unsupported
 
@@ -51,6 +54,11 @@ class Shape:
             elif "float" in str(field.type) and isinstance(part, (int, float)):
                 own.append(field.name)
                 found[f"{prefix}.{field.name}"] = float(part)
+            elif isinstance(part, Tensor) or not isinstance(part, Hashable):
+                raise Unsupported(
+                    f"A fleet cannot compare `{type(value).__name__}.{field.name}`, "
+                    f"a {type(part).__name__}, between runs."
+                )
             else:
                 rest.append((field.name, part))
         shape = cls(value, type(value), tuple(rest), tuple(own), tuple(nested), prefix)

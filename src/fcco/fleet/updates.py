@@ -7,6 +7,7 @@ r"""The rules of torch's optimizers as pure functions: `torch.optim` refuses a s
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,17 @@ from ..proximal_point import proximal_step
 from .member import Numbers, State
 from .run import Run, choose
 
-__all__ = ["SGD", "Adam", "ProximalUpdate", "Update", "adam", "sgd"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "ProximalUpdate",
+    "Update",
+    "adam",
+    "renamed",
+    "scaled",
+    "sgd",
+    "unprefixed",
+]
 
 
 class Update(Protocol):
@@ -30,6 +41,25 @@ class Update(Protocol):
     def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
         """The weights after a step from a point, and what else changed."""
         ...
+
+
+def scaled(run: Run, factor: Tensor | float) -> Run:
+    """The same run with `factor` times its step size."""
+    rate = run.exact["lr"] * factor
+    numbers = {**run.numbers, "lr": rate.to(run.numbers["lr"])}
+    return dataclasses.replace(run, numbers=numbers, exact={**run.exact, "lr": rate})
+
+
+def renamed(run: Run, prefix: str) -> Run:
+    """The same run as the second of two optimizers sees it, whose numbers have a prefix."""
+    numbers = {**run.numbers, **unprefixed(run.numbers, prefix)}
+    exact = {**run.exact, **unprefixed(run.exact, prefix)}
+    return dataclasses.replace(run, numbers=numbers, exact=exact)
+
+
+def unprefixed(values: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The values with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
 def sgd(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ from ..task import Method
 from . import judge, words
 from .cells import Cells
 from .config import Fairness
+from .fleet import FairnessFleet, Settings
 from .methods import build
 from .score import Scorer, network
-from .training import FairnessTraining
+from .training import FairnessTraining, scorer, steps_of
 
 __all__ = ["TASK", "FairnessProblem", "FairnessTask"]
 
@@ -56,12 +59,30 @@ class FairnessProblem:
         """Of the data."""
         return self._fingerprint
 
+    @cached_property
+    def _settings(self) -> Settings:
+        return Settings(self.config, scorer(self.config, 0, self.parts(0)["train"]))
+
+    def fleet_kind(self, method: Method, seed: int) -> Hashable | None:
+        """Runs of one kind can be trained together; None: this one alone."""
+        kind = self._settings.kind(method)
+        if kind is None:
+            return None
+        # Seeds split the data, not always into parts of quite the same size.
+        batches = 2 if method.independent else 1
+        return kind, steps_of(self.config, batches, self.parts(seed)["train"])
+
+    def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
+        """Runs of one kind from their first step."""
+        return FairnessFleet(self.config, runs, self.parts, self._settings, device)
+
 
 class FairnessTask(Judged):
     """AUC maximisation under ROC fairness constraints."""
 
     name = "fairness"
     config = Fairness
+    fleets = True
     words = words
     judge = judge
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..task import Metric, Page, Panel
 from .config import Fairness
 from .judge import references
@@ -69,7 +71,32 @@ def page(config: Fairness) -> Page:
         ),
         entries=dict.fromkeys(_LISTS, config.constraint_names),
         references=references(config),
+        clouds=tuple(_clouds(config)),
     )
+
+
+def _clouds(config: Fairness) -> Iterator[Panel]:
+    """Plots of a sweep: what training and validation data say of every run."""
+    by_violation = config.feasible_by == "violation"
+    for part in ("val", "train") if config.validation else ("train",):
+        name = _NAMES[part]
+        yield Panel(
+            "tradeoff",
+            y=f"{part}_auc",
+            x=f"{part}_violation",
+            title=f"AUC against the worst constraint ({name} data)",
+            label=f"AUC, {name}",
+            x_label=f"worst constraint value, {name}",
+            x_reference=config.feasible_limit if by_violation else 0.0,
+        )
+        yield Panel(
+            "tradeoff",
+            y=f"{part}_auc",
+            x=f"{part}_gap",
+            title=f"AUC against the true ROC gap ({name} data)",
+            label=f"AUC, {name}",
+            x_label=f"largest true gap of TPR or FPR, {name}",
+        )
 
 
 def _data(config: Fairness) -> str:

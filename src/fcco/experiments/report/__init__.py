@@ -8,6 +8,7 @@ from typing import Any
 from ..record import Comparison, write_text
 from ..task import Task
 from .content import content
+from .template import fill
 
 __all__ = ["render", "write"]
 
@@ -20,21 +21,7 @@ def render(comparison: Comparison, task: Task, config: Any) -> str:
         task: its page, verdict and warnings.
         config: what `task.page` asks for.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    here = Path(__file__).parent
-    environment = Environment(
-        loader=FileSystemLoader(here),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    css = Markup((here / "page.css").read_text(encoding="utf-8"))
-    return environment.get_template("page.html.j2").render(
-        css=css, **content(comparison, task, config)
-    )
+    return fill("page.html.j2", ("page.css",), content(comparison, task, config))
 
 
 def write(comparison: Comparison, task: Task, config: Any) -> Path:

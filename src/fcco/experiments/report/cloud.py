@@ -102,18 +102,27 @@ def cloud(found: Study, panel: Panel, metrics: Sequence[Metric]) -> Cloud | None
         for name, won in found.winners.items()
     }
     winners = {name: point for name, point in winners.items() if all(map(math.isfinite, point))}
-    kept = [p for name, p in winners.items() if not found.limited or _won(found, name)]
-    x = robust(
-        np.concatenate([own.x for own in dots.values()]), panel.x_reference, *(p[0] for p in kept)
+    must = [winners[name] for name in winners if found.feasible(found.winners[name])]
+    x = _frame(
+        dots, "x", [panel.x_reference, *(p[0] for p in must)], [p[0] for p in winners.values()]
     )
-    y = robust(
-        np.concatenate([own.y for own in dots.values()]), panel.reference, *(p[1] for p in kept)
-    )
+    may = [panel.reference, *(p[1] for p in winners.values())]
+    y = _frame(dots, "y", [p[1] for p in must], may)
     return Cloud(panel, good, dots, fronts, winners, x, y)
 
 
-def _won(found: Study, name: str) -> bool:
-    return found.feasible(found.winners[name])
+def _frame(
+    dots: Mapping[str, Dots],
+    axis: str,
+    must: Sequence[float | None],
+    may: Sequence[float | None],
+) -> Limits:
+    """Limits with what must be seen, and what may be if it is no farther off than they are wide."""
+    values = np.concatenate([getattr(own, axis) for own in dots.values()])
+    low, high = robust(values, *must)
+    wide = high - low
+    near = [v for v in may if v is not None and low - wide <= v <= high + wide]
+    return robust(values, *must, *near)
 
 
 def _dots(found: Study, trials: Sequence[Trial], panel: Panel) -> Dots:

@@ -24,7 +24,8 @@ __all__ = ["Drawn", "overview", "single"]
 
 _LAYERS = 3
 """Paths over which dots are spread: where dots lie on each other the colour grows deeper."""
-_SIZE = 2.3
+_DOT = 2.2
+"""Points of a dot where there are thousands."""
 _LABELLED = 8
 _AROUND = 0.58 + 0.14, 0.30 + 0.50
 """Inches of `canvas` beside and above the axes."""
@@ -66,9 +67,9 @@ def overview(cloud: Cloud, look: Mapping[str, Style], prefix: str, note: str) ->
         shown = {name: at for name, at in cloud.winners.items() if cloud.shows(at)}
         if len(shown) <= _LABELLED:
             _names(figure, axes, cloud, shown, look)
-        groups = "".join(
-            _group(figure, axes, cloud, name, look[name], f"{prefix}-{k}")
-            for k, name in enumerate(names)
+        below = sorted(range(len(names)), key=lambda k: -cloud.dots[names[k]].x.size)
+        groups = "".join(  # few dots are not hidden by many
+            _group(figure, axes, cloud, names[k], look[names[k]], f"{prefix}-{k}") for k in below
         )
         alt = f"Scatter plot of {_y(cloud)} against {_x(cloud)}, a dot for each run, by method."
         svg = inline(svg_of(figure), prefix, alt, {"dots": groups})
@@ -88,13 +89,11 @@ def single(cloud: Cloud, name: str, style: Style, prefix: str, number: int) -> D
     with canvas(*_SINGLE) as (figure, axes):
         _axes(figure, axes, cloud)
         _front(axes, cloud, name, style)
-        left, bottom, top = 0.58 * 72, 0.50 * 72, 0.30 * 72
-        move_x = left * (1 - _SHRUNK)
-        move_y = _SINGLE[1] * 72 - bottom - _SHRUNK * (SIZE[1] * 72 - bottom)
-        assert abs(move_y - top * (1 - _SHRUNK)) < 1e-6
+        left, top = (72 * inches * (1 - _SHRUNK) for inches in (0.58, 0.30))
+        size = _DOT * FINE * _weight(cloud.dots[name].x.size)
         use = (
-            f'<use href="#{prefix}-{number}" stroke-width="{_SIZE * FINE / _SHRUNK:.2f}" '
-            f'transform="translate({move_x:.2f} {move_y:.2f}) scale({_SHRUNK:.4f})"/>'
+            f'<use href="#{prefix}-{number}" stroke-width="{size / _SHRUNK:.2f}" '
+            f'transform="translate({left:.2f} {top:.2f}) scale({_SHRUNK:.4f})"/>'
         )
         alt = f"The same for {name} alone."
         svg = inline(svg_of(figure), f"{prefix}s{number}", alt, {"dots": use})
@@ -107,6 +106,11 @@ def single(cloud: Cloud, name: str, style: Style, prefix: str, number: int) -> D
         x, y = cloud.winners[name]
         note += f" Its winner lies outside, at {x:.3g}, {y:.3g}."
     return Drawn(svg, name, note)
+
+
+def _weight(total: int) -> float:
+    """1 for thousands of dots, up to 2 for few: then each of them counts."""
+    return float(np.clip((3000 / max(total, 1)) ** 0.25, 1.0, 2.0))
 
 
 def _x(cloud: Cloud) -> str:
@@ -186,23 +190,21 @@ def _few(points: Sequence[tuple[float, float]], most: int = 200) -> list[tuple[f
     return list(points[:: max(1, len(points) // most)])
 
 
-def _group(
-    figure: Figure, axes: Axes, cloud: Cloud, name: str, style: Style, group: str
-) -> str:
+def _group(figure: Figure, axes: Axes, cloud: Cloud, name: str, style: Style, group: str) -> str:
     """The dots of a method: those of feasible settings deep, the others pale."""
     own, inside = cloud.dots[name], cloud.inside(name)
     pixels = axes.transData.transform(np.column_stack([own.x, own.y])) * 72 / figure.dpi
     x, y = pixels[:, 0], figure.get_figheight() * 72 - pixels[:, 1]
-    parts = []
+    parts, weight = [], _weight(sum(each.x.size for each in cloud.dots.values()))
     some_feasible = any(each.feasible.any() for each in cloud.dots.values())
-    for wanted, depth in ((False, 0.16 if some_feasible else 0.32), (True, 0.42)):
+    for wanted, depth in ((False, 0.17 if some_feasible else 0.32), (True, 0.42)):
         chosen = np.flatnonzero(inside & (own.feasible == wanted))
         for layer in range(_LAYERS):
             path = dots_path(x[chosen[layer::_LAYERS]], y[chosen[layer::_LAYERS]])
             if path:
-                parts.append(f'<path d="{path}" stroke-opacity="{depth:g}"/>')
+                parts.append(f'<path d="{path}" stroke-opacity="{depth * weight:.2g}"/>')
     return (
-        f'<g stroke-width="{_SIZE * FINE:g}"><g id="{group}" class="dots" '
+        f'<g stroke-width="{_DOT * FINE * weight:.2f}"><g id="{group}" class="dots" '
         f'stroke="var(--method-{style.number})">'
         f'<g transform="scale({1 / FINE:g})">{"".join(parts)}</g></g></g>'
     )

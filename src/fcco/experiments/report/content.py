@@ -7,9 +7,10 @@ from typing import Any
 
 from .. import summary
 from ..record import Comparison, SavedRun
-from ..task import Metric, Page, Task
+from ..task import Page, Task
 from . import pictures, tables
 from .facts import chosen, experiment_facts, files, machine_facts, sweep
+from .meanings import meanings
 from .notices import notices
 from .palette import METHODS, SHAPES, TOKENS, family_of, styles
 from .runs import by_method, entry_names, finished
@@ -65,8 +66,8 @@ def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
         "table_note": _table_note(
             runs, several, str(sweep(comparison).get("rule", "")), page.references
         ),
-        "meanings": _meanings(top),
-        "all_meanings": _meanings(page.metrics),
+        "meanings": meanings(top),
+        "all_meanings": meanings(page.metrics),
         "band_note": "Lines are means over seeds, bands go from the smallest to the largest seed."
         if several
         else "One seed, so there is no band.",
@@ -142,24 +143,6 @@ def _table_note(runs: Runs, several: bool, rule: str, references: Sequence[str])
     if rule:
         note += f" Of each method, the setting that the sweep chose; its rule: {rule}."
     return note
-
-
-def _meanings(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
-    """Labels and meanings; the same meaning is told once."""
-    said: dict[str, list[str]] = {}
-    for metric in metrics:
-        if metric.meaning:
-            said.setdefault(metric.meaning, []).append(metric.label)
-    return [(_joined(labels), meaning) for meaning, labels in said.items()]
-
-
-def _joined(labels: Sequence[str]) -> str:
-    """Labels in one; "AUC, test" and "AUC, train" as "AUC, test and train"."""
-    parts = [label.rpartition(", ") for label in labels]
-    stems = {stem for stem, _, _ in parts}
-    if len(labels) < 2 or len(stems) > 1 or "" in stems:
-        return "; ".join(labels)
-    return f"{stems.pop()}, {' and '.join(part for _, _, part in parts)}"
 
 
 def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ def inline(svg: str, prefix: str, alt: str, replaced: dict[str, str] | None = No
     def named(found: re.Match[str]) -> str:
         return f' id="{prefix}-{found[1]}"' if found[1] in used else ""
 
-    for name, content in (replaced or {}).items():
+    for name in replaced or {}:
         svg = re.sub(rf'<g id="{name}"\s*(/>|>.*?</g>)', f"<!--{name}-->", svg, flags=re.DOTALL)
     svg = re.sub(r'\sid="([^"]+)"', named, svg)
     svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", svg).replace("xlink:href", "href")
@@ -47,6 +47,11 @@ def inline(svg: str, prefix: str, alt: str, replaced: dict[str, str] | None = No
         svg = svg.replace(colour, variable)
     for name, content in (replaced or {}).items():
         svg = svg.replace(f"<!--{name}-->", content)
+    svg = re.sub(
+        r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", svg
+    )  # the page's font
+    svg = re.sub(r'="(\d+\.\d{3,})"', lambda n: f'="{float(n[1]):.2f}"', svg)
+    svg = re.sub(r"<g\s*/>", "", svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     head = f'<svg class="drawing" {box[0] if box else ""} role="img" aria-label="{escape(alt)}">'
     body = re.sub(r"^<svg[^>]*>", head, svg.strip())

@@ -69,9 +69,7 @@ def varied(trials: Sequence[Trial]) -> dict[str, list[Any]]:
 
 def is_number(value: object) -> bool:
     """Whether a value has a place on an axis; yes and no have none."""
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _same(value: Any) -> str:

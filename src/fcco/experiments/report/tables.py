@@ -14,11 +14,22 @@ from .palette import family_of
 from .runs import finished, number, numbers
 from .words import duration, fixed, plain, seeds, setting, title
 
-__all__ = ["Cell", "Head", "Line", "Table", "ending", "entries", "listing", "scores", "settings"]
+__all__ = [
+    "HINTS",
+    "Cell",
+    "Head",
+    "Line",
+    "Table",
+    "ending",
+    "entries",
+    "listing",
+    "scores",
+    "settings",
+]
 
 Runs = Mapping[str, Sequence[SavedRun]]
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
-_HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
+HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class Cell:
         note: a second, small line.
         best: best of its metric.
         broken: above the limit.
+        wide: words that may take several lines.
     """
 
     text: str
@@ -38,6 +50,7 @@ class Cell:
     note: str = ""
     best: bool = False
     broken: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class Head:
         hint: the same in words.
         method: the method whose swatch stands before it, or empty.
         note: a second, small line.
+        wide: above words that may take several lines.
     """
 
     text: str
@@ -57,6 +71,7 @@ class Head:
     hint: str = ""
     method: str = ""
     note: str = ""
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ def scores(
     """
     columns = [_column(runs, values, metric, references) for metric in metrics]
     heads = tuple(
-        Head(metric.label, ARROWS[metric.better], _HINTS[metric.better]) for metric in metrics
+        Head(metric.label, ARROWS[metric.better], HINTS[metric.better]) for metric in metrics
     )
     methods = tuple(method_head(name, group) for name, group in runs.items())
     if across:
@@ -215,9 +230,7 @@ def ending(runs: Runs, known: Sequence[Metric], caption: str) -> Table | None:
     keys = end_keys(runs)
     if not keys:
         return None
-    labels = {
-        each.key: Head(each.label, ARROWS[each.better], _HINTS[each.better]) for each in known
-    }
+    labels = {each.key: Head(each.label, ARROWS[each.better], HINTS[each.better]) for each in known}
     lines = []
     for name, group in runs.items():
         rows = [run.figures for run in finished(group)]

@@ -1,0 +1,120 @@
+"""A runner that trains runs of one kind together, as fleets, in the place of `workers.run`.
+
+With several processes (torchrun) each trains a part of the runs on a device of its own. They meet
+at the start and at the end; between, nobody waits for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import environment, launch, ranks, record
+from .events import Event, Outcome
+from .fleet_work import Fleets
+from .spec import RunSpec
+from .work import Tell, load
+from .workers import interruptible
+from .workers import run as run_alone
+
+__all__ = ["run"]
+
+
+def run(
+    specs: Sequence[RunSpec],
+    out: Path,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    on_event: Tell = lambda event: None,
+    device: str = "auto",
+    chunk: int | None = None,
+) -> list[Outcome]:
+    """Do all runs, as `workers.run` does: those that a fleet can hold together, the others alone.
+
+    Runs of a fleet leave one line each in `fleet.jsonl` and no curves. Each rank trains an equal
+    part of the runs of each kind.
+
+    Args:
+        specs: of one experiment, whose problem has `fleet_kind` and `fleet`.
+        out: folder of the comparison.
+        workers: processes for the runs that no fleet can hold.
+        resume: go on from checkpoints.
+        tensorboard: for runs that no fleet can hold.
+        on_event: told what happens.
+        device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
+        chunk: runs of a fleet at most; unless given as many as fit, on a CPU into its caches.
+
+    Raises:
+        LoadError: when the task cannot load its data.
+        FolderError: when the folder holds fleets of other runs.
+    """
+    if not specs:
+        return []
+    wanted = getattr(specs[0].config, "device", device)
+    place = ranks.together(lambda: launch.device(wanted))
+    with interruptible() as asked, _prepared(place):
+        stop = _Stop(asked, on_event)
+        problem = ranks.together(lambda: load(specs[0], on_event))
+        begun = ranks.on_first(lambda: _begun(specs, out) if resume else set[str]())
+        together, alone = _sorted(problem, specs, begun)
+        fleets = Fleets(problem, specs[0], out, place, chunk, on_event, stop)
+        done = fleets.run(together)
+        stopped = ranks.any_rank(stop())
+    if alone and not stopped:
+        ended = run_alone(
+            alone, out, workers=workers, resume=resume, tensorboard=tensorboard, on_event=on_event
+        )
+        done |= {outcome.run: outcome for outcome in ended}
+    return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
+
+
+class _Stop:
+    """Whether the user has asked to stop; says so once."""
+
+    def __init__(self, asked: Callable[[], bool], tell: Tell) -> None:
+        self.asked, self.tell, self.told = asked, tell, False
+
+    def __call__(self) -> bool:
+        if self.asked() and not self.told:
+            self.told = True
+            self.tell(Event("stopping", ""))
+        return self.told
+
+
+@contextlib.contextmanager
+def _prepared(device: torch.device) -> Iterator[None]:
+    """All cores for this process, unless the environment says otherwise; and its GPU."""
+    held = torch.get_num_threads()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(environment.available_cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(held)
+
+
+def _begun(specs: Sequence[RunSpec], out: Path) -> set[str]:
+    """Runs that an earlier command has begun to train alone: they go on so."""
+    return {s.label for s in specs if (s.folder(out) / record.CHECKPOINT).is_file()}
+
+
+def _sorted(
+    problem: Any, specs: Sequence[RunSpec], begun: set[str]
+) -> tuple[dict[Hashable, list[RunSpec]], list[RunSpec]]:
+    """Runs by kind, and those that no fleet can hold."""
+    together: dict[Hashable, list[RunSpec]] = {}
+    alone: list[RunSpec] = []
+    for spec in specs:
+        kind = problem.fleet_kind(spec.method, spec.seed)
+        fits = kind is not None and spec.label not in begun
+        (together.setdefault(kind, []) if fits else alone).append(spec)
+    return together, alone

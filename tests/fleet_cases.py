@@ -1,0 +1,461 @@
+"""A small problem for fleets, every method on it, and the same run by ordinary objects.
+
+A network of two layers, a loss, and four constraints or groups, all in double precision. Each run
+has data of its own. No direction of the weights is without effect: Adam would divide the rounding
+noise of its gradient by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+import fcco
+from fcco.constraints.rules import ConstantConEx, StochasticConEx, StronglyConvexConEx
+from fcco.constraints.steps import InverseRoot, PolyakStep
+from fcco.fleet import Fleet, Member
+from fcco.methods.group_weights import ooa
+from fcco.methods.penalties import li2024, yang2025
+from fcco.methods.primal_dual import alexr
+from fcco.methods.proximal_lagrangian import icppac, oss
+from fcco.methods.switching import ssg
+
+DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 60, 11, 3
+ROWS = BLOCKS * PER_BLOCK
+NAMES = ("a", "b", "c", "d")
+Made = tuple[torch.optim.Optimizer, Any]
+
+
+def network(seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(DOUBLE)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All batches of a run: x (T, N, 3), y (T, N), and the block of each row (T, N)."""
+
+    x: Tensor
+    y: Tensor
+    block: Tensor
+
+    @classmethod
+    def of(cls, seed: int, sampled: bool) -> Batches:
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(STEPS, ROWS, 3, generator=draw, dtype=DOUBLE)
+        noise = 0.1 * torch.randn(STEPS, ROWS, generator=draw, dtype=DOUBLE)
+        block = torch.arange(ROWS).div(PER_BLOCK, rounding_mode="floor").expand(STEPS, -1)
+        if sampled:  # two or three of the blocks, in any order, with any number of rows
+            chosen = torch.stack([torch.randperm(BLOCKS, generator=draw) for _ in range(STEPS)])
+            three = (torch.arange(STEPS)[:, None] % 3 == 0) & (torch.arange(ROWS) == 5)
+            place = torch.randint(0, 2, (STEPS, ROWS), generator=draw)
+            place[:, :2] = torch.tensor([1, 0])
+            block = chosen.gather(1, place.masked_fill(three, 2))
+        slope = torch.tensor([1.0, -0.5, 0.3], dtype=DOUBLE) * (1 + 0.1 * seed)
+        return cls(x, x @ slope + noise + 0.3 * block, block)
+
+    def at(self, step: int) -> dict[str, Tensor]:
+        return {"x": self.x[step], "y": self.y[step], "block": self.block[step]}
+
+
+def output(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(batch["x"]).squeeze(-1)
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return (output(model, batch) - batch["y"]).square().mean()
+
+
+def per_row(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """One value per row: a bound on the output that depends on the block."""
+    sign = 1.0 - batch["block"].to(DOUBLE) % 2 * 1.5
+    return torch.tanh(sign * output(model, batch)) + 0.2 * batch["x"][:, 0] - 0.05
+
+
+def every(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return loss_of(model, batch), per_row(model, batch).view(BLOCKS, -1).mean(1)
+
+
+def named(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    loss, values = every(model, batch)
+    return loss, {name: values[NAMES.index(name)] for name in ("c", "a", "d", "b")}
+
+
+def pairs(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    loss, values = every(model, batch)
+    return loss, torch.stack([values, values.flip(0) - 0.1], 1)
+
+
+def by_row(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return loss_of(model, batch), per_row(model, batch)
+
+
+def losses(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return softplus(-batch["y"] * output(model, batch))
+
+
+def logarithms(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return loss_of(model, batch), 2 * every(model, batch)[1]
+
+
+def logarithms_by_row(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return loss_of(model, batch), 2 * per_row(model, batch)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with the settings of each run.
+
+    Args:
+        make: from a model and the number of a run to its optimizer and objective.
+        inner: the function.
+        indexed: whether entries name their blocks.
+        sampled: whether batches hold some of the blocks.
+        independent: whether a second batch carries the gradient.
+        of: states of the fleet by what the objective says of them.
+        steps: to train.
+    """
+
+    make: Callable[[nn.Module, int], Made]
+    inner: Callable[[nn.Module, Any], Any] = every
+    indexed: bool = False
+    sampled: bool = False
+    independent: bool = False
+    of: tuple[tuple[str, Callable[[Any], Tensor]], ...] = ()
+    steps: int = STEPS
+
+    def member(self, run: int) -> Member:
+        model = network(run)
+        return Member(model, *self.make(model, run))
+
+    def fleet(self, mode: str) -> Fleet:
+        return Fleet([self.member(run) for run in range(RUNS)], self.inner, mode=mode)
+
+    @functools.cached_property
+    def batches(self) -> list[tuple[Batches, Batches]]:
+        seeds = [(7 + run, 107 + run) for run in range(RUNS)]
+        return [(Batches.of(a, self.sampled), self._other(b, a)) for a, b in seeds]
+
+    def _other(self, seed: int, first: int) -> Batches:
+        """An independent batch of the same blocks, in another order."""
+        one, other = Batches.of(first, self.sampled), Batches.of(seed, self.sampled)
+        return Batches(other.x, other.y, one.block.flip(1) if self.indexed else one.block)
+
+    def step_fleet(self, fleet: Fleet, step: int) -> Tensor:
+        both = [[pair[k].at(step) for pair in self.batches] for k in (0, 1)]
+        first, other = ({k: torch.stack([b[k] for b in rows]) for k in rows[0]} for rows in both)
+        index = {"index": first["block"]} if self.indexed else {}
+        if not self.independent:
+            return fleet.step(first, **index)
+        if self.indexed:
+            index["other_index"] = other["block"]
+        return fleet.step(first, other, **index)
+
+    def step_alone(self, member: Member, run: int, step: int) -> None:
+        first, other = (each.at(step) for each in self.batches[run])
+        model, optimizer, objective = member.model, member.optimizer, member.objective
+        call = lambda batch: lambda: self.inner(model, batch)  # noqa: E731
+        if objective is None:
+            loss = self.inner(model, first)
+            loss = loss[0] if isinstance(loss, tuple) else loss
+        else:
+            more: dict[str, Any] = {"gradient": call(other)} if self.independent else {}
+            if self.independent and self.indexed:
+                more["gradient_index"] = other["block"]
+            loss = objective(call(first), first["block"] if self.indexed else None, **more)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @functools.cached_property
+    def alone(self) -> dict[int, list[dict[str, Tensor]]]:
+        """What the runs hold after all steps and, of many, some; each trained by itself."""
+        found: dict[int, list[dict[str, Tensor]]] = {self.steps: []}
+        if self.steps == STEPS:
+            found[EARLY] = []
+        for run in range(RUNS):
+            member = self.member(run)
+            for step in range(self.steps):
+                self.step_alone(member, run, step)
+                if step + 1 in found:
+                    found[step + 1].append(self.held(member))
+        return found
+
+    def held(self, member: Member) -> dict[str, Tensor]:
+        parts = [p.detach().reshape(-1) for p in member.model.parameters()]
+        found = {"weights": torch.cat(parts)}
+        for name, read in self.of:
+            found[name] = read(member.objective).detach().clone()
+        if hasattr(member.optimizer, "anchored"):
+            optimizer: Any = member.optimizer
+            with optimizer.anchored():
+                found["between"] = torch.cat([p.detach().reshape(-1) for p in parameters(member)])
+        return found
+
+
+def parameters(member: Member) -> list[Tensor]:
+    return list(member.model.parameters())
+
+
+def tracked(objective: Any) -> Tensor:
+    tracker = objective.term.tracker
+    return tracker.value.squeeze(-1) if tracker.dim == 1 else tracker.value
+
+
+TRACKED = (("tracked", tracked), ("seen", lambda objective: objective.term.tracker.seen))
+DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
+GROUPS = (("group_weights", lambda o: o.group_weights()), ("tracked", tracked))
+VALUES = (("tracked", tracked),)
+
+
+def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, **options)
+
+
+def momentum(model: nn.Module, run: int) -> torch.optim.Optimizer:
+    return fcco.momentum_type(model.parameters(), lr=0.02 + 0.005 * run, beta=0.3 + 0.2 * run)
+
+
+def adam(model: nn.Module, run: int, **options: Any) -> torch.optim.Optimizer:
+    betas = (0.9 - 0.1 * run, 0.99 + 0.003 * run)
+    return torch.optim.Adam(
+        model.parameters(), lr=0.004 + 0.003 * run, betas=betas, eps=10.0 ** (-6 - run), **options
+    )
+
+
+def _objective(build: Callable[[nn.Module, int, Any], Any], update: Any) -> Any:
+    """`make` of a method whose optimizer is the one to step, or is inside it."""
+
+    def make(model: nn.Module, run: int) -> Made:
+        objective = build(model, run, update(model, run))
+        return objective.optimizer, objective
+
+    return make
+
+
+def plain(update: Callable[[nn.Module, int], torch.optim.Optimizer]) -> Case:
+    return Case(lambda model, run: (update(model, run), None), inner=loss_of)
+
+
+def sonex(update: Any, **options: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        settings: dict[str, Any] = {
+            "smoothing": 0.05 * (run + 1), "gamma": 0.2 + 0.2 * run, "correction": 0.3 * run + 0.1,
+        }  # fmt: skip
+        return fcco.sonex(model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, **(settings | options))
+
+    return _objective(build, update)
+
+
+def penalized(update: Any, **options: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return fcco.Penalized(
+            model, optimizer, NAMES, penalty=2.0 + run, gamma=0.3 + 0.2 * run, margin=0.01 * run,
+            smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
+            tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
+        )  # fmt: skip
+
+    return _objective(build, update)
+
+
+def two_sided(update: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        outer = fcco.TwoSidedHinge(0.02 * run, 2.0 + run)
+        return fcco.Penalized(
+            model, optimizer, BLOCKS, outer=outer, smoothing=0.1, gamma=0.5, correction="auto"
+        )
+
+    return _objective(build, update)
+
+
+def log_space(update: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return fcco.sonex(
+            model, optimizer, fcco.outer.LogMeanExp(0.3 + 0.2 * run), BLOCKS, smoothing=0.0,
+            gamma=0.3 + 0.2 * run, correction=0.2, log_space=True,
+        )  # fmt: skip
+
+    return _objective(build, update)
+
+
+def alexr2(update: Any, lengths: tuple[Any, ...] = (4, 4, 4), **options: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return fcco.alexr2(
+            model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, smoothing=0.1 + 0.1 * run,
+            nu=0.5 + run, eta=0.03 + 0.01 * run, inner_steps=lengths[run],
+            gamma=0.5 + 0.1 * run, theta=0.1 * (run + 1), **options,
+        )  # fmt: skip
+
+    return _objective(build, update)
+
+
+def sonx(model: nn.Module, run: int) -> Made:
+    optimizer = sgd(model, 0.02 + 0.01 * run)
+    return optimizer, fcco.sonx(
+        model, optimizer, fcco.Absolute(0.5 + run), BLOCKS, gamma=0.2 + 0.3 * run
+    )
+
+
+def sox(model: nn.Module, run: int) -> Made:
+    optimizer = sgd(model, 0.02 + 0.01 * run)
+    outer = fcco.outer.SquaredHinge(1.0 + run)
+    return optimizer, fcco.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
+
+
+def alexr_v1(model: nn.Module, run: int) -> Made:
+    optimizer = sgd(model, 0.02 + 0.01 * run)
+    return optimizer, alexr(
+        model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, smoothing=0.1, dual_step=0.5 + run,
+        theta=0.2 * (run + 1),
+    )  # fmt: skip
+
+
+def ramped(model: nn.Module, run: int) -> Made:
+    optimizer = adam(model, run)
+    return optimizer, li2024(
+        model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=30 * run,
+        tolerance=0.05 * run, margin=0.01,
+    )  # fmt: skip
+
+
+def yang(model: nn.Module, run: int) -> Made:
+    optimizer = sgd(model, 0.01 + 0.01 * run)
+    return optimizer, yang2025(
+        model, optimizer, BLOCKS, penalty=1.0 + run, gamma=0.8 - 0.2 * run,
+        correction=0.1 * (run + 1), margin=0.02 * (run + 1), average=50,
+    )  # fmt: skip
+
+
+def lagrangian(update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5)) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return icppac(
+            model, optimizer, BLOCKS, proximal=0.3 + 0.4 * run, inner_steps=lengths[run],
+            schedule=schedules(run), tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
+            margin=0.01 * run,
+        )  # fmt: skip
+
+    return _objective(build, update)
+
+
+def constant(run: int) -> ConstantConEx:
+    return ConstantConEx(tau=2.0 + 3 * run, theta=0.2 * run)
+
+
+def cold(run: int) -> ConstantConEx:
+    return ConstantConEx(tau=1.0 + run, theta=0.5, warm_start=False)
+
+
+def growing(run: int) -> StronglyConvexConEx:
+    return StronglyConvexConEx(
+        strong_convexity=0.5 + 0.5 * run, smoothness=2.0 + run, lipschitz=1.0 + run
+    )
+
+
+def noisy(run: int) -> StochasticConEx:
+    return StochasticConEx(distance=1.0 + 0.2 * run, multiplier_bound=2.0, noise=3.0 + run)
+
+
+def queue(lengths: tuple[int, ...]) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return oss(
+            model, optimizer, BLOCKS, proximal=0.5 + run, inner_steps=lengths[run],
+            tolerance=0.02 * run, margin=0.01,
+        )  # fmt: skip
+
+    return _objective(build, step(0.1))
+
+
+def switching(kind: str) -> Any:
+    def make(model: nn.Module, run: int) -> Made:
+        options: dict[str, Any] = {"threshold": 0.03 * run, "burn_in": 10 * run}
+        update = sgd(model, 0.02 + 0.01 * run)
+        if kind == "scheduled":
+            options["threshold"] = [0.05, InverseRoot(0.2), lambda t: 0.1 * (t % 3)][run]
+            options["schedule"] = InverseRoot(1.0 + run)
+        elif kind == "polyak":
+            options["constraint_optimizer"] = PolyakStep(model.parameters(), lr=1.0 - 0.2 * run)
+            options["schedule"] = InverseRoot(2.0)
+        elif kind == "momentum":
+            update = momentum(model, run)
+            options["constraint_optimizer"] = sgd(model, 0.03, momentum=0.5 + 0.1 * run)
+            options["schedule"] = InverseRoot(2.0)
+        elif kind == "two":
+            update = adam(model, run, weight_decay=0.01)
+            options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
+        tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
+        objective: Any = ssg(
+            model, update, BLOCKS, tolerance=tolerance, margin=0.02 * run, **options
+        )
+        return objective.optimizer, objective
+
+    return make
+
+
+def online(update: Any, **options: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return ooa(
+            model, optimizer, BLOCKS, step=0.05 + 0.05 * run, ratio=[None, 0.5, 0.4][run],
+            adjustment=0.5 + run, group_sizes=[10, 40, 20, 90 + run], **options,
+        )  # fmt: skip
+
+    return _objective(build, update)
+
+
+def step(lr: float = 0.03) -> Any:
+    return lambda model, run: sgd(model, lr * (1 + 0.5 * run))
+
+
+SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
+GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True, "of": GROUPS}
+CASES: dict[str, Case] = {
+    "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
+    "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
+    "adam": plain(lambda m, r: adam(m, r, weight_decay=0.02 * r)),
+    "adamw": plain(lambda m, r: torch.optim.AdamW(m.parameters(), 0.004 + 0.002 * r,
+                                                  weight_decay=0.3 * r)),
+    "sonex-momentum": Case(sonex(momentum), of=TRACKED),
+    "sonex-adam": Case(sonex(adam, correction="auto"), of=TRACKED, **SAMPLED),
+    "sonex-theory": Case(sonex(momentum, correction="theory"), of=TRACKED, **SAMPLED, steps=SOME),
+    "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED,
+                      steps=SOME),
+    "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
+    "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED, steps=SOME),
+    "log-space": Case(log_space(momentum), inner=logarithms, of=TRACKED, steps=SOME),
+    "log-space-sampled": Case(log_space(momentum), inner=logarithms_by_row, indexed=True,
+                              sampled=True, of=TRACKED, steps=SOME),
+    "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
+    "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED),
+    "alexr2-sampled": Case(alexr2(momentum), of=TRACKED, **SAMPLED, steps=SOME),
+    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED),
+    "alexr": Case(alexr_v1, of=TRACKED, steps=SOME),
+    "sonx": Case(sonx, of=TRACKED),
+    "sox": Case(sox, of=TRACKED, **SAMPLED),
+    "li2024": Case(ramped, inner=named, of=TRACKED),
+    "yang2025": Case(yang, of=TRACKED),
+    "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
+    "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, inner=by_row, indexed=True,
+                        independent=True, steps=SOME),
+    "icppac-growing": Case(lagrangian(step(0.5), growing), of=DUAL, steps=SOME),
+    "icppac-noisy": Case(lagrangian(step(0.5), noisy), of=DUAL, independent=True, steps=SOME),
+    "icppac-adam": Case(lagrangian(adam, constant), of=DUAL, steps=SOME),
+    "oss": Case(queue((3, 3, 6)), of=DUAL),
+    "oss-independent": Case(queue((4, 4, 4)), of=DUAL, inner=by_row, indexed=True,
+                            independent=True, steps=SOME),
+    "ssg": Case(switching("one"), of=VALUES, independent=True),
+    "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
+    "ssg-polyak": Case(switching("polyak"), of=VALUES),
+    "ssg-momentum": Case(switching("momentum"), of=VALUES, steps=SOME),
+    "ssg-two": Case(switching("two"), of=VALUES, inner=by_row, indexed=True, steps=SOME),
+    "ooa-kl": Case(online(momentum), **GROUPED),
+    "ooa-euclidean": Case(online(momentum, geometry="euclidean"), independent=True, **GROUPED),
+    "ooa-batch": Case(online(adam, scaling="batch"), **GROUPED, steps=SOME),
+    "ooa-every": Case(online(step(), scaling="batch"), of=GROUPS, steps=SOME),
+}  # fmt: skip
