@@ -23,7 +23,16 @@ from test_experiments_cli import fcco, process
 from test_experiments_ranks import torchrun
 
 from fcco.cli.display import Display
-from fcco.experiments import compare, config, fleet_files, fleet_run, fleets, record, sweep
+from fcco.experiments import (
+    compare,
+    config,
+    fleet_files,
+    fleet_run,
+    fleets,
+    record,
+    sweep,
+    yaml_text,
+)
 from fcco.experiments.events import Event, Outcome
 from fcco.experiments.fleet_files import LINES
 from fcco.experiments.grid import Setting
@@ -213,7 +222,6 @@ def test_a_large_checkpoint_is_not_written_more_often_than_it_is_worth(monkeypat
     execute(plan(methods(0.3), checkpoint_every=1))
     assert count == [4, 8, 12, 16, 20]
     monkeypatch.setattr(fleet_run, "_SHARE", 1e12)
-    monkeypatch.setattr(fleet_run.FleetRun, "_cost", 1.0, raising=False)
     count.clear()
     real = fleet_run.FleetRun.__init__
 
@@ -243,6 +251,20 @@ def test_runs_that_were_begun_alone_go_on_alone(monkeypatch):
     assert set(lines()) == {"sonex/seed-3"} and ToyFleet.made == [1]
     assert Path("o/sonex/seed-0/result.json").exists()
     assert [run.folder.name for run in record.load_comparison(Path("o")).runs] == ["seed-0", "o"]
+
+
+def test_a_line_counts_more_than_a_run_that_was_only_begun():
+    wanted = plan(methods(0.3), seeds=(0,))
+    execute(wanted)
+    folder = wanted.specs[0].folder(Path("o"))
+    folder.mkdir(parents=True)
+    record.write_text(folder / record.CONFIG, yaml_text.dump(wanted.specs[0].plain()))
+    (run,) = record.load_comparison(Path("o")).runs
+    assert run.folder == Path("o") and run.figures["step"] == STEPS
+    result = {"final": {"loss": 7.0}, "end": {}, "diverged": None}
+    record.write_json(folder / record.RESULT, result)
+    (run,) = record.load_comparison(Path("o")).runs
+    assert run.folder == folder and run.figures == {"loss": 7.0}
 
 
 def test_more_settings_later_and_a_part_of_them(whole, monkeypatch):
@@ -634,5 +656,6 @@ def test_two_processes_equal_one_and_a_stop_goes_on_with_one(tmp_path, monkeypat
     monkeypatch.delenv("FLEET_STOP")
     ToyFleet.made.clear()
     fcco(*words, "three", "--resume")
-    assert ToyFleet.made == [3, 3, 9], "both checkpoints are gone on with"
+    assert ToyFleet.made == [3, 3, 9]
+    assert not list(Path("three/fleet").glob("checkpoint*")), "both are gone on with"
     assert lines("three") == lines("one")

@@ -41,7 +41,8 @@ CASES = [
 
 @pytest.fixture
 def double() -> Iterator[None]:
-    """All that is made inside is float64."""
+    """All that is made inside is float64, but for the data, which all tests share."""
+    parts()
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

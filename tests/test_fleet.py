@@ -512,11 +512,12 @@ def test_models_of_other_shapes() -> None:
         Fleet([member(), other], inner)
 
 
-def test_an_optimizer_that_has_stepped() -> None:
-    stepped = member()
+@pytest.mark.parametrize(("method", "what"), [("plain", "Adam has made some"), ("sonex", "made 1")])
+def test_a_run_that_has_stepped(method: str, what: str) -> None:
+    stepped = member(method)
     alone(stepped, [row(batches(1, 1)[0], 0)])
-    with pytest.raises(Unsupported, match="Adam has made some"):
-        Fleet([member(), stepped], inner)
+    with pytest.raises(Unsupported, match=f"A fleet starts from the first step.*{what}"):
+        Fleet([member(method), stepped], function(method))
 
 
 def test_an_optimizer_of_another_model() -> None:
