@@ -263,6 +263,17 @@ def test_inside_a_round_the_weights_are_those_of_its_start() -> None:
                     assert torch.allclose(fleet.weights()[name][place], value, atol=1e-12)
 
 
+def test_a_run_frozen_inside_a_round_stays_at_its_start() -> None:
+    fleet = Fleet([member("alexr2", s, inner_steps=4) for s in range(2)], inner)
+    data = batches(2, 9)
+    data[2][0][0].fill_(torch.inf)  # run 0 dies in the middle of its first round
+    start = {name: value[0].clone() for name, value in fleet.weights().items()}
+    for batch in data:
+        fleet.step(batch)
+        assert all(torch.equal(fleet.weights()[name][0], value) for name, value in start.items())
+    assert fleet.died.tolist() == [2, -1]
+
+
 # --- settings and data ----------------------------------------------------------------------------
 
 
@@ -377,7 +388,6 @@ def test_running_statistics_are_those_of_each_run() -> None:
     assert bool(fleet.alive.all())
 
 
-@pytest.mark.filterwarnings("ignore:The step of this fleet could not be traced")
 @pytest.mark.parametrize("mode", MODES)
 def test_dropout_is_refused(mode: str) -> None:
     def build() -> nn.Module:
@@ -385,7 +395,7 @@ def test_dropout_is_refused(mode: str) -> None:
 
     fleet = Fleet([member(seed=s, build=build) for s in range(2)], inner, mode=mode)
     before = held(fleet)
-    with pytest.raises((RuntimeError, Unsupported), match="random"):
+    with pytest.raises(Unsupported, match="without random numbers"):
         fleet.step(batches(2, 1)[0])
     assert same(before, fleet.state, range(2)) and fleet.steps == 0
 
@@ -497,6 +507,25 @@ def test_unknown_numbers() -> None:
         fleet.set_numbers(rate=1.0)
     with pytest.raises(RuntimeError):
         fleet.set_numbers(lr=[0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="'rate'"):  # all or nothing
+        fleet.set_numbers(lr=9.0, rate=1.0)
+    assert fleet.numbers["lr"].tolist() == [GOOD, GOOD]
+
+
+def test_numbers_that_follow_a_schedule_cannot_be_set() -> None:
+    fleet = Fleet([member(smoothing=lambda step: 0.1 / (step + 1))], inner)
+    with pytest.raises(ValueError, match="'smoothing'.*follows a schedule"):
+        fleet.set_numbers(smoothing=0.5)
+
+
+def test_limits_of_zero_and_others_are_of_one_kind() -> None:
+    members = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
+    fleet = Fleet(members, inner)
+    singles = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
+    data = batches(2, 5)
+    for batch in data:
+        fleet.step(batch)
+    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
 
 
 def test_members_of_several_kinds() -> None:

@@ -7,10 +7,11 @@ steps many of them together. The step of one run is written once, in the library
 | module | idea |
 |---|---|
 | `member`, `reading` | from ordinary objects to rules, numbers and state |
-| `plain`, `penalty` | estimators: the gradient of one run |
+| `plain`, `penalty`, `lagrangian`, `switching`, `groups` | estimators: the gradient of one run |
 | `updates` | what steps its weights |
 | `program`, `stepper` | one function of tensors, and ways to run it |
 | `fleet` | all runs: state, steps, checkpoints |
+| `memory` | how many fit |
 """
 
 from .fleet import Fleet as Fleet

@@ -91,6 +91,8 @@ class Fleet:
             **{key: torch.stack([each[key] for each in own]).to(self.device) for key in own[0]},
             **vmap(self.kind.update.start)(vectors),
         }
+        if self.kind.rounds:
+            self.state["settled"] = torch.ones(self.runs, dtype=torch.bool, device=self.device)
         self.died = torch.full((self.runs,), -1, device=self.device)
         self._model, self._inner, self._names = members[0].model, inner, plans[0].names
         self._stepper: Stepper | None = None
@@ -107,12 +109,18 @@ class Fleet:
         Args:
             values: by the names in `numbers`.
         """
+        given = {}
         for name, value in values.items():
-            if name not in self.numbers:
-                known = ", ".join(sorted(self.numbers))
-                raise ValueError(f"`Fleet.set_numbers` knows no {name!r} but: {known}.")
-            given = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-            self.numbers[name].copy_(given)  # raises when it does not fit
+            if name not in self.numbers or name in self._schedules.moving:
+                free = sorted(set(self.numbers) - set(self._schedules.moving))
+                raise ValueError(
+                    f"`Fleet.set_numbers` cannot set {name!r} (it follows a schedule, or is not "
+                    f"known) but: {', '.join(free)}."
+                )
+            row = torch.as_tensor(value, dtype=torch.float64, device=self.device)
+            given[name] = row.expand_as(self.numbers[name])  # raises when it does not fit
+        for name, row in given.items():
+            self.numbers[name].copy_(row)
 
     def step(
         self,
@@ -148,9 +156,8 @@ class Fleet:
     def weights(self) -> dict[str, Tensor]:
         """The weights of all runs by parameter, (R, ...); in a double loop those between rounds."""
         vectors = self.state["weights"]
-        if self.rounds is not None and not self.rounds.between.all():
-            settled = torch.from_numpy(self.rounds.between).to(self.device)[:, None]
-            vectors = torch.where(settled, vectors, self.state["anchor"])
+        if self.rounds is not None:
+            vectors = torch.where(self.state["settled"][:, None], vectors, self.state["anchor"])
         return self.packing.unpack(vectors)
 
     def buffers(self) -> dict[str, Tensor]:
@@ -169,12 +176,20 @@ class Fleet:
         """
         call = Call(self._model, function)
         values = {**self.buffers(), **self.weights()}
+        if self.streams is None:
+            shared, own_rows, streams = None, self._rows(rows), self.died
+        else:  # looked up run by run: all rows of all runs at once may not fit
+            shared = tree_map_only(Tensor, lambda x: x.to(self.device), rows)
+            own_rows, streams = None, self.streams
 
-        def one(own: dict[str, Tensor], more: tuple[Any, ...]) -> Any:
+        def one(own: dict[str, Tensor], more: Any, stream: Tensor) -> Any:
+            if shared is not None:
+                more = tree_map_only(Tensor, lambda x: x.index_select(0, stream[None])[0], shared)
             return functional_call(call, {f"model.{k}": v for k, v in own.items()}, more)
 
         with torch.no_grad():
-            return vmap(one, chunk_size=chunk)(values, self._rows(rows))
+            dims = (0, None if own_rows is None else 0, 0)
+            return vmap(one, dims, chunk_size=chunk)(values, own_rows, streams)
 
     def load_into(self, run: int, model: nn.Module) -> None:
         """Put the weights and buffers of a run into a model of its own.

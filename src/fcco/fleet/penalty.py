@@ -13,22 +13,14 @@ from ..outer.base import AbstractOuter
 from ..outer.envelope import MoreauEnvelope
 from ..terms import CoupledTerm, weighted_mean
 from ..tracker import Tracked
-from ..tracker.blocks import Batch, Layout, per_row, segment
+from ..tracker.blocks import Batch, per_row
 from ..tracker.update import Rule, correction_weight, log_track
 from .member import Numbers, State, Unsupported
-from .run import Outcome, Run, Seen, finite
+from .run import Outcome, Run, Seen
 from .shapes import Shape
+from .values import in_two, layout, limit_numbers
 
-__all__ = ["Penalty", "layout"]
-
-
-def layout(index: Tensor | None, number: int, like: Tensor) -> Layout:
-    """Blocks of the entries of one run; those that no entry names have a count of 0."""
-    every = torch.arange(number, device=like.device)
-    if index is None:
-        return Layout(every, None, like.new_ones(number), whole=True)
-    ones = torch.ones_like(index, dtype=like.dtype)
-    return Layout(every, index, segment(ones, index, number))
+__all__ = ["Penalty"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,6 @@ class Penalty:
         remembers: whether values at w_{t-1} are needed.
         smoothed: whether f is.
         bounded: whether u is clamped.
-        limited: whether the term has tolerances or a margin.
     """
 
     outer: Shape
@@ -57,7 +48,6 @@ class Penalty:
     remembers: bool
     smoothed: bool
     bounded: bool
-    limited: bool
 
     @classmethod
     def read_from(cls, term: CoupledTerm) -> tuple[Penalty, dict[str, Any], State]:
@@ -75,11 +65,7 @@ class Penalty:
             found["correction"] = word
         if tracker.bounds is not None:
             found |= {"low": tracker.bounds[0], "high": tracker.bounds[1]}
-        if not limits.plain:
-            found |= {
-                "tolerance": limits.tolerance.expand(tracker.num_inner),
-                "margin": limits.margin,
-            }
+        found |= limit_numbers(limits)
         own = cls(
             outer,
             tracker.num_inner,
@@ -90,7 +76,6 @@ class Penalty:
             tracker.needs_previous,
             callable(term.schedule) or term.schedule != 0,
             tracker.bounds is not None,
-            not limits.plain,
         )
         table = tracker.value.squeeze(-1) if tracker.dim == 1 else tracker.value
         return own, found, {"tracked": table.clone(), "seen": tracker.seen.clone()}
@@ -105,28 +90,15 @@ class Penalty:
         past = None
         if self.remembers:
             past = self._entries(run.look(run.previous, run.batch), run)
-        if run.other is None:
 
-            def at_once(seen: Seen) -> tuple[Tensor, Any]:
-                fresh, carrier = self._entries(seen, run), self._carrier(seen, run)
-                point, blocks, changed = self._track(run, fresh.detach(), past)
-                scalar = self._attach(run, seen.loss, carrier, run.index, point, blocks)
-                return scalar, (changed, seen.loss.detach(), fresh.detach())
-
-            gradient, (changed, loss, fresh), moved = run.differentiate(at_once, run.batch)
-        else:
-            fresh = self._entries(run.look(run.weights, run.batch), run)
+        def decide(fresh: Tensor) -> tuple[tuple[Tensor, Tensor | int], State]:
             point, blocks, changed = self._track(run, fresh, past)
+            return (point, blocks), changed
 
-            def apart(seen: Seen) -> tuple[Tensor, Tensor]:
-                carrier = self._carrier(seen, run)
-                index = run.index if run.other_index is None else run.other_index
-                scalar = self._attach(run, seen.loss, carrier, index, point, blocks)
-                return scalar, seen.loss.detach()
+        def scalar(seen: Seen, decided: tuple[Tensor, Any], index: Tensor | None) -> Tensor:
+            return self._attach(run, seen, index, *decided)
 
-            gradient, loss, moved = run.differentiate(apart, run.other)
-        good = finite(fresh, past, loss)
-        return Outcome(gradient, {**changed, **moved}, loss, good)
+        return in_two(run, decide, scalar, lambda seen: self._entries(seen, run), past)
 
     def _entries(self, seen: Seen, run: Run) -> Tensor:
         if seen.values is None:
@@ -171,24 +143,17 @@ class Penalty:
         return point, blocks, {"tracked": after, "seen": seen | present}
 
     def _attach(
-        self,
-        run: Run,
-        loss: Tensor,
-        carrier: Tensor,
-        index: Tensor | None,
-        point: Tensor,
-        blocks: Tensor | int,
+        self, run: Run, seen: Seen, index: Tensor | None, point: Tensor, blocks: Tensor | int
     ) -> Tensor:
         """A scalar with the gradient of g_0 plus sum_i <slope_i, grad g_i>."""
-        numbers, excess = run.numbers, point
-        if self.limited:
-            limit = numbers["tolerance"]
-            limit = limit if self.dim == 1 else limit.unsqueeze(-1)
-            excess = point - limit + numbers["margin"]
+        numbers, carrier = run.numbers, self._carrier(seen, run)
+        limit = numbers["tolerance"]
+        limit = limit if self.dim == 1 else limit.unsqueeze(-1)
+        excess = point - limit + numbers["margin"]
         outer = self.smoothed_outer(numbers)
         _, slope = weighted_mean(outer, excess, numbers["weight"], blocks)
         where = layout(index, self.number, point)
         tracked = Tracked(
             point, where.index, carrier, where, where.counts, log=self.rule is log_track
         )
-        return loss + (carrier * tracked.factors(slope)).sum()
+        return seen.loss + (carrier * tracked.factors(slope)).sum()

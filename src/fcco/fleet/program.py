@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functionalize, vmap
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from .member import Fixed, Numbers, State
+from .member import Fixed, Numbers, State, Unsupported
 from .reading import Kind
 from .run import Flag, Phase, Run, Task, finite
 
@@ -90,6 +90,8 @@ def step_of_one(task: Task, kind: Kind, like: Inputs) -> Callable[..., Result]:
         if kind.estimator.remembers:
             held["previous"] = weights
         held |= kind.update.step(run, weights, found.gradient, held)
+        if kind.rounds:  # kept with the state, so that a frozen run knows where it stood
+            held["settled"] = torch.ones_like(state["settled"]) & run.phase.ends
         good = found.good & finite(held["weights"])
         return held, good, found.loss
 
@@ -125,7 +127,7 @@ class Program:
             return self.function(inputs)(*inputs.tensors())
 
     def _make(self, inputs: Inputs) -> Callable[..., Result]:
-        mapped = vmap(step_of_one(self.task, self.kind, inputs))
+        mapped = _explained(vmap(step_of_one(self.task, self.kind, inputs)))
         if self.mode == "eager":
             return mapped
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -134,7 +136,10 @@ class Program:
             with torch.no_grad():
                 # Copies: two inputs that happen to be one tensor now would be one for ever.
                 apart = tree_map_only(Tensor, Tensor.clone, inputs.tensors())
-                graph = make_fx(mapped)(*apart)
+                # Without operations in place, what nobody uses can be left out.
+                graph = make_fx(functionalize(mapped, remove="mutations"))(*apart)
+        except Unsupported:
+            raise
         except Exception as error:  # whatever a user's model does: the plain way works or explains
             warnings.warn(
                 f"The step of this fleet could not be traced and runs as it is: {error}",
@@ -145,3 +150,20 @@ class Program:
         graph.graph.eliminate_dead_code()
         graph.recompile()
         return torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
+
+
+def _explained(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The same function; what `vmap` says of random numbers means something else here."""
+
+    def call(*arguments: Any) -> Result:
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            if "randomness" not in str(error):
+                raise
+            raise Unsupported(
+                "A fleet needs a model and a function without random numbers (such as dropout): a "
+                "run alone could not draw the same ones."
+            ) from error
+
+    return call

@@ -48,11 +48,6 @@ class Rounds:
             return bool(mask[0])
         return torch.from_numpy(mask).to(self.device)
 
-    @property
-    def between(self) -> np.ndarray[Any, Any]:
-        """Which runs are between two rounds."""
-        return self.inner == 0
-
     def advance(self) -> None:
         """Count a step."""
         self.inner += 1

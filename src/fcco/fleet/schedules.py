@@ -33,7 +33,7 @@ class Schedules:
     ) -> None:
         self.device = device
         self._given = {name: [each[name] for each in given] for name in given[0]}
-        self._moving = [n for n, values in self._given.items() if any(map(callable, values))]
+        self.moving = [n for n, values in self._given.items() if any(map(callable, values))]
 
     def _row(self, name: str, step: int) -> Tensor:
         values = [each(step) if callable(each) else each for each in self._given[name]]
@@ -46,5 +46,5 @@ class Schedules:
 
     def move(self, numbers: Numbers, step: int) -> None:
         """Put those that are functions of the step where they belong at a step."""
-        for name in self._moving:
+        for name in self.moving:
             numbers[name].copy_(self._row(name, step))

@@ -1,4 +1,4 @@
-"""The values of a batch without memory, and the way from slopes back to a gradient."""
+"""The values of a batch, and the way from slopes back to a gradient."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from torch import Tensor
 
 from ..limits import Limits
 from ..tracker import Tracked
-from ..tracker.blocks import Batch
+from ..tracker.blocks import Batch, Layout, segment
 from .member import State
-from .penalty import layout
 from .run import Outcome, Run, Seen, finite
 
-__all__ = ["attached", "entries", "excess", "in_two", "limit_numbers", "pooled"]
+__all__ = ["attached", "entries", "excess", "in_two", "layout", "limit_numbers", "pooled"]
+
+
+def layout(index: Tensor | None, number: int, like: Tensor) -> Layout:
+    """Blocks of the entries of one run; those that no entry names have a count of 0."""
+    every = torch.arange(number, device=like.device)
+    if index is None:
+        return Layout(every, None, like.new_ones(number), whole=True)
+    ones = torch.ones_like(index, dtype=like.dtype)
+    return Layout(every, index, segment(ones, index, number))
 
 
 def entries(seen: Seen, carrier: bool = False) -> Tensor:
@@ -60,6 +68,8 @@ def in_two(
     run: Run,
     decide: Callable[[Tensor], tuple[Any, State]],
     scalar: Callable[[Seen, Any, Tensor | None], Tensor],
+    read: Callable[[Seen], Tensor] = entries,
+    also: Tensor | None = None,
 ) -> Outcome:
     """The gradient of a method that decides from values and then differentiates.
 
@@ -69,17 +79,19 @@ def in_two(
         run: its step.
         decide: from the entries of the batch, without gradient, to anything and what changed.
         scalar: from a pass, what was decided and the index of the pass to the loss.
+        read: the entries of a pass.
+        also: other values that must be finite.
     """
     if run.other is None:
 
         def at_once(seen: Seen) -> tuple[Tensor, Any]:
-            fresh = entries(seen).detach()
+            fresh = read(seen).detach()
             decided, changed = decide(fresh)
             return scalar(seen, decided, run.index), (changed, seen.loss.detach(), fresh)
 
         gradient, (changed, loss, fresh), moved = run.differentiate(at_once, run.batch)
     else:
-        fresh = entries(run.look(run.weights, run.batch))
+        fresh = read(run.look(run.weights, run.batch))
         decided, changed = decide(fresh)
         index = run.index if run.other_index is None else run.other_index
 
@@ -87,4 +99,4 @@ def in_two(
             return scalar(seen, decided, index), seen.loss.detach()
 
         gradient, loss, moved = run.differentiate(apart, run.other)
-    return Outcome(gradient, {**changed, **moved}, loss, finite(fresh, loss))
+    return Outcome(gradient, {**changed, **moved}, loss, finite(fresh, also, loss))
