@@ -14,6 +14,7 @@ from fcco.experiments.fairness import TASK
 from fcco.experiments.record import load_comparison
 
 FOLDER = Path(config.__file__).parent / "configs" / "fairness"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CONFIGS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in ("base", "paper"))
 
 
@@ -39,7 +40,10 @@ def test_the_paper_s_setting_is_as_printed_and_the_other_is_not():
             assert {"alexr2", "sonex", "sox", "sonx", "icppac"} <= set(each.methods)
 
 
-@pytest.mark.parametrize("name, number", [("appendix", 18), ("wide", 24), ("frontier", 6)])
+GRIDS = [("appendix", 18), ("wide", 24), ("frontier", 6), ("full", 384)]
+
+
+@pytest.mark.parametrize("name, number", GRIDS)
 def test_every_method_has_the_same_number_of_settings(name, number):
     loaded = grid.read(TASK, name)
     chosen = grid.settings(loaded, config.load(TASK, "adult"))
@@ -52,7 +56,44 @@ def test_the_whole_grids_of_the_appendix():
         for setting in grid.settings(grid.read(TASK, "paper"), config.load(TASK, "adult-paper"))
     )
     assert counts["alexr2"] == 2 * 4 * 4 * 3 * 2 * 6 == 1152
-    assert (counts["sonx"], counts["sox"], counts["icppac"]) == (24, 32, 18)
+    assert (counts["sonex"], counts["sonx"], counts["sox"], counts["icppac"]) == (72, 24, 32, 18)
+
+
+SWEEPS = [
+    (f"{data}{name}", f"fairness-{data}-{kind}-sweep", grid_name)
+    for data in ("adult", "compas")
+    for name, kind, grid_name in (
+        ("", "full", "full"),
+        ("-paper", "paper", "paper"),
+        ("-appendix", "appendix", "paper"),
+    )
+]
+
+
+@pytest.mark.parametrize("name, folder, grid_name", SWEEPS)
+def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid_name):
+    loaded = config.load(TASK, name)
+    told = json.loads((RESULTS / folder / "sweep.json").read_text())
+    tried = {each.name: each for each in grid.settings(grid.read(TASK, grid_name), loaded)}
+    assert set(tried) == {entry["name"] for entry in told["settings"]}
+    for entry in told["settings"]:
+        assert entry["setting"] == tried[entry["name"]].values
+        assert entry["finished"] == len(told["seeds"]) == 5
+    assert {n: each for n, each in loaded.methods.items() if n != "erm"} == {
+        family: tried[winner].method for family, winner in told["winners"].items()
+    }
+    swept = config.load(TASK, str(RESULTS / folder / "winners.yaml"))
+    assert swept.methods == {n: each for n, each in loaded.methods.items() if n != "erm"}
+    assert not set(told["seeds"]) & set(loaded.seeds), "fresh seeds"
+    # The rule, asked again, with the figures that are committed.
+    scores: dict[str, dict[str, tuple[float, ...]]] = {}
+    for entry in told["settings"]:
+        if entry["diverged"] == 0:
+            score = TASK.score(loaded, entry["figures"])
+            assert score == pytest.approx(entry["score"], abs=1e-5)
+            scores.setdefault(entry["method"], {})[entry["name"]] = score
+    for family, winner in told["winners"].items():
+        assert scores[family][winner] == pytest.approx(min(scores[family].values()), abs=1e-5)
 
 
 def test_the_appendix_grid_is_a_part_of_the_paper_s():
