@@ -45,7 +45,7 @@ from .fleet_cases import (
 )
 from .timing import Timings
 
-SIZES = (1, 10, 20, 100, 1_000, 10_000)
+SIZES = (1, 10, 20, 64, 100, 1_000, 10_000)
 MODES = {"cpu": ("eager", "traced"), "cuda": ("eager", "traced", "graph", "compiled")}
 FLOOR = ("products", "state")
 LARGE = 1_000

@@ -187,12 +187,20 @@ def _work(pipe: Any, case: Case, seed: int) -> None:
     for _ in range(5):
         training.step()
     pipe.send(True)
-    while (seconds := pipe.recv()) is not None:
+    while (seconds := _next(pipe)) is not None:
         start, number = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
             training.step()
             number += 1
         pipe.send((time.perf_counter() - start) / number)
+
+
+def _next(pipe: Any) -> float | None:
+    """The next order; None when the benchmark has ended, or was killed."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
 
 
 def products(case: Case, features: int, runs: int, passes: int, device: str) -> Step:

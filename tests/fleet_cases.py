@@ -27,7 +27,7 @@ from fcco.methods.primal_dual import alexr
 from fcco.methods.proximal_lagrangian import icppac, oss
 from fcco.methods.switching import ssg
 
-DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 60, 11, 3
+DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 40, 11, 3
 ROWS = BLOCKS * PER_BLOCK
 NAMES = ("a", "b", "c", "d")
 Made = tuple[torch.optim.Optimizer, Any]
@@ -426,7 +426,7 @@ CASES: dict[str, Case] = {
     "sonex-theory": Case(sonex(momentum, correction="theory"), of=TRACKED, **SAMPLED, steps=SOME),
     "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED,
                       steps=SOME),
-    "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
+    "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED, steps=SOME),
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED, steps=SOME),
     "log-space": Case(log_space(momentum), inner=logarithms, of=TRACKED, steps=SOME),
     "log-space-sampled": Case(log_space(momentum), inner=logarithms_by_row, indexed=True,
@@ -434,7 +434,7 @@ CASES: dict[str, Case] = {
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED),
     "alexr2-sampled": Case(alexr2(momentum), of=TRACKED, **SAMPLED, steps=SOME),
-    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED),
+    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED, steps=SOME),
     "alexr": Case(alexr_v1, of=TRACKED, steps=SOME),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
@@ -446,11 +446,11 @@ CASES: dict[str, Case] = {
     "icppac-growing": Case(lagrangian(step(0.5), growing), of=DUAL, steps=SOME),
     "icppac-noisy": Case(lagrangian(step(0.5), noisy), of=DUAL, independent=True, steps=SOME),
     "icppac-adam": Case(lagrangian(adam, constant), of=DUAL, steps=SOME),
-    "oss": Case(queue((3, 3, 6)), of=DUAL),
-    "oss-independent": Case(queue((4, 4, 4)), of=DUAL, inner=by_row, indexed=True,
+    "oss": Case(queue((3, 3, 3)), of=DUAL),
+    "oss-independent": Case(queue((2, 4, 4)), of=DUAL, inner=by_row, indexed=True,
                             independent=True, steps=SOME),
     "ssg": Case(switching("one"), of=VALUES, independent=True),
-    "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
+    "ssg-scheduled": Case(switching("scheduled"), of=VALUES, steps=SOME),
     "ssg-polyak": Case(switching("polyak"), of=VALUES),
     "ssg-momentum": Case(switching("momentum"), of=VALUES, steps=SOME),
     "ssg-two": Case(switching("two"), of=VALUES, inner=by_row, indexed=True, steps=SOME),

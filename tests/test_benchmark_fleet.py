@@ -15,7 +15,7 @@ SHAPE = (("rows", 300), ("test_rows", 100), ("features", 4))
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--json --device cpu --sizes 1,3 --methods alexr2 --seconds 0.01 --rounds 2"
+    words = "--json --device cpu --sizes 2 --methods alexr2 --seconds 0.01 --rounds 2"
     threads = torch.get_num_threads()
     try:
         fleet.main([*words.split(), "--processes", "1", "--generated", "300", "--threads", "1"])
@@ -24,7 +24,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     *lines, last = capsys.readouterr().out.splitlines()
     told = json.loads(last)
     assert told["data"] == "generated, 300 rows" and told["torch"] == torch.__version__
-    assert [each["runs"] for each in told["results"]] == [1, 3]
+    assert [each["runs"] for each in told["results"]] == [2]
     assert told["target"] is None  # no SONEX
     for each in told["results"]:
         assert list(each["rows"]) == [
@@ -33,7 +33,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert each["rows"]["sequential"]["over_sequential"] == 1
         assert each["rows"]["processes"]["over_processes"] == 1
         assert each["steps"] == 60 and each["died"] == 0  # 240 rows, two batches of 128
-    assert "extrapolated" in lines[0] and lines[-1].split()[0] == "3"
+    assert "extrapolated" in lines[0] and lines[-1].split()[0] == "2"
 
 
 def test_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +93,9 @@ def test_runs_are_settings_times_seeds() -> None:
     assert {method.method for method, _ in runs} == {"sonex"}
 
 
-@pytest.mark.parametrize("method", ["sonex", "alexr2"])
-def test_a_fleet_trains_as_the_single_run(method: str) -> None:
+def test_a_fleet_trains_as_the_single_run() -> None:
     """What is compared does the same work."""
-    case = fleet_cases.Case(method, hidden=(5,), batch=16, generated=SHAPE)
+    case = fleet_cases.Case("alexr2", hidden=(5,), batch=16, generated=SHAPE)
     problem, runs = case.problem(), case.runs(3)
     together = problem.fleet(runs, torch.device("cpu"))
     single: Any = problem.start(*runs[2])

@@ -59,7 +59,7 @@ def data() -> dict[str, Cells]:
 def pair(
     runs: list[tuple[Method, int]], **changes: Any
 ) -> tuple[FairnessFleet, list[FairnessTraining]]:
-    """The same runs together and one by one."""
+    """The same runs together and one by one; not traced, which takes most of the time."""
     own, known = config(**changes), data()
     settings = Settings(own, training.scorer(own, 0, known["train"]))
     kinds = {settings.kind(method) for method, _ in runs}
@@ -67,6 +67,7 @@ def pair(
     if kinds == {None}:
         pytest.skip("no rule of a fleet for this method yet")
     fleet = FairnessFleet(own, runs, lambda seed: known, settings, CPU)
+    fleet.fleet.mode = "eager"
     return fleet, [FairnessTraining(own, method, seed, known) for method, seed in runs]
 
 
@@ -145,8 +146,8 @@ def test_a_checkpoint_in_the_middle_goes_on_bitwise_and_evaluation_changes_nothi
         whole.step()
         watched.step()
         assert watched.evaluate() == watched.evaluate()
-    rounds = whole.fleet.rounds
-    assert rounds is None or not rounds.between.any(), "in the middle of a round, too"
+    settled = whole.fleet.state.get("settled")
+    assert settled is None or not settled.any(), "in the middle of a round, too"
     state = stored(watched.state_dict())
     for _ in range(steps):
         watched.step()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.fleet import Fleet, Member, Unsupported, groups
+from fcco.methods.proximal_lagrangian import oss
 
 DOUBLE = torch.float64
 METHODS = ("plain", "sonex", "alexr2")
@@ -115,9 +116,11 @@ def close_to_single(fleet: Fleet, singles: Sequence[nn.Module], within: float = 
 # --- a run that leaves the finite numbers ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("place", "build"), [(0, network), (2, normed), (4, network)])
+@pytest.mark.parametrize(
+    ("mode", "place", "build"),
+    [("eager", 0, network), ("eager", 2, normed), ("eager", 4, network), ("traced", 2, normed)],
+)
 def test_bad_data_freezes_one_run_and_no_other(
     mode: str, method: str, place: int, build: Callable[[], nn.Module]
 ) -> None:
@@ -145,9 +148,8 @@ def test_bad_data_freezes_one_run_and_no_other(
     assert bool(sound.alive.all()) and not same(sound.state, last, [place])
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize(("mode", "place"), [("eager", 0), ("eager", 3), ("traced", 3)])
 def test_a_huge_learning_rate_freezes_one_run(mode: str, method: str, place: int) -> None:
     runs = 4
     rates = [GOOD] * runs
@@ -193,11 +195,10 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("build", [network, normed])
 @pytest.mark.parametrize(
-    ("method", "lengths"), [("sonex", [1] * 3), ("alexr2", [4] * 3), ("alexr2", [2, 4, 3])]
+    ("mode", "build"), [("eager", network), ("eager", normed), ("traced", normed)]
 )
+@pytest.mark.parametrize(("method", "lengths"), [("sonex", [1] * 3), ("alexr2", [2, 4, 4])])
 def test_a_resumed_fleet_goes_on_bitwise(
     mode: str, build: Callable[[], nn.Module], method: str, lengths: list[int]
 ) -> None:
@@ -225,10 +226,12 @@ def test_a_resumed_fleet_goes_on_bitwise(
     assert same(untouched, saved["state"], range(3))  # a checkpoint is a copy
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_a_fleet_goes_back_to_a_checkpoint(ahead: int) -> None:
+@pytest.mark.parametrize(("mode", "ahead"), [("eager", 1), ("eager", 2), ("traced", 3)])
+def test_a_fleet_goes_back_to_a_checkpoint(mode: str, ahead: int) -> None:
     """Also one whose state holds a tensor under two names, as after the first step of a round."""
-    fleet, straight = (Fleet([member("alexr2", s) for s in range(2)], inner) for _ in range(2))
+    fleet, straight = (
+        Fleet([member("alexr2", s) for s in range(2)], inner, mode=mode) for _ in range(2)
+    )
     data = batches(2, 10)
     for batch in data[:6]:
         fleet.step(batch)
@@ -243,10 +246,32 @@ def test_a_fleet_goes_back_to_a_checkpoint(ahead: int) -> None:
     assert same(fleet.state, straight.state, range(2))
 
 
+def test_a_fleet_goes_back_to_its_start() -> None:
+    """Which buffers move is found out in the first step; a checkpoint from before has them too."""
+    fleet, straight = (
+        Fleet([member(seed=s, build=normed) for s in range(2)], inner) for _ in range(2)
+    )
+    start = fleet.state_dict()
+    for batch in batches(2, 2):
+        fleet.step(batch)
+    fleet.load_state_dict(start)
+    for batch in batches(2, 3):
+        fleet.step(batch)
+        straight.step(batch)
+    assert same(fleet.state, straight.state, range(2))
+    assert same(fleet.buffers(), straight.buffers(), range(2))
+
+
 def test_a_checkpoint_of_another_fleet_is_refused() -> None:
     small, large = (Fleet([member(seed=s) for s in range(n)], inner) for n in (2, 3))
     with pytest.raises(ValueError, match=r"load_state_dict.*2 runs of 21 weights.*3 of 21"):
         large.load_state_dict(small.state_dict())
+    plain = Fleet([member("plain", s) for s in range(2)], plain_inner)
+    for fleet, other in ((plain, small), (small, plain)):
+        before = held(fleet)
+        with pytest.raises(ValueError, match=r"load_state_dict.*another method"):
+            fleet.load_state_dict(other.state_dict())
+        assert same(before, fleet.state, range(2))
 
 
 def test_inside_a_round_the_weights_are_those_of_its_start() -> None:
@@ -281,7 +306,7 @@ def test_a_run_frozen_inside_a_round_stays_at_its_start() -> None:
 def test_streams_share_rows(method: str) -> None:
     streams = [1, 0, 1]
     shared, own = (
-        Fleet([member(method, s) for s in range(3)], function(method), streams=given)
+        Fleet([member(method, s) for s in range(3)], function(method), streams=given, mode="eager")
         for given in (streams, None)
     )
     for batch in batches(2, 4):
@@ -332,6 +357,27 @@ def test_a_smoothing_that_is_a_function_of_the_step() -> None:
     close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
 
 
+def test_a_smoothing_that_ends_at_zero() -> None:
+    """Then f itself is used, also at values of exactly 0."""
+
+    def kept(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        loss, values = inner(model, batch)
+        return loss, values * torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=DOUBLE)
+
+    def made() -> Member:
+        return member(smoothing=lambda step: max(0.0, 0.1 - 0.05 * step))
+
+    fleet, single, data = Fleet([made()], kept, mode="eager"), made(), batches(1, 6)
+    for batch in data:
+        fleet.step(batch)
+        own = row(batch, 0)
+        single.objective(lambda own=own: kept(single.model, own)).backward()
+        single.optimizer.step()
+        single.optimizer.zero_grad()
+    assert fleet.died.tolist() == [-1]
+    close_to_single(fleet, [single.model])
+
+
 # --- models ---------------------------------------------------------------------------------------
 
 
@@ -354,9 +400,11 @@ def half_frozen() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("build", [network, normed, Twice, half_frozen])
+@pytest.mark.parametrize(
+    ("mode", "build"),
+    [("eager", network), ("traced", normed), ("eager", Twice), ("eager", half_frozen)],
+)
 def test_each_run_is_the_single_run(mode: str, method: str, build: Callable[[], nn.Module]) -> None:
     """With running statistics, shared layers and layers that do not move; rounds of four steps."""
     runs, data = 3, batches(3, 10)
@@ -386,6 +434,31 @@ def test_running_statistics_are_those_of_each_run() -> None:
     assert (means[0] - means[1]).abs().max() > 1
     assert fleet.buffers()["1.num_batches_tracked"].tolist() == [5, 5]
     assert bool(fleet.alive.all())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", ["sonex", "oss"])
+def test_both_passes_of_a_step_move_the_statistics(mode: str, method: str) -> None:
+    """That of the values, and that of an independent batch for the gradient."""
+
+    def made() -> Member:
+        if method == "sonex":
+            return member(build=normed)
+        torch.manual_seed(0)
+        model = normed().to(DOUBLE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=GOOD)
+        objective: Any = oss(model, optimizer, 4, proximal=0.3, inner_steps=2)
+        return Member(model, objective.optimizer, objective)
+
+    fleet, single, data = Fleet([made()], inner, mode=mode), made(), batches(1, 8)
+    for batch, other in zip(data[:4], data[4:], strict=True):
+        fleet.step(batch, other)
+        rows = [row(each, 0) for each in (batch, other)]
+        calls = [lambda own=own: inner(single.model, own) for own in rows]
+        single.objective(calls[0], gradient=calls[1]).backward()
+        single.optimizer.step()
+        single.optimizer.zero_grad()
+    close_to_single(fleet, [single.model])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -420,6 +493,16 @@ def test_map_evaluates_each_run() -> None:
         fleet.load_into(place, model)
         alone = outputs(model, rows[0][stream], rows[1][stream])
         assert all(torch.allclose(whole[k][place], alone[k], atol=1e-14) for k in alone)
+
+
+def test_map_leaves_running_statistics_alone() -> None:
+    fleet = Fleet([member(seed=s, build=normed) for s in range(2)], inner, mode="eager")
+    data = batches(2, 2)
+    for chunk in (None, 1):
+        before = {name: value.clone() for name, value in fleet.buffers().items()}
+        fleet.map(lambda model, inputs: model(inputs), data[1][0], chunk=chunk)
+        assert same(before, fleet.buffers(), range(2))
+        fleet.step(data[0])
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -497,8 +580,9 @@ def test_a_batch_with_other_rows() -> None:
 
 def test_a_stream_that_is_not_there() -> None:
     fleet = Fleet([member(seed=s) for s in range(2)], inner, streams=[0, 5])
-    with pytest.raises(IndexError):
-        fleet.step(batches(2, 1)[0])
+    for call in (fleet.step, lambda batch: fleet.map(lambda model, each: each, batch)):
+        with pytest.raises(ValueError, match=r"streams=...\)` names 6 rows.*shape \(2, 8, 3\)"):
+            call(batches(2, 1)[0])
 
 
 def test_unknown_numbers() -> None:
@@ -514,7 +598,7 @@ def test_unknown_numbers() -> None:
 
 def test_numbers_that_follow_a_schedule_cannot_be_set() -> None:
     fleet = Fleet([member(smoothing=lambda step: 0.1 / (step + 1))], inner)
-    with pytest.raises(ValueError, match="'smoothing'.*follows a schedule"):
+    with pytest.raises(ValueError, match=r"'smoothing'.*follows a schedule"):
         fleet.set_numbers(smoothing=0.5)
 
 
@@ -539,6 +623,87 @@ def test_models_of_other_shapes() -> None:
     other = member(build=lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
     with pytest.raises(Unsupported, match="run 1 has another shape"):
         Fleet([member(), other], inner)
+
+
+def sgd(model: nn.Module, parameters: Any = None, **options: Any) -> Member:
+    own = model.parameters() if parameters is None else parameters
+    return Member(model, torch.optim.SGD(own, lr=0.1, **options))
+
+
+def test_runs_that_do_not_train_the_same_parameters() -> None:
+    partly = network()
+    for other in (sgd(partly, partly[2].parameters()), sgd(half_frozen())):  # type: ignore[index]
+        with pytest.raises(Unsupported, match=r"run 1 and run 0 differ in: 0.bias, 0.weight"):
+            Fleet([sgd(network()), other], plain_inner)
+    shared = sgd(partly, partly[2].parameters())  # type: ignore[index]
+    fleet = Fleet([shared, Member(network(), shared.optimizer)], plain_inner)
+    assert list(fleet.weights()) == ["2.weight", "2.bias"]
+    with pytest.raises(Unsupported, match="run 1 has another set of frozen"):
+        Fleet([shared, Member(half_frozen(), shared.optimizer)], plain_inner)
+
+
+def test_models_that_compute_something_else() -> None:
+    def leaky(slope: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(slope), nn.Linear(4, 1))
+
+    with pytest.raises(Unsupported, match="run 1 has another structure"):
+        Fleet([sgd(leaky(0.1)), sgd(leaky(0.2))], plain_inner)
+    with pytest.raises(Unsupported, match="run 1 has another mode"):
+        Fleet([sgd(normed()), sgd(normed().eval())], plain_inner)
+
+
+def test_weights_of_low_or_mixed_precision() -> None:
+    mixed = network()
+    mixed[2].double()  # type: ignore[index]
+    for model, kinds in ((mixed, "float32, torch.float64"), (network().bfloat16(), "bfloat16")):
+        with pytest.raises(Unsupported, match=f"single or all of double precision.*{kinds}"):
+            Fleet([sgd(model)], plain_inner)
+
+
+def test_hooks_of_parameters() -> None:
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = network()
+        getattr(model[0].weight, name)(lambda value: None)  # type: ignore[index]
+        with pytest.raises(Unsupported, match=r"hooks of the parameter 0\.weight"):
+            Fleet([sgd(model)], plain_inner)
+
+
+def test_parameters_that_nothing_depends_on() -> None:
+    """`torch.optim` leaves them where they are, also with weight decay."""
+
+    def spare(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return plain_inner(model[0], batch)
+
+    def made(decay: float) -> Member:
+        model = nn.Sequential(network(), nn.Linear(2, 1)).to(DOUBLE)
+        return sgd(model, weight_decay=decay)
+
+    start = made(0.0)
+    fleet = Fleet([start, made(0.0)], spare)
+    fleet.step(batches(2, 1)[0])
+    assert torch.equal(fleet.weights()["1.weight"][0], start.model[1].weight)  # type: ignore[index]
+    fleet = Fleet([made(0.0), made(0.1)], spare)
+    with pytest.raises(Unsupported, match=r"`weight_decay` every trained.*1.bias has none"):
+        fleet.step(batches(2, 1)[0])
+    assert fleet.steps == 0
+
+
+def test_names_in_another_order_are_another_kind() -> None:
+    members = []
+    for names in ("abcd", "dcba", "abcd"):
+        model = network().to(DOUBLE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.1)
+        objective.term.names = tuple(names)
+        members.append(Member(model, optimizer, objective))
+    assert list(groups(members).values()) == [[0, 2], [1]]
+
+
+def test_a_last_round_that_ends_at_z() -> None:
+    run = member("alexr2")
+    run.optimizer.polish(3)  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match=r"ProximalPoint\.polish"):
+        Fleet([run], inner)
 
 
 @pytest.mark.parametrize(("method", "what"), [("plain", "Adam has made some"), ("sonex", "made 1")])

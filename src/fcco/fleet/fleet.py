@@ -20,8 +20,11 @@ from .rounds import Rounds
 from .run import Call, Inner, Phase, Task
 from .schedules import Schedules
 from .stepper import MODES, Stepper
+from .updates import check_decay, unprefixed
 
 __all__ = ["Fleet"]
+
+_BUFFER = "buffer."  # before the names of buffers in the state
 
 
 class Fleet:
@@ -94,7 +97,7 @@ class Fleet:
         if self.kind.rounds:
             self.state["settled"] = torch.ones(self.runs, dtype=torch.bool, device=self.device)
         self.died = torch.full((self.runs,), -1, device=self.device)
-        self._model, self._inner, self._names = members[0].model, inner, plans[0].names
+        self._model, self._inner = members[0].model, inner
         self._stepper: Stepper | None = None
         self.mode = mode
 
@@ -162,24 +165,22 @@ class Fleet:
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of all runs by name, and parameters that are not trained."""
-        prefix = "buffer."
-        moving = {k.removeprefix(prefix): v for k, v in self.state.items() if k.startswith(prefix)}
-        return {**self.fixed, **moving}
+        return {**self.fixed, **unprefixed(self.state, _BUFFER)}
 
     def map(self, function: Callable[..., Any], *rows: Any, chunk: int | None = None) -> Any:
         """`function(model, ...)` of each run, without gradient; the results are stacked.
 
         Args:
-            function: may call the model and its parts; one that changes buffers is refused.
+            function: may call the model and its parts; what it does to buffers is forgotten.
             rows: further arguments, one row per stream (or per run, without streams).
             chunk: runs at a time; all unless given.
         """
         call = Call(self._model, function)
-        values = {**self.buffers(), **self.weights()}
+        values = {**tree_map_only(Tensor, Tensor.clone, self.buffers()), **self.weights()}
         if self.streams is None:
             shared, own_rows, streams = None, self._rows(rows), self.died
         else:  # looked up run by run: all rows of all runs at once may not fit
-            shared = tree_map_only(Tensor, lambda x: x.to(self.device), rows)
+            shared = tree_map_only(Tensor, lambda x: self._checked(x.to(self.device)), rows)
             own_rows, streams = None, self.streams
 
         def one(own: dict[str, Tensor], more: Any, stream: Tensor) -> Any:
@@ -216,16 +217,23 @@ class Fleet:
                 f"`Fleet.load_state_dict`: the checkpoint has {given[0]} runs of {given[1]} "
                 f"weights but this fleet {own[0]} of {own[1]}."
             )
-        for name in ("state", "numbers", "fixed"):
+        parts = {name: dict(state[name]) for name in ("state", "numbers", "fixed")}
+        for key in self.state.keys() - parts["state"].keys():  # found since, in the first step
+            if (name := key.removeprefix(_BUFFER)) in parts["fixed"]:
+                parts["state"][key] = parts["fixed"].pop(name)
+        lacking = {*self.state, *self.numbers} - {*parts["state"], *parts["numbers"]}
+        if lacking or parts["numbers"].keys() != self.numbers.keys():
+            raise ValueError("`Fleet.load_state_dict`: the checkpoint is that of another method.")
+        for name, part in parts.items():
             held = getattr(self, name)
             places = [each.data_ptr() for each in held.values()]
-            for key, value in state[name].items():
+            for key, value in part.items():
                 if key in held and places.count(held[key].data_ptr()) == 1:
                     held[key].copy_(value)  # where a captured step looks for it
                 else:  # one tensor under two names, or a buffer found in the first step
                     held[key] = value.to(self.device, copy=True)
-                if key.startswith("buffer."):
-                    self.fixed.pop(key.removeprefix("buffer."), None)
+                if key.startswith(_BUFFER):
+                    self.fixed.pop(key.removeprefix(_BUFFER), None)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:
@@ -238,7 +246,17 @@ class Fleet:
                 f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has shape "
                 f"{tuple(found.shape)}."
             )
+        self._needed = int(found.max()) + 1
         return found
+
+    def _checked(self, value: Tensor) -> Tensor:
+        """A batch with the rows that `streams` names: on a GPU others would end the process."""
+        if value.dim() == 0 or len(value) < self._needed:
+            raise ValueError(
+                f"`Fleet(streams=...)` names {self._needed} rows, but a batch has shape "
+                f"{tuple(value.shape)}."
+            )
+        return value
 
     def _rows(self, values: Any) -> Any:
         """Values with one row per run."""
@@ -246,7 +264,7 @@ class Fleet:
         def own(value: Tensor) -> Tensor:
             value = value.to(self.device)
             if self.streams is not None:
-                return value.index_select(0, self.streams)
+                return self._checked(value).index_select(0, self.streams)
             if value.shape[:1] != (self.runs,):
                 raise ValueError(
                     f"`Fleet.step`: a batch has shape {tuple(value.shape)} but must have one row "
@@ -258,18 +276,24 @@ class Fleet:
 
     def _task(self, inputs: Inputs) -> Task:
         """Find out which buffers a pass changes; they become a part of the state."""
-        task = Task(self._model, self._inner, self.packing, (), self._names)
+        task = Task(self._model, self._inner, self.packing, (), self.kind.names)
+        weights = self.packing.unpack(self.state["weights"][0])
         with torch.no_grad():
-            first = tree_map_only(Tensor, lambda x: x[0].clone(), (self.fixed, inputs.batch))
-            held, versions = first[0], {k: v._version for k, v in first[0].items()}
-            task.look(self.packing.unpack(self.state["weights"][0]), held, first[1])
+            own = (self.buffers(), inputs.batch)
+            (held, batch), (spare, again) = (
+                tree_map_only(Tensor, lambda x: x[0].clone(), own) for _ in range(2)
+            )
+            held = {name: held[name] for name in self.fixed}
+            versions = {name: value._version for name, value in held.items()}
+            task.look(weights, {**spare, **held}, batch)
+        check_decay(task.without_gradient(weights, spare, again, self.kind.switches), self.numbers)
         # Batch norm writes its statistics without a new version.
         moving = [
             name
             for name, value in held.items()
             if value._version != versions[name] or not torch.equal(value, self.fixed[name][0])
         ]
-        known = [k.removeprefix("buffer.") for k in self.state if k.startswith("buffer.")]
+        known = unprefixed(self.state, _BUFFER)
         for name in moving:
-            self.state[f"buffer.{name}"] = self.fixed.pop(name)
+            self.state[_BUFFER + name] = self.fixed.pop(name)
         return dataclasses.replace(task, moving=tuple(dict.fromkeys([*known, *moving])))

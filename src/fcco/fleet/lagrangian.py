@@ -148,7 +148,11 @@ class Lagrangian:
             loss = seen.loss + attached(carrier, y, index)
             return loss, (seen.loss.detach(), entries(seen).detach())
 
-        gradient, (loss, fresh), moved = run.differentiate(scalar, batch)
+        before: State = {}
+        if run.other is not None and dual.follows_step and run.task.moving:
+            seen, before = run.pass_at(run.weights, run.batch)
+            measured = entries(seen)  # a pass that nobody reads would be left out of the program
+        gradient, (loss, fresh), moved = run.after(before).differentiate(scalar, batch)
         good = finite(loss, fresh, measured)
         return Outcome(gradient, {**changed, **moved}, loss, good)
 

@@ -64,17 +64,63 @@ def stacked(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[str, Ten
     Raises:
         Unsupported: when models differ in their shape.
     """
-    names = trained(members[0])
-    if not names:
-        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
+    names = _trained_by_all(members)
     held = {id(each.model): _held(each.model) for each in members}
     rows = [held[id(each.model)] for each in members]
-    for place, row in enumerate(rows):
-        shapes = {name: tuple(value.shape) for name, value in row.items()}
-        if shapes != {name: tuple(value.shape) for name, value in rows[0].items()}:
-            raise Unsupported(f"The model of run {place} has another shape than that of run 0.")
+    facts = {key: _facts(each.model) for key, each in {id(m.model): m for m in members}.items()}
+    first = facts[id(members[0].model)]
+    for place, member in enumerate(members):
+        for word, own in facts[id(member.model)].items():
+            if own != first[word]:
+                raise Unsupported(
+                    f"The model of run {place} has another {word} than that of run 0."
+                )
+    kinds = {rows[0][name].dtype for name in names}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        raise Unsupported(
+            "A fleet trains weights that are all of single or all of double precision, not of "
+            f"{', '.join(sorted(str(each) for each in kinds))}."
+        )
     table = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return {name: table.pop(name) for name in names}, table
+
+
+def _trained_by_all(members: Sequence[Member]) -> tuple[str, ...]:
+    """What every run trains; runs that share an optimizer train the same."""
+    first = trained(members[0])
+    if not first:
+        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
+    known = {id(members[0].optimizer): first}
+    for place, member in enumerate(members):
+        key = id(member.optimizer)
+        if key not in known:
+            known[key] = trained(member)
+        if other := sorted(set(known[key]) ^ set(first)):
+            raise Unsupported(
+                f"All runs of a fleet train the same parameters, but run {place} and run 0 differ "
+                f"in: {', '.join(other)}."
+            )
+    return first
+
+
+def _facts(model: nn.Module) -> dict[str, object]:
+    """What models of one fleet must share, by a word for it.
+
+    Raises:
+        Unsupported: when a parameter has hooks.
+    """
+    for name, value in model.named_parameters():
+        if value._backward_hooks or value._post_accumulate_grad_hooks:
+            raise Unsupported(f"A fleet cannot follow the hooks of the parameter {name}.")
+    held = _held(model)
+    modules = [(name, type(each), each) for name, each in model.named_modules()]
+    return {
+        "shape": {name: tuple(value.shape) for name, value in held.items()},
+        "precision": {name: value.dtype for name, value in held.items()},
+        "set of frozen parameters": {n: p.requires_grad for n, p in model.named_parameters()},
+        "mode (`train` or `eval`)": [each.training for _, _, each in modules],
+        "structure": [(name, kind, each.extra_repr()) for name, kind, each in modules],
+    }
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:

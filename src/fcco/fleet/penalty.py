@@ -80,10 +80,17 @@ class Penalty:
         table = tracker.value.squeeze(-1) if tracker.dim == 1 else tracker.value
         return own, found, {"tracked": table.clone(), "seen": tracker.seen.clone()}
 
-    def smoothed_outer(self, numbers: Numbers) -> AbstractOuter:
-        """f_lambda of one run, or f."""
-        outer = self.outer.build(numbers)
-        return MoreauEnvelope(outer, numbers["smoothing"]) if self.smoothed else outer  # type: ignore[arg-type]
+    def slope(self, excess: Tensor, blocks: Tensor | int, numbers: Numbers) -> Tensor:
+        """The gradient of the term with respect to u, of f_lambda or, where lambda is 0, of f."""
+        outer: AbstractOuter = self.outer.build(numbers)
+        _, slope = weighted_mean(outer, excess, numbers["weight"], blocks)
+        if not self.smoothed:
+            return slope
+        smoothing = numbers["smoothing"]
+        some = smoothing > 0  # schedules may end at 0
+        envelope = MoreauEnvelope(outer, torch.where(some, smoothing, 1))  # type: ignore[arg-type]
+        _, smooth = weighted_mean(envelope, excess, numbers["weight"], blocks)
+        return torch.where(some, smooth, slope)
 
     def gradient(self, run: Run) -> Outcome:
         """G_t of one run (Alg. 1, lines 5-9; Alg. 2, lines 5-10)."""
@@ -150,8 +157,7 @@ class Penalty:
         limit = numbers["tolerance"]
         limit = limit if self.dim == 1 else limit.unsqueeze(-1)
         excess = point - limit + numbers["margin"]
-        outer = self.smoothed_outer(numbers)
-        _, slope = weighted_mean(outer, excess, numbers["weight"], blocks)
+        slope = self.slope(excess, blocks, numbers)
         where = layout(index, self.number, point)
         tracked = Tracked(
             point, where.index, carrier, where, where.counts, log=self.rule is log_track

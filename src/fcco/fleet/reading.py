@@ -57,11 +57,18 @@ class Kind:
         estimator: finds the gradient.
         update: steps the weights.
         rounds: whether steps come in rounds.
+        names: of the blocks, in order.
     """
 
     estimator: Estimator
     update: Update
     rounds: bool = False
+    names: tuple[str, ...] | None = None
+
+    @property
+    def switches(self) -> bool:
+        """Whether a step is for the loss or for the values, never for both."""
+        return isinstance(self.estimator, Switch)
 
 
 @dataclass(frozen=True)
@@ -73,14 +80,12 @@ class Plan:
         numbers: its settings by name.
         state: of the estimator.
         length: steps of a round.
-        names: of the blocks.
     """
 
     kind: Kind
     numbers: dict[str, Number]
     state: State
     length: Length = 1
-    names: tuple[str, ...] | None = None
 
 
 def read(member: Member) -> Plan:
@@ -101,8 +106,8 @@ def read(member: Member) -> Plan:
                 f"`Member(optimizer=...)` is a {type(optimizer).__name__}, but a {word} and its "
                 "objective make one method: give `objective.optimizer`, and the objective."
             )
-    kind = Kind(estimator, update, length is not None)
-    return Plan(kind, {**numbers, **own}, state, 1 if length is None else length, names)
+    kind = Kind(estimator, update, length is not None, names)
+    return Plan(kind, {**numbers, **own}, state, 1 if length is None else length)
 
 
 def groups(members: Sequence[Member]) -> dict[Kind, list[int]]:
@@ -221,6 +226,8 @@ def _adam(optimizer: Any) -> tuple[Update, dict[str, Number]]:
 
 def _proximal(optimizer: ProximalPoint) -> tuple[Update, dict[str, Number], Length]:
     group = _group(optimizer)
+    if optimizer._polish_steps is not None:
+        raise Unsupported("A fleet has no last round that ends at z: `ProximalPoint.polish`.")
     outer, numbers = _simple(optimizer.outer)
     own = {"eta": float(group["lr"]), "nu": float(group["nu"])}
     return ProximalUpdate(outer), {**numbers, **own}, optimizer.inner_steps

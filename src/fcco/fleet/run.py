@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,6 +80,31 @@ class Task:
         call: Any = self._call  # type: ignore[attr-defined]
         result = functional_call(call, {f"model.{k}": v for k, v in used.items()}, (batch,))
         return self._seen(result), own
+
+    def without_gradient(
+        self, weights: dict[str, Tensor], buffers: State, batch: Any, apart: bool
+    ) -> list[str]:
+        """Names of the parameters that the loss or the values do not depend on.
+
+        Args:
+            weights: of one run.
+            buffers: of it.
+            batch: of it.
+            apart: those that one of the two does not depend on; else only those that none does.
+        """
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        with torch.enable_grad():
+            seen = self.look(leaves, buffers, batch)[0]
+        parts = [seen.loss] + ([] if seen.values is None else [seen.values.carrier.sum()])
+        missing = [self._missing(part, leaves) for part in parts if part.requires_grad]
+        if not missing:
+            return []
+        return sorted(set.union(*missing) if apart else set.intersection(*missing))
+
+    @staticmethod
+    def _missing(part: Tensor, leaves: dict[str, Tensor]) -> set[str]:
+        found = torch.autograd.grad(part, [*leaves.values()], retain_graph=True, allow_unused=True)
+        return {name for name, each in zip(leaves, found, strict=True) if each is None}
 
     def _seen(self, result: Any) -> Seen:
         loss, values = split(result)
@@ -158,7 +184,16 @@ class Run:
 
     def look(self, weights: Tensor, batch: Any) -> Seen:
         """A pass that leaves nothing behind."""
-        return self.task.look(self.task.packing.unpack(weights), self.buffers, batch)[0]
+        return self.pass_at(weights, batch)[0]
+
+    def pass_at(self, weights: Tensor, batch: Any) -> tuple[Seen, State]:
+        """A pass, and the buffers that it changed."""
+        seen, moved = self.task.look(self.task.packing.unpack(weights), self.buffers, batch)
+        return seen, _as_state(moved)
+
+    def after(self, moved: State) -> Run:
+        """The same run when a pass has changed some buffers."""
+        return dataclasses.replace(self, state={**self.state, **moved})
 
     def differentiate(
         self, scalar: Callable[[Seen], tuple[Tensor, Any]], batch: Any
@@ -176,7 +211,7 @@ class Run:
         def function(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Any, State]]:
             seen, moved = self.task.look(weights, self.buffers, batch)
             value, rest = scalar(seen)
-            return value, (rest, {f"buffer.{name}": each for name, each in moved.items()})
+            return value, (rest, _as_state(moved))
 
         found, (rest, moved) = grad(function, has_aux=True)(self.task.packing.unpack(self.weights))
         return self.task.packing.pack(found), rest, moved
@@ -192,6 +227,10 @@ class Run:
 
         found: Any = jvp(values, (unpack(weights),), (unpack(move),))
         return found[0], found[1]
+
+
+def _as_state(buffers: State) -> State:
+    return {f"buffer.{name}": value for name, value in buffers.items()}
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..proximal_point import proximal_step
-from .member import Numbers, State
+from .member import Numbers, State, Unsupported
 from .run import Run, choose
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ProximalUpdate",
     "Update",
     "adam",
+    "check_decay",
     "renamed",
     "scaled",
     "sgd",
@@ -60,6 +61,24 @@ def renamed(run: Run, prefix: str) -> Run:
 def unprefixed(values: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The values with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def check_decay(unused: list[str], numbers: Numbers) -> None:
+    """`torch.optim` skips parameters without a gradient; here it is 0, which decays them.
+
+    Args:
+        unused: names of such parameters.
+        numbers: of all runs.
+
+    Raises:
+        Unsupported: when there is one and a run has weight decay.
+    """
+    decays = [row for name, row in numbers.items() if name.endswith("weight_decay")]
+    if unused and any(bool(row.any()) for row in decays):
+        raise Unsupported(
+            "`Fleet.step`: with `weight_decay` every trained parameter must have a part in the "
+            f"loss, but {unused[0]} has none; leave it out of the optimizer."
+        )
 
 
 def sgd(

@@ -91,12 +91,14 @@ def in_two(
 
         gradient, (changed, loss, fresh), moved = run.differentiate(at_once, run.batch)
     else:
-        fresh = read(run.look(run.weights, run.batch))
+        seen, before = run.pass_at(run.weights, run.batch)
+        fresh = read(seen)
         decided, changed = decide(fresh)
+        changed = {**changed, **before}
         index = run.index if run.other_index is None else run.other_index
 
         def apart(seen: Seen) -> tuple[Tensor, Tensor]:
             return scalar(seen, decided, index), seen.loss.detach()
 
-        gradient, loss, moved = run.differentiate(apart, run.other)
+        gradient, loss, moved = run.after(before).differentiate(apart, run.other)
     return Outcome(gradient, {**changed, **moved}, loss, finite(fresh, also, loss))
