@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -128,10 +129,22 @@ def read_all(members: Sequence[Member]) -> list[Plan]:
     for place, plan in enumerate(plans):
         if plan.kind != plans[0].kind:
             raise Unsupported(
-                f"A fleet holds runs of one kind, but run {place} has {plan.kind} and run 0 "
-                f"{plans[0].kind}; `fcco.fleet.groups` sorts them."
+                f"A fleet holds runs of one kind, but run {place} and run 0 differ in: "
+                f"{', '.join(_differences(plan.kind, plans[0].kind))}; `fcco.fleet.groups` sorts "
+                "them."
             )
     return plans
+
+
+def _differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two kinds differ, as dotted names."""
+    if type(one) is not type(other):
+        return [f"{path or 'kind'} ({type(one).__name__}, {type(other).__name__})"]
+    if not dataclasses.is_dataclass(one):
+        return [] if one == other else [f"{path} ({one!r}, {other!r})"]
+    names = [field.name for field in dataclasses.fields(one) if field.compare]
+    pairs = ((n, getattr(one, n), getattr(other, n)) for n in names)
+    return [e for n, a, b in pairs for e in _differences(a, b, f"{path}.{n}".lstrip("."))]
 
 
 def _each(members: Sequence[Member]) -> list[Plan]:
