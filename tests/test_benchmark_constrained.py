@@ -377,6 +377,7 @@ def test_progress_is_shown(capsys, monkeypatch):
 
 def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("FCCO_DATA", raising=False)
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))  # that of this machine may have it
     arguments = ["--quick", "--json", "--skip", "cost", "bias", "--methods", "SONEX", "SONX"]
     problems = ["--problems", "adult", "convex", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["constrained", *arguments, *problems])
