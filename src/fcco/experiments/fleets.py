@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import environment, launch, ranks, record
-from .events import Event, Outcome
+from .events import Outcome
 from .fleet_work import Fleets
 from .spec import RunSpec
 from .work import Tell, load
-from .workers import interruptible
+from .workers import Stop, interruptible
 from .workers import run as run_alone
 
 __all__ = ["run"]
@@ -60,7 +60,7 @@ def run(
     wanted = getattr(specs[0].config, "device", device)
     place = ranks.together(lambda: launch.device(wanted))
     with interruptible() as asked, _prepared(place):
-        stop = _Stop(asked, on_event)
+        stop = Stop(asked, on_event)
         problem = ranks.together(lambda: load(specs[0], on_event))
         begun = ranks.on_first(lambda: _begun(specs, out) if resume else set[str]())
         together, alone = _sorted(problem, specs, begun)
@@ -73,19 +73,6 @@ def run(
         )
         done |= {outcome.run: outcome for outcome in ended}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
-
-
-class _Stop:
-    """Whether the user has asked to stop; says so once."""
-
-    def __init__(self, asked: Callable[[], bool], tell: Tell) -> None:
-        self.asked, self.tell, self.told = asked, tell, False
-
-    def __call__(self) -> bool:
-        if self.asked() and not self.told:
-            self.told = True
-            self.tell(Event("stopping", ""))
-        return self.told
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from .pool import Pool
 from .spec import RunSpec
 from .work import LoadError, Order, Tell, load, one
 
-__all__ = ["LoadError", "interruptible", "run"]
+__all__ = ["LoadError", "Stop", "interruptible", "run"]
 
 
 def run(
@@ -93,21 +93,32 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+class Stop:
+    """Whether the user has asked to stop; says so once.
+
+    Args:
+        asked: whether.
+        tell: told when.
+    """
+
+    def __init__(self, asked: Callable[[], bool], tell: Tell) -> None:
+        self.asked, self.tell, self.told = asked, tell, False
+
+    def __call__(self) -> bool:
+        """Ask."""
+        if self.asked() and not self.told:
+            self.told = True
+            self.tell(Event("stopping", ""))
+        return self.told
+
+
 def _here(
     specs: Sequence[RunSpec], order: Order, tell: Tell, asked: Callable[[], bool]
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(order.threads)
-    told = False
-
-    def stop() -> bool:
-        nonlocal told
-        if asked() and not told:
-            told = True
-            tell(Event("stopping", ""))
-        return told
-
+    stop = Stop(asked, tell)
     try:
         problem = ranks.together(lambda: load(specs[0], tell)) if specs else None
         for spec in specs:
