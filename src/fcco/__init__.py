@@ -27,6 +27,7 @@ from . import methods as methods
 from . import outer as outer
 from . import theory as theory
 from . import tracker as tracker
+from ._schedules import Annealed as Annealed
 from .constraints import Penalized as Penalized
 from .constraints import PolyakStep as PolyakStep
 from .constraints import ProximalLagrangian as ProximalLagrangian
@@ -65,7 +66,6 @@ from .previous import PreviousParameters as PreviousParameters
 from .projected import keep_inside as keep_inside
 from .proximal_point import ProximalPoint as ProximalPoint
 from .recursive import RecursiveGradient as RecursiveGradient
-from .schedules import Annealed as Annealed
 from .terms import CoupledTerm as CoupledTerm
 from .tracker import InnerTracker as InnerTracker
 from .tracker import alexr as alexr

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
+from . import _checks
 from .limits import Limits
 from .outer.base import AbstractOuter
 from .terms import CoupledTerm
@@ -64,8 +64,8 @@ class DualAscent:
     dual_step: float
 
     def __post_init__(self) -> None:
-        checks.requires("DualAscent", self.outer, "convex")
-        checks.positive("DualAscent", "dual_step", self.dual_step)
+        _checks.requires("DualAscent", self.outer, "convex")
+        _checks.positive("DualAscent", "dual_step", self.dual_step)
 
     def dual(self, v: Tensor) -> Tensor:
         """The dual variable y = grad f_{1/alpha}(v), in the domain of f*."""

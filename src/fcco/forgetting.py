@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from .distributed import Group, find_group, gather_rows, row_counts
+from . import _checks
+from ._distributed import Group, find_group, gather_rows, row_counts
+from ._state import KeepsPrecision
 from .files import DamagedFile, read_values, write_values
 from .fingerprint import state_checksum
-from .precision import KeepsPrecision
 
 __all__ = ["OldLosses"]
 
@@ -126,7 +126,7 @@ class OldLosses(KeepsPrecision):
                 computed anew, with a warning.
             process_group: see `Compositional`.
         """
-        checks.integer("OldLosses.measure", "size", size, 1)
+        _checks.integer("OldLosses.measure", "size", size, 1)
         if cache is not None and not data:
             raise ValueError(
                 "`OldLosses.measure(data=...)` is needed with a cache: a file must know which data "

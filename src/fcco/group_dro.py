@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import checks
+from . import _checks
 from .objective import Compositional
 from .outer.scalar import CVaRHinge
 from .outer.vector import CVaR
@@ -101,9 +101,9 @@ class CVaRTerm(OuterTerm):
         threshold: Literal["exact", "gradient", "table"] = "exact",
         threshold_lr: float = 0.1,
     ) -> None:
-        checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
-        checks.one_of("CVaRTerm", "threshold", threshold, ("exact", "gradient", "table"))
-        checks.positive("CVaRTerm", "threshold_lr", threshold_lr)
+        _checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
+        _checks.one_of("CVaRTerm", "threshold", threshold, ("exact", "gradient", "table"))
+        _checks.positive("CVaRTerm", "threshold_lr", threshold_lr)
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
         self._slopes: list[Tensor] = []

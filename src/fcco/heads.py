@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from . import checks
+from . import _checks
 
 __all__ = ["TaskHeads"]
 
@@ -52,8 +52,8 @@ class TaskHeads(nn.Module):
 
     def __init__(self, linear: nn.Linear, tasks: int, rank: int = 16) -> None:
         super().__init__()
-        checks.integer("TaskHeads", "tasks", tasks, 1)
-        checks.integer("TaskHeads", "rank", rank, 1)
+        _checks.integer("TaskHeads", "tasks", tasks, 1)
+        _checks.integer("TaskHeads", "rank", rank, 1)
         self.base, self.tasks, self.rank = linear, tasks, rank
         inputs, outputs, like = linear.in_features, linear.out_features, linear.weight
         self.down = nn.Parameter(like.new_empty(tasks, inputs, rank))
@@ -94,7 +94,7 @@ class TaskHeads(nn.Module):
         return wide.view(*task.shape, -1)
 
     def _check(self, task: int) -> None:
-        checks.integer("TaskHeads", "task", task, 0)
+        _checks.integer("TaskHeads", "task", task, 0)
         if task >= self.tasks:
             raise ValueError(f"`TaskHeads(task=...)` must be below {self.tasks} but is: {task}.")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .distributed import Group, sum_over_ranks
+from ._distributed import Group, sum_over_ranks
 
 __all__ = ["Measured", "Parsed", "global_mean", "parse", "split"]
 

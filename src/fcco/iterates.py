@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import checks
+from . import _checks
 from .previous import after_closure, unwrap
 
 __all__ = ["OutputIterate"]
@@ -58,7 +58,7 @@ class OutputIterate(nn.Module):
         weight: Callable[[], float] | None = None,
     ) -> None:
         super().__init__()
-        checks.one_of("OutputIterate", "rule", rule, ("random", "average"))
+        _checks.one_of("OutputIterate", "rule", rule, ("random", "average"))
         self.rule, self.count = rule, 0
         self.weight, self._total = weight, 0.0
         self._optimizer = unwrap(optimizer)

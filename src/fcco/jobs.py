@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .distributed import Group, sum_over_ranks
+from ._distributed import Group, sum_over_ranks
 from .tracker import InnerTracker
 from .tracker.entries import shaped
 

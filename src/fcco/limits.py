@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .precision import KeepsPrecision
+from ._state import KeepsPrecision
 
 __all__ = ["Limits", "number_and_names"]
 

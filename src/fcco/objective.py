@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .distributed import Group, find_group
+from ._distributed import Group, find_group
 from .inner import Parsed, global_mean, split
 from .jobs import empty_job, is_bad, on_all_ranks, refuse
 from .previous import PreviousParameters, unwrap

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks
+from . import _checks
 from .previous import unwrap
 from .visit import standing_at
 
@@ -85,10 +85,10 @@ class ProximalPoint(torch.optim.Optimizer):
         eta: float,
         inner_steps: int | Callable[[int], int],
     ) -> None:
-        checks.positive("ProximalPoint", "nu", nu)
-        checks.positive("ProximalPoint", "eta", eta)
+        _checks.positive("ProximalPoint", "nu", nu)
+        _checks.positive("ProximalPoint", "eta", eta)
         if not callable(inner_steps):
-            checks.integer("ProximalPoint", "inner_steps", inner_steps, 1)
+            _checks.integer("ProximalPoint", "inner_steps", inner_steps, 1)
         self.outer = unwrap(outer)
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
@@ -110,7 +110,7 @@ class ProximalPoint(torch.optim.Optimizer):
         if not callable(self.inner_steps):
             return self.inner_steps
         length = self.inner_steps(self.round)
-        checks.integer("ProximalPoint", "inner_steps", length, 1)
+        _checks.integer("ProximalPoint", "inner_steps", length, 1)
         return length
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class ProximalPoint(torch.optim.Optimizer):
 
         The corollary of the paper certifies the original F at this z (see docs/mathematics.md).
         """
-        checks.integer("ProximalPoint.polish", "steps", steps, 1)
+        _checks.integer("ProximalPoint.polish", "steps", steps, 1)
         if not self.round_begins:
             raise RuntimeError(
                 f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import checks
+from . import _checks
+from ._state import KeepsPrecision
 from .limits import Limits
 from .outer.base import AbstractOuter
 from .outer.envelope import MoreauEnvelope
-from .precision import KeepsPrecision
 from .tracker import InnerTracker, Tracked
 
 __all__ = ["AbstractTerm", "CoupledTerm", "OuterTerm", "weighted_mean"]
@@ -127,7 +127,7 @@ class OuterTerm(AbstractTerm):
         """f_lambda, or f itself when the smoothing is 0."""
         value = self.smoothing
         if self._smoothed is None or self._smoothed[0] != value:
-            checks.at_least(type(self).__name__, "smoothing", value, 0.0)
+            _checks.at_least(type(self).__name__, "smoothing", value, 0.0)
             self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
         return self._smoothed[1]
 
@@ -169,7 +169,7 @@ class CoupledTerm(OuterTerm):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(outer, tracker, smoothing)
-        checks.positive("CoupledTerm", "weight", weight)
+        _checks.positive("CoupledTerm", "weight", weight)
         self.weight = weight
         self.limits = Limits(
             tracker.num_inner, tracker.value, tolerance, margin, names, call="CoupledTerm"

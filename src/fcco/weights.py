@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import checks
+from . import _checks
 from .group_dro import GroupObjective
 from .outer.projections import project_capped_simplex
 from .outer.vector import CVaR
@@ -57,7 +57,7 @@ def project_kl_capped(logits: Tensor, cap: float | Tensor) -> Tensor:
     size = logits.shape[-1]
     if not isinstance(cap, Tensor):
         # The slack is for a cap = 1/d that was rounded.
-        checks.at_least("project_kl_capped", "cap", cap, (1 - 1e-6) / size)
+        _checks.at_least("project_kl_capped", "cap", cap, (1 - 1e-6) / size)
         cap = logits.new_full((), cap)
     largest = torch.finfo(logits.dtype).max / 4
     ordered, order = logits.clamp(-largest, largest).sort(dim=-1, descending=True)
@@ -107,7 +107,7 @@ def mirror_ascent(
         >>> mirror_ascent(p, losses, step=0.1, cap=0.5, geometry="euclidean")
         tensor([0.3750, 0.1750, 0.2750, 0.1750])
     """
-    checks.one_of("mirror_ascent", "geometry", geometry, ("kl", "euclidean"))
+    _checks.one_of("mirror_ascent", "geometry", geometry, ("kl", "euclidean"))
     if geometry == "euclidean":
         return project_capped_simplex(weights + step * estimate, cap)
     return project_kl_capped(weights.clamp(min=floor).log() + step * estimate, cap)
@@ -193,10 +193,10 @@ class GroupWeights(AbstractTerm):
         group_sizes: Sequence[int] | Tensor | None = None,
     ) -> None:
         call, number = type(self).__name__, tracker.num_inner
-        checks.positive(call, "step", step)
-        checks.in_interval(call, "ratio", ratio, 0.0, 1.0, open_low=True)
-        checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
-        checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
+        _checks.positive(call, "step", step)
+        _checks.in_interval(call, "ratio", ratio, 0.0, 1.0, open_low=True)
+        _checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
+        _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
         if tracker.dim != 1 or tracker.log_space or tracker.read != "new":
             raise ValueError(
                 f"`{call}(tracker=...)` must hold one loss per group and read the new one: "

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
+from .._state import KeepsPrecision
 from ..inner import parse
 from ..objective import Compositional
-from ..precision import KeepsPrecision
 from ..reading import Index, Reader
 from ..terms import AbstractTerm, CoupledTerm
 from ..tracker.blocks import Layout
@@ -71,7 +71,7 @@ class MultiplierAverage(KeepsPrecision):
 
     def __init__(self, like: Tensor, horizon: int) -> None:
         super().__init__()
-        checks.integer("MultiplierAverage", "horizon", horizon, 1)
+        _checks.integer("MultiplierAverage", "horizon", horizon, 1)
         self.horizon = horizon
         self.register_buffer("value", torch.zeros_like(like))
         self.register_buffer("count", torch.zeros_like(like, dtype=torch.int64))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributed import find_group
+from .._distributed import find_group
 from ..inner import split
 from ..objective import Inner
 from ..previous import PreviousParameters

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._distributed import Group
 from ..directional import Directional
-from ..distributed import Group
 
 __all__ = ["Linearised", "regularised"]
 

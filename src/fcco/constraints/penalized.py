@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..limits import number_and_names
 from ..outer.base import AbstractOuter
 from ..outer.scalar import Absolute, Hinge, SquaredHinge
@@ -116,8 +116,8 @@ class Penalized(ConstrainedObjective):
         offload: bool = False,
         **options: Any,
     ) -> None:
-        checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
-        checks.positive("Penalized", "penalty", penalty)
+        _checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
+        _checks.positive("Penalized", "penalty", penalty)
         number, names = number_and_names("Penalized", constraints)
         if kind == "smoothed_hinge" and smoothing is None:
             raise ValueError(

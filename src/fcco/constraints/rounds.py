@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from ..visit import standing_at
 from .rules import DualRule
 from .wrapping import WrappingOptimizer
@@ -89,8 +89,8 @@ class ProximalRound(WrappingOptimizer):
         total_multiplier: Callable[[], Tensor],
         moved: Moved,
     ) -> None:
-        checks.positive("ProximalRound", "coefficient", coefficient)
-        checks.integer("ProximalRound", "inner_steps", inner_steps, 1)
+        _checks.positive("ProximalRound", "coefficient", coefficient)
+        _checks.integer("ProximalRound", "inner_steps", inner_steps, 1)
         super().__init__(primal)
         self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
         self.inner_step, self.round = 0, 0

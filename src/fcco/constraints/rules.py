@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 
 __all__ = [
     "ConEx",
@@ -140,8 +140,8 @@ class ConstantConEx(ConEx):
     theta: float = 0.1
 
     def __post_init__(self) -> None:
-        checks.positive("ConstantConEx", "tau", self.tau)
-        checks.at_least("ConstantConEx", "theta", self.theta, 0.0)
+        _checks.positive("ConstantConEx", "tau", self.tau)
+        _checks.at_least("ConstantConEx", "theta", self.theta, 0.0)
 
     def divisor(self, t: Count, steps: Count) -> Number:
         """The constant tau."""
@@ -179,7 +179,7 @@ class StronglyConvexConEx(ConEx):
 
     def __post_init__(self) -> None:
         for name in ("strong_convexity", "smoothness", "lipschitz"):
-            checks.positive("StronglyConvexConEx", name, getattr(self, name))
+            _checks.positive("StronglyConvexConEx", name, getattr(self, name))
 
     def _shifted(self, t: Count) -> Number:
         return t + 4 * self.smoothness / self.strong_convexity + 2
@@ -222,7 +222,7 @@ class StochasticConEx(ConEx):
 
     def __post_init__(self) -> None:
         for name in ("distance", "multiplier_bound", "noise"):
-            checks.positive("StochasticConEx", name, getattr(self, name))
+            _checks.positive("StochasticConEx", name, getattr(self, name))
 
     def divisor(self, t: Count, steps: Count) -> Number:
         """The number sigma D sqrt(T) / B_y."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 
 __all__ = [
     "InverseRoot",
@@ -74,7 +74,7 @@ class PolyakStep(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1.0) -> None:
-        checks.positive("PolyakStep", "lr", lr)
+        _checks.positive("PolyakStep", "lr", lr)
         super().__init__(params, {"lr": lr})
         self.last_size = 0.0
 
@@ -114,7 +114,7 @@ class InverseRoot:
     start: float
 
     def __post_init__(self) -> None:
-        checks.positive("InverseRoot", "start", self.start)
+        _checks.positive("InverseRoot", "start", self.start)
 
     def __call__(self, step: int) -> float:
         """The value at step t."""
@@ -134,8 +134,8 @@ def convex_step(threshold: float, lipschitz: float) -> float:
         >>> convex_step(0.02, lipschitz=2.0)
         0.005
     """
-    checks.positive("convex_step", "threshold", threshold)
-    checks.positive("convex_step", "lipschitz", lipschitz)
+    _checks.positive("convex_step", "threshold", threshold)
+    _checks.positive("convex_step", "lipschitz", lipschitz)
     return threshold / lipschitz**2
 
 
@@ -171,7 +171,7 @@ def weakly_convex_step(
         "weak_convexity": weak_convexity,
     }
     for name, value in arguments.items():
-        checks.positive("weakly_convex_step", name, value)
+        _checks.positive("weakly_convex_step", name, value)
     least = min(accuracy**2 / lipschitz, regularity / (4 * weak_convexity))
     step = regularity / (4 * lipschitz**2) * least
     return step, lipschitz**2 * step

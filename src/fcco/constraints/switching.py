@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..inner import split
 from ..iterates import OutputIterate
 from ..objective import Inner
@@ -60,8 +60,8 @@ class SwitchingTerm(EveryConstraint):
         margin: float = 0.0,
     ) -> None:
         super().__init__("Switching", model, constraints, tolerance, margin)
-        checks.integer("Switching", "burn_in", burn_in, 0)
-        checks.at_least("Switching", "threshold", threshold, 0.0)
+        _checks.integer("Switching", "burn_in", burn_in, 0)
+        _checks.at_least("Switching", "threshold", threshold, 0.0)
         self.schedule, self.burn_in = threshold, burn_in
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation
@@ -75,7 +75,7 @@ class SwitchingTerm(EveryConstraint):
         value = self.schedule
         if callable(value):
             value = value(self.step)
-            checks.at_least("Switching", "threshold", value, 0.0)
+            _checks.at_least("Switching", "threshold", value, 0.0)
         return value
 
     def loss(self, tracked: Tracked) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed import Group, gather_rows, row_counts
+from .._distributed import Group, gather_rows, row_counts
 
 __all__ = ["Candidates", "find_candidates"]
 

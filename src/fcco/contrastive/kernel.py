@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import checks
-from ..distributed import find_group
+from .. import _checks
+from .._distributed import find_group
 from .candidates import Candidates, find_candidates
 
 __all__ = ["compute_dtype", "log_means"]
@@ -84,9 +84,9 @@ def log_means(
         tensor([[-1., -2.],
                 [-2., -1.]])
     """
-    checks.positive("log_means", "temperature", temperature)
+    _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
-        checks.integer("log_means", "chunk", chunk, 1)
+        _checks.integer("log_means", "chunk", chunk, 1)
     if not isinstance(temperature, Tensor):
         temperature = images.new_full((), temperature, dtype=compute_dtype(images, texts))
     elif temperature.numel() != 1:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from .. import checks
+from .. import _checks
 from ..outer.xrisk import LogMeanExp
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked, value_of
@@ -107,19 +107,19 @@ class ContrastiveTerm(AbstractTerm):
         **options: Any,
     ) -> None:
         call = "ContrastiveTerm"
-        checks.integer(call, "num_pairs", num_pairs, 2)
+        _checks.integer(call, "num_pairs", num_pairs, 2)
         if not callable(temperature):
-            checks.positive(call, "temperature", temperature)
+            _checks.positive(call, "temperature", temperature)
         if offset is not None:
-            checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
-        checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
+            _checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
+        _checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
         if radius and not scaled:
             raise ValueError(
                 f"`{call}(radius=...)` is multiplied by the factor tau in front, which "
                 "`scaled=False` leaves out: it would only add a constant."
             )
         if chunk is not None:
-            checks.integer(call, "chunk", chunk, 1)
+            _checks.integer(call, "chunk", chunk, 1)
         options.setdefault("read", "new")
         super().__init__(
             InnerTracker(

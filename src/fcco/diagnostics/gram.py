@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .evaluation import Inner, Loss, all_blocks, block_values, finite, loss_value, trainable
 
 __all__ = ["bordered_gram", "gram_matrix"]
@@ -79,7 +79,7 @@ def bordered_gram(
     per_layer: bool,
 ) -> Tensor:
     """The Gram matrix of the blocks in `index`, with grad g_0 as last row where `loss` is given."""
-    checks.at_least(call, "tile", tile, 1)
+    _checks.at_least(call, "tile", tile, 1)
     width = block_values(call, inner, index[:1]).numel()
 
     def values_of(part: Tensor) -> Callable[[], Tensor]:

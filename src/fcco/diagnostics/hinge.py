@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .box import TwoSlopes, isometric_copy, least_squares_in_box, require_two_slopes
 from .evaluation import (
     Inner,
@@ -126,7 +126,7 @@ def hinge_stationarity(
     if radius is None:
         radius, multipliers = _search(np.unique(np.append(np.abs(signed), 0.0)), residual)
     else:
-        checks.at_least(call, "radius", radius, 0)
+        _checks.at_least(call, "radius", radius, 0)
         multipliers = residual(radius)[1]
     y = torch.from_numpy(multipliers).to(values.device)
     # Measured on the model: the factor of the Gram matrix has the root of the rounding error.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .box import isometric_copy, quadratic_in_box, two_slopes
 from .evaluation import (
     Inner,
@@ -120,8 +120,8 @@ def prox_linear(
         and smooth maps.
     """
     call = "prox_linear"
-    checks.positive(call, "step", step)
-    checks.requires(call, outer, "convex")
+    _checks.positive(call, "step", step)
+    _checks.requires(call, outer, "convex")
     weights = trainable(call, parameters)
     index = all_blocks(call, num_inner, weights[0])
     values = inner_values(call, inner, index, chunk)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .box import isometric_copy, scipy_optimize
 from .evaluation import (
     Inner,
@@ -128,7 +128,7 @@ def kkt(
     call = "kkt"
     if multipliers is not None and outer is not None:
         raise ValueError("`kkt(multipliers=..., outer=...)` takes one source of multipliers.")
-    checks.at_least(call, "active", active, 0)
+    _checks.at_least(call, "active", active, 0)
     weights = trainable(call, parameters)
     index = all_blocks(call, num_constraints, weights[0])
     values = scalar_constraints(call, inner_values(call, inner, index, chunk))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .evaluation import (
     Inner,
     Loss,
@@ -184,13 +184,13 @@ def nearly_stationary_bounds(
         The paper, the theorem "approximate implies nearly stationary" and its proof.
     """
     call = "nearly_stationary_bounds"
-    checks.at_least(call, "epsilon", epsilon, 0)
-    checks.at_least(call, "num_inner", num_inner, 1)
-    checks.at_least(call, "smallest_eigenvalue", smallest_eigenvalue, 0)
-    checks.positive(call, "inner_lipschitz", inner_lipschitz)
-    checks.at_least(call, "inner_smoothness", inner_smoothness, 0)
-    checks.at_least(call, "outer_lipschitz", outer_lipschitz, 0)
-    checks.at_least(call, "loss_smoothness", loss_smoothness, 0)
+    _checks.at_least(call, "epsilon", epsilon, 0)
+    _checks.at_least(call, "num_inner", num_inner, 1)
+    _checks.at_least(call, "smallest_eigenvalue", smallest_eigenvalue, 0)
+    _checks.positive(call, "inner_lipschitz", inner_lipschitz)
+    _checks.at_least(call, "inner_smoothness", inner_smoothness, 0)
+    _checks.at_least(call, "outer_lipschitz", outer_lipschitz, 0)
+    _checks.at_least(call, "loss_smoothness", loss_smoothness, 0)
     if smallest_eigenvalue == 0:
         return NearlyStationaryBounds(math.inf, math.inf, 0.0)
     distance = 4 * inner_lipschitz * num_inner / smallest_eigenvalue * epsilon
@@ -218,8 +218,8 @@ def _grid(
             f"`{call}(smoothing=...)` has no value below 1/weak_convexity = {largest:g}."
         )
     for step in grid:
-        checks.positive(call, "smoothing", step)
-        checks.below(
+        _checks.positive(call, "smoothing", step)
+        _checks.below(
             call, "smoothing", step, largest, "1/weak_convexity", "the prox is not unique otherwise"
         )
     return grid

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .evaluation import (
     Inner,
     Loss,
@@ -173,7 +173,7 @@ def smoothed_zone(
         0.0
     """
     call = "smoothed_zone"
-    checks.positive(call, "smoothing", smoothing)
+    _checks.positive(call, "smoothing", smoothing)
     if outer.smooth or not math.isfinite(outer.lipschitz):
         raise ValueError(
             f"`{call}(outer=...)` must be the non-smooth, Lipschitz function f itself, which "

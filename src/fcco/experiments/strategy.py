@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcco import checks
+from fcco import _checks
 from fcco.visit import any_sharded, reshard
 
 from . import ranks
@@ -43,7 +43,7 @@ def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Modu
         strategy: `"ddp"` or `"fsdp2"`.
         device: of this rank.
     """
-    checks.one_of("wrap", "strategy", strategy, ("ddp", "fsdp2"))
+    _checks.one_of("wrap", "strategy", strategy, ("ddp", "fsdp2"))
     place = torch.device(device)
     model = model.to(place)
     if ranks.size() == 1:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco import adam_type, checks, momentum_type
+from fcco import _checks, adam_type, momentum_type
 
 from .task import Method
 
@@ -49,8 +49,8 @@ def optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.Optim
         parameters: the weights.
         method: its `update`, `lr`, `beta` and `weight_decay` are used.
     """
-    checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
-    checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
+    _checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
+    _checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
     decay = method.weight_decay
     if method.update == "adam":
         return adam_type(parameters, method.lr, method.beta, weight_decay=decay)

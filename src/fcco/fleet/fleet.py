@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from .. import checks
+from .. import _checks
 from .member import Fixed, Member, Numbers, State, stacked
 from .packing import Packing
 from .program import Inputs
@@ -72,7 +72,7 @@ class Fleet:
     ) -> None:
         if not members:
             raise ValueError("`Fleet(members=...)` must hold at least one run.")
-        checks.one_of("Fleet", "mode", mode, MODES)
+        _checks.one_of("Fleet", "mode", mode, MODES)
         plans = read_all(members)
         self.kind, self.runs, self.steps = plans[0].kind, len(members), 0
         weights, held = stacked(members)

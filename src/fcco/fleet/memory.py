@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["LiveBytes", "available", "capacity", "chunks"]
 
@@ -136,8 +136,8 @@ def capacity(
         >>> capacity(make, lambda fleet: fleet.step(torch.ones(1, 8, 10)), 50, "cpu")
         50
     """
-    checks.integer("capacity", "runs", runs, 1)
-    checks.in_interval("capacity", "share", share, 0, 1, open_low=True)
+    _checks.integer("capacity", "runs", runs, 1)
+    _checks.in_interval("capacity", "share", share, 0, 1, open_low=True)
     device = torch.device(device)
     sizes, peaks = [1], [_peak(make, step, 1, device)]
     budget = int(share * available(device))
@@ -173,8 +173,8 @@ def chunks(runs: int, size: int) -> list[range]:
         >>> chunks(10, 4)
         [range(0, 4), range(4, 7), range(7, 10)]
     """
-    checks.integer("chunks", "runs", runs, 1)
-    checks.integer("chunks", "size", size, 1)
+    _checks.integer("chunks", "runs", runs, 1)
+    _checks.integer("chunks", "size", size, 1)
     parts = -(-runs // size)
     small, more = divmod(runs, parts)
     edges = [k * small + min(k, more) for k in range(parts + 1)]

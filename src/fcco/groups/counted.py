@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["AbstractSampler"]
 
@@ -43,8 +43,8 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
     """
 
     def __init__(self, call: str, batches_per_epoch: int, seed: int) -> None:
-        checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
-        checks.integer(call, "seed", seed, 0)
+        _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
+        _checks.integer(call, "seed", seed, 0)
         self.seed = int(seed)
         self.batches_per_epoch = int(batches_per_epoch)
         self._epoch = 0
@@ -95,7 +95,7 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
 
     def advance(self, batches: int = 1) -> None:
         """Count batches as consumed; from the first call on, plain iteration no longer does."""
-        checks.integer(f"{type(self).__name__}.advance", "batches", batches, 0)
+        _checks.integer(f"{type(self).__name__}.advance", "batches", batches, 0)
         self._by_hand = True
         self._count(batches)
 
@@ -113,7 +113,7 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch; the current one is kept as it is, also if half done."""
-        checks.integer(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
+        _checks.integer(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._consumed = int(epoch), 0
 
@@ -127,7 +127,7 @@ class AbstractSampler(Sampler[Batch_co], abc.ABC):
         for name in ("seed", "epoch", "consumed"):
             if name not in state:
                 raise ValueError(f"`{call}(...)` needs the entry {name!r}; found: {list(state)}.")
-            checks.integer(call, name, state[name], 0)
+            _checks.integer(call, name, state[name], 0)
         if state["consumed"] >= self.batches_per_epoch:
             raise ValueError(
                 f"`{call}(...)` has consumed = {state['consumed']} but an epoch has only "

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .counted import AbstractSampler
 
 __all__ = ["BlockSampler", "GroupBatchSampler"]
@@ -70,9 +70,9 @@ class GroupBatchSampler(AbstractSampler[list[int]]):
     ) -> None:
         call = "GroupBatchSampler"
         ids = _as_ids(call, groups)
-        checks.integer(call, "groups_per_batch", groups_per_batch, 1)
-        checks.integer(call, "per_group", per_group, 1)
-        checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
+        _checks.integer(call, "groups_per_batch", groups_per_batch, 1)
+        _checks.integer(call, "per_group", per_group, 1)
+        _checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
         self._members = np.argsort(ids, kind="stable")
         in_order = ids[self._members]
         self._starts = np.flatnonzero(np.diff(in_order, prepend=-1))
@@ -170,8 +170,8 @@ class BlockSampler(AbstractSampler[Tensor]):
         batches_per_epoch: int | None = None,
     ) -> None:
         call = "BlockSampler"
-        checks.integer(call, "num_blocks", num_blocks, 1)
-        checks.integer(call, "blocks_per_batch", blocks_per_batch, 1)
+        _checks.integer(call, "num_blocks", num_blocks, 1)
+        _checks.integer(call, "blocks_per_batch", blocks_per_batch, 1)
         _check_draw(call, "blocks_per_batch", blocks_per_batch, num_blocks, "blocks")
         self.num_blocks = num_blocks
         self.blocks_per_batch = blocks_per_batch
@@ -215,9 +215,9 @@ def _ranks(call: str, rank: int | None, world_size: int | None) -> tuple[int, in
         if not (dist.is_available() and dist.is_initialized()):
             return 0, 1
         return dist.get_rank(), dist.get_world_size()
-    checks.integer(call, "world_size", world_size, 1)
-    checks.integer(call, "rank", rank, 0)
-    checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")
+    _checks.integer(call, "world_size", world_size, 1)
+    _checks.integer(call, "rank", rank, 0)
+    _checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")
     return rank, world_size
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..constraints import ConstrainedObjective, Penalized
 from ..dual import DualAscent, DualTerm, ExcessTracker
 from ..limits import number_and_names
@@ -104,7 +104,7 @@ def constrained(
         >>> distance_above_the_limit("li2024")
         0.033
     """
-    checks.one_of("constrained", "method", method, tuple(_RECIPES))
+    _checks.one_of("constrained", "method", method, tuple(_RECIPES))
     recipe = _RECIPES[method]
     accepted, needed = _settings(recipe)
     own = f"Settings of {method}: {', '.join(accepted)}"
@@ -189,9 +189,9 @@ def _proximal_point(
     **options: Any,
 ) -> ConstrainedObjective:
     """ALEXR2 on the penalised problem: `alexr2`'s tracker and loop, `Penalized`'s constraints."""
-    checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
+    _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
     if outer is not None:
-        checks.requires("alexr2", outer, "convex")
+        _checks.requires("alexr2", outer, "convex")
     proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
     return Penalized(
         model, proximal, constraints, penalty=penalty, smoothing=smoothing, gamma=gamma,
@@ -220,8 +220,8 @@ def _dual_ascent(
     holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
     the violation, measured on the same samples at both ends of a step, which damps the loop.
     """
-    checks.at_least("alexr", "theta", theta, 0.0)
-    checks.positive("alexr", "penalty", penalty)
+    _checks.at_least("alexr", "theta", theta, 0.0)
+    _checks.positive("alexr", "penalty", penalty)
     number, names = number_and_names("alexr", constraints)
     like = for_model(model, number).value
     tracker = ExcessTracker(

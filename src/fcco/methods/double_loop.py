@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .. import checks
+from .. import _checks
 from ..objective import Compositional
 from ..outer.base import AbstractOuter
 from ..proximal_point import ProximalPoint
@@ -76,11 +76,11 @@ def alexr2(
         Paper, Algorithm 2 with line 13 corrected (docs/mathematics.md): nearly
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
-    checks.requires("alexr2", outer, "convex")
+    _checks.requires("alexr2", outer, "convex")
     monotone_if_weakly_convex("alexr2", outer, inner)
-    checks.one_of("alexr2", "dual", dual, ("u", "y"))
-    checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
-    checks.positive("alexr2", "smoothing", smoothing)
+    _checks.one_of("alexr2", "dual", dual, ("u", "y"))
+    _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
+    _checks.positive("alexr2", "smoothing", smoothing)
     if dual == "y":
         zone = outer.dual_zone(smoothing)
         if zone is None:

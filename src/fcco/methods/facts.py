@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .. import checks
+from .. import _checks
 from ..outer.base import AbstractOuter
 
 __all__ = ["InnerKind", "dimension", "monotone_if_weakly_convex", "smooth_inner"]
@@ -23,7 +23,7 @@ def dimension(method: str, outer: AbstractOuter, dim: int | None) -> int:
 
 def smooth_inner(method: str, inner: InnerKind) -> None:
     """Refuse inner functions with kinks."""
-    checks.one_of(method, "inner", inner, ("smooth", "weakly_convex"))
+    _checks.one_of(method, "inner", inner, ("smooth", "weakly_convex"))
     if inner != "smooth":
         raise ValueError(
             f"`{method}(inner='weakly_convex')`: {method} needs smooth inner functions g_i. For "
@@ -36,6 +36,6 @@ def monotone_if_weakly_convex(method: str, outer: AbstractOuter, inner: InnerKin
 
     f(g) of a convex f and a weakly convex g is weakly convex only if f does not decrease.
     """
-    checks.one_of(method, "inner", inner, ("smooth", "weakly_convex"))
+    _checks.one_of(method, "inner", inner, ("smooth", "weakly_convex"))
     if inner == "weakly_convex":
-        checks.requires(f"{method}(inner='weakly_convex')", outer, "monotone")
+        _checks.requires(f"{method}(inner='weakly_convex')", outer, "monotone")

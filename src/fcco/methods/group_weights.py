@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..tracker import for_model
 from ..weights import GroupWeights, OnlineGroupDRO
 
@@ -84,7 +84,7 @@ def ooa(
         losses the average iterate is O(sqrt(log(n) / T)) from the optimum after T steps; nothing
         is known for other losses. Groups may be sampled, uniformly without replacement.
     """
-    checks.integer("ooa", "num_groups", num_groups, 1)
+    _checks.integer("ooa", "num_groups", num_groups, 1)
     tracker = for_model(model, num_groups, gamma=1.0, correction=0.0, read="new", **options)
     term = GroupWeights(
         tracker,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..constraints import ConstrainedObjective, Penalized
 from ..constraints.recursive import (
     LargestPenalty,
@@ -42,7 +42,7 @@ class RampedTerm(CoupledTerm):
     """
 
     def __init__(self, outer: AbstractOuter, tracker: Any, ramp_steps: int, **options: Any) -> None:
-        checks.integer("li2024", "ramp_steps", ramp_steps, 0)
+        _checks.integer("li2024", "ramp_steps", ramp_steps, 0)
         super().__init__(outer, tracker, **options)
         self._ramp_steps = ramp_steps
 
@@ -136,7 +136,7 @@ def li2024(
         Constraints may be sampled, one batch serves values and gradients, no further evaluation.
     """
     number, names = number_and_names("li2024", constraints)
-    checks.positive("li2024", "penalty", penalty)
+    _checks.positive("li2024", "penalty", penalty)
     tracker = for_model(model, number, gamma=gamma, correction=0.0, read=read, **options)
     term = RampedTerm(
         SquaredHinge(penalty), tracker, ramp_steps, tolerance=tolerance, margin=margin, names=names
@@ -277,10 +277,10 @@ def liu2025(
         derived here). Assumes g_0 and g weakly convex, g(.; xi) mean-Lipschitz. No sampling of
         constraints; two batches, one more forward pass at w_{k-1} except at a refresh.
     """
-    checks.positive("liu2025", "penalty", penalty)
-    checks.one_of("liu2025", "aggregate", aggregate, ("each", "max"))
+    _checks.positive("liu2025", "penalty", penalty)
+    _checks.one_of("liu2025", "aggregate", aggregate, ("each", "max"))
     number, names = number_and_names("liu2025", constraints)
-    checks.integer("liu2025", "constraints", number, 1)
+    _checks.integer("liu2025", "constraints", number, 1)
     if options.get("on_nonfinite") == "skip":
         raise ValueError(
             "`liu2025(on_nonfinite='skip')` would leave a constraint out of a step, and its "

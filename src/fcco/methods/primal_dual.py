@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .. import checks
+from .. import _checks
 from ..dual import DualAscent, DualTerm
 from ..objective import Compositional
 from ..outer.base import AbstractOuter
@@ -92,11 +92,11 @@ def alexr(
         gap eps in O(n/B1 + 1/(mu eps) + n/(B1 eps)) steps up to logarithms. For convex F and
         non-smooth f: theta = 0 and alpha, eta of order eps, O(eps^-2).
     """
-    checks.one_of("alexr", "version", version, ("v1", "v2"))
-    checks.positive("alexr", "dual_step", dual_step)
-    checks.in_interval("alexr", "theta", theta, 0.0, 1.0)
-    checks.at_least("alexr", "smoothing", smoothing, 0.0)
-    checks.requires("alexr", outer, "convex")
+    _checks.one_of("alexr", "version", version, ("v1", "v2"))
+    _checks.positive("alexr", "dual_step", dual_step)
+    _checks.in_interval("alexr", "theta", theta, 0.0, 1.0)
+    _checks.at_least("alexr", "smoothing", smoothing, 0.0)
+    _checks.requires("alexr", outer, "convex")
     _convex_composition(outer, inner)
     size = dimension("alexr", outer, dim)
     if version == "v1":
@@ -132,6 +132,6 @@ def _convex_composition(outer: AbstractOuter, inner: str) -> None:
             f"`alexr(inner={inner!r})`: ALEXR needs a convex problem, that is convex inner "
             "functions (inner='convex') or affine ones ('linear'). For others use alexr2."
         )
-    checks.one_of("alexr", "inner", inner, ("convex", "linear"))
+    _checks.one_of("alexr", "inner", inner, ("convex", "linear"))
     if inner == "convex":
-        checks.requires("alexr(inner='convex')", outer, "convex", "monotone")
+        _checks.requires("alexr(inner='convex')", outer, "convex", "monotone")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..constraints.lagrangian import ProximalLagrangian
 from ..constraints.rules import ConEx, ConstantConEx, VirtualQueue
 from ..projected import keep_inside
@@ -80,7 +80,7 @@ def oss(
         with bounded subgradients, bounded X, a feasible start, and a Slater point of every
         regularised problem with a common margin.
     """
-    checks.positive("oss", "proximal", proximal)
+    _checks.positive("oss", "proximal", proximal)
     objective = ProximalLagrangian(
         model,
         optimizer,
@@ -165,7 +165,7 @@ def icppac(
         subgradients and bounded noise, and a constraint qualification that holds at all
         regularised problems alike (bounded multipliers), which a uniform Slater margin gives.
     """
-    checks.positive("icppac", "proximal", proximal)
+    _checks.positive("icppac", "proximal", proximal)
     rule = ConstantConEx() if schedule is None else schedule
     if not isinstance(rule, ConEx):
         raise TypeError(f"`icppac(schedule=...)` must be a ConEx but is: {type(rule).__name__}.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["PROBLEMS", "Method", "Table", "get", "register", "table"]
 
@@ -81,7 +81,7 @@ def register(method: Method) -> Method:
     if not method.problems:
         raise ValueError(f"`{call}`: `problems` is empty; name at least one of {[*PROBLEMS]}.")
     for problem in method.problems:
-        checks.one_of(call, "problems", problem, tuple(PROBLEMS))
+        _checks.one_of(call, "problems", problem, tuple(PROBLEMS))
     text = inspect.getdoc(method.recipe) or ""
     missing = [part for part in (".. math::", "Args:", "References:") if part not in text]
     if missing:
@@ -101,7 +101,7 @@ def get(name: str) -> Method:
         >>> fcco.methods.get("sonex").complexity
         'n eps^-5 / (B1 sqrt(B2))'
     """
-    checks.one_of("methods.get", "name", name, tuple(_METHODS))
+    _checks.one_of("methods.get", "name", name, tuple(_METHODS))
     return _METHODS[name]
 
 
@@ -154,7 +154,7 @@ class Table(tuple[Method, ...]):
 
 def _holds(method: Method, fact: str, wanted: Any) -> bool:
     names = [f.name for f in fields(Method)]
-    checks.one_of("Table.only", "fact", fact, tuple(names))
+    _checks.one_of("Table.only", "fact", fact, tuple(names))
     held = getattr(method, fact)
     return wanted in held if isinstance(held, tuple) else held == wanted
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .. import checks
+from .. import _checks
 from ..objective import Compositional
 from ..outer.base import AbstractOuter
 from ..terms import CoupledTerm, Smoothing
@@ -225,7 +225,7 @@ def sox(
         smooth Lipschitz f and g_i. Blocks are sampled, one inner batch per step, no further
         evaluation.
     """
-    checks.requires("sox", outer, "smooth")
+    _checks.requires("sox", outer, "smooth")
     smooth_inner("sox", inner)
     return _single_loop(
         "sox",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..constraints.steps import PolyakStep
 from ..constraints.switching import Number, Switching, SwitchingOptimizer
 from ..projected import keep_inside
@@ -95,7 +95,7 @@ def ssg(
         away from 0 where it is violated.
     """
     if isinstance(constraint_optimizer, str):
-        checks.one_of("ssg", "constraint_optimizer", constraint_optimizer, ("polyak",))
+        _checks.one_of("ssg", "constraint_optimizer", constraint_optimizer, ("polyak",))
         held = [p for group in optimizer.param_groups for p in group["params"]]
         constraint_optimizer = PolyakStep(held)
     switch = SwitchingOptimizer(optimizer, constraint_optimizer, schedule)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["adam_type", "momentum_type"]
 
@@ -29,7 +29,7 @@ def momentum_type(
         beta: weight of the new gradient; 1 is plain SGD.
         options: further options of `torch.optim.SGD`.
     """
-    checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
+    _checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
     return torch.optim.SGD(params, lr=lr, momentum=1 - beta, dampening=1 - beta, **options)
 
 
@@ -51,7 +51,7 @@ def adam_type(
         beta2: beta', weight of the new squared gradient.
         options: further options of `torch.optim.AdamW` (`weight_decay` is 0 unless given).
     """
-    checks.in_interval("adam_type", "beta", beta, 0.0, 1.0, open_low=True)
-    checks.in_interval("adam_type", "beta2", beta2, 0.0, 1.0, open_low=True)
+    _checks.in_interval("adam_type", "beta", beta, 0.0, 1.0, open_low=True)
+    _checks.in_interval("adam_type", "beta2", beta2, 0.0, 1.0, open_low=True)
     options.setdefault("weight_decay", 0.0)
     return torch.optim.AdamW(params, lr=lr, betas=(1 - beta, 1 - beta2), **options)

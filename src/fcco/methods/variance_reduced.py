@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..directional import Directional
 from ..inner import split
 from ..objective import Compositional, Inner
@@ -176,8 +176,8 @@ def msvr(
         single-point form two more backward passes and no forward. The form of MSVR v2 with
         independent blocks for the gradient (and u after the batch) is not offered.
     """
-    checks.one_of("msvr", "version", version, ("v1", "v2", "v3"))
-    checks.requires("msvr", outer, "smooth")
+    _checks.one_of("msvr", "version", version, ("v1", "v2", "v3"))
+    _checks.requires("msvr", outer, "smooth")
     smooth_inner("msvr", inner)
     if options.setdefault("read", "old") != "old":
         raise ValueError(

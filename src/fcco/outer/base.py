@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["AbstractOuter"]
 
@@ -122,9 +122,9 @@ class AbstractOuter(abc.ABC):
     def _check_step(self, step: float | Tensor) -> None:
         """Raise unless 0 < step < 1/rho_f."""
         call = f"{type(self).__name__}.prox"
-        checks.positive(call, "step", step)
+        _checks.positive(call, "step", step)
         limit = self._step_limit()
-        checks.below(call, "step", step, limit, "1/weak_convexity", "prox is not unique otherwise")
+        _checks.below(call, "step", step, limit, "1/weak_convexity", "prox is not unique otherwise")
 
     def violation(self, u: Tensor) -> Tensor:
         """How far a constraint with inner value u is exceeded; by default u <= 0 is meant."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 
 __all__ = ["MoreauEnvelope"]
@@ -44,8 +44,8 @@ class MoreauEnvelope(AbstractOuter):
     smooth = True
 
     def __post_init__(self) -> None:
-        checks.positive("MoreauEnvelope", "smoothing", self.smoothing)
-        checks.below(
+        _checks.positive("MoreauEnvelope", "smoothing", self.smoothing)
+        _checks.below(
             "MoreauEnvelope",
             "smoothing",
             self.smoothing,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 
 __all__ = ["Custom", "numeric_prox"]
@@ -118,8 +118,8 @@ class Custom(AbstractOuter):
     dim: int | None = 1
 
     def __post_init__(self) -> None:
-        checks.at_least("Custom", "lipschitz", self.lipschitz, 0)
-        checks.at_least("Custom", "weak_convexity", self.weak_convexity, 0)
+        _checks.at_least("Custom", "lipschitz", self.lipschitz, 0)
+        _checks.at_least("Custom", "weak_convexity", self.weak_convexity, 0)
         if self.convex:
             object.__setattr__(self, "weak_convexity", 0.0)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 
 __all__ = [
     "capped_threshold",
@@ -123,7 +123,7 @@ def project_capped_simplex(
     size = point.shape[-1]
     if not isinstance(cap, Tensor) and not isinstance(total, Tensor):
         # The slack is for a cap = total / d that was rounded.
-        checks.at_least("project_capped_simplex", "cap", cap, total / size * (1 - 1e-6))
+        _checks.at_least("project_capped_simplex", "cap", cap, total / size * (1 - 1e-6))
     cap, total = _as_tensor(cap, point), _as_tensor(total, point)
     cap = torch.minimum(cap, total)
 

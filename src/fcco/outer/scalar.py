@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 from .piecewise import AbstractOneKink, AbstractPiecewiseLinear, Bounds
 from .projections import indicator
@@ -46,7 +46,7 @@ class Hinge(AbstractOneKink):
     monotone = True
 
     def __post_init__(self) -> None:
-        checks.positive("Hinge", "scale", self.scale)
+        _checks.positive("Hinge", "scale", self.scale)
 
     def _slopes(self) -> Bounds:
         return 0.0, self.scale
@@ -81,8 +81,8 @@ class CVaRHinge(AbstractOneKink):
     monotone = True
 
     def __post_init__(self) -> None:
-        checks.in_interval("CVaRHinge", "ratio", self.ratio, 0, 1, open_low=True)
-        checks.in_interval(
+        _checks.in_interval("CVaRHinge", "ratio", self.ratio, 0, 1, open_low=True)
+        _checks.in_interval(
             "CVaRHinge",
             "threshold",
             self.threshold,
@@ -118,7 +118,7 @@ class Absolute(AbstractOneKink):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.positive("Absolute", "scale", self.scale)
+        _checks.positive("Absolute", "scale", self.scale)
 
     def _slopes(self) -> Bounds:
         return -self.scale, self.scale
@@ -145,10 +145,10 @@ class Pinball(AbstractOneKink):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.in_interval(
+        _checks.in_interval(
             "Pinball", "quantile", self.quantile, 0, 1, open_low=True, open_high=True
         )
-        checks.positive("Pinball", "scale", self.scale)
+        _checks.positive("Pinball", "scale", self.scale)
 
     def _slopes(self) -> Bounds:
         return self.scale * (self.quantile - 1), self.scale * self.quantile
@@ -177,8 +177,8 @@ class DeadZone(AbstractPiecewiseLinear):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.in_interval("DeadZone", "width", self.width, 0, math.inf, open_high=True)
-        checks.positive("DeadZone", "scale", self.scale)
+        _checks.in_interval("DeadZone", "width", self.width, 0, math.inf, open_high=True)
+        _checks.positive("DeadZone", "scale", self.scale)
 
     def _slopes(self) -> Bounds:
         return -self.scale, self.scale
@@ -210,7 +210,7 @@ class SquaredHinge(AbstractOuter):
     convex = monotone = smooth = True
 
     def __post_init__(self) -> None:
-        checks.positive("SquaredHinge", "scale", self.scale)
+        _checks.positive("SquaredHinge", "scale", self.scale)
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import checks
+from .. import _checks
 from .projections import capped_threshold, project_capped_simplex, project_simplex
 from .support import AbstractSupportFunction
 
@@ -99,7 +99,7 @@ class TopMean(_WeightedTop):
     k: int
 
     def __post_init__(self) -> None:
-        checks.at_least("TopMean", "k", self.k, 1)
+        _checks.at_least("TopMean", "k", self.k, 1)
         if isinstance(self.k, float):
             raise ValueError(
                 f"`TopMean(k=...)` must be an integer but is: {self.k} "
@@ -142,8 +142,8 @@ class CVaR(_WeightedTop):
     dim: int | None = None
 
     def __post_init__(self) -> None:
-        checks.in_interval("CVaR", "ratio", self.ratio, 0, 1, open_low=True)
-        checks.at_least("CVaR", "dim", self.dim, 1)
+        _checks.in_interval("CVaR", "ratio", self.ratio, 0, 1, open_low=True)
+        _checks.at_least("CVaR", "dim", self.dim, 1)
 
     @property
     def lipschitz(self) -> float:

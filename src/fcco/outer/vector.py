@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 from .projections import indicator, project_ball, project_box, project_subsimplex
 from .scalar import DeadZone
@@ -88,7 +88,7 @@ class EuclideanNorm(AbstractSupportFunction):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.positive("EuclideanNorm", "scale", self.scale)
+        _checks.positive("EuclideanNorm", "scale", self.scale)
 
     @property
     def lipschitz(self) -> float:
@@ -141,8 +141,8 @@ class SeparableHinge(AbstractSupportFunction):
     monotone = True
 
     def __post_init__(self) -> None:
-        checks.positive("SeparableHinge", "scale", self.scale)
-        checks.at_least("SeparableHinge", "dim", self.dim, 1)
+        _checks.positive("SeparableHinge", "scale", self.scale)
+        _checks.at_least("SeparableHinge", "dim", self.dim, 1)
 
     @property
     def lipschitz(self) -> float:
@@ -200,10 +200,10 @@ class TwoSidedHinge(AbstractOuter):
     convex = True
 
     def __post_init__(self) -> None:
-        checks.in_interval(
+        _checks.in_interval(
             "TwoSidedHinge", "tolerance", self.tolerance, 0, math.inf, open_high=True
         )
-        checks.positive("TwoSidedHinge", "scale", self.scale)
+        _checks.positive("TwoSidedHinge", "scale", self.scale)
 
     @property
     def lipschitz(self) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 from .xrisk import TauLog
 
@@ -106,7 +106,7 @@ class LogTruncatedHinge(_OneSided):
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
-        checks.positive("LogTruncatedHinge", "level", self.level)
+        _checks.positive("LogTruncatedHinge", "level", self.level)
 
     @property
     def weak_convexity(self) -> float:
@@ -132,8 +132,8 @@ class _MinimaxConcave(_Profile):
     curvature: float
 
     def __post_init__(self) -> None:
-        checks.positive(type(self).__name__, "scale", self.scale)
-        checks.positive(type(self).__name__, "curvature", self.curvature)
+        _checks.positive(type(self).__name__, "scale", self.scale)
+        _checks.positive(type(self).__name__, "curvature", self.curvature)
 
     @property
     def lipschitz(self) -> float:
@@ -223,8 +223,8 @@ class SCAD(_Even):
     shape: float
 
     def __post_init__(self) -> None:
-        checks.positive("SCAD", "scale", self.scale)
-        checks.in_interval("SCAD", "shape", self.shape, 2, math.inf, open_low=True, open_high=True)
+        _checks.positive("SCAD", "scale", self.scale)
+        _checks.in_interval("SCAD", "shape", self.shape, 2, math.inf, open_low=True, open_high=True)
 
     @property
     def lipschitz(self) -> float:

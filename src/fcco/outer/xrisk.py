@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from .. import checks
+from .. import _checks
 from .base import AbstractOuter
 from .projections import indicator
 
@@ -63,8 +63,8 @@ class TauLog(AbstractOuter):
     monotone = smooth = True
 
     def __post_init__(self) -> None:
-        checks.positive("TauLog", "temperature", self.temperature)
-        checks.positive("TauLog", "offset", self.offset)
+        _checks.positive("TauLog", "temperature", self.temperature)
+        _checks.positive("TauLog", "offset", self.offset)
 
     @property
     def lipschitz(self) -> float:
@@ -150,7 +150,7 @@ class Power(_SmoothOnly):
     convex = monotone = True
 
     def __post_init__(self) -> None:
-        checks.in_interval("Power", "exponent", self.exponent, 1, math.inf, open_high=True)
+        _checks.in_interval("Power", "exponent", self.exponent, 1, math.inf, open_high=True)
 
     @property
     def lipschitz(self) -> float:
@@ -195,7 +195,7 @@ class NDCG(_SmoothOnly):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.positive("NDCG", "abs(scale)", abs(self.scale))
+        _checks.positive("NDCG", "abs(scale)", abs(self.scale))
 
     @property
     def convex(self) -> bool:
@@ -246,8 +246,8 @@ class LogMeanExp(_SmoothOnly):
     convex = monotone = True
 
     def __post_init__(self) -> None:
-        checks.positive("LogMeanExp", "temperature", self.temperature)
-        checks.in_interval("LogMeanExp", "offset", self.offset, 0.0, math.inf, open_high=True)
+        _checks.positive("LogMeanExp", "temperature", self.temperature)
+        _checks.in_interval("LogMeanExp", "offset", self.offset, 0.0, math.inf, open_high=True)
 
     @property
     def lipschitz(self) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distributed import find_group
+from .._distributed import find_group
 from ..inner import Measured, global_mean, split
 from ..objective import Compositional
 from ..reading import ONLY

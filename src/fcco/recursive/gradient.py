@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import _checks
 from ..objective import Compositional, Inner
 from ..previous import PreviousParameters, after_closure
 from ..reading import Index
@@ -115,7 +115,7 @@ class RecursiveGradient(nn.Module):
         normalized: bool = False,
     ) -> None:
         super().__init__()
-        checks.in_interval("RecursiveGradient", "beta", beta, 0.0, 1.0)
+        _checks.in_interval("RecursiveGradient", "beta", beta, 0.0, 1.0)
         require_plain(objective)
         self.objective, self.beta, self.normalized = objective, beta, normalized
         self.estimate = GradientEstimate(objective.optimizer)
@@ -123,7 +123,7 @@ class RecursiveGradient(nn.Module):
         require_steppable(optimizers, normalized)
         self.anchor: Snapshot | None = None
         if snapshot_every is not None:
-            checks.integer("RecursiveGradient", "snapshot_every", snapshot_every, 1)
+            _checks.integer("RecursiveGradient", "snapshot_every", snapshot_every, 1)
             self.anchor = Snapshot(objective, optimizers, snapshot_every)
         past = objective.previous
         if past is None:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
-from ..distributed import Group, find_group, sum_over_ranks
+from .. import _checks
+from .._distributed import Group, find_group, sum_over_ranks
+from .._state import KeepsPrecision
 from ..inner import split
 from ..objective import Compositional, Inner
-from ..precision import KeepsPrecision
 from ..previous import PerParameter, PreviousParameters
 from ..reading import Index
 from ..tracker import InnerTracker, Tracked
@@ -62,7 +62,7 @@ class Snapshot(nn.Module):
         self, objective: Compositional, optimizers: Sequence[torch.optim.Optimizer], period: int
     ) -> None:
         super().__init__()
-        checks.integer("Snapshot", "period", period, 1)
+        _checks.integer("Snapshot", "period", period, 1)
         for name, term in objective._terms.items():
             if term.tracker.log_space:
                 raise ValueError(

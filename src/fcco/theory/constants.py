@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .. import checks
+from .. import _checks
 
 __all__ = ["Constants"]
 
@@ -48,13 +48,13 @@ class Constants:
 
     def __post_init__(self) -> None:
         for name in ("num_inner", "blocks", "samples", "dim"):
-            checks.at_least("Constants", name, getattr(self, name), 1)
+            _checks.at_least("Constants", name, getattr(self, name), 1)
         for name in ("outer_lipschitz", "inner_lipschitz"):
-            checks.positive("Constants", name, getattr(self, name))
+            _checks.positive("Constants", name, getattr(self, name))
         for name in ("inner_smoothness", "value_noise", "jacobian_noise", "outer_weak_convexity"):
-            checks.at_least("Constants", name, getattr(self, name), 0)
-        checks.at_least("Constants", "inner_weak_convexity", self.inner_weak_convexity, 0)
-        checks.in_interval("Constants", "blocks", self.blocks, 1, self.num_inner)
+            _checks.at_least("Constants", name, getattr(self, name), 0)
+        _checks.at_least("Constants", "inner_weak_convexity", self.inner_weak_convexity, 0)
+        _checks.in_interval("Constants", "blocks", self.blocks, 1, self.num_inner)
 
     @property
     def weak_convexity(self) -> float:
@@ -74,8 +74,8 @@ class Constants:
         rho = self.outer_weak_convexity
         limit = 1 / rho if rho else math.inf
         reason = "the envelope is not smooth otherwise"
-        checks.positive("Constants.outer_smoothness", "smoothing", smoothing)
-        checks.below("Constants", "smoothing", smoothing, limit, "1/outer_weak_convexity", reason)
+        _checks.positive("Constants.outer_smoothness", "smoothing", smoothing)
+        _checks.below("Constants", "smoothing", smoothing, limit, "1/outer_weak_convexity", reason)
         return max(1 / smoothing, rho / (1 - smoothing * rho))
 
     def smoothness(self, smoothing: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import checks
+from .. import _checks
 
 __all__ = [
     "auto_correction",
@@ -19,8 +19,8 @@ __all__ = [
 
 def smoothing_for(eps: float, lipschitz: float) -> float:
     """The smoothing eps/C_f: an eps-stationary point of F_lambda is then approximately one of F."""
-    checks.positive("smoothing_for", "eps", eps)
-    checks.positive("smoothing_for", "lipschitz", lipschitz)
+    _checks.positive("smoothing_for", "eps", eps)
+    _checks.positive("smoothing_for", "lipschitz", lipschitz)
     return eps / lipschitz
 
 
@@ -44,8 +44,8 @@ def correction(gamma: float, num_inner: int, blocks: int) -> float:
 
 def auto_correction(gamma: float, num_inner: int, blocks: int) -> float:
     """(1 - gamma) B1/n: STORM's 1 - gamma when all blocks are seen, small when few are."""
-    checks.in_interval("auto_correction", "gamma", gamma, 0, 1, open_low=True)
-    checks.in_interval("auto_correction", "blocks", blocks, 1, num_inner)
+    _checks.in_interval("auto_correction", "gamma", gamma, 0, 1, open_low=True)
+    _checks.in_interval("auto_correction", "blocks", blocks, 1, num_inner)
     return (1 - gamma) * blocks / num_inner
 
 
@@ -93,9 +93,9 @@ def tracking_error(
         20
     """
     call = "tracking_error"
-    checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
-    checks.in_interval(call, "blocks", blocks, 1, num_inner)
-    checks.at_least(call, "samples", samples, 1)
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    _checks.at_least(call, "samples", samples, 1)
     if correction is None:
         excess = _excess(call, gamma, num_inner, blocks)
     else:
@@ -123,8 +123,8 @@ def dual_step(theta: float, num_inner: int, blocks: int) -> float:
         0.428571
     """
     call = "dual_step"
-    checks.in_interval(call, "blocks", blocks, 1, num_inner)
-    checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    _checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
     if not 1 - theta < blocks / num_inner:
         raise ValueError(
             f"`{call}(theta=...)` must be above 1 - blocks/num_inner = {1 - blocks / num_inner:g} "
@@ -152,9 +152,9 @@ def inner_step(theta: float, nu: float, weak_convexity: float) -> float:
         0.038462
     """
     call = "inner_step"
-    checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
-    checks.positive(call, "nu", nu)
-    checks.at_least(call, "weak_convexity", weak_convexity, 0)
+    _checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    _checks.positive(call, "nu", nu)
+    _checks.at_least(call, "weak_convexity", weak_convexity, 0)
     if not theta / nu > weak_convexity:
         raise ValueError(
             f"`{call}(nu=...)` must be below theta/weak_convexity = {theta / weak_convexity:g} "
@@ -175,8 +175,8 @@ def inner_lr(eta: float, nu: float) -> float:
         >>> inner_lr(eta=1.0, nu=0.25)
         0.2
     """
-    checks.positive("inner_lr", "eta", eta)
-    checks.positive("inner_lr", "nu", nu)
+    _checks.positive("inner_lr", "eta", eta)
+    _checks.positive("inner_lr", "nu", nu)
     return eta * nu / (eta + nu)
 
 
@@ -204,10 +204,10 @@ def penalty_size(
         70.0
     """
     call = "penalty_size"
-    checks.at_least(call, "num_constraints", num_constraints, 1)
-    checks.positive(call, "inner_lipschitz", inner_lipschitz)
-    checks.positive(call, "delta", delta)
-    checks.positive(call, "margin", margin)
+    _checks.at_least(call, "num_constraints", num_constraints, 1)
+    _checks.positive(call, "inner_lipschitz", inner_lipschitz)
+    _checks.positive(call, "delta", delta)
+    _checks.positive(call, "margin", margin)
     return (1 + margin) * num_constraints * (inner_lipschitz + 1) / delta
 
 
@@ -230,18 +230,18 @@ def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> 
         >>> round(smoothed_bias(0.01, num_constraints=8, multiplier=0.6), 6)
         0.048
     """
-    checks.positive("smoothed_bias", "smoothing", smoothing)
-    checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
-    checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
+    _checks.positive("smoothed_bias", "smoothing", smoothing)
+    _checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
+    _checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
     return smoothing * num_constraints * multiplier
 
 
 def _excess(call: str, gamma: float, num_inner: int, blocks: int) -> float:
     """What the theory's correction has above 1 - gamma; 0 when all blocks are sampled."""
-    checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
-    checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
     if blocks == num_inner:
         return 0.0
     reason = "the correction of the theory is infinite there unless all blocks are sampled"
-    checks.below(call, "gamma", gamma, 1, "its limit", reason)
+    _checks.below(call, "gamma", gamma, 1, "its limit", reason)
     return (num_inner - blocks) / (blocks * (1 - gamma))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .. import checks
+from .. import _checks
 from .constants import Constants
 from .rules import correction, inner_lr, smoothing_for
 
@@ -132,8 +132,8 @@ def sonex_adam(
         True
     """
     low, high = smallest_scale, largest_scale
-    checks.positive("sonex_adam", "largest_scale", high)
-    checks.in_interval("sonex_adam", "smallest_scale", low, 0, high, open_low=True)
+    _checks.positive("sonex_adam", "largest_scale", high)
+    _checks.in_interval("sonex_adam", "smallest_scale", low, 0, high, open_low=True)
     return _sonex(
         "sonex_adam", constants, eps, initial_gap, low, high, initial_samples, gradient_error
     )
@@ -149,8 +149,8 @@ def _sonex(
     initial_samples: int | None,
     gradient_error: float | None,
 ) -> SonexSettings:
-    checks.positive(call, "eps", eps)
-    checks.at_least(call, "initial_gap", gap, 0)
+    _checks.positive(call, "eps", eps)
+    _checks.at_least(call, "initial_gap", gap, 0)
     if math.isinf(c.inner_smoothness):
         raise ValueError("SONEX needs smooth inner functions: inner_smoothness (L_g) is inf.")
     n, blocks, samples, noise = c.num_inner, c.blocks, c.samples, c.value_noise**2
@@ -177,10 +177,10 @@ def _sonex(
     lr = min(math.sqrt(ratio) * step / high, low / (2 * high**2 * smoothness))
     if initial_samples is None:
         initial_samples = math.ceil(eps**-3)
-    checks.at_least(call, "initial_samples", initial_samples, 1)
+    _checks.at_least(call, "initial_samples", initial_samples, 1)
     if gradient_error is None:
         gradient_error = 4 * c.outer_lipschitz**2 * c.jacobian_moment
-    checks.at_least(call, "gradient_error", gradient_error, 0)
+    _checks.at_least(call, "gradient_error", gradient_error, 0)
     value_error = noise / initial_samples + blocks / n * gamma**2 * noise / samples  # U_1
     start = gap / (lr * high) + gradient_error / beta + weight * value_error
     iterations = math.ceil(4 / (ratio * eps**2) * start)
@@ -230,9 +230,9 @@ def alexr2(
         '0.25 1.2e-06 8463190 8764'
     """
     c, call = constants, "alexr2"
-    checks.positive(call, "eps", eps)
-    checks.at_least(call, "initial_gap", initial_gap, 0)
-    checks.in_interval(call, "beta", beta, 0, 0.5, open_low=True)
+    _checks.positive(call, "eps", eps)
+    _checks.at_least(call, "initial_gap", initial_gap, 0)
+    _checks.in_interval(call, "beta", beta, 0, 0.5, open_low=True)
     if c.outer_weak_convexity > 0:
         raise ValueError("ALEXR2 needs convex outer functions: outer_weak_convexity is not 0.")
     rho = c.weak_convexity
@@ -244,7 +244,7 @@ def alexr2(
     smoothing = smoothing_for(eps, c.outer_lipschitz)
     if dual_distance is None:
         dual_distance = 2 * smoothing * c.outer_lipschitz**2
-    checks.at_least(call, "dual_distance", dual_distance, 0)
+    _checks.at_least(call, "dual_distance", dual_distance, 0)
     nu, mu = 1 / (4 * rho), 3 * rho
     rest, steps = _inner_loop(c, smoothing, mu * nu**2 * eps**2 / 36, dual_distance)
     theta = 1 - rest

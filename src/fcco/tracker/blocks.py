@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..distributed import Group, gather_rows
+from .._distributed import Group, gather_rows
 
 __all__ = [
     "Batch",

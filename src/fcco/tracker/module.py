@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..distributed import Group
-from ..precision import KeepsPrecision
+from .._distributed import Group
+from .._state import KeepsPrecision
 from .blocks import Batch, Layout, carrier_counts, layout, over_ranks, per_row
 from .entries import finite_blocks, prepared, refuse_nonfinite, shaped, without_nonfinite
 from .progress import Progress

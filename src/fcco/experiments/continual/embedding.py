@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from fcco.distributed import Group
+from fcco._distributed import Group
 
 from ..data.grouped import Samples
 from ..loading import chunks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco.distributed import find_group
+from fcco._distributed import find_group
 
 from .. import strategy
 from ..data.grouped import GroupedPart, Samples

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ...checks import integer
+from ..._checks import integer
 from .columns import long_cells, rows_of
 from .cuts import check_limit, kept
 from .download import Progress

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from ...checks import one_of
+from ..._checks import one_of
 from .archives import members
 from .columns import rows_of
 from .cuts import WithinGroups, check_limit, kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...checks import integer
+from ..._checks import integer
 from .cuts import WithinGroups, check_limit, kept
 from .folders import digest
 from .grouped import GroupedData, Vectors

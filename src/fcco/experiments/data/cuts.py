@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...checks import integer
+from ..._checks import integer
 from .grouped import PARTS, GroupedPart, cut_within_groups, part
 
 __all__ = ["Official", "OfficialTest", "WithinGroups", "check_classes", "check_limit", "kept"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...checks import at_least, in_interval, integer
+from ..._checks import at_least, in_interval, integer
 from .parts import FairnessData, Part, assemble
 
 __all__ = ["synthetic"]

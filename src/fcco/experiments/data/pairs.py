@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...checks import integer, one_of
+from ..._checks import integer, one_of
 from .archives import Piece, PieceImages, pieces
 from .columns import long_cells, rows_of
 from .folders import WrongData, digest, few

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from ...checks import in_interval, integer
+from ..._checks import in_interval, integer
 
 __all__ = ["Encoder", "FairnessData", "Part", "Standardisation", "assemble", "stratified"]
 

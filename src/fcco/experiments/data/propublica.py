@@ -10,7 +10,7 @@ from datetime import datetime
 
 import numpy as np
 
-from ...checks import in_interval, integer
+from ..._checks import in_interval, integer
 from .download import Progress
 from .files import DataFile, Form, Wheel
 from .gather import contents

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...checks import integer
+from ..._checks import integer
 from .cuts import WithinGroups, check_classes, check_limit, kept
 from .folders import digest
 from .grouped import GroupedData, Vectors

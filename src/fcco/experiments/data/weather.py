@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from ...checks import at_least
+from ..._checks import at_least
 from .archives import members
 from .cuts import WithinGroups, check_classes, check_limit, kept
 from .download import Progress

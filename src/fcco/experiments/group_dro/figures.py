@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco.distributed import Group
+from fcco._distributed import Group
 
 from ..data.grouped import GroupedPart
 from ..task import Row

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco.distributed import find_group
+from fcco._distributed import find_group
 from fcco.inner import global_mean
 
 from ..task import Method

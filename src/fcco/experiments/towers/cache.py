@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ... import checks
+from ... import _checks
 from ...files import DamagedFile, read_values, write_values
 from ..data.download import Progress
 from ..data.grouped import GroupedData, Samples, Vectors
@@ -60,7 +60,7 @@ def features(
         progress: is told about downloads, and how many samples are done.
         folder: where to look first for files that PyPI has.
     """
-    checks.integer("features", "batch", batch, 1)
+    _checks.integer("features", "batch", batch, 1)
     if kind(name) != data.kind:
         raise ValueError(
             f"The tower `{name}` takes {kind(name)}s, but the data `{data.name}` are {data.kind}s."

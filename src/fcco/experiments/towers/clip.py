@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ... import checks
+from ... import _checks
 from .clip_files import (
     ADVICE,
     DEVIATION,
@@ -45,7 +45,7 @@ class _ClipTower(Tower):
     def __init__(
         self, model: Any, part: str, layer: str, temperature: float, recompute: bool
     ) -> None:
-        checks.positive(type(self).__name__, "temperature", temperature)
+        _checks.positive(type(self).__name__, "temperature", temperature)
         super().__init__()
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -196,7 +196,7 @@ def build_clip(
     dropout: float = 0.0,
 ) -> ClipImageTower | ClipTextTower:
     """A tower of CLIP by its name; see `build`."""
-    checks.in_interval("build", "dropout", dropout, 0.0, 1.0, open_high=True)
+    _checks.in_interval("build", "dropout", dropout, 0.0, 1.0, open_high=True)
     found = clip_weights(name, weights) if pretrained else None
     place = None if found is None else Path(found.where).parent
     config = clip_configuration(place)

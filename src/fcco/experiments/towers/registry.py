@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ... import checks
+from ... import _checks
 from ..data.download import Progress
 from ..data.files import DataFile
 from ..data.gather import FETCHED, gather, keep
@@ -62,7 +62,7 @@ def register(name: str, place: str, kind: Kind) -> None:
         raise ValueError(f"`register(place=...)` must be 'module:function' but is: {place!r}.")
     if name in IMAGES or name in POOLING or name in CLIP:
         raise ValueError(f"`register(name=...)` must be a new name, but {name!r} is built in.")
-    checks.one_of("register", "kind", kind, ("image", "text"))
+    _checks.one_of("register", "kind", kind, ("image", "text"))
     _REGISTERED[name] = _Registered(place, kind)
 
 
@@ -189,7 +189,7 @@ def encode(
     """
     if kind(name) == "image":
         return samples
-    checks.integer("encode", "tokens", tokens, 3)
+    _checks.integer("encode", "tokens", tokens, 3)
     if name in CLIP:
         return Vectors(clip_ids(samples, tokens=tokens, weights=weights, progress=progress))
     return Vectors(

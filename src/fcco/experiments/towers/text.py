@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ... import checks
+from ... import _checks
 from ..data.download import Progress
 from .folders import configuration_fields, find_folder, folder_weights
 from .tokens import needed, tokenizer_checksum, whole_ids
@@ -48,7 +48,7 @@ class TextTower(Tower):
     kind: Kind = "text"
 
     def __init__(self, network: Any, pooling: Pooling = "mean", recompute: bool = False) -> None:
-        checks.one_of("TextTower", "pooling", pooling, ("mean", "first"))
+        _checks.one_of("TextTower", "pooling", pooling, ("mean", "first"))
         super().__init__()
         self.network, self.pooling = network, pooling
         self.width = int(network.config.hidden_size)
@@ -105,7 +105,7 @@ def build_text(
     progress: Progress | None = None,
 ) -> TextTower:
     """A text tower by its name; see `build`."""
-    checks.in_interval("build", "dropout", dropout, 0.0, 1.0, open_high=True)
+    _checks.in_interval("build", "dropout", dropout, 0.0, 1.0, open_high=True)
     found = text_weights(name, weights, folder, progress) if pretrained else None
     config = _configuration(name, _folder(name, weights) if pretrained else None)
     limit = config.max_position_embeddings

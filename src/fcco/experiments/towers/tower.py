@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ... import checks
+from ... import _checks
 from ...visit import own_buffers
 
 __all__ = [
@@ -120,8 +120,8 @@ class ImageTower(Tower):
         batch_norm: BatchNormMode = "frozen",
         dropout: float = 0.0,
     ) -> None:
-        checks.one_of("ImageTower", "batch_norm", batch_norm, ("frozen", "batch"))
-        checks.in_interval("ImageTower", "dropout", dropout, 0.0, 1.0, open_high=True)
+        _checks.one_of("ImageTower", "batch_norm", batch_norm, ("frozen", "batch"))
+        _checks.in_interval("ImageTower", "dropout", dropout, 0.0, 1.0, open_high=True)
         if len(size) != 2 or min(size) < 1:
             raise ValueError(f"`ImageTower(size=...)` must be a height and a width but is: {size}.")
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import checks
+from . import _checks
 
 __all__ = ["Annealed"]
 
@@ -25,9 +25,9 @@ class Annealed:
     steps: int
 
     def __post_init__(self) -> None:
-        checks.positive("Annealed", "start", self.start)
-        checks.positive("Annealed", "end", self.end)
-        checks.at_least("Annealed", "steps", self.steps, 1)
+        _checks.positive("Annealed", "start", self.start)
+        _checks.positive("Annealed", "end", self.end)
+        _checks.at_least("Annealed", "steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
         """The value after `step` steps."""
