@@ -2,48 +2,53 @@
 
     min_w  g0(w) + (1/n) sum_i f_i(g_i(w)),      g_i(w) = E g_i(w; xi)
 
-Every method is an outer function times a tracker, perhaps inside a proximal point, stepped by any
-torch optimizer:
+The equation of the library:
 
-| method | outer function | tracker | proximal point |
+    method = term x rule of the step, stepped by any torch optimizer
+
+A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
+CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
+step inside a proximal point, switch between loss and constraints (`fcco.optim`,
+`fcco.constraints`), or use a recursive gradient (`fcco.storm`).
+
+| method | term | tracker | rule of the step |
 |---|---|---|---|
-| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr(n, gamma)` | |
-| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr(n, gamma, theta)` | `ProximalPoint` |
-| SONX | f itself (a subgradient) | `msvr(n, gamma)` | |
-| SOX | smooth f | `ema(n, gamma)` | |
+| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr_tracker(n, gamma)` | plain |
+| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr_tracker(n, gamma, theta)` | `ProximalPoint` |
+| SONX | f itself (a subgradient) | `msvr_tracker(n, gamma)` | plain |
+| SOX | smooth f | `ema_tracker(n, gamma)` | plain |
+| MSVR v2, v3 | smooth f | `msvr_tracker(n, gamma)` | `RecursiveGradient` |
+| ALEXR | `DualTerm` | its own | plain |
+| OOA | `GroupWeights` | `ema_tracker(n, 1)` | plain |
+| SSG | `SwitchingTerm` | the batch | `SwitchingOptimizer` |
+| OSS, ICPPAC | `LagrangianTerm` | the batch | `ProximalRound` |
 
-and their rivals (`fcco.methods.table()`) add weights on groups, dual variables, switching or a
-recursive gradient. Constrained problems have one door, `fcco.constrained(..., method="sonex")`.
-
-`loss = objective(inner, index)` gives a scalar whose gradient is the method's estimator;
+One door for each need: `CVaRGroupDRO` for the worst groups, `constrained(..., method="sonex")` for
+constraints, `GlobalContrastive` for two towers, `Compositional` for any terms.
+`loss = objective(function, index)` gives a scalar whose gradient is the method's estimator;
 `loss.backward(); optimizer.step()` stay yours.
 """
 
-from . import contrastive as contrastive
-from . import diagnostics as diagnostics
-from . import fleet as fleet
+import importlib as _importlib
+from typing import Any as _Any
+
+from . import constraints as constraints
+from . import continual as continual
 from . import groups as groups
 from . import methods as methods
+from . import optim as optim
 from . import outer as outer
-from . import theory as theory
+from . import terms as terms
 from . import tracker as tracker
 from ._schedules import Annealed as Annealed
-from .constraints import Penalized as Penalized
-from .constraints import PolyakStep as PolyakStep
-from .constraints import ProximalLagrangian as ProximalLagrangian
-from .constraints import Switching as Switching
-from .constraints import SwitchingOptimizer as SwitchingOptimizer
-from .contrastive import ContrastiveTerm as ContrastiveTerm
-from .contrastive import GlobalContrastive as GlobalContrastive
-from .forgetting import OldLosses as OldLosses
+from .constraints import ConstrainedObjective as ConstrainedObjective
+from .continual import ReferenceLosses as ReferenceLosses
+from .continual import TaskHeads as TaskHeads
 from .group_dro import CVaRGroupDRO as CVaRGroupDRO
-from .group_dro import CVaRTerm as CVaRTerm
 from .groups import BlockSampler as BlockSampler
 from .groups import GroupBatchSampler as GroupBatchSampler
 from .groups import group_mean as group_mean
-from .heads import TaskHeads as TaskHeads
-from .inner import Measured as Measured
-from .iterates import OutputIterate as OutputIterate
+from .inputs import Measured as Measured
 from .methods import adam_type as adam_type
 from .methods import alexr2 as alexr2
 from .methods import constrained as constrained
@@ -53,6 +58,9 @@ from .methods import sonex as sonex
 from .methods import sonx as sonx
 from .methods import sox as sox
 from .objective import Compositional as Compositional
+from .optim import OutputIterate as OutputIterate
+from .optim import ProximalPoint as ProximalPoint
+from .optim import project_after_step as project_after_step
 from .outer import Absolute as Absolute
 from .outer import CVaR as CVaR
 from .outer import CVaRHinge as CVaRHinge
@@ -63,15 +71,92 @@ from .outer import Pinball as Pinball
 from .outer import SquaredHinge as SquaredHinge
 from .outer import TwoSidedHinge as TwoSidedHinge
 from .previous import PreviousParameters as PreviousParameters
-from .projected import keep_inside as keep_inside
-from .proximal_point import ProximalPoint as ProximalPoint
-from .recursive import RecursiveGradient as RecursiveGradient
+from .storm import RecursiveGradient as RecursiveGradient
 from .terms import CoupledTerm as CoupledTerm
+from .terms import CVaRTerm as CVaRTerm
 from .tracker import InnerTracker as InnerTracker
-from .tracker import alexr as alexr
-from .tracker import ema as ema
-from .tracker import msvr as msvr
-from .tracker import spider as spider
-from .weights import OnlineGroupDRO as OnlineGroupDRO
+from .tracker import NonFiniteValue as NonFiniteValue
+from .tracker import alexr_tracker as alexr_tracker
+from .tracker import ema_tracker as ema_tracker
+from .tracker import msvr_tracker as msvr_tracker
+from .tracker import spider_tracker as spider_tracker
 
 __version__ = "0.1.0"
+
+# Imported when they are first used: not every program needs them.
+_LAZY = {
+    "ContrastiveTerm": "contrastive",
+    "GlobalContrastive": "contrastive",
+    "contrastive": "contrastive",
+    "diagnostics": "diagnostics",
+    "fleet": "fleet",
+    "theory": "theory",
+}
+
+__all__ = [
+    "Absolute",
+    "Annealed",
+    "BlockSampler",
+    "CVaR",
+    "CVaRGroupDRO",
+    "CVaRHinge",
+    "CVaRTerm",
+    "Compositional",
+    "ConstrainedObjective",
+    "ContrastiveTerm",
+    "CoupledTerm",
+    "GlobalContrastive",
+    "GroupBatchSampler",
+    "Hinge",
+    "InnerTracker",
+    "Maximum",
+    "Measured",
+    "MoreauEnvelope",
+    "NonFiniteValue",
+    "OutputIterate",
+    "Pinball",
+    "PreviousParameters",
+    "ProximalPoint",
+    "RecursiveGradient",
+    "ReferenceLosses",
+    "SquaredHinge",
+    "TaskHeads",
+    "TwoSidedHinge",
+    "adam_type",
+    "alexr2",
+    "alexr_tracker",
+    "constrained",
+    "constraints",
+    "continual",
+    "contrastive",
+    "diagnostics",
+    "ema_tracker",
+    "fleet",
+    "group_mean",
+    "groups",
+    "methods",
+    "momentum_type",
+    "msvr_tracker",
+    "ooa",
+    "optim",
+    "outer",
+    "project_after_step",
+    "sonex",
+    "sonx",
+    "sox",
+    "spider_tracker",
+    "terms",
+    "theory",
+    "tracker",
+]
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fcco' has no attribute {name!r}")
+    module = _importlib.import_module(f".{_LAZY[name]}", __name__)
+    return module if name == _LAZY[name] else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""The little communication that a tracker needs: rows of unequal number, gathered on every rank."""
+"""Communication between ranks: rows of unequal number, gathered on every rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Group", "find_group", "gather_rows", "row_counts", "sum_over_ranks"]
+__all__ = [
+    "Group",
+    "RanksOutOfStep",
+    "find_group",
+    "gather_rows",
+    "row_counts",
+    "sum_over_ranks",
+]
 
 
 @dataclass(frozen=True)
@@ -40,23 +47,43 @@ def find_group(process_group: Any = "auto") -> Group | None:
     return Group(handle, size) if size > 1 else None
 
 
-def row_counts(rows: Tensor, group: Group) -> list[int]:
-    """How many rows each rank has."""
-    own = torch.tensor([len(rows)], device=rows.device)
-    sizes = [torch.empty_like(own) for _ in range(group.size)]
-    torch.distributed.all_gather(sizes, own, group=group.handle)
-    return torch.cat(sizes).tolist()
+class RanksOutOfStep(RuntimeError):
+    """Ranks that would have pooled batches of different steps."""
+
+    def __init__(self, calls: list[int]) -> None:
+        self.latest = max(calls)
+        super().__init__(
+            f"The ranks are in different calls of the objective ({calls}): one of them left a "
+            "batch out (an exception, or `continue`), and pooling would mix batches of different "
+            "steps. Nothing was updated. Let every rank take part in every call; a rank without "
+            "samples passes an empty batch."
+        )
 
 
-def gather_rows(rows: Tensor, group: Group, counts: list[int] | None = None) -> Tensor:
+def row_counts(rows: Tensor, group: Group, call: int | None = None) -> list[int]:
+    """How many rows each rank has; refused when the ranks give different numbers as `call`."""
+    # The number of the call travels with the number of rows: no second message.
+    mine = torch.tensor([len(rows), -1 if call is None else call], device=rows.device)
+    parts = [torch.empty_like(mine) for _ in range(group.size)]
+    torch.distributed.all_gather(parts, mine, group=group.handle)
+    lengths, calls = torch.stack(parts).T.tolist()
+    if len(set(calls)) > 1:
+        raise RanksOutOfStep(calls)
+    return lengths
+
+
+def gather_rows(
+    rows: Tensor, group: Group, counts: list[int] | None = None, call: int | None = None
+) -> Tensor:
     """Concatenate the rows (R_k, c) of all ranks, in rank order; R_k may differ or be zero.
 
     Args:
         rows: this rank's rows.
         group: the ranks.
         counts: R_k of every rank, when `row_counts` told them before.
+        call: number of the call these rows belong to; see `row_counts`.
     """
-    lengths = row_counts(rows, group) if counts is None else counts
+    lengths = row_counts(rows, group, call) if counts is None else counts
     padded = rows.new_zeros((max(lengths), rows.shape[1]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in range(group.size)]

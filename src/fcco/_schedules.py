@@ -1,12 +1,22 @@
-"""Numbers that change with the step, such as an annealed smoothing."""
+"""Numbers that change with the step: an annealed smoothing, a rising weight, falling steps."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import _checks
 
-__all__ = ["Annealed"]
+__all__ = ["Annealed", "CosineRamp", "InverseRoot", "Schedule", "at_step"]
+
+Schedule = float | Callable[[int], float]
+"""A number, or a function of the step that gives it."""
+
+
+def at_step(schedule: Schedule, step: int) -> float:
+    """The number of one step."""
+    return schedule(step) if callable(schedule) else schedule
 
 
 @dataclass(frozen=True)
@@ -33,3 +43,47 @@ class Annealed:
         """The value after `step` steps."""
         done = min(step / self.steps, 1.0)
         return self.start * (self.end / self.start) ** done
+
+
+@dataclass(frozen=True)
+class CosineRamp:
+    r"""A factor that rises from almost 0 to 1 along half a cosine, then stays 1.
+
+    .. math::
+        \tfrac12\bigl(1 - \cos(\pi \min\{1, (t+1)/T\})\bigr)
+
+    Example:
+        >>> from fcco._schedules import CosineRamp
+        >>> [round(CosineRamp(4)(t), 3) for t in range(5)]
+        [0.146, 0.5, 0.854, 1.0, 1.0]
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _checks.integer("CosineRamp", "steps", self.steps, 1)
+
+    def __call__(self, step: int) -> float:
+        """The factor of step t."""
+        left = self.steps - 1 - step
+        return 1.0 if left <= 0 else (1 + math.cos(math.pi * left / self.steps)) / 2
+
+
+@dataclass(frozen=True)
+class InverseRoot:
+    """A number that falls like start / sqrt(t + 1), for eps_t and eta_t of convex problems.
+
+    Example:
+        >>> from fcco.optim import InverseRoot
+        >>> [InverseRoot(0.6)(t) for t in (0, 3, 24)]
+        [0.6, 0.3, 0.12]
+    """
+
+    start: float
+
+    def __post_init__(self) -> None:
+        _checks.positive("InverseRoot", "start", self.start)
+
+    def __call__(self, step: int) -> float:
+        """The value at step t."""
+        return self.start / math.sqrt(step + 1)

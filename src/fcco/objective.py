@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._distributed import Group, find_group
-from .inner import Parsed, global_mean, split
-from .jobs import empty_job, is_bad, on_all_ranks, refuse
-from .previous import PreviousParameters, unwrap
-from .proximal_point import ProximalPoint
-from .reading import ONLY, Index, Reader
-from .terms import AbstractTerm
-from .tracker.blocks import Batch, Layout, over_ranks
+from ._derivatives import Directional
+from ._distributed import Group, RanksOutOfStep, find_group, sum_over_ranks
+from .inputs import ONLY, CallReader, Index, mean_loss, split
+from .optim import MethodOptimizer, project_after_step
+from .previous import PreviousParameters, parameters_of, unwrap
+from .previous.swap import any_sharded
+from .terms import AbstractTerm, TermNumbers
+from .tracker import Batch, Blocks, Entries, Tracked
+from .tracker.blocks import over_ranks
+from .tracker.tracker import NonFiniteValue, refuse_nonfinite
 
 __all__ = ["Compositional"]
 
-Inner = Callable[[], Any]
+Function = Callable[[], Any]
+"""The user's function: runs the model and returns inner values, or (loss, values)."""
 
 
 class Compositional(nn.Module):
@@ -34,6 +38,10 @@ class Compositional(nn.Module):
     function is called once with gradient and, when a tracker corrects, once more without, at the
     previous parameters. In `eval()` mode the loss of the batch is returned and nothing changes.
 
+    Calls between two optimizer steps belong to one step (gradient accumulation). If the parameters
+    have changed between them (closures of L-BFGS, the second evaluation of SAM), the later call
+    starts a step of its own.
+
     Args:
         model: your model.
         optimizer: the optimizer(s) you step; a step ends the tracking step.
@@ -44,6 +52,10 @@ class Compositional(nn.Module):
         offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
             on the GPU: the same values, one copy of the parameters less at the peak, two transfers
             a step (see `PreviousParameters`).
+        single_point: replace g_i(w_t) - g_i(w_{t-1}) in the correction by the derivative
+            J_i(w_t) (w_t - w_{t-1}), for functions that cannot be evaluated at w_{t-1}; they must
+            be differentiable twice. Two more backward passes, no second forward pass.
+        shared_index: whether an index that is no dict means the blocks of every term.
 
     The function returns one of
 
@@ -57,7 +69,7 @@ class Compositional(nn.Module):
         >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr(3, gamma=0.5), smoothing=0.1)
+        >>> term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(3, gamma=0.5), smoothing=0.1)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
         >>> loss = objective(lambda: model(x).squeeze(1), block)
@@ -72,26 +84,43 @@ class Compositional(nn.Module):
         *,
         process_group: Any = "auto",
         offload: bool = False,
+        single_point: bool = False,
+        shared_index: bool = True,
     ) -> None:
         super().__init__()
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
+        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        self._optimizers = tuple(unwrap(each) for each in several)
         self.terms: Any = nn.ModuleDict(named)
         self._terms = named  # the same, without the registry's slow look-up
-        self._reader = Reader(named)
+        self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
+        self._process_group, self._single_point = process_group, single_point
         self.previous: PreviousParameters | None = None
-        if any(term.tracker.needs_previous for term in named.values()):
-            self.previous = PreviousParameters(model, optimizer, offload=offload)
-        steppers = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        hook = lambda *_: self.close()  # noqa: E731
-        self._handles = [unwrap(each).register_step_post_hook(hook) for each in steppers]
-        for each in steppers:
-            if isinstance(unwrap(each), ProximalPoint):
-                unwrap(each).model = model  # type: ignore[attr-defined]
-        self._process_group = process_group
+        if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
+            self.previous = PreviousParameters(model, self._optimizers, offload=offload)
+        self._calls = 0
+        self._open_at: tuple[int, int] | None = None  # where the open step was evaluated
+        self._busy = threading.Lock()
+        self._handles: list[Any] = []
+        self._projections: list[Any] = []
+        self._attach()
+
+    def _attach(self) -> None:
+        """Listen to the steps of the optimizers."""
+        hook = self._after_step
+        self._handles = [each.register_step_post_hook(hook) for each in self._optimizers]
+        for each in self._optimizers:
+            if isinstance(each, MethodOptimizer):
+                each.join(*self._model)
+
+    @property
+    def model(self) -> nn.Module:
+        """Your model."""
+        return self._model[0]
 
     @property
     def term(self) -> Any:
@@ -100,171 +129,348 @@ class Compositional(nn.Module):
             raise ValueError(f"This objective has the terms {', '.join(self.terms)}; use `terms`.")
         return self.terms[ONLY]
 
+    @property
+    def group(self) -> Group | None:
+        """The ranks to pool over."""
+        return find_group(self._process_group)
+
     def forward(
         self,
-        inner: Inner,
+        function: Function,
         index: Index = None,
         *,
         counts: Index = None,
-        gradient: Inner | None = None,
+        gradient: Function | None = None,
         gradient_index: Index = None,
         past: Any = None,
     ) -> Tensor:
         """The loss of one batch.
 
         Args:
-            inner: runs the model; see the class for what it returns.
+            function: runs the model; see the class for what it returns.
             index: block of each entry; repeated ids are samples of one block. None means that the
                 entries are all n blocks in order. A dict by term with several terms.
             counts: samples behind each entry, when entries are means of unequal size.
             gradient: a second function for an independent batch of the same blocks: it carries
-                the gradient (and g0) while `inner` gives the values (Alg. 2, line 5).
+                the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
-            past: what `inner` returns at w_{t-1}, when it was evaluated already; `inner` is then
-                not called there.
+            past: what `function` returns at w_{t-1}, when it was evaluated already; `function` is
+                then not called there.
         """
-        where = self._reader.layouts(index, counts)
-        before: dict[str, Parsed] = {}
-        corrects = self._corrects
-        if corrects:
-            assert self.previous is not None
-            past = self.previous.evaluate(inner) if past is None else past
-            before = self._reader.values(split(past)[1])
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                "This objective is in a call already, from another thread or from inside the "
+                "function that it was given. It swaps parameters and pools batches, so calls "
+                "must follow each other."
+            )
+        try:
+            return self._loss(function, index, counts, gradient, gradient_index, past)
+        except RanksOutOfStep as error:
+            self._calls = error.latest  # the next call is the same on all ranks again
+            raise
+        finally:
+            self._busy.release()
+
+    def _loss(
+        self,
+        function: Function,
+        index: Index,
+        counts: Index,
+        gradient: Function | None,
+        gradient_index: Index,
+        past: Any,
+    ) -> Tensor:
+        updating = self.training and torch.is_grad_enabled()
+        group = find_group(self._process_group)
+        self._calls += 1
+        reader, previous = self._reader, self.previous
+        blocks = reader.blocks(index, counts)
+        apart = None if gradient_index is None else reader.blocks(gradient_index)
+        if updating:
+            self._separate_moved_calls()
+        if previous is not None and updating:
+            if self._look_back(function, blocks, gradient is not None) and gradient is not None:
+                # The first batch has moved the multipliers and is not needed any more.
+                function, gradient, blocks, apart = gradient, None, apart or blocks, None
+            if past is None and previous.ready and not self._single_point and self._corrects:
+                past = previous.evaluate(function)
+        carriers = None
         if gradient is None:
-            loss, values = split(inner())
-            fresh, carriers, carrier_where = self._reader.values(values), None, where
+            loss, values = split(function())
         else:
             with torch.no_grad():
-                fresh = self._reader.values(split(inner())[1])
-            loss, values = split(gradient())
-            carriers = self._reader.values(values)
-            if set(carriers) != set(fresh):
-                raise ValueError(
-                    "`Compositional(gradient=...)` must return the same terms as `inner`, "
-                    f"{', '.join(fresh)}, but returned: {', '.join(carriers)}."
-                )
-            same = gradient_index is None
-            carrier_where = where if same else self._reader.layouts(gradient_index, None)
-        group = find_group(self._process_group)
-        loss = None if loss is None else global_mean(loss, group)
-        jobs = {
-            name: self._job(
-                name,
-                entry,
-                before.get(name),
-                entry if carriers is None else carriers[name],
-                where[name],
-                carrier_where[name],
-            )
-            for name, entry in fresh.items()
-        }
+                values = split(function())[1]
+            loss, carriers = split(gradient())
+        past = None if past is None else split(past)[1]
+        entries = reader.entries(blocks, values, past, carriers, apart)
+        if loss is None:
+            self._require_objective(entries)
+        else:
+            loss = mean_loss(loss, group, check=updating)
+        if self._single_point and updating and previous is not None and previous.ready:
+            entries = {name: self._tangent(name, each) for name, each in entries.items()}
         if group is not None:
-            jobs = self._with_other_ranks(jobs, group, corrects, carriers is not None)
-        elif len(jobs) > 1:
-            refuse([n for n, job in jobs.items() if is_bad(self._terms[n].tracker, job)])
-        parts = {}
-        for name, job in jobs.items():
-            term = self._terms[name]
-            parts[name] = term.loss(term.tracker.update(**job, group=group))
-        if loss is None and not parts:
-            raise ValueError("`Compositional(inner)` returned neither a loss nor any inner value.")
-        return self._combined(loss, parts)
+            entries = self._on_all_ranks(entries, group)
+        return self._combined(loss, self._tracked(entries, loss, group, updating))
 
-    def _combined(self, loss: Tensor | None, parts: dict[str, Tensor]) -> Tensor:
-        """The loss to differentiate, from g0 and the terms; methods that switch override it."""
-        return functools.reduce(torch.add, [*([] if loss is None else [loss]), *parts.values()])
+    @property
+    def _corrects(self) -> bool:
+        """Whether the next update uses values at w_{t-1}; a refresh does not."""
+        return any(
+            term.tracker.needs_previous and not term.tracker.refresh_due
+            for term in self._terms.values()
+        )
+
+    def _tracked(
+        self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
+    ) -> dict[str, Tracked]:
+        """Update every tracker, or none: all values are checked before the first is written."""
+        terms, call = self._terms, self._calls
+        if not updating:
+            return {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
+        updates, tracked = {}, {}
+        for name, each in entries.items():
+            tracker = terms[name].tracker
+            update, tracked[name] = tracker.propose(each, group, call)
+            updates[name] = (tracker, update)
+        if group is None:
+            apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
+            refuse_nonfinite(updates, loss, apart)
+        else:  # this rank's own loss and carriers were checked on all ranks together
+            refuse_nonfinite(updates, None)
+        for tracker, update in updates.values():
+            tracker.write(update)
+        return tracked
+
+    def _combined(self, loss: Tensor | None, tracked: dict[str, Tracked]) -> Tensor:
+        """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
+        parts = [self._terms[name].loss(each) for name, each in tracked.items()]
+        replaced = any(self._terms[name].replaces_objective for name in tracked)
+        if loss is not None and not replaced:
+            parts.insert(0, loss)
+        return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
+
+    def _require_objective(self, entries: dict[str, Entries]) -> None:
+        if not entries:
+            raise ValueError("Your function returned neither a loss nor any inner value.")
+        if any(self._terms[name].needs_objective for name in entries):
+            raise ValueError(
+                "This method needs the objective too: the function must return (loss, values)."
+            )
+
+    def _separate_moved_calls(self) -> None:
+        """End or undo the open step if the parameters have changed since it was evaluated.
+
+        Values of different w must not be pooled. In-place changes raise the version of a tensor,
+        which costs nothing to read.
+        """
+        count = 0 if self.previous is None else self.previous.snapshots
+        here = (sum(p._version for o in self._optimizers for p in parameters_of(o)), count)
+        there, self._open_at = self._open_at, here
+        if there is None or there[0] == here[0]:
+            return
+        if self.previous is None or there[1] != count:
+            self.close()  # w_{t-1} is where the open step was (L-BFGS): it counts as a step
+            self._open_at = here
+        else:
+            for term in self._terms.values():
+                term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
+
+    def _look_back(
+        self, function: Function, blocks: dict[str, Blocks | None], independent: bool
+    ) -> bool:
+        """Let terms look at this batch at w_{t-1}; return whether one wanted to."""
+        lookers = {name: term for name, term in self._terms.items() if term.looks_back}
+        for name, term in lookers.items():
+            assert self.previous is not None
+            pooled = functools.partial(self._pooled_values, name, function, blocks)
+            term.look_back(pooled, self.previous, independent)
+        return bool(lookers)
+
+    def _pooled_values(
+        self, name: str, function: Function, blocks: dict[str, Blocks | None]
+    ) -> Tracked:
+        group = self.group
+        entries = self._reader.entries(blocks, split(function())[1])
+        if group is not None:
+            entries = self._on_all_ranks(entries, group)
+        return self._terms[name].tracker.pooled(entries[name], group)
+
+    def _tangent(self, name: str, entries: Entries) -> Entries:
+        """Entries with g(w_{t-1}) to first order, from the derivative at w_t."""
+        assert self.previous is not None
+        moved = {p: d for p, d in self.previous.moved().items() if p.requires_grad}
+        if any_sharded(moved):
+            raise TypeError(
+                "`single_point=True` cannot differentiate twice by the parameters of a sharded "
+                "model (FSDP2); use a correction with a second evaluation."
+            )
+        if not entries.fresh.requires_grad:
+            raise ValueError(
+                f"`single_point=True`: the values of `{name}` have no gradient, so that their "
+                "change along a step is not known; use a correction with a second evaluation."
+            )
+        change = Directional(entries.fresh, list(moved)).along(list(moved.values()))
+        return entries._replace(previous=entries.fresh.detach() - change)
+
+    def _on_all_ranks(self, entries: dict[str, Entries], group: Group) -> dict[str, Entries]:
+        """The entries of every term that any rank holds, in an order that all ranks share.
+
+        Each term is a message to all ranks, so that a term which only others hold gets entries of
+        length 0; and bad values that only this rank sees are refused by all. A single term
+        without names needs none of this: it is on every rank, and its pooled values are the same.
+        """
+        names = list(self._terms)
+        apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
+        if names == [ONLY] and self._terms[ONLY].names is None and not apart:
+            return entries
+        kinds = [
+            [name in entries for name in names],
+            [n in apart and not bool(torch.isfinite(apart[n]).all()) for n in names],
+            [n in entries and entries[n].previous is not None for n in names],
+            [n in entries and entries[n].independent for n in names],
+        ]
+        device = self._terms[names[0]].tracker.value.device
+        flags = sum_over_ranks(torch.tensor(kinds, dtype=torch.int64, device=device), group)
+        result = {}
+        for name, (held, bad, previous, independent) in zip(
+            names, zip(*flags, strict=True), strict=True
+        ):
+            if bad and self._terms[name].tracker.on_nonfinite == "raise":
+                raise NonFiniteValue(
+                    f"The values that carry the gradient of `{name}` are NaN or infinite on at "
+                    "least one rank; nothing was updated."
+                )
+            if held:
+                result[name] = entries.get(name) or self._reader.no_entries(
+                    name, previous > 0, independent > 0
+                )
+        return result
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.close()
+        # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
+        begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
+        if begins and self.previous is not None:
+            self.previous.forget(optimizer)
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
+        self._open_at = None
         for term in self._terms.values():
             term.close()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""
-        for handle in self._handles:
+        for handle in (*self._handles, *self._projections):
             handle.remove()
+        self._handles.clear()
+        self._projections.clear()
         if self.previous is not None:
             self.previous.detach_hooks()
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, MethodOptimizer):
+                optimizer.leave()
+
+    def project_after_step(
+        self, optimizer: torch.optim.Optimizer, project: Callable[[], Any]
+    ) -> None:
+        """Follow each step of an optimizer by a projection, until `detach_hooks()`."""
+        self._projections.append(project_after_step(optimizer, project))
 
     def value(self) -> Tensor:
         """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
         return torch.stack([term.value() for term in self.terms.values()]).sum()
 
-    def warm_up(self, batches: Iterable[tuple[Inner, Index]]) -> None:
+    def blocks(self, index: Index = None, counts: Index = None) -> dict[str, Blocks | None]:
+        """Check an index and find its distinct blocks, by term."""
+        return self._reader.blocks(index, counts)
+
+    def entries(self, blocks: dict[str, Blocks | None], values: Any) -> dict[str, Entries]:
+        """Inner values by term, in the shape and precision of their tables."""
+        return self._reader.entries(blocks, values)
+
+    def replay(
+        self,
+        result: Any,
+        blocks: dict[str, Blocks | None],
+        read: Callable[[str, Tracked], Tensor],
+        numbers: Mapping[str, TermNumbers],
+    ) -> Tensor:
+        """A scalar whose gradient is the estimator G(w, u) for given u; nothing is tracked.
+
+        Args:
+            result: what the user's function returned at w.
+            blocks: of its entries, by term.
+            read: u_i of the blocks of a batch, from a term's name and its pooled values.
+            numbers: smoothing and weight of the terms; the current ones where missing.
+        """
+        group = self.group
+        loss, values = split(result)
+        entries = self._reader.entries(blocks, values)
+        if group is not None:
+            entries = self._on_all_ranks(entries, group)
+        parts = [] if loss is None else [mean_loss(loss, group)]
+        for name, each in entries.items():
+            term = self._terms[name]
+            tracked = term.tracker.pooled(each, group)
+            tracked = tracked._replace(value=read(name, tracked))
+            parts.append(term.loss(tracked, numbers.get(name)))  # type: ignore[call-arg]
+        return functools.reduce(torch.add, parts)
+
+    def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
 
         Args:
             batches: pairs of a function and an index, as for a call. The values of each block are
                 averaged over all of them. Without a warm-up, a block starts at its first visit.
         """
-        for name, batch in self._pooled(batches).items():
-            self._terms[name].tracker.set_values(batch.index, batch.mean(batch.fresh))
+        pooled = self.pool(batches)
+        for name, batch in pooled.items():  # all are checked before one is written
+            self._terms[name].tracker.check_batch(batch, name)
+        for name, batch in pooled.items():
+            self._terms[name].tracker.set_batch(batch)
 
-    def _pooled(self, batches: Iterable[tuple[Inner, Index]]) -> dict[str, Batch]:
+    def pool(self, batches: Iterable[tuple[Function, Index]]) -> dict[str, Batch]:
         """The values of each term over many batches, and over ranks; no gradient, no update."""
         pooled: dict[str, Batch] = {}
-        for inner, index in batches:
-            where = self._reader.layouts(index, None)
+        for function, index in batches:
+            blocks = self._reader.blocks(index)
             with torch.no_grad():
-                fresh = self._reader.values(split(inner())[1])
-            for name, entry in fresh.items():
-                tracker = self._terms[name].tracker
-                batch = tracker.pool(entry.value, self._reader.layout(name, entry, where[name]))
+                entries = self._reader.entries(blocks, split(function())[1])
+            for name, each in entries.items():
+                batch = self._terms[name].tracker.pool(each._replace(previous=None))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
-        group = find_group(self._process_group)
+        group = self.group
         if group is None:
             return pooled
         for name, term in self._terms.items():
-            batch = pooled.get(name)  # once, at the end: ranks may have batches of unequal number
+            batch = pooled.get(name)  # once, at the end: ranks may have unequal numbers of batches
             if batch is None:
-                job = empty_job(term.tracker, False, False)
-                batch = term.tracker.pool(job["fresh"], job["where"])
+                batch = term.tracker.pool(self._reader.no_entries(name, False, False))
             pooled[name] = over_ranks(batch, group)
         return pooled
 
-    @property
-    def _corrects(self) -> bool:
-        """Whether this call needs the values at w_{t-1}."""
-        ready = self.previous is not None and self.previous.ready
-        return ready and self.training and torch.is_grad_enabled()
+    def __getstate__(self) -> dict[str, Any]:
+        # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
+        # and optimizers of its own and listens to those.
+        if self._process_group is not None and self._process_group != "auto":
+            raise TypeError(
+                f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
+                "own; use `state_dict()`."
+            )
+        if self._projections:
+            raise TypeError(
+                f"`{type(self).__name__}` cannot be copied or pickled with a projection: its "
+                "function changes the parameters of this model, not those of a copy. Use "
+                "`state_dict()`."
+            )
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
+        return state | {"_listens": bool(self._handles)}
 
-    def _job(
-        self,
-        name: str,
-        entry: Parsed,
-        past: Parsed | None,
-        carrier: Parsed,
-        where: Layout | None,
-        carrier_where: Layout | None,
-    ) -> dict[str, Any]:
-        """What one term's tracker is asked to do."""
-        own_carrier = carrier is not entry or entry.surrogate is not None
-        independent = carrier is not entry
-        return {
-            "fresh": entry.value,
-            "where": self._reader.layout(name, entry, where),
-            "previous": None if past is None else past.value,
-            "carrier": carrier.carrier if own_carrier else None,
-            "carrier_where": self._reader.layout(name, carrier, carrier_where)
-            if independent
-            else None,
-        }
-
-    def _with_other_ranks(
-        self, jobs: dict[str, dict[str, Any]], group: Group, corrects: bool, independent: bool
-    ) -> dict[str, dict[str, Any]]:
-        """The jobs in an order that all ranks share, since each is a call to all of them.
-
-        A term that only other ranks hold gets a job without entries, and a bad value on one rank
-        is refused by all, before the first of several terms is written. A single term without
-        names needs none of this: it is on every rank, and the tracker looks at the pooled values.
-        """
-        only = next(iter(self._terms.values())) if len(self._terms) == 1 else None
-        if (
-            only is not None
-            and only.names is None
-            and not any(j["carrier"] is not None for j in jobs.values())
-        ):
-            return jobs
-        trackers = {name: term.tracker for name, term in self._terms.items()}
-        return on_all_ranks(trackers, jobs, group, corrects, independent)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        listens = state.pop("_listens")
+        super().__setstate__(state)
+        self._busy, self._handles = threading.Lock(), []
+        if listens:
+            self._attach()

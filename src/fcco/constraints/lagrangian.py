@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._derivatives import Linearised
 from .._distributed import find_group
-from ..inner import split
-from ..objective import Inner
+from ..optim import ProximalRound
 from ..previous import PreviousParameters
-from ..reading import ONLY
+from ..previous.swap import any_sharded
+from ..terms.coupled import Tolerance
+from ..terms.unsampled import UnsampledTerm
 from ..tracker import Tracked
-from ..visit import any_sharded
-from .base import ConstrainedObjective
-from .every import EveryConstraint
-from .linearised import Linearised, regularised
-from .rounds import ProximalRound
-from .rules import DualRule
+from .dual_rules import DualRule
+from .objective import ConstrainedObjective
 
-__all__ = ["LagrangianTerm", "ProximalLagrangian"]
+__all__ = ["LagrangianTerm", "ProximalLagrangian", "regularised"]
 
 
-class LagrangianTerm(EveryConstraint):
+def regularised(values: Tensor, change: Tensor, proximal: Tensor) -> Tensor:
+    """l_t: the values at x, their change along v, and the proximal term there; pure.
+
+    Args:
+        values: g(x) - tolerance.
+        change: <grad g(x), v>.
+        proximal: c (|x - w|^2 + 2 <x - w, v>).
+    """
+    return values + change + proximal.to(values)
+
+
+class LagrangianTerm(UnsampledTerm):
     r"""The dual part of a proximal Lagrangian: the multipliers y, and how they move.
 
     Args:
@@ -52,7 +61,7 @@ class LagrangianTerm(EveryConstraint):
         rule: DualRule,
         coefficient: float,
         inner_steps: int,
-        tolerance: float | Sequence[float] | Tensor = 0.0,
+        tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         process_group: Any = "auto",
     ) -> None:
@@ -66,10 +75,11 @@ class LagrangianTerm(EveryConstraint):
                 "give; use DDP."
             )
         self.rule, self._process_group = rule, process_group
+        self.looks_back = not rule.follows_step
         self.ahead: Tensor | None = None  # l_t, measured before the step for rules that want it
         self.ascended = False  # whether y has moved in the step under way
         self._lines: list[Linearised] = []
-        zeros = torch.zeros_like(self.tracker.value).squeeze(-1)
+        zeros = torch.zeros_like(self.tracker.rows)
         self.register_buffer("multiplier", zeros)
         self.register_buffer("last", zeros.clone())
 
@@ -87,9 +97,33 @@ class LagrangianTerm(EveryConstraint):
         values = self.limits.excess(tracked.carrying_gradient(), tracked.index)
         return Linearised(values, self.moving, find_group(self._process_group))
 
+    def look_back(
+        self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
+    ) -> None:
+        """l_t = phi(x_{t-1}) + <grad phi(x_{t-1}), x_t - x_{t-1}> on this batch (ConEx)."""
+        if independent and self.rule.exact_values:
+            raise ValueError(
+                f"`gradient=`: {type(self.rule).__name__} is for exact constraint values, and an "
+                "independent batch means that they are sampled; use ConstantConEx or "
+                "StochasticConEx."
+            )
+        if self.ascended:  # a further batch of the same step
+            return
+        parameters = self.rounds.parameters
+        moved = previous.moved() if previous.ready else {}
+        move = [moved.get(p, torch.zeros_like(p)).detach() for p in parameters]
+        own = [v for p, v in zip(parameters, move, strict=True) if p.requires_grad]
+
+        def measure() -> tuple[Tensor, Tensor]:
+            line = self.linearised(pooled())
+            proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
+            return line.values.sum(), regularised(line.values, line.change(own), proximal)
+
+        self.ahead = previous.gradient(measure, ())[1]
+
     def loss(self, tracked: Tracked) -> Tensor:
         """sum_i y_i (g_i - tolerance_i)."""
-        if self.updating:
+        if self.tracker.updating:
             if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
                 self.multiplier.zero_()
             if self.rule.follows_step:
@@ -97,7 +131,7 @@ class LagrangianTerm(EveryConstraint):
             elif self.ahead is not None:
                 self._ascend(self.ahead)
         excess = self.limits.excess(tracked.value, tracked.index)
-        return tracked.attach(torch.dot(self.multiplier, excess), self.multiplier)
+        return tracked.as_loss(torch.dot(self.multiplier, excess), self.multiplier)
 
     def _follow(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> None:
         """Move y after a primal step, with the samples that it used."""
@@ -118,13 +152,21 @@ class LagrangianTerm(EveryConstraint):
 
     def close(self) -> bool:
         """End an optimizer step."""
+        self._forget()
+        return super().close()
+
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step, except a move of y (ConEx)."""
+        self._forget()
+        super().rollback()
+
+    def _forget(self) -> None:
         self.ascended, self.ahead = False, None
         self._lines.clear()
-        return super().close()
 
     def value(self) -> Tensor:
         """sum_i y_i (g_i - tolerance_i) in the last batch."""
-        return torch.dot(self.multiplier, self.limits.excess(self.tracker.value.squeeze(-1)))
+        return torch.dot(self.multiplier, self.limits.excess(self.tracker.rows))
 
     def multipliers(self) -> Tensor:
         """y, or Q/V; NaN before the first call."""
@@ -166,8 +208,6 @@ class ProximalLagrangian(ConstrainedObjective):
         process_group: see `Compositional`.
     """
 
-    samples_constraints = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -177,7 +217,7 @@ class ProximalLagrangian(ConstrainedObjective):
         rule: DualRule,
         coefficient: float,
         inner_steps: int,
-        tolerance: float | Sequence[float] | Tensor = 0.0,
+        tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         process_group: Any = "auto",
     ) -> None:
@@ -194,80 +234,3 @@ class ProximalLagrangian(ConstrainedObjective):
             process_group,
         )
         super().__init__(model, term.rounds, term, process_group=process_group)
-        self.rule, self._rounds = rule, term.rounds
-        if not rule.follows_step:
-            self.previous = PreviousParameters(model, term.rounds)
-        term.rounds.hold()
-
-    def forward(
-        self,
-        inner: Inner,
-        index: Any = None,
-        *,
-        counts: Any = None,
-        gradient: Inner | None = None,
-        gradient_index: Any = None,
-        past: Any = None,
-    ) -> Tensor:
-        """The Lagrangian of one batch, without its proximal term; see `Compositional.forward`.
-
-        Args:
-            inner: runs the model; with `ConEx` its batch moves the multipliers.
-            index: constraint of each entry.
-            counts: samples behind each entry.
-            gradient: an independent batch: it carries the gradient of the primal step.
-            gradient_index: its index, when that differs.
-            past: not for these methods, which need derivatives at w_{t-1}.
-        """
-        if past is not None:
-            raise ValueError(
-                "`ProximalLagrangian(past=...)`: values at w_{t-1} without their derivatives are "
-                "of no use here; leave it out."
-            )
-        if gradient is not None and self.rule.exact_values:
-            raise ValueError(
-                f"`ProximalLagrangian(gradient=...)`: {type(self.rule).__name__} is for exact "
-                "constraint values, and an independent batch means that they are sampled; use "
-                "ConstantConEx or StochasticConEx."
-            )
-        if not self.rule.follows_step:
-            if self.term.updating and not self.term.ascended:
-                self.term.ahead = self._look_back(inner, index, counts)
-            if gradient is not None:
-                if gradient_index is not None:
-                    index, counts = gradient_index, None
-                inner, gradient, gradient_index = gradient, None, None
-        return super().forward(
-            inner, index, counts=counts, gradient=gradient, gradient_index=gradient_index
-        )
-
-    @property
-    def _corrects(self) -> bool:
-        return False  # the tracker has no memory; w_{t-1} is visited for the multipliers
-
-    def _look_back(self, inner: Inner, index: Any, counts: Any) -> Tensor:
-        """l_t = phi(x_{t-1}) + <grad phi(x_{t-1}), x_t - x_{t-1}> on this batch."""
-        assert self.previous is not None
-        where = self._reader.layouts(index, counts)[ONLY]
-        rounds, group = self._rounds, find_group(self._process_group)
-        moved = self.previous.moved() if self.previous.ready else {}
-        move = [moved.get(p, torch.zeros_like(p)).detach() for p in rounds.parameters]
-
-        def measure() -> tuple[Tensor, Tensor]:
-            entry = self._reader.values(split(inner())[1])[ONLY]
-            jobs = {ONLY: self._job(ONLY, entry, None, entry, where, where)}
-            if group is not None:
-                jobs = self._with_other_ranks(jobs, group, False, False)
-            tracked = self.term.tracker.update(**jobs[ONLY], group=group, commit=False)
-            line = self.term.linearised(tracked)
-            own = [v for p, v in zip(rounds.parameters, move, strict=True) if p.requires_grad]
-            point = [p.detach() for p in rounds.parameters]
-            proximal = rounds.quadratic(point, move)
-            return line.values.sum(), regularised(line.values, line.change(own), proximal)
-
-        return self.previous.gradient(measure, ())[1]
-
-    def detach_hooks(self) -> None:
-        """Stop listening to the optimizer; the inner one may step on its own again."""
-        super().detach_hooks()
-        self._rounds.release()

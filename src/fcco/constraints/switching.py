@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks
-from ..inner import split
-from ..iterates import OutputIterate
-from ..objective import Inner
+from .._schedules import Schedule, at_step
+from ..optim import OutputIterate, SwitchingOptimizer
+from ..optim.switching import Decision, decide
+from ..terms.coupled import Tolerance
+from ..terms.unsampled import UnsampledTerm
 from ..tracker import Tracked
-from .base import ConstrainedObjective
-from .every import EveryConstraint
-from .steps import PolyakStep, decide, keeps_state
-from .wrapping import WrappingOptimizer
+from .objective import ConstrainedObjective
 
-__all__ = ["Switching", "SwitchingOptimizer", "SwitchingTerm"]
-
-Number = float | Callable[[int], float]
+__all__ = ["Switching", "SwitchingTerm"]
 
 
-class Decision(NamedTuple):
-    """Which function a step is for.
-
-    Attributes:
-        constraint: i*, or None for the objective.
-        excess: the largest g_i - tolerance_i.
-    """
-
-    constraint: int | None
-    excess: float
-
-
-class SwitchingTerm(EveryConstraint):
+class SwitchingTerm(UnsampledTerm):
     """The constraints of `Switching`, which branch was taken, and the step sizes of each.
 
     Args:
@@ -49,19 +34,21 @@ class SwitchingTerm(EveryConstraint):
 
     objective_steps: Tensor
     constraint_steps: Tensor
+    needs_objective = True
 
     def __init__(
         self,
         model: nn.Module,
         constraints: int | Sequence[str],
-        threshold: Number,
+        threshold: Schedule,
         burn_in: int = 0,
-        tolerance: float | Sequence[float] | Tensor = 0.0,
+        tolerance: Tolerance = 0.0,
         margin: float = 0.0,
     ) -> None:
         super().__init__("Switching", model, constraints, tolerance, margin)
         _checks.integer("Switching", "burn_in", burn_in, 0)
-        _checks.at_least("Switching", "threshold", threshold, 0.0)
+        if not callable(threshold):
+            _checks.at_least("Switching", "threshold", threshold, 0.0)
         self.schedule, self.burn_in = threshold, burn_in
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation
@@ -72,27 +59,31 @@ class SwitchingTerm(EveryConstraint):
     @property
     def threshold(self) -> float:
         """The current eps_t."""
-        value = self.schedule
-        if callable(value):
-            value = value(self.step)
-            _checks.at_least("Switching", "threshold", value, 0.0)
+        value = at_step(self.schedule, self.step)
+        _checks.at_least("Switching", "threshold", value, 0.0)
         return value
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """The largest excess; its gradient is that of the worst constraint, if that is needed."""
+        """The worst constraint when it is violated; nothing otherwise, where g0 is the loss."""
         excess = self.limits.excess(tracked.value, tracked.index)
-        decision = self.open if self.updating else None
+        updating = self.tracker.updating
+        decision = self.open if updating else None
         if decision is None:
             worst, which, feasible = (part.item() for part in decide(excess, self.threshold))
             decision = Decision(None if feasible else int(which), worst)
-            if self.updating:  # further batches of the same step follow the first
+            if updating:  # further batches of the same step follow the first
                 self.open = decision
         self.last = decision
         if decision.constraint is None:
-            return excess.max()
+            return torch.zeros_like(excess[0])
         slope = torch.zeros_like(excess)
         slope[decision.constraint] = 1.0
-        return tracked.attach(excess[decision.constraint], slope)
+        return tracked.as_loss(excess[decision.constraint], slope)
+
+    @property
+    def replaces_objective(self) -> bool:
+        """Whether the last loss was that of a constraint."""
+        return self.last is not None and self.last.constraint is not None
 
     def taken(self, size: float) -> None:
         """Note the size of the step that was made."""
@@ -108,85 +99,19 @@ class SwitchingTerm(EveryConstraint):
         self.open = None
         return super().close()
 
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step."""
+        self.open = None
+        super().rollback()
+
     def value(self) -> Tensor:
         """The largest excess in the last batch."""
-        return self.limits.excess(self.tracker.value.squeeze(-1)).max()
+        return self.limits.excess(self.tracker.rows).max()
 
     def multipliers(self) -> Tensor:
         """Steps for each constraint over steps for the objective; NaN before one of these."""
         some = self.objective_steps > 0
         return torch.where(some, self.constraint_steps / self.objective_steps, torch.nan)
-
-
-class SwitchingOptimizer(WrappingOptimizer):
-    """Steps one of two optimizers: that of the objective or that of the constraints.
-
-    Two are needed as soon as an optimizer keeps something from step to step: momentum of the
-    objective would go on lowering it in a step for a constraint, and Adam's scale of the one
-    gradient would be used for the other.
-
-    Args:
-        objective_optimizer: steps on g_0.
-        constraint_optimizer: steps on the worst constraint, over the same parameters;
-            `PolyakStep`, or any other. None: the first one, which must then be plain SGD.
-        schedule: factor of both step sizes as a function of the step, such as
-            `InverseRoot(1.0)`; a `PolyakStep` finds its own size.
-    """
-
-    def __init__(
-        self,
-        objective_optimizer: torch.optim.Optimizer,
-        constraint_optimizer: torch.optim.Optimizer | None = None,
-        schedule: Callable[[int], float] | None = None,
-    ) -> None:
-        super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
-        self.objective_optimizer, self.constraint_optimizer = self.inner[0], self.inner[-1]
-        if len(self.inner) == 1 and keeps_state(self.inner[0]):
-            raise ValueError(
-                "`SwitchingOptimizer(constraint_optimizer=...)` is needed: "
-                f"{type(self.inner[0]).__name__} keeps momentum, scales or weight decay, which "
-                "belong to one branch and would act in the other. Pass a second optimizer over "
-                "the same parameters, or plain SGD."
-            )
-        self.schedule = schedule
-        self._term: SwitchingTerm | None = None
-
-    def follow(self, term: SwitchingTerm) -> None:
-        """Take the decisions of this term."""
-        self._term = term
-        self.hold()
-
-    @property
-    def factor(self) -> float:
-        """The schedule's factor at the current step."""
-        if self.schedule is None or self._term is None:
-            return 1.0
-        return self.schedule(self._term.step)
-
-    def objective_step(self) -> float:
-        """The size of a step on the objective now."""
-        return float(self.objective_optimizer.param_groups[0]["lr"]) * self.factor
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """A step of the optimizer whose branch was taken."""
-        loss = self._evaluated(closure)
-        if self._term is None or self._term.open is None:
-            raise RuntimeError(
-                "`SwitchingOptimizer.step` does not know which branch to take: call the "
-                "objective, and `backward()` of its loss, before each step."
-            )
-        decision, chosen = self._term.open, self.objective_optimizer
-        if decision.constraint is not None:
-            chosen = self.constraint_optimizer
-        if isinstance(chosen, PolyakStep):
-            self._let_step(chosen, closure=lambda: decision.excess)
-            size = chosen.last_size
-        else:
-            self._let_step(chosen, self.factor)
-            size = float(chosen.param_groups[0]["lr"]) * self.factor
-        self._term.taken(size)
-        return loss
 
 
 class Switching(ConstrainedObjective):
@@ -219,7 +144,6 @@ class Switching(ConstrainedObjective):
     """
 
     method = "ssg"
-    samples_constraints = False
 
     def __init__(
         self,
@@ -227,9 +151,9 @@ class Switching(ConstrainedObjective):
         optimizer: torch.optim.Optimizer,
         constraints: int | Sequence[str],
         *,
-        threshold: Number,
+        threshold: Schedule,
         burn_in: int = 0,
-        tolerance: float | Sequence[float] | Tensor = 0.0,
+        tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         process_group: Any = "auto",
     ) -> None:
@@ -239,19 +163,6 @@ class Switching(ConstrainedObjective):
         super().__init__(model, optimizer, term, process_group=process_group)
         self._switch = optimizer
         optimizer.follow(term)
-
-    def forward(self, inner: Inner, index: Any = None, **more: Any) -> Tensor:
-        """The loss of one batch, g_0 or the worst constraint; see `Compositional.forward`."""
-        if more.get("gradient") is None:
-            inner = _with_loss(inner)
-        else:
-            more["gradient"] = _with_loss(more["gradient"])
-        return super().forward(inner, index, **more)
-
-    def _combined(self, loss: Tensor | None, parts: dict[str, Tensor]) -> Tensor:
-        decision = self.term.last
-        assert loss is not None and decision is not None
-        return loss if decision.constraint is None else next(iter(parts.values()))
 
     def feasible(self) -> bool:
         """Whether the last call found the constraints satisfied up to the threshold."""
@@ -275,22 +186,3 @@ class Switching(ConstrainedObjective):
     ) -> OutputIterate:
         """The method's output: w_tau over feasible tau >= S with probability ~ eta_tau."""
         return OutputIterate(self._switch, rule, seed, weight=self.iterate_weight)
-
-    def detach_hooks(self) -> None:
-        """Stop listening to the optimizer; the inner ones may step on their own again."""
-        super().detach_hooks()
-        self._switch.release()
-
-
-def _with_loss(inner: Inner) -> Inner:
-    """The same function, refused when it returns no g_0, before anything changes."""
-
-    def checked() -> Any:
-        result = inner()
-        if split(result)[0] is None:
-            raise ValueError(
-                "`Switching` needs the objective too: the function must return (loss, values)."
-            )
-        return result
-
-    return checked

@@ -8,6 +8,18 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from .. import _checks
+from .alexr import alexr
+from .alexr2 import alexr2
+from .constrained import RECIPES
+from .icppac import icppac
+from .msvr import msvr
+from .ooa import ooa
+from .oss import oss
+from .sonex import sonex
+from .sonx import hinge_penalty, sonx
+from .sox import sox, squared_hinge_penalty
+from .spider import recursive_penalty
+from .ssg import ssg
 
 __all__ = ["PROBLEMS", "Method", "Table", "get", "register", "table"]
 
@@ -101,6 +113,10 @@ def get(name: str) -> Method:
         >>> fcco.methods.get("sonex").complexity
         'n eps^-5 / (B1 sqrt(B2))'
     """
+    if name not in _METHODS and name in RECIPES:  # another name of a constrained method
+        same = [m for m in _METHODS.values() if m.recipe is RECIPES[name]]
+        if same:
+            return same[0]
     _checks.one_of("methods.get", "name", name, tuple(_METHODS))
     return _METHODS[name]
 
@@ -111,7 +127,7 @@ class Table(tuple[Method, ...]):
     Example:
         >>> import fcco
         >>> fcco.methods.table().only(problems="S4", loop="single").names()
-        ['sonx', 'yang2025']
+        ['sonx', 'hinge']
     """
 
     COLUMNS = ("name", "problem", "loop", "sampling", "extra", "complexity", "reference")
@@ -165,6 +181,158 @@ def table() -> Table:
     Example:
         >>> import fcco
         >>> fcco.methods.table().only(constraints="all").names()
-        ['oss', 'icppac', 'ssg', 'liu2025']
+        ['oss', 'icppac', 'ssg', 'recursive-hinge']
     """
     return Table(_METHODS.values())
+
+
+_ADAPTIVE = "momentum or Adam"
+_SAMPLED = "blocks sampled"
+_ALL = "all constraints"
+_PAST = "forward at w_{t-1}"
+_MSVR = "Jiang et al. 2022"
+
+for _method in (
+    Method(
+        "sonex", sonex,
+        problem="f weakly convex with a prox, g_i smooth",
+        outer=(), constraints="sampled", loop="single", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=1, extra=_PAST,
+        complexity="n eps^-5 / (B1 sqrt(B2))", measure="approximate stationarity",
+        reference="the paper, Algorithm 1",
+        problems=("S1", "S2", "S3", "S3b", "smooth"),
+    ),
+    Method(
+        "alexr2", alexr2,
+        problem="f convex with a prox, g_i smooth; or f also non-decreasing, g_i weakly convex",
+        outer=("convex",), constraints="sampled", loop="double", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=2, extra="forward at z_{k-1}",
+        complexity="n eps^-5 / (B1 B2)", measure="near stationarity of F_lambda",
+        reference="the paper, Algorithm 2",
+        problems=("S1", "S2", "S3", "S3b", "S4", "smooth"),
+    ),
+    Method(
+        "sonx", sonx,
+        problem="f weakly convex, g_i smooth; or f also non-decreasing, g_i weakly convex",
+        outer=(), constraints="", loop="single", update="SGD",
+        sampling=_SAMPLED, batches=1, extra=_PAST,
+        complexity="n eps^-6 / (B1 sqrt(B2))", measure="near stationarity",
+        reference="Hu, Zhu and Yang 2023",
+        problems=("S1", "S2", "S4"),
+    ),
+    Method(
+        "sox", sox,
+        problem="f smooth, g_i smooth",
+        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=1, extra="none",
+        complexity="n eps^-4 / (B1 B2)", measure="stationarity",
+        reference="Wang and Yang 2022",
+        problems=("smooth",),
+    ),
+    Method(
+        "msvr-v1", msvr,
+        problem="f smooth, g_i smooth",
+        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=1, extra=_PAST,
+        complexity="n eps^-3 + eps^-4", measure="stationarity",
+        reference=_MSVR, problems=("smooth",),
+    ),
+    Method(
+        "msvr-v2", msvr,
+        problem="f smooth, g_i smooth with mean-Lipschitz gradients",
+        outer=("smooth",), constraints="", loop="single", update="SGD on a STORM recursion",
+        sampling=_SAMPLED, batches=1, extra="forward and backward at w_{t-1}",
+        complexity="n eps^-3", measure="stationarity",
+        reference=_MSVR, problems=("smooth",),
+    ),
+    Method(
+        "msvr-v3", msvr,
+        problem="f smooth, g_i finite sums of n_in smooth functions",
+        outer=("smooth",), constraints="", loop="single", update="SGD on a STORM recursion",
+        sampling=_SAMPLED, batches=1,
+        extra="forward and backward at w_{t-1} and at a snapshot; full passes",
+        complexity="n sqrt(n_in) eps^-2", measure="stationarity",
+        reference=_MSVR, problems=("smooth",),
+    ),
+    Method(
+        "msvr-sp", msvr,
+        problem="f smooth, g_i smooth",
+        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=1, extra="derivative along w_t - w_{t-1}, no second forward",
+        complexity="n eps^-3 + eps^-4", measure="stationarity",
+        reference=_MSVR, problems=("smooth",),
+    ),
+    Method(
+        "alexr", alexr,
+        problem="f convex and non-decreasing, g_i convex; or g_i affine",
+        outer=("convex",), constraints="sampled", loop="single", update="SGD",
+        sampling=_SAMPLED, batches=2, extra=_PAST,
+        complexity="n eps^-2 / B1; n eps^-1 / B1 if strongly convex", measure="objective gap",
+        reference="Wang and Yang 2023",
+        problems=("S1", "S2", "S3", "smooth"),
+    ),
+    Method(
+        "ooa", ooa,
+        problem="worst groups or CVaR over groups",
+        outer=(), constraints="", loop="single", update=_ADAPTIVE,
+        sampling=f"{_SAMPLED}, scaled by n/B1", batches=1, extra="none",
+        complexity="n log(n) eps^-2 / B1", measure="objective gap (convex)",
+        reference="Sagawa et al. 2020",
+        problems=("S2",),
+    ),
+    Method(
+        "oss", oss,
+        problem="g_0 and g_i weakly convex, Slater",
+        outer=(), constraints="all", loop="double", update="SGD",
+        sampling=_ALL, batches=1, extra="derivative along the step",
+        complexity="eps^-6", measure="near KKT",
+        reference="Ma, Lin and Yang 2020",
+        problems=("S3", "S3b"),
+    ),
+    Method(
+        "icppac", icppac,
+        problem="g_0 and g_i weakly convex, Slater",
+        outer=(), constraints="all", loop="double", update="SGD",
+        sampling=_ALL, batches=2, extra="forward and derivative at x_{t-1}",
+        complexity="eps^-6", measure="near KKT",
+        reference="Boob, Deng and Lan 2023",
+        problems=("S3", "S3b"),
+    ),
+    Method(
+        "ssg", ssg,
+        problem="g_0 weakly convex, g_i convex (or weakly convex with regularity)",
+        outer=(), constraints="all", loop="single", update="SGD, or two optimizers",
+        sampling=_ALL, batches=2, extra="forward for the switch",
+        complexity="eps^-8", measure="near KKT",
+        reference="Huang and Lin 2023",
+        problems=("S3", "S3b"),
+    ),
+    Method(
+        "squared-hinge", squared_hinge_penalty,
+        problem="g_0 and g_i smooth; squared hinge",
+        outer=(), constraints="sampled", loop="single", update=_ADAPTIVE,
+        sampling=_SAMPLED, batches=1, extra="none",
+        complexity="eps^-7", measure="KKT",
+        reference="Li et al. 2024",
+        problems=("S3", "S3b"),
+    ),
+    Method(
+        "hinge", hinge_penalty,
+        problem="g_0 and g_i weakly convex; hinge",
+        outer=(), constraints="sampled", loop="single", update="SGD",
+        sampling=_SAMPLED, batches=1, extra=_PAST,
+        complexity="eps^-6", measure="near KKT",
+        reference="Yang et al. 2025",
+        problems=("S3", "S3b", "S4"),
+    ),
+    Method(
+        "recursive-hinge", recursive_penalty,
+        problem="g_0 and g_i weakly convex; smoothed hinge",
+        outer=(), constraints="all", loop="single", update="SGD",
+        sampling=_ALL, batches=2, extra=f"{_PAST}; a large batch every q steps",
+        complexity="eps^-6 values, eps^-4 subgradients", measure="near KKT",
+        reference="Liu and Xu 2025",
+        problems=("S3", "S3b"),
+    ),
+):  # fmt: skip
+    register(_method)

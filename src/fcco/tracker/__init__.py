@@ -4,10 +4,10 @@ One module, `InnerTracker`, and its named settings:
 
 | constructor | gamma' | reads | used by |
 |---|---|---|---|
-| `ema(n, gamma)` | 0 | old u | SOX |
-| `msvr(n, gamma)` | `"auto"`, `"theory"` or a number | old u | SONX, SONEX |
-| `alexr(n, gamma, theta)` | theta gamma | new u | ALEXR, ALEXR2 |
-| `spider(n, refresh_every)` | 1, with gamma = 0 | new u | Liu and Xu |
+| `ema_tracker(n, gamma)` | 0 | old u | SOX |
+| `msvr_tracker(n, gamma)` | `"auto"`, `"theory"` or a number | old u | SONX, SONEX |
+| `alexr_tracker(n, gamma, theta)` | theta gamma | new u | ALEXR, ALEXR2 |
+| `spider_tracker(n, refresh_every)` | 1, with gamma = 0 | new u | Liu and Xu |
 """
 
 from __future__ import annotations
@@ -17,34 +17,48 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .module import InnerTracker as InnerTracker
-from .tracked import Tracked as Tracked
+from .blocks import Batch as Batch
+from .blocks import Blocks as Blocks
+from .blocks import Entries as Entries
+from .blocks import Tracked as Tracked
+from .tracker import InnerTracker as InnerTracker
+from .tracker import NonFiniteValue as NonFiniteValue
 from .update import log_track as log_track
 from .update import theory_correction as theory_correction
 from .update import track as track
 from .update import value_of as value_of
 
 __all__ = [
+    "GAMMA",
+    "THETA",
+    "Batch",
+    "Blocks",
+    "Entries",
     "InnerTracker",
+    "NonFiniteValue",
     "Tracked",
-    "alexr",
-    "ema",
+    "alexr_tracker",
+    "ema_tracker",
     "for_model",
+    "like_model",
     "log_track",
-    "msvr",
-    "spider",
+    "msvr_tracker",
+    "spider_tracker",
     "theory_correction",
     "track",
     "value_of",
 ]
 
+GAMMA, THETA = 0.8, 0.125
+"""Weight and extrapolation of ALEXR2 in the paper's fairness experiment."""
 
-def ema(num_inner: int, gamma: float = 0.1, **options: Any) -> InnerTracker:
+
+def ema_tracker(num_inner: int, gamma: float = 0.1, **options: Any) -> InnerTracker:
     """Moving average, u+ = (1 - gamma) u + gamma g(w_t); see `InnerTracker` for the options."""
     return InnerTracker(num_inner, gamma=gamma, correction=0.0, **options)
 
 
-def msvr(
+def msvr_tracker(
     num_inner: int,
     gamma: float = 0.1,
     correction: float | Literal["theory", "auto"] = "auto",
@@ -54,7 +68,9 @@ def msvr(
     return InnerTracker(num_inner, gamma=gamma, correction=correction, **options)
 
 
-def alexr(num_inner: int, gamma: float = 0.8, theta: float = 0.125, **options: Any) -> InnerTracker:
+def alexr_tracker(
+    num_inner: int, gamma: float = GAMMA, theta: float = THETA, **options: Any
+) -> InnerTracker:
     """ALEXR's extrapolation (Alg. 2, lines 6-8, u-form).
 
     `gamma` is the weight in u-form (the paper's gamma-hat); the dual step of the argmax form is
@@ -64,18 +80,30 @@ def alexr(num_inner: int, gamma: float = 0.8, theta: float = 0.125, **options: A
     return InnerTracker(num_inner, gamma=gamma, correction=theta * gamma, **options)
 
 
-def spider(num_inner: int, refresh_every: int, **options: Any) -> InnerTracker:
-    """Recursive estimate u+ = u + g(w_t) - g(w_{t-1}), refreshed every so many steps."""
-    options.setdefault("read", "new")
+def spider_tracker(num_inner: int, refresh_every: int, **options: Any) -> InnerTracker:
+    """Recursive estimate u+ = u + g(w_t) - g(w_{t-1}), refreshed every so many steps.
+
+    It only follows differences, so that each step must hold all blocks.
+    """
     return InnerTracker(
-        num_inner, gamma=0.0, correction=1.0, refresh_every=refresh_every, **options
+        num_inner,
+        gamma=0.0,
+        correction=1.0,
+        refresh_every=refresh_every,
+        sampled=False,
+        **{"read": "new", **options},
     )
+
+
+def like_model(model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a tracker with the model's device, and its precision but not below float32."""
+    parameter = next(iter(model.parameters()), None)
+    if parameter is None:
+        return options
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return {"device": parameter.device, "dtype": dtype, **options}
 
 
 def for_model(model: nn.Module, num_inner: int, dim: int = 1, **options: Any) -> InnerTracker:
     """A tracker on the model's device, in its precision but not below float32."""
-    parameter = next(iter(model.parameters()), None)
-    if parameter is not None:
-        options.setdefault("device", parameter.device)
-        options.setdefault("dtype", torch.promote_types(parameter.dtype, torch.float32))
-    return InnerTracker(num_inner, dim, **options)
+    return InnerTracker(num_inner, dim, **like_model(model, options))

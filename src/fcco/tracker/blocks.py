@@ -1,29 +1,37 @@
-"""From the entries of a batch to the distinct blocks in it, on one process or on many.
+"""The three forms in which inner values travel: entries, a batch of blocks, tracked values.
 
-A batch may name a block several times (one entry per sample, say) and, on several ranks, in
-several places. All of these are samples of the same g_i, so they are pooled: sums and counts are
-added, and the mean is taken once, over everything. Means of means would be wrong as soon as the
-counts differ.
+`Entries` are what the user's function gave, one row per sample or per block. A batch may name a
+block several times and, on several ranks, in several places; all of these are samples of the same
+g_i, so they are pooled into a `Batch`: sums and counts are added and the mean is taken once, over
+everything (means of means would be wrong as soon as the counts differ). `Tracked` joins the updated
+u_i to the entries, whose gradients they stand for.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
+from .update import value_of
 
 __all__ = [
     "Batch",
-    "Layout",
+    "Blocks",
+    "Entries",
+    "Tracked",
     "carrier_counts",
-    "layout",
+    "find_blocks",
     "over_ranks",
     "per_row",
     "segment",
 ]
+
+_EXACT_ADDITIONS = 4096
+"""Above so many entries a float32 sum is accumulated in float64: 2^25 terms of 0.1 would stop at
+0.0625 per term otherwise."""
 
 
 def per_row(vector: Tensor, like: Tensor) -> Tensor:
@@ -36,16 +44,20 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
 
     With `log`, rows are logarithms and so is the result; every block must own a row then.
     """
+    dtype = entries.dtype
+    if entries.shape[0] > _EXACT_ADDITIONS and entries.device.type != "mps":
+        entries = entries.double()
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
         add = start.index_add if entries.requires_grad else start.index_add_
-        return add(0, inverse, entries)
+        return add(0, inverse, entries).to(dtype)
     rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
-    return largest + start.index_add(0, inverse, torch.exp(entries - largest[inverse])).log()
+    sums = start.index_add(0, inverse, torch.exp(entries - largest[inverse]))
+    return (largest + sums.log()).to(dtype)
 
 
-class Layout(NamedTuple):
+class Blocks(NamedTuple):
     """Which distinct blocks the entries of a batch belong to.
 
     Attributes:
@@ -54,7 +66,7 @@ class Layout(NamedTuple):
             block k for all blocks.
         counts: samples per block, shape (B1,).
         weights: samples per entry, shape (E,); None when each entry is one sample.
-        ids: `index` as numbers, when these are at hand.
+        ids: `index` as Python numbers, when these are known without waiting for a GPU.
         whole: entry k is the only sample of block k, for all blocks.
     """
 
@@ -70,24 +82,85 @@ class Layout(NamedTuple):
         """E, the number of entries."""
         return (self.index if self.inverse is None else self.inverse).shape[0]
 
-    def sums(self, entries: Tensor, log: bool = False) -> Tensor:
+    def sums(self, values: Tensor, log: bool = False) -> Tensor:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
         if self.weights is not None:
-            weights = per_row(self.weights, entries)
-            entries = entries + weights.log() if log else entries * weights
+            weights = per_row(self.weights, values)
+            values = values + weights.log() if log else values * weights
         if self.inverse is None:
-            return entries
-        return segment(entries, self.inverse, self.index.shape[0], log)
+            return values
+        return segment(values, self.inverse, self.index.shape[0], log)
 
-    def select(self, keep: Tensor) -> Layout:
-        """The layout of the entries where `keep` is true (blocks without entries disappear)."""
-        inverse = torch.arange(self.entries, device=keep.device)
-        if self.inverse is not None:
-            inverse = self.inverse
+    def of_entries(self, rows: Tensor) -> Tensor:
+        """Rows of blocks, (B1, ...), repeated for the entries of each, (E, ...)."""
+        return rows if self.inverse is None else rows.index_select(0, self.inverse)
+
+    def select(self, keep: Tensor) -> Blocks:
+        """The blocks of the entries where `keep` is true; those without entries disappear."""
+        inverse = self.of_entries(torch.arange(len(self.index), device=keep.device))
         left, inverse = torch.unique(inverse[keep], return_inverse=True)
         weights = None if self.weights is None else self.weights[keep]
         samples = self.counts.new_ones(len(inverse)) if weights is None else weights
-        return Layout(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
+        return Blocks(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
+
+
+class Entries(NamedTuple):
+    """The values of one term in a batch, one row per entry, in the table's shape and precision.
+
+    Attributes:
+        blocks: the blocks of `fresh` and `previous`.
+        fresh: g_i(w_t), shape (E,) or (E, d1).
+        previous: g_i(w_{t-1}) of the same samples; None without correction.
+        carrier: the values that carry the gradient: `fresh`, a differentiable stand-in of the
+            same entries, or an independent batch of the same blocks.
+        carrier_blocks: the blocks of `carrier`.
+    """
+
+    blocks: Blocks
+    fresh: Tensor
+    previous: Tensor | None
+    carrier: Tensor
+    carrier_blocks: Blocks
+
+    @property
+    def independent(self) -> bool:
+        """Whether the gradient comes from another batch than the values."""
+        return self.carrier_blocks is not self.blocks
+
+    def batch(self, log: bool = False) -> Batch:
+        """Pool the values over the entries of each block, without gradient."""
+        blocks, previous = self.blocks, self.previous
+        past = None if previous is None else blocks.sums(previous.detach(), log)
+        fresh = blocks.sums(self.fresh.detach(), log)
+        return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.ids, blocks.whole)
+
+    def without_nonfinite(self) -> tuple[Entries, int]:
+        """Drop entries with a NaN or infinite value; also return how many were dropped."""
+        blocks, fresh, previous, carrier, carrier_blocks = self
+        keep, keep_carrier = _finite_rows(fresh), _finite_rows(carrier)
+        if previous is not None:
+            keep = keep & _finite_rows(previous)
+        if not self.independent:
+            keep = keep_carrier = keep & keep_carrier
+        dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if self.independent else 0)
+        if dropped == 0:
+            return self, 0
+        if self.independent:  # both batches must keep the same blocks
+            block, carrier_block = (b.of_entries(b.index) for b in (blocks, carrier_blocks))
+            empty = [
+                b.index[~torch.isin(b.index, left)]
+                for b, left in (
+                    (blocks, block[keep]),
+                    (carrier_blocks, carrier_block[keep_carrier]),
+                )
+            ]
+            gone = torch.cat(empty)
+            keep = keep & ~torch.isin(block, gone)
+            keep_carrier = keep_carrier & ~torch.isin(carrier_block, gone)
+        left = blocks.select(keep)
+        carrier_left = carrier_blocks.select(keep_carrier) if self.independent else left
+        past = None if previous is None else previous[keep]
+        return Entries(left, fresh[keep], past, carrier[keep_carrier], carrier_left), dropped
 
 
 class Batch(NamedTuple):
@@ -99,7 +172,7 @@ class Batch(NamedTuple):
         fresh: sum over samples of g_i(w_t), shape (B1,) or (B1, d1).
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
-        ids: `index` as numbers, when these are at hand.
+        ids: `index` as Python numbers, when these are known.
         whole: all blocks in order, one sample each.
     """
 
@@ -131,6 +204,93 @@ class Batch(NamedTuple):
             self.log,
         )
 
+    def finite(self) -> Tensor:
+        """Which blocks have finite values at w_t and w_{t-1}, shape (B1,)."""
+        finite = _finite_rows(self.fresh)
+        return finite if self.previous is None else finite & _finite_rows(self.previous)
+
+
+class Tracked(NamedTuple):
+    """Tracked values of the blocks of a batch, and the entries that carry their gradient.
+
+    Attributes:
+        value: u_i, without gradient, shape (B1,) or, for d1 > 1, (B1, d1).
+        index: the distinct block ids, increasing, shape (B1,).
+        entries: this rank's values that carry the gradient, shape (E,) or (E, d1).
+        blocks: their blocks.
+        counts: samples behind the entries of each block, over all ranks, shape (B1,).
+        ranks: number of ranks.
+        position: position in `index` of each of `blocks`, when these differ (several ranks).
+        log: entries and values are logarithms.
+    """
+
+    value: Tensor
+    index: Tensor  # type: ignore[assignment]
+    entries: Tensor
+    blocks: Blocks
+    counts: Tensor
+    ranks: int = 1
+    position: Tensor | None = None
+    log: bool = False
+
+    def as_loss(self, value: Tensor, slope: Tensor) -> Tensor:
+        r"""A scalar with this value and the gradient :math:`\sum_i \langle s_i, \nabla g_i\rangle`.
+
+        The linear function :math:`\sum_i \langle s_i, g_i\rangle` of the entries, with the slopes
+        :math:`s_i = \nabla f(u_i)` held constant, has exactly the gradient of the paper's
+        estimator (Alg. 1, line 9). Its value means nothing, and is replaced by that of the
+        objective.
+
+        Args:
+            value: the scalar's value.
+            slope: s_i, the gradient with respect to u, of the shape of `self.value`.
+        """
+        entries, factors = self.entries, self.factors(slope)
+        if entries.dim() > 1:
+            entries, factors = entries.reshape(-1), factors.reshape(-1)
+        loss = torch.dot(entries, factors)
+        # In place: the backward pass of a dot product looks at its factors only, never at its
+        # result. `value_of` would say the same with two more nodes in the graph.
+        loss.detach().copy_(value)
+        return loss
+
+    def carrying_gradient(self) -> Tensor:
+        """The values u_i as a tensor whose gradient is that of g_i."""
+        position = self.entry_positions()
+        carrier = self.entries * self.factors(torch.ones_like(self.value))
+        if position is not None:
+            carrier = segment(carrier, position, len(self.index))
+        return value_of(self.value, gradient_of=carrier)
+
+    def factors(self, slope: Tensor) -> Tensor:
+        """d(loss) / d(entry), from d(loss) / d(u_i); pure."""
+        whole = self.blocks.whole and self.ranks == 1
+        factors = slope if whole else slope / per_row(self.counts, slope)
+        position = self.entry_positions()
+        if position is not None:
+            factors = factors.index_select(0, position)
+        if self.ranks > 1:  # data-parallel training averages gradients over the ranks
+            factors = factors * self.ranks
+        if self.blocks.weights is not None:
+            factors = factors * per_row(self.blocks.weights, factors)
+        if self.log:  # d(log u) = dg / u, formed from logarithms
+            u = self.value if position is None else self.value.index_select(0, position)
+            # Held below e^60, so that a block that grew beyond all bounds gives no NaN.
+            factors = factors * torch.exp((self.entries.detach() - u).clamp(max=60))
+        return factors
+
+    def entry_positions(self) -> Tensor | None:
+        """Position in `index` of the block of each entry; None when entry k is block k."""
+        inverse = self.blocks.inverse
+        if self.position is None:
+            return inverse
+        return self.position if inverse is None else self.position[inverse]
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    finite = torch.isfinite(rows.detach())
+    return finite if finite.dim() == 1 else finite.all(1)
+
 
 def _pooled(
     index: Tensor, counts: Tensor, fresh: Tensor, previous: Tensor | None, log: bool
@@ -144,21 +304,27 @@ def _pooled(
     )
 
 
-def over_ranks(batch: Batch, group: Group) -> Batch:
-    """Pool the batches of all ranks."""
+def over_ranks(batch: Batch, group: Group, call: int | None = None) -> Batch:
+    """Pool the batches of all ranks.
+
+    Args:
+        batch: of this rank.
+        group: the ranks.
+        call: number of this call; ranks whose numbers differ are refused.
+    """
     sums = [batch.fresh] if batch.previous is None else [batch.fresh, batch.previous]
-    kind, shape = batch.fresh.dtype, batch.fresh.shape[1:]
+    dtype, shape = batch.fresh.dtype, batch.fresh.shape[1:]
     columns = [batch.index, batch.counts, *sums]
     flat = [c.double().unsqueeze(1) if c.dim() == 1 else c.double() for c in columns]
-    rows = gather_rows(torch.cat(flat, dim=1), group)
+    rows = gather_rows(torch.cat(flat, dim=1), group, call=call)
     parts = [part.reshape(-1, *shape) for part in rows[:, 2:].chunk(len(sums), dim=1)]
     previous = parts[1] if len(parts) > 1 else None
     result = _pooled(rows[:, 0].long(), rows[:, 1], parts[0], previous, batch.log)
-    past = None if result.previous is None else result.previous.to(kind)
-    return Batch(result.index, result.counts.to(kind), result.fresh.to(kind), past, batch.log)
+    past = None if result.previous is None else result.previous.to(dtype)
+    return Batch(result.index, result.counts.to(dtype), result.fresh.to(dtype), past, batch.log)
 
 
-def carrier_counts(carrier: Layout, batch: Batch, group: Group | None) -> Tensor:
+def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Tensor:
     """Samples behind each block of an independent gradient batch, aligned with `batch`."""
     index, counts = carrier.index, carrier.counts
     if group is not None:
@@ -174,30 +340,30 @@ def carrier_counts(carrier: Layout, batch: Batch, group: Group | None) -> Tensor
     return counts
 
 
-def layout(
-    call: str, index: Tensor | None, num_inner: int, counts: Tensor | None, like: Tensor
-) -> Layout:
+def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks:
     """Check an index and find its distinct blocks.
 
     Args:
-        call: name of the calling object, for the error text.
-        index: block id of each entry, integer, shape (E,); None means all blocks in order.
-        num_inner: n.
+        index: block id of each entry: integers of shape (E,), as a tensor, an array or a list;
+            None means all blocks in order.
         counts: samples behind each entry (default 1 each), shape (E,).
+        num_inner: n.
         like: the tracked values: counts take their device and precision.
     """
+    if index is not None and not isinstance(index, Tensor):
+        index = _as_tensor("index", index)
     weights = None
     if counts is not None:
-        weights = _checked_counts(call, counts, num_inner if index is None else len(index), like)
+        weights = _checked_counts(counts, num_inner if index is None else len(index), like)
     if index is None:
         every = torch.arange(num_inner, device=like.device)
         ones = like.new_ones(num_inner)
         whole = weights is None
-        return Layout(every, None, ones if weights is None else weights, weights, whole=whole)
-    kind = index.dtype
-    if index.dim() != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
+        return Blocks(every, None, ones if weights is None else weights, weights, whole=whole)
+    dtype = index.dtype
+    if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         raise ValueError(
-            f"`{call}(index=...)` must be a 1-d tensor of integers but has shape "
+            "`index` must be a vector of integers, the block of each entry, but has shape "
             f"{tuple(index.shape)} and dtype {index.dtype}."
         )
     unique, inverse, multiplicity = torch.unique(index, return_inverse=True, return_counts=True)
@@ -206,14 +372,13 @@ def layout(
     if unique.shape[0]:
         low, high = (ids[0], ids[-1]) if ids else (int(unique[0]), int(unique[-1]))
         if low < 0 or high >= num_inner:
-            wrong = low if low < 0 else high
             raise IndexError(
-                f"`{call}(index=...)` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
-                f"but contains: {wrong}."
+                f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
+                f"but contains: {low if low < 0 else high}."
             )
     # From host to device nobody needs to wait; the other way the numbers would not be there yet.
     device, ahead = like.device, like.device.type == "cuda"
-    if index.device != device or kind != torch.int64:
+    if index.device != device or dtype != torch.int64:
         unique = unique.to(device, torch.int64, non_blocking=ahead)
         inverse = inverse.to(device, non_blocking=ahead)
     if weights is None:
@@ -221,13 +386,25 @@ def layout(
         total = multiplicity.to(device, like.dtype, non_blocking=ahead)
     else:
         total = segment(weights, inverse, len(unique))
-    return Layout(unique, inverse, total, weights, ids)
+    return Blocks(unique, inverse, total, weights, ids)
 
 
-def _checked_counts(call: str, counts: Tensor, entries: int, like: Tensor) -> Tensor:
+def _as_tensor(name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"`{name}` must be a tensor, an array or a list of numbers but is: "
+            f"{type(values).__name__} ({error})."
+        ) from None
+    return tensor.long() if tensor.numel() == 0 else tensor  # an empty list has no dtype
+
+
+def _checked_counts(counts: Any, entries: int, like: Tensor) -> Tensor:
+    counts = counts if isinstance(counts, Tensor) else _as_tensor("counts", counts)
     if counts.shape != (entries,) or not bool(((counts > 0) & torch.isfinite(counts)).all()):
         raise ValueError(
-            f"`{call}(counts=...)` must be {entries} positive numbers of samples, one per entry "
+            f"`counts` must be {entries} positive numbers of samples, one per entry "
             f"(an empty group has no mean: leave it out of the batch), but is: {counts}."
         )
     return counts.to(like)

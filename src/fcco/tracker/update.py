@@ -7,7 +7,7 @@ Every tracker of the library is one formula,
 
 with :math:`\gamma' = 0` (moving average, SOX), MSVR's :math:`\gamma'` (SONX, SONEX) or
 :math:`\theta\gamma` (ALEXR). They run under `torch.func.vmap` and `fullgraph=True`; the checks of
-their input live in `fcco.tracker.module`.
+their input live in `fcco.tracker.tracker`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "Rule",
     "correction_weight",
     "log_track",
+    "overlay",
     "theory_correction",
     "track",
     "value_of",
@@ -139,6 +140,8 @@ def theory_correction(gamma: Number, num_inner: int, blocks: int | Tensor) -> Nu
         >>> round(theory_correction(0.1, num_inner=30, blocks=8), 2)
         3.96
     """
+    if not isinstance(blocks, Tensor) and blocks == 0:
+        return 0.0  # nothing to correct, and no number to divide by
     return (num_inner - blocks) / (blocks * (1 - gamma)) + (1 - gamma)
 
 
@@ -162,3 +165,22 @@ def correction_weight(
     if correction == "theory":
         return theory_correction(gamma, num_inner, blocks)
     return (1 - gamma) * blocks / num_inner
+
+
+def overlay(rows: Tensor, index: Tensor, others: Tensor, values: Tensor) -> Tensor:
+    """The rows of `index`, replaced by those of `values` for blocks that `others` holds too.
+
+    Both lists of blocks are increasing.
+
+    Example:
+        >>> import torch
+        >>> rows, index = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 4, 7])
+        >>> overlay(rows, index, torch.tensor([4, 5]), torch.tensor([9.0, 8.0]))
+        tensor([1., 9., 3.])
+    """
+    if len(others) == 0:
+        return rows
+    position = torch.searchsorted(others, index).clamp(max=len(others) - 1)
+    found = others[position] == index
+    found = found if rows.dim() == 1 else found.unsqueeze(1)
+    return torch.where(found, values[position], rows)

@@ -1,0 +1,100 @@
+"""Directional derivatives of inner values, without a second forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._distributed import Group
+
+__all__ = ["Directional", "Linearised"]
+
+
+class Directional:
+    r"""J v: how inner values change along a direction in parameter space.
+
+    .. math:: J v = \frac{\partial}{\partial y}\,\bigl\langle J^\top y,\; v\bigr\rangle
+
+    The vector-Jacobian product is linear in y, so its derivative along y is J v: one backward pass
+    with a graph when it is built, one more for each direction. It works with any function that can
+    be differentiated twice, whatever holds its parameters. The graph of `values` stays usable.
+
+    Args:
+        values: g(w), any shape, with gradient.
+        parameters: w.
+
+    Example:
+        >>> import torch
+        >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> change = Directional(torch.stack([w.prod(), w.sum()]), [w])
+        >>> change.along([torch.tensor([1.0, -1.0])])
+        tensor([1., 0.])
+    """
+
+    def __init__(self, values: Tensor, parameters: Sequence[Tensor]) -> None:
+        self._probe = torch.zeros_like(values, requires_grad=True)
+        self._pulled = torch.autograd.grad(
+            values, parameters, self._probe, create_graph=True, allow_unused=True
+        )
+
+    def along(self, direction: Sequence[Tensor]) -> Tensor:
+        """J v for one tensor per parameter; a parameter that the values do not use adds nothing."""
+        parts = [
+            torch.sum(pulled * part)
+            for pulled, part in zip(self._pulled, direction, strict=True)
+            if pulled is not None
+        ]
+        if not parts:
+            return torch.zeros_like(self._probe)
+        total = torch.stack(parts).sum()
+        return torch.autograd.grad(total, self._probe, retain_graph=True)[0]
+
+
+class Linearised:
+    """g(x) + <grad g(x), v>, also after the parameters have moved on.
+
+    Args:
+        values: g(x), with gradient.
+        parameters: x.
+        group: ranks over which the gradient of `values` is averaged.
+
+    Example:
+        >>> import torch
+        >>> from fcco._derivatives import Linearised
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> line = Linearised(x.prod()[None], [x])
+        >>> with torch.no_grad():
+        ...     _ = x.fill_(100.0)
+        >>> line.values + line.change([torch.tensor([0.1, 0.0])])
+        tensor([2.2000])
+    """
+
+    def __init__(
+        self, values: Tensor, parameters: Sequence[Tensor], group: Group | None = None
+    ) -> None:
+        self.values, self._group = values.detach(), group
+        self._change: Directional | None = None
+        if values.requires_grad:
+            storages = {p.untyped_storage().data_ptr() for p in parameters}
+
+            def copied(tensor: Tensor) -> Tensor:
+                of_parameter = tensor.untyped_storage().data_ptr() in storages
+                return tensor.detach().clone() if of_parameter else tensor
+
+            # A step changes the parameters in place, and the derivative of a product needs them.
+            hooks = torch.autograd.graph.saved_tensors_hooks(copied, lambda tensor: tensor)
+            with torch.autocast(values.device.type, enabled=False), hooks:
+                self._change = Directional(values, parameters)
+
+    def change(self, move: Sequence[Tensor]) -> Tensor:
+        """<grad g(x), v> for a move v, one tensor per parameter."""
+        change = torch.zeros_like(self.values)
+        if self._change is not None:
+            with torch.autocast(change.device.type, enabled=False), torch.enable_grad():
+                change = self._change.along(move)
+        if self._group is not None:
+            torch.distributed.all_reduce(change, group=self._group.handle)
+            change = change / self._group.size
+        return change

@@ -1,0 +1,229 @@
+"""What every constrained method offers: violations, multipliers, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from .._state import KeepsPrecision
+from ..inner import parse
+from ..objective import Compositional
+from ..reading import Index, Reader
+from ..terms import AbstractTerm, CoupledTerm
+from ..tracker.blocks import Layout
+
+__all__ = [
+    "CONSTRAINTS",
+    "OBJECTIVE",
+    "ConstrainedObjective",
+    "ConstraintReport",
+    "MultiplierAverage",
+]
+
+OBJECTIVE, CONSTRAINTS = "objective", "constraints"
+"""The names of the two terms of a constrained problem whose objective is coupled too."""
+
+
+class ConstraintReport(NamedTuple):
+    """What to log of the constraints."""
+
+    violation: float
+    """The largest g_i - tolerance_i; above 0 it is violated."""
+    worst: str | int
+    """The constraint it belongs to, by name or by number."""
+    violated: int
+    """How many constraints are above their limit."""
+    seen: int
+    """Out of how many; a constraint that was never seen has no value yet."""
+    multiplier: float
+    """The largest multiplier, in absolute value (those of equalities have a sign)."""
+
+
+class MultiplierAverage(KeepsPrecision):
+    r"""A running average of the multipliers, one per constraint.
+
+    .. math::
+        \bar\nu_i \leftarrow \bar\nu_i + (\nu_i - \bar\nu_i) / \min(t_i, \text{horizon})
+
+    This is the mean over the t_i steps since constraint i was first seen, and an exponential
+    average with weight 1/horizon once there are more.
+
+    Args:
+        like: multipliers, whose shape, precision and device it takes.
+        horizon: how many steps it looks back.
+
+    Example:
+        >>> import torch
+        >>> from fcco.constraints import MultiplierAverage
+        >>> average = MultiplierAverage(torch.zeros(2), horizon=100)
+        >>> for multiplier in (0.0, 4.0, 2.0):
+        ...     average.add(torch.tensor([multiplier, torch.nan]))
+        >>> average.mean()
+        tensor([2., nan])
+    """
+
+    value: Tensor
+    count: Tensor
+
+    def __init__(self, like: Tensor, horizon: int) -> None:
+        super().__init__()
+        _checks.integer("MultiplierAverage", "horizon", horizon, 1)
+        self.horizon = horizon
+        self.register_buffer("value", torch.zeros_like(like))
+        self.register_buffer("count", torch.zeros_like(like, dtype=torch.int64))
+
+    @torch.no_grad()
+    def add(self, multipliers: Tensor) -> None:
+        """Take the multipliers of one step into account; NaN means not seen yet."""
+        seen = ~multipliers.isnan()
+        self.count.add_(seen).clamp_(max=self.horizon)
+        moved = torch.where(seen, multipliers - self.value, 0)
+        self.value.add_(moved / self.count.clamp(min=1))
+
+    def mean(self) -> Tensor:
+        """The average, NaN for constraints not seen yet."""
+        return torch.where(self.count > 0, self.value, torch.nan)
+
+
+class ConstrainedObjective(Compositional):
+    """What every constrained method offers: a loss, violations and multipliers.
+
+    Its term holds the limits and answers `violation()` and `multipliers()`, one number per
+    constraint; here they become dicts when the constraints have names.
+
+    With a coupled objective beside it there are two terms, named "objective" and "constraints":
+    values and index are then given by these names. `term`, and all that is said of constraints,
+    mean the second; `value()` is the sum of both.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        term: the constraints' term.
+        objective: a coupled term of the objective, or None.
+        process_group: see `Compositional`.
+        offload: see `Compositional`.
+
+    Attributes:
+        method: the name of the method, where a recipe made the objective.
+        multiplier_average: the running average of the multipliers, after `keep_average`.
+    """
+
+    method: str = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        term: AbstractTerm,
+        *,
+        objective: AbstractTerm | None = None,
+        process_group: Any = "auto",
+        offload: bool = False,
+    ) -> None:
+        if objective is not None and not isinstance(objective, AbstractTerm):
+            raise TypeError(
+                "`objective=` is a coupled term of the objective, such as `CoupledTerm(outer, "
+                f"tracker)`, but is: {type(objective).__name__}. An ordinary loss needs none: the "
+                "function returns (loss, values)."
+            )
+        terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
+        super().__init__(
+            model,
+            optimizer,
+            terms,
+            process_group=process_group,
+            offload=offload,
+            shared_index=objective is None,  # constraints and the objective have other blocks
+        )
+        self.multiplier_average: MultiplierAverage | None = None
+
+    @property
+    def term(self) -> Any:
+        """The constraints' term."""
+        return self.terms[CONSTRAINTS] if len(self.terms) > 1 else super().term
+
+    @property
+    def samples_constraints(self) -> bool:
+        """Whether a call may hold only a part of the constraints."""
+        return self.term.tracker.sampled
+
+    @property
+    def refresh_due(self) -> bool:
+        """Whether the next step starts afresh from its batch, which should be a large one."""
+        return self.term.tracker.refresh_due
+
+    def violation(self) -> Any:
+        """g_i - tolerance_i as the method sees it (positive: violated); a dict with names."""
+        return self.term.limits.named(self.term.violation())
+
+    def multipliers(self) -> Any:
+        """The multiplier of each constraint: what the penalty implies, or the dual variable."""
+        return self.term.limits.named(self.term.multipliers())
+
+    def keep_average(self, horizon: int = 1000) -> None:
+        """From now on average the multipliers over the last `horizon` steps or so.
+
+        A multiplier read from tracked values carries their noise, and that of the hinge is either
+        0 or rho/m; the average over steps is the estimate. It costs some tensor operations a step.
+        """
+        self.multiplier_average = MultiplierAverage(self.term.multipliers(), horizon)
+
+    def average_multipliers(self) -> Any:
+        """The running average of `multipliers()`, since `keep_average` was called."""
+        if self.multiplier_average is None:
+            raise ValueError(
+                "`average_multipliers()` needs `keep_average(horizon)` before the training: no "
+                "average of the multipliers was kept."
+            )
+        return self.term.limits.named(self.multiplier_average.mean())
+
+    def close(self) -> None:
+        """End the tracking step; a hook calls it after each optimizer step."""
+        average = self.multiplier_average
+        before = 0 if average is None else self.term.step
+        super().close()
+        if average is not None and self.term.step > before:
+            average.add(self.term.multipliers())
+
+    def report(self, values: Tensor | Mapping[str, Tensor] | None = None) -> ConstraintReport:
+        """Largest violation, number of violated constraints, largest multiplier.
+
+        Args:
+            values: g_i(w) of all constraints, from full data say, as a tensor or by name. The
+                multipliers of a penalty are then those at these values; dual variables stay what
+                they are. None: what the method has tracked.
+        """
+        if values is None:
+            excess, multipliers = self.term.violation(), self.term.multipliers()
+        else:
+            excess, multipliers = self.term.at(self._in_order(values))
+        if excess.dim() > 1:
+            excess = excess.flatten(1).amax(1)
+        seen = int((~excess.isnan()).sum())
+        if not seen:
+            raise ValueError("`report()` needs values: no constraint has been seen yet.")
+        worst = int(excess.nan_to_num(nan=-torch.inf).argmax())
+        names = self.term.limits.names
+        return ConstraintReport(
+            violation=excess[worst].item(),
+            worst=worst if names is None else names[worst],
+            violated=int((excess > 0).sum()),
+            seen=seen,
+            multiplier=multipliers.nan_to_num(nan=0.0).abs().max().item(),
+        )
+
+    def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Given values of all constraints as a tensor."""
+        limits = self.term.limits
+        rows, _, index = parse("constraints", limits.names, values)
+        rows = rows if index is None else rows[index.argsort()]
+        if rows.shape[:1] != (limits.number,):
+            raise ValueError(
+                f"`report(values=...)` must hold all {limits.number} constraints, one row each, "
+                f"but has shape {tuple(rows.shape)}."
+            )
+        return rows.detach().to(limits.tolerance)

@@ -1,0 +1,231 @@
+"""Reading a call: what the user's function may return, and which blocks its values belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._distributed import Group, sum_over_ranks
+from .terms import AbstractTerm
+from .tracker import Blocks, Entries, NonFiniteValue
+
+__all__ = ["ONLY", "CallReader", "Index", "Measured", "mean_loss", "parse", "split"]
+
+Index = Any
+"""Block of each entry: a tensor, an array or a list; with several terms a dict of these."""
+
+ONLY = "inner"
+"""The name of a term that was given without one."""
+
+
+class Measured(NamedTuple):
+    """A measured statistic with a differentiable stand-in.
+
+    The tracker follows `value` (an accuracy, a 0/1 rate: no gradient needed); the gradient is
+    that of `surrogate`, which has the same shape.
+    """
+
+    value: Tensor
+    surrogate: Tensor
+
+
+def split(result: Any) -> tuple[Tensor | None, Any]:
+    """Separate the ordinary loss g0 from the inner values."""
+    if isinstance(result, tuple) and not isinstance(result, Measured):
+        if len(result) != 2:
+            raise ValueError(
+                "Your function must return values or a pair (loss, values) but returned a "
+                f"tuple of {len(result)}."
+            )
+        return result
+    return None, result
+
+
+def parse(
+    term: str, names: Sequence[str] | None, values: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Bring the inner values of one term to tensors.
+
+    Args:
+        term: the term's name, for the error text.
+        names: the names of its blocks, or None.
+        values: a tensor, a `Measured` pair, or either by block name; absent blocks are left alone.
+
+    Returns:
+        The values to track, the values that carry the gradient (None when they are the same), and
+        the block ids when values were given by name.
+    """
+    if isinstance(values, Tensor):
+        return values, None, None
+    if isinstance(values, Measured) and all(isinstance(part, Tensor) for part in values):
+        return values.value, values.surrogate, None
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"Inner values of `{term}` must be a tensor, fcco.Measured of two tensors or a dict by "
+            f"name but are: {type(values).__name__}."
+        )
+    known = {name: k for k, name in enumerate(names or ())}
+    unknown = [name for name in values if name not in known]
+    if unknown or not values:
+        raise ValueError(
+            f"Inner values of `{term}` are given for {unknown or 'no name'}, but its blocks are "
+            f"named: {', '.join(known) or 'not at all (pass names=... or a tensor)'}."
+        )
+    index = torch.tensor([known[name] for name in values])
+    parts = [parse(term, None, value) for value in values.values()]
+    tracked = torch.stack([value for value, _, _ in parts])
+    if all(surrogate is None for _, surrogate, _ in parts):
+        return tracked, None, index
+    carriers = [value if surrogate is None else surrogate for value, surrogate, _ in parts]
+    return tracked, torch.stack(carriers), index
+
+
+def mean_loss(loss: Any, group: Group | None = None, *, check: bool = False) -> Tensor:
+    """g0 as a scalar: per-sample losses are averaged over the batches of all ranks.
+
+    Args:
+        loss: a scalar, or per-sample losses.
+        group: the ranks.
+        check: refuse NaN and infinity on all ranks together.
+    """
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "Your function must return values or a pair (loss, values) with a tensor as loss "
+            f"but the loss is: {type(loss).__name__}."
+        )
+    if loss.dim() > 1:
+        raise ValueError(
+            f"The loss g0 must be a scalar or per-sample losses but has shape {tuple(loss.shape)}."
+        )
+    if group is None:
+        if loss.numel() == 0:
+            raise ValueError("The loss g0 holds no samples: its mean is not a number.")
+        return loss.mean() if loss.dim() else loss
+    bad = check and not bool(torch.isfinite(loss).all())
+    own = torch.tensor([float(loss.numel()), float(bad)], device=loss.device)
+    count, wrong = sum_over_ranks(own, group)
+    if wrong:
+        raise NonFiniteValue(
+            "The ordinary loss g0 is NaN or infinite on at least one rank; nothing was updated."
+        )
+    return loss.sum() * (group.size / count) if loss.dim() else loss
+
+
+class CallReader:
+    """Brings the index and the values of a call to one form, term by term.
+
+    Args:
+        terms: the terms by name.
+        shared_index: whether one index may be meant for all terms; when their blocks are of
+            different things, a tensor does not say whose it is.
+    """
+
+    def __init__(self, terms: Mapping[str, AbstractTerm], shared_index: bool = True) -> None:
+        self.terms, self._shared_index = dict(terms), shared_index
+        self._only = set(terms) == {ONLY}
+
+    def blocks(self, index: Index, counts: Index = None) -> dict[str, Blocks | None]:
+        """Check every index before the model runs; named blocks are known only afterwards."""
+        if self._only and index is not None and not isinstance(index, Mapping):
+            return {ONLY: self.terms[ONLY].tracker.blocks(index, counts)}
+        for argument, given in (("index", index), ("counts", counts)):
+            if given is not None and not isinstance(given, Mapping) and not self._shared_index:
+                raise ValueError(
+                    f"`{argument}` must be a dict when the objective is coupled too: of "
+                    f"{' or '.join(f'`{name}`' for name in self.terms)}; a tensor does not say "
+                    "whose blocks it means."
+                )
+            if isinstance(given, Mapping) and not set(given) <= set(self.terms):
+                raise ValueError(
+                    f"`{argument}` is given for {', '.join(map(str, given))} but the terms are: "
+                    f"{', '.join(self.terms)}."
+                )
+        result: dict[str, Blocks | None] = {}
+        for name, term in self.terms.items():
+            ids = index.get(name) if isinstance(index, Mapping) else index
+            number = counts.get(name) if isinstance(counts, Mapping) else counts
+            by_name = len(self.terms) > 1 or term.names is not None
+            unknown = ids is None and number is None and by_name
+            result[name] = None if unknown else term.tracker.blocks(ids, number)
+        return result
+
+    def entries(
+        self,
+        blocks: Mapping[str, Blocks | None],
+        values: Any,
+        past: Any = None,
+        carriers: Any = None,
+        carrier_blocks: Mapping[str, Blocks | None] | None = None,
+    ) -> dict[str, Entries]:
+        """The values of a batch by term.
+
+        Args:
+            blocks: of each term, as far as they are known.
+            values: what the function returned beside the loss.
+            past: the same at w_{t-1}, or None.
+            carriers: the same of an independent batch that carries the gradient, or None.
+            carrier_blocks: its blocks, None when they are the same.
+        """
+        fresh = self._by_term(values)
+        before = None if past is None else self._by_term(past)
+        other = None if carriers is None else self._by_term(carriers)
+        if other is not None and set(other) != set(fresh):
+            raise ValueError(
+                "`gradient=` must return the same terms as the first function, "
+                f"{', '.join(fresh)}, but returned: {', '.join(other)}."
+            )
+        result = {}
+        for name, given in fresh.items():
+            tracker = self.terms[name].tracker
+            value, carrier, ids = self._parse(name, given)
+            own = self._own_blocks(name, blocks[name], ids)
+            previous = None if before is None else self._parse(name, before[name])[0]
+            apart = None
+            if other is not None:
+                value_there, surrogate, ids = self._parse(name, other[name])
+                carrier = value_there if surrogate is None else surrogate
+                apart = own
+                if carrier_blocks is not None or ids is not None:
+                    apart = self._own_blocks(name, (carrier_blocks or {}).get(name), ids)
+                if apart is own:  # the same blocks, but entries of their own
+                    apart = own._replace()
+            result[name] = tracker.entries(own, value, previous, carrier, apart)
+        return result
+
+    def no_entries(self, name: str, previous: bool, independent: bool) -> Entries:
+        """The entries of a term that this rank has none of."""
+        tracker = self.terms[name].tracker
+        nothing, blocks = tracker.value[:0], tracker.blocks(torch.empty(0, dtype=torch.int64))
+        apart = blocks._replace() if independent else None
+        return tracker.entries(blocks, nothing, nothing if previous else None, nothing, apart)
+
+    def _by_term(self, values: Any) -> Mapping[str, Any]:
+        if self._only:
+            return {ONLY: values}
+        if not isinstance(values, Mapping) or not set(values) <= set(self.terms):
+            given = list(values) if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(
+                f"An objective with the terms {', '.join(self.terms)} needs inner values by term "
+                f"but was given: {given}."
+            )
+        return values
+
+    def _parse(self, name: str, values: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        term = self.terms[name]
+        if term.names is not None and isinstance(values, Mapping) and not values:
+            nothing = term.tracker.value[:0]  # every named block is absent from this batch
+            return nothing, None, torch.empty(0, dtype=torch.int64)
+        return parse(name, term.names, values)
+
+    def _own_blocks(self, name: str, blocks: Blocks | None, ids: Tensor | None) -> Blocks:
+        if ids is None and blocks is not None:
+            return blocks
+        if blocks is not None:
+            raise ValueError(
+                f"Inner values of `{name}` are given by name, which says their blocks: leave "
+                "`index` and `counts` out."
+            )
+        return self.terms[name].tracker.blocks(ids)

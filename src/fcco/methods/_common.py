@@ -1,0 +1,129 @@
+"""What recipes share: building the objective, and refusing problems a method is not for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .. import _checks
+from .._schedules import Schedule
+from ..constraints import ConstrainedObjective
+from ..objective import Compositional
+from ..outer import Absolute, AbstractOuter, Hinge
+from ..terms import AbstractTerm, CoupledTerm
+from ..terms.coupled import Tolerance, number_and_names
+from ..tracker import for_model
+
+__all__ = [
+    "InnerFunctions",
+    "coupled",
+    "dimension",
+    "hinge_or",
+    "monotone_if_weakly_convex",
+    "penalized",
+]
+
+InnerFunctions = Literal["smooth", "weakly_convex"]
+"""What the inner functions g_i are: smooth, or only weakly convex (with kinks)."""
+
+
+def dimension(method: str, outer: AbstractOuter, dim: int | None) -> int:
+    """d1: what `outer` declares, or what the caller gave."""
+    dimension = outer.dim if dim is None else dim
+    if dimension is None:
+        raise ValueError(f"`{method}(dim=...)` is needed: {outer!r} takes vectors of any length.")
+    return dimension
+
+
+def monotone_if_weakly_convex(
+    method: str, outer: AbstractOuter, inner_functions: InnerFunctions
+) -> None:
+    """Refuse an outer function that may decrease when the inner ones have kinks.
+
+    f(g) of a convex f and a weakly convex g is weakly convex only if f does not decrease.
+    """
+    _checks.one_of(method, "inner_functions", inner_functions, ("smooth", "weakly_convex"))
+    if inner_functions == "weakly_convex":
+        _checks.requires(f"{method}(inner_functions='weakly_convex')", outer, "monotone")
+
+
+def coupled(
+    method: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    outer: AbstractOuter,
+    num_inner: int,
+    *,
+    smoothing: Schedule = 0.0,
+    dim: int | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    single_point: bool = False,
+    **tracker: Any,
+) -> Compositional:
+    """An objective of one `CoupledTerm`; `tracker` are options of `InnerTracker`."""
+    values = for_model(model, num_inner, dimension(method, outer, dim), **tracker)
+    term = CoupledTerm(outer, values, smoothing=smoothing)
+    return Compositional(
+        model,
+        optimizer,
+        term,
+        process_group=process_group,
+        offload=offload,
+        single_point=single_point,
+    )
+
+
+def penalized(
+    method: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    outer: AbstractOuter,
+    *,
+    smoothing: Schedule = 0.0,
+    weight: Schedule = 1.0,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    dim: int | None = None,
+    objective: AbstractTerm | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **tracker: Any,
+) -> ConstrainedObjective:
+    """Constraints as a `CoupledTerm` of a penalty function, perhaps beside a coupled objective."""
+    number, names = number_and_names(method, constraints)
+    term = CoupledTerm(
+        outer,
+        for_model(model, number, dim or outer.dim or 1, **tracker),
+        smoothing=smoothing,
+        weight=weight,
+        tolerance=tolerance,
+        margin=margin,
+        names=names,
+    )
+    problem = ConstrainedObjective(
+        model, optimizer, term, objective=objective, process_group=process_group, offload=offload
+    )
+    problem.method = method
+    return problem
+
+
+def hinge_or(
+    method: str, outer: AbstractOuter | None, penalty: float | None, equality: bool
+) -> AbstractOuter:
+    """The exact penalty rho [.]_+ or, for equalities, rho |.|; or the caller's own function."""
+    if outer is not None:
+        if penalty is not None or equality:
+            raise ValueError(
+                f"`{method}(outer=...)` has its own weight and shape: leave `penalty` and "
+                f"`equality` out, or {outer!r} would silently win over them."
+            )
+        return outer
+    if penalty is None:
+        raise ValueError(f"`{method}(penalty=...)` is needed unless `outer` is given.")
+    _checks.positive(method, "penalty", penalty)
+    return Absolute(penalty) if equality else Hinge(penalty)

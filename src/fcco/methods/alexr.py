@@ -1,0 +1,168 @@
+"""ALEXR: extrapolated dual ascent on sampled blocks, for convex problems and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .. import _checks
+from ..constraints import ConstrainedObjective
+from ..objective import Compositional
+from ..outer import AbstractOuter, Hinge
+from ..terms import DualTerm
+from ..terms.coupled import Tolerance, number_and_names
+from ..tracker import like_model
+from ._common import coupled, dimension
+
+__all__ = ["alexr", "constrained_alexr"]
+
+
+def alexr(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    outer: AbstractOuter,
+    num_inner: int,
+    *,
+    version: Literal["v1", "v2"] = "v1",
+    dual_step: float = 1.0,
+    theta: float = 0.0,
+    smoothing: float = 0.0,
+    inner_functions: Literal["convex", "linear"] = "convex",
+    dim: int | None = None,
+    process_group: Any = "auto",
+    **options: Any,
+) -> Compositional:
+    r"""ALEXR: extrapolated dual ascent on sampled blocks, proximal descent on w, for convex F.
+
+    .. math::
+        \tilde g_i &= g_i(w_t;\mathcal B) + \theta\bigl(g_i(w_t;\mathcal B)
+            - g_i(w_{t-1};\mathcal B)\bigr) \\
+        y_i^+ &= \arg\max_y \langle y, \tilde g_i\rangle - f^*(y) - \tfrac1\alpha D_\psi(y, y_i)
+            \qquad i\in\mathcal B_1 \\
+        z_t &= \frac1{B_1}\sum_{i\in\mathcal B_1}\nabla g_i(w_t;\tilde{\mathcal B})\,y_i^+, \qquad
+        w_{t+1} = \arg\min_w \langle z_t, w\rangle + \tfrac1{2\eta}\|w - w_t\|^2 + r(w)
+
+    Two distances D_psi give two dual steps:
+
+    * `"v1"`, psi = f*, for smooth f: u_i+ = (u_i + alpha g~_i)/(1 + alpha), y_i+ = grad f(u_i+).
+      This is the tracker `alexr_tracker` with gamma = alpha/(1 + alpha). With `smoothing` it is
+      applied to f_lambda.
+    * `"v2"`, psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), for
+      a hinge clip(y_i + alpha g~_i, 0, rho). See `DualTerm`.
+
+    The step on w is your optimizer: SGD with lr = eta for r = 0. For r(w) = |w - w_0|^2/(2 nu) step
+    a `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
+    gradient is `objective(inner, index, gradient=other)`; without it one batch serves both, which
+    is biased. The output of the convex theory is the average iterate, which
+    `OutputIterate(optimizer, "average")` keeps.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        outer: f, convex; non-decreasing too unless the g_i are affine.
+        num_inner: n.
+        version: `"v1"` or `"v2"`.
+        dual_step: alpha.
+        theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
+        smoothing: lambda for `"v1"`; 0 asks for a smooth f.
+        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine), for which f may decrease.
+        dim: d1, when `outer` leaves it open.
+        process_group: see `Compositional`.
+        options: further options of `InnerTracker`; with `"v2"` only `on_nonfinite`, `dtype`, `device`.
+
+    Example:
+        >>> import torch, fcco
+        >>> from fcco.methods import alexr
+        >>> model, centre = torch.nn.Linear(2, 1, bias=False), torch.tensor([1.0, -2.0])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> objective = alexr(
+        ...     model, optimizer, fcco.Absolute(), 2, version="v2", theta=1.0,
+        ...     inner_functions="linear")
+        >>> for _ in range(300):
+        ...     loss = objective(lambda: model.weight.view(2) - centre)
+        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> model.weight.data.round(decimals=3)
+        tensor([[ 1., -2.]])
+
+    References:
+        B. Wang and T. Yang, ALEXR: an optimal single-loop algorithm for convex finite-sum coupled
+        compositional stochastic optimization, 2023. With r strongly convex (mu) and f smooth:
+        eta = (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n), which are
+        `fcco.theory.inner_step(theta, 1/mu, 0)` and `fcco.theory.dual_step(theta, n, B1)`, reach a
+        gap eps in O(n/B1 + 1/(mu eps) + n/(B1 eps)) steps up to logarithms. For convex F and
+        non-smooth f: theta = 0 and alpha, eta of order eps, O(eps^-2).
+    """
+    _checks.one_of("alexr", "version", version, ("v1", "v2"))
+    _checks.positive("alexr", "dual_step", dual_step)
+    _checks.in_interval("alexr", "theta", theta, 0.0, 1.0)
+    _checks.at_least("alexr", "smoothing", smoothing, 0.0)
+    _checks.requires("alexr", outer, "convex")
+    _convex_composition(outer, inner_functions)
+    size = dimension("alexr", outer, dim)
+    if version == "v1":
+        if not smoothing and not outer.smooth:
+            raise ValueError(
+                f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
+                "give `smoothing`, or use version='v2', which needs the prox of f only."
+            )
+        gamma = dual_step / (1 + dual_step)
+        tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
+        return coupled(
+            "alexr", model, optimizer, outer, num_inner, smoothing=smoothing, dim=size,
+            process_group=process_group, **tracker,
+        )  # fmt: skip
+    if smoothing:
+        raise ValueError(
+            "`alexr(smoothing=...)` belongs to version='v1'; version='v2' takes f as it is. "
+            "Give `outer=MoreauEnvelope(f, smoothing)` if you mean the smoothed one."
+        )
+    term = DualTerm(
+        outer, num_inner, dual_step=dual_step, theta=theta, dim=size, **like_model(model, options)
+    )
+    return Compositional(model, optimizer, term, process_group=process_group)
+
+
+def constrained_alexr(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    penalty: float,
+    dual_step: float,
+    theta: float = 1.0,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    process_group: Any = "auto",
+    **options: Any,
+) -> ConstrainedObjective:
+    """ALEXR (v2) on the penalised problem: y+ = clip(y + dual_step g~, 0, penalty).
+
+    The multipliers y/m collect the violations, up to penalty/m, and end where the constraint
+    holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
+    the violation, measured on the same samples at both ends of a step, which damps the loop.
+    """
+    _checks.at_least("alexr", "theta", theta, 0.0)
+    _checks.positive("alexr", "penalty", penalty)
+    number, names = number_and_names("alexr", constraints)
+    term = DualTerm(
+        Hinge(penalty), number, dual_step=dual_step, theta=theta, tolerance=tolerance,
+        margin=margin, names=names, **like_model(model, options),
+    )  # fmt: skip
+    problem = ConstrainedObjective(model, optimizer, term, process_group=process_group)
+    problem.method = "alexr"
+    return problem
+
+
+def _convex_composition(outer: AbstractOuter, inner_functions: str) -> None:
+    """Refuse what does not make f(g_i(w)) convex."""
+    if inner_functions in ("smooth", "weakly_convex"):
+        raise ValueError(
+            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is convex inner "
+            "functions (inner_functions='convex') or affine ones ('linear'). For others use alexr2."
+        )
+    _checks.one_of("alexr", "inner_functions", inner_functions, ("convex", "linear"))
+    if inner_functions == "convex":
+        _checks.requires("alexr(inner_functions='convex')", outer, "convex", "monotone")

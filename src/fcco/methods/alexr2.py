@@ -1,0 +1,155 @@
+"""ALEXR2: ALEXR's extrapolated tracker inside a proximal-point loop (paper, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .. import _checks
+from .._schedules import Schedule
+from ..constraints import ConstrainedObjective
+from ..objective import Compositional
+from ..optim import ProximalPoint
+from ..outer import AbstractOuter
+from ..terms import AbstractTerm
+from ..terms.coupled import Tolerance
+from ..tracker import GAMMA, THETA
+from ._common import (
+    InnerFunctions,
+    coupled,
+    hinge_or,
+    monotone_if_weakly_convex,
+    penalized,
+)
+
+__all__ = ["alexr2", "constrained_alexr2"]
+
+
+def alexr2(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    outer: AbstractOuter,
+    num_inner: int,
+    *,
+    smoothing: float,
+    nu: float,
+    eta: float,
+    inner_steps: int | Callable[[int], int] = 5,
+    gamma: float = GAMMA,
+    theta: float = THETA,
+    dual: Literal["u", "y"] = "u",
+    dim: int | None = None,
+    inner_functions: InnerFunctions = "smooth",
+    process_group: Any = "auto",
+    offload: bool = False,
+    **options: Any,
+) -> Compositional:
+    r"""ALEXR2: ALEXR's extrapolated tracker inside a proximal-point loop (paper, Algorithm 2).
+
+    .. math::
+        \tilde g_i &= g_i(z_{t,k};\mathcal B) + \theta\bigl(g_i(z_{t,k};\mathcal B)
+            - g_i(z_{t,k-1};\mathcal B)\bigr), \qquad
+        u_i^+ = (1-\hat\gamma)u_i + \hat\gamma\tilde g_i, \quad y_i = \nabla f_\lambda(u_i^+) \\
+        z_{t,k+1} &= \frac{\nu z_{t,k} + \eta w_t - \eta\nu G_{t,k}}{\eta+\nu}, \qquad
+        G_{t,k} = \frac1{B_1}\sum_i \nabla g_i(z_{t,k};\tilde{\mathcal B})\,y_i \\
+        G_t &= (w_t - z_{t,K_t})/\nu, \qquad
+        v_{t+1} = (1-\beta)v_t + \beta G_t, \quad w_{t+1} = w_t - \alpha v_{t+1}
+
+    Your optimizer is the outer one (last line). Step `objective.optimizer`, a `ProximalPoint`: it
+    makes the inner steps and calls yours once per round. Pass an independent batch for the
+    gradient as `objective(inner, index, gradient=other)`; without it one batch serves both.
+
+    Args:
+        model: your model.
+        optimizer: the outer optimizer (`momentum_type` with step alpha, Adam, ...).
+        outer: f, convex.
+        num_inner: n.
+        smoothing: lambda.
+        nu: proximal parameter, below 1/rho_F.
+        eta: inner step size.
+        inner_steps: K_t.
+        gamma: gamma-hat, weight of the extrapolated value in u (dual step gamma / (1 - gamma)).
+        theta: extrapolation.
+        dual: `"u"` tracks u; `"y"` keeps the dual variable in its box (scalar f whose conjugate
+            lives on an interval: hinge, absolute value, pinball).
+        dim: d1, when `outer` leaves it open.
+        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not decrease then).
+        process_group: see `Compositional`.
+        offload: see `Compositional`.
+        options: further options of `InnerTracker`.
+
+    References:
+        Paper, Algorithm 2 with line 13 corrected (docs/mathematics.md): nearly
+        eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
+    """
+    monotone_if_weakly_convex("alexr2", outer, inner_functions)
+    tracker = _tracker_options(outer, smoothing, gamma, theta, dual, options)
+    proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
+    return coupled(
+        "alexr2", model, proximal, outer, num_inner, smoothing=smoothing, dim=dim,
+        process_group=process_group, offload=offload, **tracker,
+    )  # fmt: skip
+
+
+def constrained_alexr2(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    smoothing: Schedule,
+    nu: float,
+    eta: float,
+    inner_steps: int | Callable[[int], int] = 5,
+    penalty: float | None = None,
+    gamma: float = GAMMA,
+    theta: float = THETA,
+    dual: Literal["u", "y"] = "u",
+    equality: bool = False,
+    outer: AbstractOuter | None = None,
+    dim: int | None = None,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    objective: AbstractTerm | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **options: Any,
+) -> ConstrainedObjective:
+    """ALEXR2 on a smoothed hinge penalty: the settings of `alexr2` and of `constrained_sonex`."""
+    function = hinge_or("alexr2", outer, penalty, equality)
+    tracker = _tracker_options(function, smoothing, gamma, theta, dual, options)
+    proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
+    return penalized(
+        "alexr2", model, proximal, constraints, function, smoothing=smoothing, dim=dim,
+        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
+        offload=offload, **tracker,
+    )  # fmt: skip
+
+
+def _tracker_options(
+    outer: AbstractOuter,
+    smoothing: Schedule,
+    gamma: float,
+    theta: float,
+    dual: str,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """The tracker of ALEXR2, in u-form or in y-form."""
+    _checks.requires("alexr2", outer, "convex")
+    _checks.one_of("alexr2", "dual", dual, ("u", "y"))
+    _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
+    if not callable(smoothing):
+        _checks.positive("alexr2", "smoothing", smoothing)
+    tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
+    if dual == "y":
+        zone = None if callable(smoothing) else outer.dual_zone(smoothing)
+        if zone is None:
+            raise ValueError(
+                "`alexr2(dual='y')` needs a constant smoothing and an outer function whose "
+                "conjugate lives on an interval (hinge, absolute value, pinball), which "
+                f"{outer!r} does not declare; use 'u'."
+            )
+        tracker["bounds"] = zone
+    return tracker

@@ -1,0 +1,174 @@
+"""Build a constrained objective by method name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _checks
+from ..constraints import ConstrainedObjective
+from .alexr import constrained_alexr
+from .alexr2 import constrained_alexr2
+from .icppac import icppac
+from .oss import oss
+from .sonex import constrained_sonex
+from .sonx import hinge_penalty
+from .sox import squared_hinge_penalty
+from .spider import recursive_penalty
+from .ssg import ssg
+
+__all__ = ["RECIPES", "constrained"]
+
+RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
+    "sonex": constrained_sonex,
+    "alexr2": constrained_alexr2,
+    "alexr": constrained_alexr,
+    "hinge": hinge_penalty,
+    "squared-hinge": squared_hinge_penalty,
+    "recursive-hinge": recursive_penalty,
+    "ssg": ssg,
+    "oss": oss,
+    "icppac": icppac,
+    # The same by other names: plain words, algorithms, papers.
+    "smoothed-hinge": constrained_sonex,
+    "proximal-hinge": constrained_alexr2,
+    "dual": constrained_alexr,
+    "sonx": hinge_penalty,
+    "yang2025": hinge_penalty,
+    "sox": squared_hinge_penalty,
+    "li2024": squared_hinge_penalty,
+    "liu2025": recursive_penalty,
+    "switching": ssg,
+    "queues": oss,
+    "conex": icppac,
+}
+"""The constrained methods by name."""
+
+_TRACKER_OPTIONS = ("bounds", "device", "dtype", "on_nonfinite", "rule")
+"""Options of `InnerTracker` that no recipe sets itself."""
+
+_MEANING = {
+    "penalty": "the weight of a penalty; dual and switching methods have none",
+    "smoothing": "how far the hinge is smoothed",
+    "gamma": "the weight of the new value in a moving average",
+    "correction": "the weight of MSVR's correction",
+    "read": "which running estimate enters the gradient",
+    "nu": "the parameter of ALEXR2's proximal point",
+    "eta": "the step of an inner loop",
+    "inner_steps": "the length of an inner loop",
+    "theta": "an extrapolation",
+    "dual_step": "the step of the dual variables",
+    "objective": "a coupled term of the objective, which needs a penalty on tracked values",
+    "offload": "where the copy of w_{t-1} is kept that a correction needs",
+    "refresh_every": "how often a recursive estimate starts afresh",
+}
+
+
+def constrained(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    method: str = "sonex",
+    **settings: Any,
+) -> ConstrainedObjective:
+    r"""Minimise g0(w) subject to g_i(w) <= tolerance_i, by the method of your choice.
+
+    .. math::
+        \min_w\; g_0(w) \qquad\text{subject to}\qquad
+        g_i(w) \le \text{tolerance}_i, \quad i = 1,\dots,m
+
+    Every method is called in the same way: with a function that returns `(loss, values)`. Then
+    `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
+    loops and for switching, one around it. `violation()`, `multipliers()`, `report()` and
+    `state_dict()` mean the same for each; `value()` is the constraint part as the method sees it.
+
+    | `method` | also called | what it does | constraints may be sampled |
+    |---|---|---|---|
+    | `"sonex"` | `"smoothed-hinge"` | smoothed hinge penalty, MSVR tracker | yes |
+    | `"alexr2"` | `"proximal-hinge"` | the same in a proximal point | yes |
+    | `"alexr"` | `"dual"` | a dual variable per constraint, capped at the penalty | yes |
+    | `"hinge"` | `"sonx"`, `"yang2025"` | hinge penalty, MSVR tracker | yes |
+    | `"squared-hinge"` | `"sox"`, `"li2024"` | squared hinge penalty, moving averages | yes |
+    | `"recursive-hinge"` | `"liu2025"` | smoothed hinge penalty, recursive estimates | no |
+    | `"ssg"` | `"switching"` | a step on the loss or, if violated, on the worst constraint | no |
+    | `"oss"` | `"queues"` | proximal points, multipliers from virtual queues | no |
+    | `"icppac"` | `"conex"` | proximal points, multipliers from a primal-dual loop | no |
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        constraints: their number m, or their names.
+        method: the method.
+        settings: `tolerance`, `margin` and `process_group` for each; and those of the method.
+            Penalties: `penalty` (rho) and, for sonex, alexr2 and recursive-hinge, `smoothing`
+            (lambda); `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and
+            `eta`, recursive-hinge `refresh_every`. The penalties on sampled constraints take
+            `objective`, a coupled term of the objective (see `methods.constrained_sonex`), and
+            `offload` (see `Compositional`). A wrong or missing setting gives an error that lists
+            them all.
+
+    Example:
+        >>> import torch
+        >>> from fcco import constrained
+        >>> def distance_above_the_limit(method, **settings):
+        ...     model = torch.nn.Linear(1, 1, bias=False).double()
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        ...     objective = constrained(
+        ...         model, optimizer, 1, method, penalty=20.0, gamma=1.0, tolerance=0.3, **settings)
+        ...     for _ in range(500):
+        ...         w = model.weight.view(1)
+        ...         objective(lambda: ((w - 1).square().sum() / 2, w)).backward()
+        ...         objective.optimizer.step(); objective.optimizer.zero_grad()
+        ...     return round(model.weight.item() - 0.3, 3)
+        >>> distance_above_the_limit("sonex", smoothing=0.02)
+        0.014
+        >>> distance_above_the_limit("squared-hinge")
+        0.033
+    """
+    _checks.one_of("constrained", "method", method, tuple(RECIPES))
+    recipe = RECIPES[method]
+    accepted, needed = _settings(recipe)
+    wrong = [name for name in settings if name not in accepted]
+    missing = [name for name in needed if name not in settings]
+    if wrong or missing:
+        raise ValueError(_explained(method, wrong, missing, accepted))
+    objective = recipe(model, optimizer, constraints, **settings)
+    objective.method = method
+    return objective
+
+
+@functools.cache
+def _settings(recipe: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a recipe's settings, and those without a default."""
+    parameters = inspect.signature(recipe).parameters.values()
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    more = _TRACKER_OPTIONS if any(p.kind is p.VAR_KEYWORD for p in parameters) else ()
+    needed = tuple(p.name for p in named if p.default is p.empty)
+    return (*(p.name for p in named), *more), needed
+
+
+def _explained(
+    method: str, wrong: Sequence[str], missing: Sequence[str], accepted: Sequence[str]
+) -> str:
+    parts = []
+    if wrong:
+        reasons = "; ".join(f"`{name}` is {_reason(name)}" for name in wrong)
+        parts.append(f"has no such setting: {reasons}")
+    if missing:
+        reasons = "; ".join(f"`{name}`, {_reason(name)}" for name in missing)
+        parts.append(f"needs {reasons}")
+    settings = ", ".join(accepted)
+    return f"`constrained(method={method!r})` {'; and '.join(parts)}. Settings: {settings}."
+
+
+def _reason(setting: str) -> str:
+    """What a setting is, and who has it."""
+    by_recipe = {recipe: name for name, recipe in reversed(RECIPES.items())}
+    owners = [name for recipe, name in by_recipe.items() if setting in _settings(recipe)[0]]
+    meaning = _MEANING.get(setting, "a setting" if owners else "unknown")
+    return f"{meaning} ({'for ' + ', '.join(owners) if owners else 'no method has it'})"

@@ -1,0 +1,103 @@
+"""ICPPAC: inexact constrained proximal points, solved with ConEx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _checks
+from ..constraints import ConEx, ConstantConEx, ProximalLagrangian
+from ..terms.coupled import Tolerance
+
+__all__ = ["icppac"]
+
+
+def icppac(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    proximal: float,
+    inner_steps: int,
+    schedule: ConEx | None = None,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    project: Callable[[], Any] | None = None,
+    process_group: Any = "auto",
+) -> ProximalLagrangian:
+    r"""ICPPAC: inexact constrained proximal points, solved with ConEx.
+
+    With :math:`\phi_i = g_i - \text{tolerance}_i + \mu\|\cdot - w_k\|^2` (no 1/2, and no tolerance
+    in phi_0), round k starts at x_{-1} = x_0 = w_k, makes T steps
+
+    .. math::
+        \ell_t &= \phi(x_{t-1};\bar\xi_t) + \phi'(x_{t-1};\bar\xi_t)(x_t - x_{t-1}), \qquad
+        s_t = (1+\theta_t)\ell_t - \theta_t\ell_{t-1} \\
+        y_{t+1} &= [y_t + s_t/\tau_t]_+, \qquad
+        x_{t+1} = \Pi_X\Bigl(x_t - \eta_t\bigl(\phi_0'
+            + \textstyle\sum_i y_{t+1,i}\phi_i'\bigr)(x_t;\xi_t)\Bigr)
+
+    (l_{-1} = l_0) and ends at the average of x_1, ..., x_T with weights gamma_t. Step
+    `objective.optimizer`; y is `multipliers()`. The method draws two batches per step: pass
+    `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both. The
+    constraints are evaluated at x_{t-1} too, with the derivative along x_t - x_{t-1}.
+
+    Args:
+        model: your model.
+        optimizer: makes the primal steps; plain SGD is the method. Its lr is eta for
+            `ConstantConEx` (a step; the source's eta is its inverse) and 1 for the others.
+        constraints: their number m, or their names; all are looked at in each step.
+        proximal: mu; convex rounds need 2 mu at least the weak convexity of every function.
+        inner_steps: T.
+        schedule: theta, tau, eta and gamma: `ConstantConEx` (the default, as in the authors'
+            experiments, y carried from round to round), `StronglyConvexConEx` (values without
+            noise only) or `StochasticConEx`.
+        tolerance: g_i <= tolerance_i, one number or one per constraint.
+        margin: aim for tolerance - margin.
+        project: puts the parameters into X, in place, after each step.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco.methods import icppac
+        >>> model = torch.nn.Linear(1, 1, bias=False).double()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> objective = icppac(model, optimizer, 1, proximal=0.5, inner_steps=100)
+        >>> def loss_and_constraint():
+        ...     w = model.weight.view(1)
+        ...     return (w - 1).square().sum() / 2, w - 0.3
+        >>> for _ in range(10 * 100):
+        ...     objective(loss_and_constraint).backward()
+        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> round(model.weight.item(), 2), objective.multipliers().round(decimals=2).item()
+        (0.3, 0.7)
+
+    References:
+        D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
+        functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
+        after O(eps^-6) samples for non-smooth weakly convex functions. Assumes bounded
+        subgradients and bounded noise, and a constraint qualification that holds at all
+        regularised problems alike (bounded multipliers), which a uniform Slater margin gives.
+    """
+    _checks.positive("icppac", "proximal", proximal)
+    rule = ConstantConEx() if schedule is None else schedule
+    if not isinstance(rule, ConEx):
+        raise TypeError(f"`icppac(schedule=...)` must be a ConEx but is: {type(rule).__name__}.")
+    objective = ProximalLagrangian(
+        model,
+        optimizer,
+        constraints,
+        rule=rule,
+        coefficient=proximal,
+        inner_steps=inner_steps,
+        tolerance=tolerance,
+        margin=margin,
+        process_group=process_group,
+    )
+    objective.method = "icppac"
+    if project is not None:
+        objective.project_after_step(optimizer, project)
+    return objective

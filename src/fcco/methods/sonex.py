@@ -1,0 +1,153 @@
+"""SONEX: smoothed outer function, corrected tracker, momentum (paper, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .._schedules import Schedule
+from ..constraints import ConstrainedObjective
+from ..objective import Compositional
+from ..outer import AbstractOuter
+from ..terms import AbstractTerm
+from ..terms.coupled import Tolerance
+from ._common import coupled, hinge_or, penalized
+
+__all__ = ["constrained_sonex", "sonex"]
+
+
+def sonex(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    outer: AbstractOuter,
+    num_inner: int,
+    *,
+    smoothing: Schedule,
+    gamma: float = 0.1,
+    correction: float | Literal["theory", "auto"] = "auto",
+    read: Literal["old", "new"] = "old",
+    dim: int | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **options: Any,
+) -> Compositional:
+    r"""SONEX: smoothed outer function, MSVR tracker, momentum or Adam (paper, Algorithm 1).
+
+    .. math::
+        u_{i,t+1} &= (1-\gamma)u_{i,t} + \gamma g_i(w_t;\mathcal B)
+            + \gamma'\bigl(g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)\bigr)
+            && i\in\mathcal B_1^t \\
+        G_t &= \frac{1}{B_1}\sum_{i\in\mathcal B_1^t}
+            \nabla g_i(w_t;\mathcal B)\,\nabla f_\lambda(u_{i,t}) \\
+        v_{t+1} &= (1-\beta)v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
+
+    The last line is your optimizer: `momentum_type`, `adam_type`, or any other.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        outer: f, weakly convex (rho_f), such as `Hinge()`; the inner functions must be smooth.
+        num_inner: n, the number of blocks.
+        smoothing: lambda, below 1/rho_f; or a schedule.
+        gamma: weight of the new value in u.
+        correction: gamma'; see `InnerTracker`.
+        read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}.
+        dim: d1, when `outer` leaves it open.
+        process_group: see `Compositional`.
+        offload: see `Compositional`.
+        options: further options of `InnerTracker`.
+
+    Example:
+        Find the point with the least mean distance to noisy data: f = |.|, g_i(w) = w_i - c_i.
+
+        >>> import torch, fcco
+        >>> _ = torch.manual_seed(0)
+        >>> c, model = torch.tensor([1.0, -2.0]), torch.nn.Linear(2, 1, bias=False)
+        >>> optimizer = fcco.momentum_type(model.parameters(), lr=0.02, beta=0.2)
+        >>> objective = fcco.sonex(model, optimizer, fcco.Absolute(), 2, smoothing=0.1)
+        >>> for _ in range(1000):
+        ...     noise = 0.1 * torch.randn(2)
+        ...     loss = objective(lambda: model.weight.view(2) - c + noise)
+        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> bool((model.weight.view(2) - c).abs().max() < 0.1)
+        True
+
+    References:
+        Paper, Algorithm 1 and Theorem `thm:ema_msvr`: an approximate eps-stationary point after
+        O(n / (B1 sqrt(B2)) eps^-5) steps.
+    """
+    return coupled(
+        "sonex", model, optimizer, outer, num_inner, smoothing=smoothing, gamma=gamma,
+        correction=correction, read=read, dim=dim, process_group=process_group, offload=offload,
+        **options,
+    )  # fmt: skip
+
+
+def constrained_sonex(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    smoothing: Schedule,
+    penalty: float | None = None,
+    gamma: float = 0.1,
+    correction: float | Literal["theory", "auto"] = "auto",
+    read: Literal["old", "new"] = "old",
+    equality: bool = False,
+    outer: AbstractOuter | None = None,
+    dim: int | None = None,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    objective: AbstractTerm | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **options: Any,
+) -> ConstrainedObjective:
+    r"""SONEX on a smoothed hinge penalty.
+
+    .. math::
+        \min_w\; g_0(w) + \frac1m\sum_{i=1}^m f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr),
+        \qquad f = \rho\,[\cdot]_+
+
+    Each value is tracked, so a noisy mini-batch value is not penalised for its noise. A constraint
+    with multiplier nu* ends about lambda m nu* above its limit (while nu* < rho/m; above that it
+    is not enforced): choose lambda by that law, or set `margin` to it.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        constraints: their number m, or their names.
+        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
+            `outer` is given.
+        smoothing: lambda of the smoothed hinge (its quadratic zone is lambda rho wide), or a
+            schedule such as `Annealed`.
+        gamma: weight of the new value.
+        correction: gamma' of the tracker, see `InnerTracker`.
+        read: `"old"` uses u_t in G_t as printed, `"new"` u_{t+1}.
+        equality: penalise |g_i - tolerance_i| instead, for g_i = tolerance_i. (For
+            |g_i| <= kappa give `outer=DeadZone(kappa, rho)`.)
+        outer: an outer function of your own, such as `TwoSidedHinge`; it holds its own weight rho,
+            and `smoothing` may be 0 for it.
+        dim: d1, when `outer` leaves it open.
+        tolerance: g_i <= tolerance_i, one number or one per constraint.
+        margin: train for tolerance - margin; not for equalities.
+        objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
+            tracker and outer function are its own. The function you pass then returns
+            `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index` is a
+            dict likewise.
+        process_group: see `Compositional`.
+        offload: see `Compositional`.
+        options: further options of `InnerTracker`.
+
+    References:
+        Paper, section 6.2: an eps-KKT point after O(eps^-5) steps.
+    """
+    return penalized(
+        "sonex", model, optimizer, constraints, hinge_or("sonex", outer, penalty, equality),
+        smoothing=smoothing, gamma=gamma, correction=correction, read=read, dim=dim,
+        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
+        offload=offload, **options,
+    )  # fmt: skip

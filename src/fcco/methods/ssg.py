@@ -1,0 +1,115 @@
+"""SSG: the switching subgradient method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .. import _checks
+from .._schedules import Schedule
+from ..constraints import Switching
+from ..optim import PolyakStep, SwitchingOptimizer
+from ..previous import parameters_of
+from ..terms.coupled import Tolerance
+
+__all__ = ["ssg"]
+
+
+def ssg(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    threshold: Schedule,
+    constraint_optimizer: torch.optim.Optimizer | Literal["polyak"] | None = None,
+    schedule: Callable[[int], float] | None = None,
+    burn_in: int = 0,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    project: Callable[[], Any] | None = None,
+    process_group: Any = "auto",
+) -> Switching:
+    r"""SSG: switching subgradient steps (Huang and Lin 2023).
+
+    With :math:`\hat g = \max_i g_i(w_t;\mathcal B) - \text{tolerance}_i` and its index i*,
+
+    .. math::
+        w_{t+1} = \begin{cases}
+            \Pi_X\bigl(w_t - \eta_t\nabla g_0(w_t)\bigr) & \hat g \le \epsilon_t, \; t\in I \\
+            \Pi_X\bigl(w_t - \eta_t\nabla g_{i^*}(w_t)\bigr) & \text{else}, \; t\in J
+        \end{cases}
+
+    Output: w_tau with tau in I, tau >= S, with probability proportional to eta_tau, which
+    `objective.output_iterate()` keeps. The multipliers are not part of the method;
+    `multipliers()` estimates them by
+    :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the sizes of the steps
+    made (with Adam, its step size is taken for that).
+
+    Step `objective.optimizer`. All constraints are looked at in each step; pass an independent
+    batch for the gradient as `objective(inner, gradient=other)`.
+
+    Args:
+        model: your model.
+        optimizer: for steps on g_0; lr is eta_t (`convex_step`, `weakly_convex_step`).
+        constraints: their number m, or their names.
+        threshold: eps_t, a number or a function of the step such as `InverseRoot`.
+        constraint_optimizer: for steps on the worst constraint: `"polyak"` (the step
+            g / |grad g|^2, for weakly convex constraints), an optimizer over the same parameters,
+            or None: the first one, which must then be plain SGD.
+        schedule: factor of both step sizes as a function of the step: `InverseRoot(1.0)` makes
+            eta_t ~ 1/sqrt(t+1).
+        burn_in: S.
+        tolerance: g_i <= tolerance_i, one number or one per constraint.
+        margin: aim for tolerance - margin.
+        project: puts the parameters into X, in place, after each step.
+        process_group: see `Compositional`.
+
+    Example:
+        min (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
+
+        >>> import torch
+        >>> from fcco.methods import ssg
+        >>> model = torch.nn.Linear(1, 1, bias=False).double()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> objective = ssg(model, optimizer, 1, threshold=1e-3, burn_in=300)
+        >>> output = objective.output_iterate("average")
+        >>> def loss_and_constraint():
+        ...     w = model.weight.view(1)
+        ...     return (w - 1).square().sum() / 2, w - 0.3
+        >>> for _ in range(1000):
+        ...     objective(loss_and_constraint).backward()
+        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> with output.applied():
+        ...     bool((model.weight - 0.3).abs() < 0.01)
+        True
+        >>> bool((objective.multipliers() - 0.7).abs() < 0.02)
+        True
+
+    References:
+        Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
+        non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
+        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones
+        (batches of O(eps^-4) for the switch). Assumes g_0 weakly convex, bounded subgradients,
+        and g_i convex with a Slater point, or weakly convex with subgradients of max_i g_i bounded
+        away from 0 where it is violated.
+    """
+    if isinstance(constraint_optimizer, str):
+        _checks.one_of("ssg", "constraint_optimizer", constraint_optimizer, ("polyak",))
+        constraint_optimizer = PolyakStep(parameters_of(optimizer))
+    switch = SwitchingOptimizer(optimizer, constraint_optimizer, schedule)
+    objective = Switching(
+        model,
+        switch,
+        constraints,
+        threshold=threshold,
+        burn_in=burn_in,
+        tolerance=tolerance,
+        margin=margin,
+        process_group=process_group,
+    )
+    if project is not None:
+        objective.project_after_step(switch, project)
+    return objective

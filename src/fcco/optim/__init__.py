@@ -1,0 +1,36 @@
+"""Optimizers that are part of a method, and what may follow a step.
+
+| module | idea | used by |
+|---|---|---|
+| `wrapper` | optimizers that step others; what an objective knows of them | all below |
+| `proximal_point` | rounds of inner steps, then one step of yours | ALEXR2 |
+| `proximal_round` | rounds around an anchor that end at their average | OSS, ICPPAC |
+| `switching` | one of two optimizers, by the branch of the step | SSG |
+| `iterates` | random or averaged iterates, projections | any method |
+"""
+
+from .._schedules import InverseRoot as InverseRoot
+from .iterates import OutputIterate as OutputIterate
+from .iterates import project_after_step as project_after_step
+from .proximal_point import ProximalPoint as ProximalPoint
+from .proximal_point import proximal_step as proximal_step
+from .proximal_round import ProximalRound as ProximalRound
+from .switching import PolyakStep as PolyakStep
+from .switching import SwitchingOptimizer as SwitchingOptimizer
+from .switching import convex_step as convex_step
+from .switching import weakly_convex_step as weakly_convex_step
+from .wrapper import MethodOptimizer as MethodOptimizer
+
+__all__ = [
+    "InverseRoot",
+    "MethodOptimizer",
+    "OutputIterate",
+    "PolyakStep",
+    "ProximalPoint",
+    "ProximalRound",
+    "SwitchingOptimizer",
+    "convex_step",
+    "project_after_step",
+    "proximal_step",
+    "weakly_convex_step",
+]

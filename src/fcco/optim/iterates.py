@@ -1,0 +1,200 @@
+"""What happens around a step: which iterate to return, and projections onto a feasible set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from ..previous import after_closure, parameters_of, unwrap
+
+__all__ = ["OutputIterate", "project_after_step"]
+
+
+class OutputIterate(nn.Module):
+    r"""Keep the output of a method while it runs, without knowing its length.
+
+    `"random"` holds w_tau with tau uniform on {0, ..., T-1} after any number T of steps, the
+    output rule of the paper's theorems (reservoir sampling: iterate t replaces the kept one with
+    probability 1/(t+1)). `"average"` holds the mean of w_0, ..., w_{T-1}, in float32 at least.
+    The last iterate is the model itself.
+
+    For ALEXR2 pass the outer optimizer: its iterates are the w_t.
+
+    With `weight`, tau has a probability proportional to the weight of w_tau (iterate t replaces
+    the kept one with probability weight_t / sum of the weights so far) and the mean is weighted.
+
+    Args:
+        optimizer: the optimizer whose iterates are meant.
+        rule: `"random"` or `"average"`.
+        seed: of its own random stream; the global one is not touched.
+        weight: the weight of the current parameters, asked just before each step; 0 leaves them
+            out. None weighs all alike.
+
+    Example:
+        >>> import torch, fcco
+        >>> w = torch.nn.Parameter(torch.zeros(()))
+        >>> optimizer = torch.optim.SGD([w], lr=1.0)
+        >>> output = fcco.OutputIterate(optimizer, "average")
+        >>> for _ in range(3):
+        ...     w.grad = -torch.ones(()); optimizer.step()
+        >>> with output.applied():
+        ...     w.item()
+        1.0
+        >>> w.item()
+        3.0
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rule: Literal["random", "average"] = "random",
+        seed: int = 0,
+        weight: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__()
+        _checks.one_of("OutputIterate", "rule", rule, ("random", "average"))
+        self.rule, self.count = rule, 0
+        self.weight, self._total = weight, 0.0
+        self._optimizer = unwrap(optimizer)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._kept: list[Tensor] = []
+        self._attach()
+
+    def _attach(self) -> None:
+        # Before the step the parameters are w_t, and t counts from 0.
+        self._handle = self._optimizer.register_step_pre_hook(self._before_step)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take note of the current parameters; a hook calls it before each step."""
+        weight = self._checked_weight()
+        self.count += 1
+        if weight == 0:
+            return
+        first = self._total == 0
+        self._total += weight
+        parameters = parameters_of(self._optimizer)
+        for parameter in parameters[len(self._kept) :]:  # all at first, later a new group
+            self._kept.append(self._wide(parameter.detach()).clone())
+        if first:
+            return
+        if self.rule == "average":
+            for kept, parameter in zip(self._kept, parameters, strict=True):
+                kept.lerp_(parameter.detach().to(kept.dtype), weight / self._total)
+        elif torch.rand((), generator=self._generator).item() * self._total < weight:
+            for kept, parameter in zip(self._kept, parameters, strict=True):
+                kept.copy_(parameter.detach())
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.weight is None:
+            return self.update()
+        return after_closure(args, kwargs, self.update)  # which may decide the weight
+
+    def _checked_weight(self) -> float:
+        weight = 1.0 if self.weight is None else float(self.weight())
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`OutputIterate(weight=...)` must return a finite number of at least 0 but "
+                f"returned: {weight}."
+            )
+        return weight
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """Steps of 1/t would vanish in an average kept in bfloat16."""
+        if self.rule == "random":
+            return tensor
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the kept iterate into the model for a while (evaluation, saving)."""
+        if not self._kept:
+            if self.weight is not None:
+                raise RuntimeError(
+                    "`OutputIterate.applied` has nothing to return: so far no iterate had a "
+                    "weight above 0 (no feasible iterate)."
+                )
+            raise RuntimeError("`OutputIterate.applied` needs at least one optimizer step.")
+        parameters = parameters_of(self._optimizer)
+        current = [p.detach().clone() for p in parameters]
+        self._write(parameters, self._kept)
+        try:
+            yield
+        finally:
+            self._write(parameters, current)
+
+    @staticmethod
+    @torch.no_grad()
+    def _write(parameters: list[Tensor], values: list[Tensor]) -> None:
+        for parameter, value in zip(parameters, values, strict=False):
+            parameter.copy_(value)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The kept iterate, the count, the sum of the weights and the random stream."""
+        return {
+            "count": self.count,
+            "total": self._total,
+            "kept": [kept.clone() for kept in self._kept],
+            "generator": self._generator.get_state(),
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore what `get_extra_state` gave."""
+        like, kept = parameters_of(self._optimizer), state["kept"]
+        shapes = [tuple(k.shape) for k in kept]
+        if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:
+            raise ValueError(
+                f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes "
+                f"{shapes} but those of the optimizer differ; it belongs to another model."
+            )
+        self.count = state["count"]
+        self._total = state.get("total", float(self.count))  # once, all weights were 1
+        self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
+        self._generator.set_state(state["generator"].cpu())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made by pickle or deepcopy attaches to the copy of the optimizer.
+        return {k: v for k, v in self.__dict__.items() if k not in ("_handle", "_generator")} | {
+            "_random": self._generator.get_state()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        random = state.pop("_random")
+        super().__setstate__(state)
+        self._generator = torch.Generator()
+        self._generator.set_state(random)
+        self._attach()
+
+
+def project_after_step(optimizer: torch.optim.Optimizer, project: Callable[[], Any]) -> Any:
+    r"""Follow each step of an optimizer by a projection, :math:`w \leftarrow \Pi_X(w)`.
+
+    Args:
+        optimizer: the optimizer whose steps are meant.
+        project: changes the parameters in place, without gradient; what it returns is ignored.
+
+    Returns:
+        A handle; `handle.remove()` ends it.
+
+    Example:
+        >>> import torch, fcco
+        >>> w = torch.nn.Parameter(torch.tensor([0.5, 0.5]))
+        >>> optimizer = torch.optim.SGD([w], lr=1.0)
+        >>> handle = fcco.project_after_step(optimizer, lambda: w.clamp_(0.0, 1.0))
+        >>> w.grad = torch.tensor([2.0, -2.0])
+        >>> optimizer.step()
+        >>> w.tolist()
+        [0.0, 1.0]
+    """
+
+    def after_step(*_: Any) -> None:
+        with torch.no_grad():
+            project()
+
+    return unwrap(optimizer).register_step_post_hook(after_step)

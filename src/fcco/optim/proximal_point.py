@@ -1,0 +1,201 @@
+"""The proximal point: a torch optimizer whose inner loop solves a strongly convex problem."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from ..previous import unwrap
+from ..previous.swap import parameters_at
+from .wrapper import MethodOptimizer
+
+__all__ = ["ProximalPoint", "proximal_step"]
+
+
+def proximal_step(
+    z: Tensor, anchor: Tensor, gradient: Tensor, eta: float | Tensor, nu: float | Tensor
+) -> Tensor:
+    r"""The inner update of ALEXR2 (Alg. 2, line 11), pure and branch-free.
+
+    .. math::
+        z^+ = \arg\min_x \langle G, x\rangle + \tfrac1{2\nu}\|x - w\|^2 + \tfrac1{2\eta}\|x - z\|^2
+            = \frac{\nu z + \eta w - \eta\nu G}{\eta + \nu}
+
+    Example:
+        >>> import torch
+        >>> one = torch.tensor(1.0)
+        >>> proximal_step(z=one, anchor=0 * one, gradient=one, eta=0.5, nu=0.5)
+        tensor(0.2500)
+    """
+    return (nu * z + eta * anchor - eta * nu * gradient) / (eta + nu)
+
+
+class ProximalPoint(MethodOptimizer):
+    r"""Double loop of ALEXR2 as one optimizer: step it like any other.
+
+    .. math::
+        z_{t,k+1} &= \frac{\nu z_{t,k} + \eta w_t - \eta\nu G_{t,k}}{\eta+\nu},
+            \qquad z_{t,0} = w_t, \quad k = 0, \dots, K_t - 1 \\
+        G_t &= (w_t - z_{t,K_t})/\nu
+            \qquad\text{then one step of the outer optimizer on } G_t \text{ gives } w_{t+1}
+
+    Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
+    parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
+    envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
+    docs/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t) is in
+    `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of a
+    round resumes exactly.
+
+    Args:
+        outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
+            `momentum = dampening = 1 - beta`, or any other.
+        nu: the proximal parameter, below 1/rho_F; per inner step the pull to w_t has weight
+            eta / (eta + nu).
+        eta: the inner step size; the group entry `lr`, so schedulers can drive it.
+        inner_steps: K_t, a number or a function of the round t.
+
+    Example:
+        >>> import torch, fcco
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = fcco.ProximalPoint(
+        ...     torch.optim.SGD([w], lr=1.0), nu=1.0, eta=1.0, inner_steps=2)
+        >>> for _ in range(4):
+        ...     optimizer.zero_grad()
+        ...     (w**2 / 2).sum().backward()
+        ...     optimizer.step()
+        ...     print(round(w.item(), 4), optimizer.inner_step, optimizer.round)
+        0.5 1 0
+        0.5 0 1
+        0.25 1 1
+        0.25 0 2
+
+    References:
+        Paper, Algorithm 2. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
+    """
+
+    def __init__(
+        self,
+        outer: torch.optim.Optimizer,
+        nu: float,
+        eta: float,
+        inner_steps: int | Callable[[int], int],
+    ) -> None:
+        _checks.positive("ProximalPoint", "nu", nu)
+        _checks.positive("ProximalPoint", "eta", eta)
+        if not callable(inner_steps):
+            _checks.integer("ProximalPoint", "inner_steps", inner_steps, 1)
+        self.outer = unwrap(outer)
+        self.wrapped = (self.outer,)
+        self.inner_steps = inner_steps
+        self.inner_step, self.round = 0, 0
+        self.polish_steps: int | None = None  # K of a last round that ends at z
+        groups = [{"params": list(group["params"])} for group in self.outer.param_groups]
+        super().__init__(groups, {"lr": eta, "nu": nu})
+
+    @property
+    def round_begins(self) -> bool:
+        """Whether the next step is the first of a round, where z_{-1} = z_0 = w_t."""
+        return self.inner_step == 0
+
+    @property
+    def round_length(self) -> int:
+        """K_t of the current round."""
+        if self.polish_steps is not None:
+            return self.polish_steps
+        if not callable(self.inner_steps):
+            return self.inner_steps
+        length = self.inner_steps(self.round)
+        _checks.integer("ProximalPoint", "inner_steps", length, 1)
+        return length
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters here and to the outer optimizer, which would not move them otherwise."""
+        super().add_param_group(param_group)
+        known = {p for group in self.outer.param_groups for p in group["params"]}
+        new = [p for p in self.param_groups[-1]["params"] if p not in known]
+        if new:
+            self.outer.add_param_group({"params": new})
+
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here.
+
+        In the middle of a round they are z otherwise, a point on the way to a proximal point. No
+        graph may be open.
+        """
+        moved = {} if self.round_begins else self.state
+        points = {z: state["anchor"] for z, state in moved.items() if state["moved"]}
+        with parameters_at(points, self.model):
+            yield
+
+    def polish(self, steps: int) -> None:
+        """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.
+
+        The corollary of the paper certifies the original F at this z (see docs/mathematics.md).
+        """
+        _checks.integer("ProximalPoint.polish", "steps", steps, 1)
+        if not self.round_begins:
+            raise RuntimeError(
+                f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "
+                f"{self.round_length} inner steps of round {self.round} are done."
+            )
+        self.polish_steps = steps
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One inner step; the last one of a round ends with a step of the outer optimizer."""
+        loss = self._evaluated(closure)
+        length = self.round_length
+        for group in self.param_groups:
+            for z in group["params"]:
+                state = self.state[z]
+                if self.round_begins or not state:
+                    state["anchor"], state["moved"] = z.detach().clone(), False
+                if z.grad is None and not state["moved"]:
+                    continue
+                gradient = torch.zeros_like(z) if z.grad is None else z.grad
+                z.copy_(proximal_step(z, state["anchor"], gradient, group["lr"], group["nu"]))
+                state["moved"] = True
+        self.inner_step += 1
+        if self.inner_step >= length:
+            self._end_round()
+        return loss
+
+    def _end_round(self) -> None:
+        if self.polish_steps is None:
+            for group in self.param_groups:
+                for z in group["params"]:
+                    if not self.state[z]["moved"]:
+                        continue  # frozen or unused: the outer optimizer must not touch it either
+                    anchor = self.state[z]["anchor"]
+                    z.grad = (anchor - z) / group["nu"]
+                    z.copy_(anchor)
+            self.step_wrapped(self.outer)
+        self.polish_steps = None
+        self.inner_step, self.round = 0, self.round + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Anchors, counters and the outer optimizer's state."""
+        state = super().state_dict()
+        state["proximal"] = {
+            "inner_step": self.inner_step,
+            "round": self.round,
+            "polish_steps": self.polish_steps,
+            "outer": self.outer.state_dict(),
+        }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore everything that `state_dict` saved."""
+        proximal = state_dict["proximal"]
+        # torch's optimizers keep the tensors they load and then change them in place.
+        self.outer.load_state_dict(copy.deepcopy(proximal["outer"]))
+        self.inner_step, self.round = proximal["inner_step"], proximal["round"]
+        self.polish_steps = proximal["polish_steps"]
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "proximal"})

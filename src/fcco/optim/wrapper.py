@@ -1,0 +1,159 @@
+"""Optimizers that are part of a method and step others: what an objective knows of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..previous import parameters_of, unwrap
+
+__all__ = ["MethodOptimizer", "SharedGroupsOptimizer"]
+
+
+class MethodOptimizer(torch.optim.Optimizer):
+    """Base of optimizers that decide when and how others step.
+
+    An objective calls `join` when it is built and `leave` when it detaches. In between, a wrapped
+    optimizer that is stepped on its own raises an error: the rest of the method would be left out
+    silently. A subclass sets `wrapped`, then calls `super().__init__`.
+
+    Attributes:
+        wrapped: the optimizers that make the steps.
+        model: whose parameters these are, once an objective has joined.
+    """
+
+    wrapped: tuple[torch.optim.Optimizer, ...] = ()
+    model: nn.Module | None = None
+    _stepping = False
+
+    @property
+    def round_begins(self) -> bool:
+        """Whether the next step is the first of a round, where w_{t-1} = w_t."""
+        return False
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in order."""
+        return parameters_of(self)
+
+    def join(self, model: nn.Module) -> None:
+        """Tell whose parameters these are; from now on the wrapped optimizers step only here."""
+        self.leave()
+        self.model = model
+        self._guards = [each.register_step_pre_hook(self._refuse_alone) for each in self.wrapped]
+
+    def leave(self) -> None:
+        """Let the wrapped optimizers step on their own again."""
+        for guard in self.__dict__.get("_guards", ()):
+            guard.remove()
+        self._guards = []
+
+    def _refuse_alone(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._stepping:
+            raise RuntimeError(
+                f"Step `objective.optimizer` ({type(self).__name__}), not the "
+                f"{type(optimizer).__name__} inside it: the method would be left out."
+            )
+
+    def step_wrapped(
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: float = 1.0,
+        closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Step one of the wrapped optimizers with `factor` times its step sizes."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self._stepping = True
+        try:
+            if factor != 1:
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
+            optimizer.step() if closure is None else optimizer.step(closure)
+        finally:
+            self._stepping = False
+            if factor != 1:
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+    @staticmethod
+    def _evaluated(closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own version keeps the groups and the state only. Hooks stay behind; an objective
+        # that is copied along joins again.
+        dropped = ("_guards", "step", "_zero_grad_profile_name")
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in dropped and not k.startswith("_optimizer_")
+        }
+
+
+class SharedGroupsOptimizer(MethodOptimizer):
+    """Base of wrappers whose parameter groups are those of the first wrapped optimizer.
+
+    They are the very same objects, so that a scheduler may drive either. `state_dict()` holds the
+    state of all.
+
+    Args:
+        wrapped: the optimizers that make the steps; all hold the same parameters.
+    """
+
+    _shared = False
+
+    def __init__(self, *wrapped: torch.optim.Optimizer) -> None:
+        self.wrapped = tuple(dict.fromkeys(unwrap(each) for each in wrapped))
+        held = [set(parameters_of(each)) for each in self.wrapped]
+        if any(parameters != held[0] for parameters in held):
+            raise ValueError(
+                f"`{type(self).__name__}`: all of its optimizers must hold the same parameters."
+            )
+        first = self.wrapped[0]
+        super().__init__([{"params": list(group["params"])} for group in first.param_groups], {})
+        self.param_groups, self._shared = first.param_groups, True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to every wrapped optimizer; options go to the first."""
+        if not self._shared:  # called by torch's constructor
+            super().add_param_group(param_group)
+            return
+        first, *others = self.wrapped
+        first.add_param_group(param_group)
+        for other in others:
+            other.add_param_group({"params": list(param_group["params"])})
+
+    def own_state(self) -> dict[str, Any]:
+        """What a subclass adds to `state_dict()`."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore what `own_state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the wrapped optimizers and its own."""
+        state = super().state_dict()
+        state["wrapped"] = [each.state_dict() for each in self.wrapped]
+        state["own"] = self.own_state()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore everything that `state_dict` saved."""
+        saved = state_dict["wrapped"]
+        if len(saved) != len(self.wrapped):
+            raise ValueError(
+                f"`{type(self).__name__}.load_state_dict`: the checkpoint has {len(saved)} wrapped "
+                f"optimizer(s) but this one {len(self.wrapped)}."
+            )
+        for each, state in zip(self.wrapped, saved, strict=True):
+            # torch's optimizers keep the tensors they load and then change them in place.
+            each.load_state_dict(copy.deepcopy(state))
+        self.param_groups = self.wrapped[0].param_groups  # loading replaced them
+        self.load_own_state(state_dict["own"])

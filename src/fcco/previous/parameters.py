@@ -1,0 +1,326 @@
+r"""The previous parameters w_{t-1}: copied by a hook, evaluated without side effects.
+
+MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
+*same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
+each optimizer step and evaluates any function of the model there, and its gradient if asked for,
+with the random stream, the buffers (BatchNorm statistics) and the current parameters left exactly
+as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from .swap import (
+    ParameterSwap,
+    any_sharded,
+    copy_all,
+    empty_copy,
+    fits,
+    local_part,
+    wait_for_copies,
+    without_reduction,
+)
+
+__all__ = [
+    "Optimizers",
+    "ParameterTensors",
+    "PreviousParameters",
+    "after_closure",
+    "parameters_of",
+    "unwrap",
+]
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+Result = TypeVar("Result")
+
+
+def unwrap(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer):
+        return unwrap(inner)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}."
+        )
+    return optimizer
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that it steps, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class ParameterTensors(nn.Module):
+    """One tensor per parameter of some optimizers, saved by position in `state_dict()`.
+
+    Args:
+        optimizer: the optimizer, or several.
+    """
+
+    def __init__(self, optimizer: Optimizers) -> None:
+        super().__init__()
+        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        self.optimizers = tuple(unwrap(each) for each in several)
+        self._saved: dict[Tensor, Tensor] = {}
+        self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
+
+    @property
+    def parameters_in_order(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
+
+    @property
+    def tensors(self) -> dict[Tensor, Tensor]:
+        """The tensors by parameter."""
+        if self._loaded is not None:
+            self._adopt_loaded()
+        return self._saved
+
+    def replace(self, tensors: dict[Tensor, Tensor]) -> None:
+        """Hold these tensors instead."""
+        self._saved, self._loaded = tensors, None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The tensors, by parameter position, for `state_dict()`."""
+        if self._loaded is not None:
+            return {"parameters": dict(self._loaded)}
+        keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
+        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
+        return {"parameters": saved}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the tensors (checked against the parameters when they are first used)."""
+        self._saved.clear()
+        self._loaded = dict(state["parameters"]) or None
+
+    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
+        """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
+        return tensor.to(local.device, copy=True)
+
+    def _adopt_loaded(self) -> None:
+        call, parameters = f"`{type(self).__name__}.load_state_dict`", self.parameters_in_order
+        for key, tensor in (self._loaded or {}).items():
+            if int(key) >= len(parameters):
+                raise ValueError(
+                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
+                    f"{len(parameters)}; it belongs to another model."
+                )
+            parameter = parameters[int(key)]
+            local = local_part(parameter)
+            if tensor.shape != local.shape:
+                raise ValueError(
+                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
+                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
+                    "model or sharding."
+                )
+            self._saved[parameter] = self.copy_loaded(tensor, local)
+        self._loaded = None
+
+
+class PreviousParameters(ParameterTensors):
+    r"""Hold w_{t-1} and evaluate functions there.
+
+    Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
+    loader, not in the function.
+
+    Args:
+        model: the module (plain, DDP, FSDP2 or compiled).
+        optimizer: the optimizer, or several that share the model; w_{t-1} is where the first of
+            them to step since the last evaluation found it. A skipped step (GradScaler) copies
+            nothing.
+        offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
+            then holds it during an evaluation only, before the activations of the forward pass
+            with gradient exist. The values are the same; a step sends the parameters over the bus
+            twice. CUDA graphs, which want parameters at fixed addresses, are recorded anew.
+        listen: copy the parameters before each step; False leaves that to `snapshot()`.
+
+    Example:
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, 2.0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> previous = fcco.PreviousParameters(model, optimizer)
+        >>> model(torch.ones(1, 1)).sum().backward()
+        >>> optimizer.step()
+        >>> model.weight.item(), previous.evaluate(lambda: model.weight.item())
+        (1.0, 2.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers,
+        *,
+        offload: bool = False,
+        listen: bool = True,
+    ) -> None:
+        super().__init__(optimizer)
+        self.offload = offload
+        if any(hasattr(p, "_fsdp_flattened") for p in self.parameters_in_order):
+            raise TypeError(
+                "`PreviousParameters` cannot put other values into a model wrapped by "
+                "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "
+                "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
+            )
+        # A tuple hides the model from the module registry: it has its own state_dict.
+        self._model = (model,)
+        self._swap = ParameterSwap(model)
+        self.snapshots = 0  # how often the parameters were copied
+        self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
+        self._handles: list[Any] = []
+        if listen:
+            self.attach_hooks()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step has been taken; before it, w_{-1} = w_0."""
+        return bool(self._saved) or self._loaded is not None
+
+    def snapshot(self) -> None:
+        """Copy the parameters; called before every optimizer step by a hook."""
+        self._swap.restore()
+        saved, offload = self.tensors, self.offload
+        parameters = self.parameters_in_order
+        sources = [p.detach() for p in parameters]
+        if any_sharded(parameters):
+            sources = [local_part(p) for p in parameters]
+        targets = []
+        for parameter, source in zip(parameters, sources, strict=True):
+            copy = saved.get(parameter)
+            if copy is None or not fits(copy, source, host=offload):
+                saved[parameter] = copy = empty_copy(source, host=offload)
+            targets.append(copy)
+        copy_all(targets, sources, to_host=offload)
+        self.snapshots += 1
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The tensors, by parameter position, for `state_dict()`."""
+        self._swap.restore()
+        if self.offload:
+            wait_for_copies(self._saved)
+        return super().get_extra_state()
+
+    def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
+        self._loaded = None
+        if optimizer is None:
+            self._saved.clear()
+        else:
+            for parameter in parameters_of(optimizer):
+                self._saved.pop(parameter, None)
+
+    def evaluate(self, function: Callable[[], Result]) -> Result:
+        """Call `function` at w_{t-1}: no gradient, same randomness, no side effects.
+
+        Call it before the forward pass that needs gradients, so that both start from the same
+        random state.
+        """
+        self._stepped.clear()
+        with torch.no_grad(), self._swap.at(self.tensors):
+            result = function()
+            # A copy: a parameter, or a view of one, would show other values after the swap.
+            if isinstance(result, Tensor):
+                return result.clone()  # type: ignore[return-value]
+            return tree_map_only(Tensor, Tensor.clone, result)
+
+    def gradient(
+        self, function: Callable[[], tuple[Tensor, Result]], parameters: Sequence[Tensor]
+    ) -> tuple[list[Tensor | None], Result]:
+        """Like `evaluate`, with gradients: `function` returns a scalar and anything else.
+
+        Returns this rank's gradients of the scalar (None for a parameter that it does not use) and
+        the other result. No `.grad` is touched, and DDP does not see the backward pass.
+        """
+        (model,) = self._model
+        if any_sharded(parameters):
+            raise TypeError(
+                "`PreviousParameters.gradient` cannot take gradients at other parameters of a "
+                "sharded model (FSDP2), whose backward pass reduces them into `.grad`; use DDP."
+            )
+        self._stepped.clear()
+        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        with torch.enable_grad(), self._swap.at(self.tensors), without_reduction(model):
+            scalar, result = function()
+            # Casts belong to the forward pass, here as in your own loop.
+            with torch.autocast(parameters[0].device.type if parameters else "cpu", enabled=False):
+                if scalar.requires_grad and parameters:
+                    gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
+            return list(gradients), tree_map_only(Tensor, lambda x: x.detach().clone(), result)
+
+    def moved(self) -> dict[Tensor, Tensor]:
+        """w_t - w_{t-1}, by parameter."""
+        self._stepped.clear()
+        return {p: local_part(p) - saved.to(p.device) for p, saved in self.tensors.items()}
+
+    def attach_hooks(self) -> None:
+        """Copy the parameters before each step of the optimizers (again)."""
+        for optimizer in self.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+
+    def detach_hooks(self) -> None:
+        """Stop copying before each step."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
+        if len(args) < 2 and not kwargs:  # the usual step
+            return self._snapshot_once(optimizer)
+        return after_closure(args, kwargs, lambda: self._snapshot_once(optimizer))
+
+    def _snapshot_once(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy all parameters, unless another optimizer's step did so in this iteration."""
+        if not self._stepped or id(optimizer) in self._stepped:
+            self._stepped.clear()
+            self.snapshot()
+        self._stepped.add(id(optimizer))
+
+    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
+        """A copy of a loaded tensor in the dtype and memory of a snapshot."""
+        return empty_copy(local, host=self.offload).copy_(tensor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made by pickle or deepcopy has other optimizers: it attaches to those.
+        self._swap.restore()
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_handles", "_swap")}
+        return state | {"_listens": bool(self._handles), "_stepped": set()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        listens = state.pop("_listens")
+        super().__setstate__(state)
+        self._handles, self._swap = [], ParameterSwap(*self._model)
+        if listens:
+            self.attach_hooks()
+
+
+def after_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], action: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Act once a step's gradients are there: now or, when it runs a closure, after that.
+
+    To be called by an optimizer's pre-hook with its arguments; returns what the hook returns.
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        action()
+        return None
+
+    def then_act() -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        action()
+        return loss
+
+    if len(args) > 1:
+        return (args[0], then_act, *args[2:]), kwargs
+    return args, {**kwargs, "closure": then_act}

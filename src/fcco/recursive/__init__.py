@@ -1,6 +1,0 @@
-"""Recursive gradients: STORM and snapshots on top of an objective."""
-
-from .gradient import RecursiveGradient as RecursiveGradient
-from .snapshot import Snapshot as Snapshot
-
-__all__ = ["RecursiveGradient", "Snapshot"]

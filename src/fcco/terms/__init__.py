@@ -1,0 +1,33 @@
+"""Terms of an objective: what is done with the tracked values u_i.
+
+| module | term | used by |
+|---|---|---|
+| `coupled` | an outer function of u_i, perhaps a penalty on constraints | SONEX, SONX, SOX, MSVR, ALEXR2 |
+| `cvar` | the worst values, with a threshold s | group DRO by SONEX, SONX, ALEXR2 |
+| `group_weights` | weights on groups that an adversary moves | OOA |
+| `dual` | one dual variable per block | ALEXR |
+"""
+
+from .base import AbstractTerm as AbstractTerm
+from .coupled import CoupledTerm as CoupledTerm
+from .coupled import Limits as Limits
+from .coupled import OuterTerm as OuterTerm
+from .coupled import TermNumbers as TermNumbers
+from .cvar import CVaRTerm as CVaRTerm
+from .cvar import exact_threshold as exact_threshold
+from .dual import DualAscent as DualAscent
+from .dual import DualTerm as DualTerm
+from .group_weights import GroupWeights as GroupWeights
+
+__all__ = [
+    "AbstractTerm",
+    "CVaRTerm",
+    "CoupledTerm",
+    "DualAscent",
+    "DualTerm",
+    "GroupWeights",
+    "Limits",
+    "OuterTerm",
+    "TermNumbers",
+    "exact_threshold",
+]

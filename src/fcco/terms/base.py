@@ -1,0 +1,93 @@
+"""A term of an objective: what an objective asks of it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor
+
+from .._state import KeepsPrecision
+from ..previous import PreviousParameters
+from ..tracker import InnerTracker, Tracked
+
+__all__ = ["AbstractTerm"]
+
+
+class AbstractTerm(KeepsPrecision):
+    """One term of an objective: the tracked values u_i, and the loss they make.
+
+    An objective tracks the values of a batch, calls `loss` with the result, and `close` after the
+    optimizer's step. The other members are for methods whose step is more than a sum.
+
+    Args:
+        tracker: the running estimates u_i.
+
+    Attributes:
+        names: names of the blocks, or None; values may then be given as a dict.
+        needs_objective: the function must also return the ordinary loss g0.
+        replayable: the loss depends on w, u and `numbers()` alone, so that it can be computed
+            again for another step.
+        looks_back: `look_back` wants to be called before the forward pass.
+    """
+
+    tracker: InnerTracker
+    names: tuple[str, ...] | None = None
+    needs_objective: ClassVar[bool] = False
+    replayable: ClassVar[bool] = False
+    looks_back: bool = False
+
+    def __init__(self, tracker: InnerTracker) -> None:
+        super().__init__()
+        self.tracker = tracker
+        tracker.wait_for_close()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps this term had a part in."""
+        return self.tracker.steps
+
+    @abc.abstractmethod
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The scalar whose gradient is this term's part of the estimator G_t.
+
+        Its value and slope come from the tracked u; `tracked.as_loss` joins the slope to the
+        gradients of g_i.
+        """
+
+    @abc.abstractmethod
+    def value(self) -> Tensor:
+        """The term's own value at the tracked u, without smoothing, over the blocks seen."""
+
+    @property
+    def replaces_objective(self) -> bool:
+        """Whether the step of the last `loss` leaves g0 out (switching methods)."""
+        return False
+
+    def look_back(
+        self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
+    ) -> None:
+        """Use the values of the batch at w_{t-1}, before the forward pass at w_t.
+
+        Args:
+            pooled: runs the user's function where the parameters are and returns the values of
+                this term, pooled over ranks and carrying their gradient; nothing is tracked.
+            previous: w_{t-1}.
+            independent: whether another batch will carry the gradient.
+        """
+
+    def close(self) -> bool:
+        """End an optimizer step; return whether this term had a part in it.
+
+        A step on another loss, or the second of two optimizers, ends nothing here.
+        """
+        return self.tracker.close()
+
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step."""
+        self.tracker.rollback()
+
+    def table(self) -> Tensor:
+        """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
+        return self.tracker.seen_rows()

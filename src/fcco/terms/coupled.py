@@ -1,0 +1,288 @@
+"""A coupled term (1/n) sum_i f_i(g_i(w)): an outer function and a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._schedules import Schedule, at_step
+from .._state import KeepsPrecision
+from ..outer import AbstractOuter, MoreauEnvelope
+from ..tracker import InnerTracker, Tracked
+from .base import AbstractTerm
+
+__all__ = [
+    "CoupledTerm",
+    "Limits",
+    "OuterTerm",
+    "TermNumbers",
+    "Tolerance",
+    "number_and_names",
+    "weighted_mean",
+]
+
+Tolerance = float | Sequence[float] | Tensor
+
+
+def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, Any]:
+    """Read `constraints=...`: a number, or a list of names."""
+    if isinstance(constraints, str):
+        raise ValueError(
+            f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
+            f"{constraints!r}."
+        )
+    if isinstance(constraints, int):
+        return constraints, None
+    return len(constraints), tuple(constraints)
+
+
+class Limits(KeepsPrecision):
+    """The limits of constraints, g_i(w) <= tolerance_i, with a margin and names.
+
+    Args:
+        number: m, the number of blocks.
+        like: a tensor whose precision and device the limits take.
+        tolerance: g_i <= tolerance_i, one number or one per block.
+        margin: train for g_i <= tolerance_i - margin, to land on the safe side.
+        names: names of the blocks, for values given by name and for reports.
+        call: the caller's name, for the error text.
+
+    Example:
+        >>> import torch
+        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, 0.2], names=("a", "b"))
+        >>> limits.excess(torch.tensor([0.5]), torch.tensor([1]))
+        tensor([0.3000])
+        >>> limits.named(torch.tensor([1.0, 2.0]))
+        {'a': 1.0, 'b': 2.0}
+    """
+
+    tolerance: Tensor
+
+    def __init__(
+        self,
+        number: int,
+        like: Tensor,
+        tolerance: Tolerance = 0.0,
+        margin: float = 0.0,
+        names: Sequence[str] | None = None,
+        call: str = "Limits",
+    ) -> None:
+        super().__init__()
+        self.number, self.margin = number, margin
+        self.names = None if names is None else tuple(names)
+        named = self.names or range(number)
+        if {len(named), len(set(named))} != {number}:
+            raise ValueError(
+                f"`{call}(names=...)` must be {number} different names, one per block, but is: "
+                f"{self.names}."
+            )
+        if isinstance(tolerance, str) or tolerance is None:
+            raise TypeError(
+                f"`{call}(tolerance=...)` must be a number or {number} numbers but is: "
+                f"{tolerance!r}."
+            )
+        limit = torch.as_tensor(tolerance, dtype=like.dtype, device=like.device)
+        if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != number):
+            raise ValueError(
+                f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
+                f"shape {tuple(limit.shape)}."
+            )
+        self.moved = bool((limit != 0).any())
+        self.plain = limit.dim() == 0 and not self.moved and margin == 0
+        self.register_buffer("tolerance", limit)
+
+    def of(self, index: Tensor | None, dim: int = 1) -> Tensor:
+        """The tolerances of some blocks (None: all), to subtract from values of dimension `dim`."""
+        limit = self.tolerance
+        if limit.dim() and index is not None:
+            limit = limit[index]
+        return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
+
+    def excess(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
+        """How far values are above their limits, margin included: <= 0 is wanted."""
+        return values if self.plain else values - self.of(index, dim) + self.margin
+
+    def named(self, values: Tensor) -> Any:
+        """One value per block: the tensor itself, or a dict when the blocks have names."""
+        if self.names is None:
+            return values
+        return dict(zip(self.names, values.tolist(), strict=True))
+
+
+def weighted_mean(
+    outer: AbstractOuter, excess: Tensor, weight: float | Tensor, blocks: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""The estimate of a coupled term and its slopes, pure and branch-free.
+
+    .. math::
+        \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1} f(u_i), \qquad
+        \frac{\text{weight}}{B_1}\nabla f(u_i)
+
+    Args:
+        outer: f.
+        excess: u_i.
+        weight: factor in front.
+        blocks: B1, the number of blocks in the batch.
+    """
+    values, slope = outer.value_and_gradient(excess)
+    share = weight / blocks
+    return values.sum() * share, slope * share
+
+
+class TermNumbers(NamedTuple):
+    """The numbers of a term at one step, which schedules may change."""
+
+    smoothing: float
+    weight: float = 1.0
+
+
+class OuterTerm(AbstractTerm):
+    """A term with an outer function f, smoothed or not.
+
+    Args:
+        outer: f.
+        tracker: the running estimates u_i.
+        smoothing: lambda, 0 for f itself, or a function of the step.
+    """
+
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Schedule) -> None:
+        super().__init__(tracker)
+        if tracker.dim != (outer.dim or max(tracker.dim, 2)):
+            raise ValueError(
+                f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
+                f"tracker has `dim={tracker.dim}`."
+            )
+        self.outer, self.smoothing_schedule = outer, smoothing
+        self._smoothed: tuple[float, AbstractOuter] | None = None
+        _ = self.smoothed()  # refuse smoothing >= 1/weak_convexity at once
+
+    @property
+    def smoothing(self) -> float:
+        """The current lambda; a schedule is a function of the steps this term had a part in."""
+        schedule = self.smoothing_schedule
+        return schedule(self.step) if callable(schedule) else schedule
+
+    @smoothing.setter
+    def smoothing(self, value: Schedule) -> None:
+        self.smoothing_schedule = value
+
+    def smoothed(self, smoothing: float | None = None) -> AbstractOuter:
+        """f_lambda, or f itself when lambda is 0; by default for the current lambda."""
+        value = self.smoothing if smoothing is None else smoothing
+        if self._smoothed is None or self._smoothed[0] != value:
+            _checks.at_least(type(self).__name__, "smoothing", value, 0.0)
+            self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
+        return self._smoothed[1]
+
+
+class CoupledTerm(OuterTerm):
+    r"""A weighted coupled term, optionally read as penalised constraints.
+
+    .. math::
+        \frac{\text{weight}}{n}\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
+
+    Args:
+        outer: f.
+        tracker: the tracker of g_i.
+        smoothing: lambda, 0 for f itself, or a function of the step (annealing).
+        weight: factor in front of the sum, or a function of the step (a ramp).
+        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
+        margin: train for g_i <= tolerance_i - margin, to land on the safe side.
+        names: names of the blocks, for values given by name and for reports.
+
+    Example:
+        >>> import torch, fcco
+        >>> tracker = fcco.InnerTracker(2, gamma=1.0)
+        >>> term = fcco.CoupledTerm(fcco.Hinge(3.0), tracker, smoothing=0.1)
+        >>> term.tracker.set_values(torch.tensor([0, 1]), torch.tensor([0.2, -1.0]))
+        >>> term.value()
+        tensor(0.3000)
+        >>> term.violation(), term.multipliers()
+        (tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
+    """
+
+    replayable = True
+
+    def __init__(
+        self,
+        outer: AbstractOuter,
+        tracker: InnerTracker,
+        *,
+        smoothing: Schedule = 0.0,
+        weight: Schedule = 1.0,
+        tolerance: Tolerance = 0.0,
+        margin: float = 0.0,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(outer, tracker, smoothing)
+        if not callable(weight):
+            _checks.positive("CoupledTerm", "weight", weight)
+        self.weight_schedule = weight
+        self.limits = Limits(
+            tracker.num_inner, tracker.value, tolerance, margin, names, call="CoupledTerm"
+        )
+        self.names = self.limits.names
+        if margin != 0 and not outer.monotone:
+            raise ValueError(
+                f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {outer!r} "
+                "would be moved, not made stricter. Lower its own tolerance instead."
+            )
+        if self.limits.moved and outer.dim != 1 and not outer.monotone:
+            raise ValueError(
+                f"`CoupledTerm(tolerance=...)` is subtracted from every component of g_i, which "
+                f"does not loosen {outer!r}; give the outer function its own tolerance."
+            )
+
+    @property
+    def weight(self) -> float:
+        """The current factor; a schedule is a function of the steps this term had a part in."""
+        return at_step(self.weight_schedule, self.step)
+
+    def numbers(self) -> TermNumbers:
+        """The numbers of the current step, to replay its loss later."""
+        return TermNumbers(float(self.smoothing), float(self.weight))
+
+    def loss(self, tracked: Tracked, numbers: TermNumbers | None = None) -> Tensor:
+        """The mean of f_lambda over the sampled blocks, which estimates the mean over all.
+
+        Args:
+            tracked: the tracked values of a batch.
+            numbers: those of another step (`numbers()`); None for the current ones.
+        """
+        smoothing, weight = numbers or (None, self.weight)
+        excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
+        blocks = max(tracked.index.shape[0], 1)
+        return tracked.as_loss(*weighted_mean(self.smoothed(smoothing), excess, weight, blocks))
+
+    def value(self) -> Tensor:
+        """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
+        limit = self.limits.of(self.tracker.seen, self.tracker.dim)
+        return self.weight * self.outer(self.table() - limit).mean()
+
+    def violation(self) -> Tensor:
+        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
+        return self.where_seen(lambda u: self.at(u)[0])
+
+    def multipliers(self) -> Tensor:
+        """(weight/n) grad f_lambda(u_i - tolerance_i), NaN where never seen.
+
+        Read from the tracked u, they carry its noise divided by lambda; `fcco.diagnostics.kkt`
+        recomputes them on full data.
+        """
+        return self.where_seen(lambda u: self.at(u)[1])
+
+    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Violations and multipliers of all constraints at given values g_i."""
+        excess = values - self.limits.of(None, self.tracker.dim)
+        slope = self.smoothed().multiplier(excess + self.limits.margin)
+        return self.outer.violation(excess), slope * (self.weight / self.tracker.num_inner)
+
+    def where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of the table, NaN for blocks that were never seen."""
+        result = function(self.tracker.rows)
+        seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
+        return torch.where(seen, result, torch.nan)

@@ -1,0 +1,301 @@
+"""CVaR over blocks: the average of the worst values, with its threshold s."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import relu
+
+from .. import _checks
+from .._schedules import Schedule
+from ..outer import CVaR, CVaRHinge
+from ..tracker import InnerTracker, Tracked
+from .coupled import OuterTerm
+
+__all__ = ["CVaRTerm", "cvar_mean", "exact_threshold"]
+
+
+def cvar_mean(
+    losses: Tensor,
+    threshold: Tensor,
+    ratio: float | Tensor,
+    smoothing: float | Tensor,
+    kink: Tensor,
+    blocks: int | Tensor,
+) -> tuple[Tensor, Tensor]:
+    r"""The estimate of CVaR from some blocks and its slopes, pure and branch-free.
+
+    .. math::
+        s + \frac1{B_1}\sum_{i\in\mathcal B_1} f_\lambda(u_i - s), \qquad
+        \frac1{B_1} f_\lambda'(u_i - s) = \frac1{B_1}
+            \mathrm{clip}\Bigl(\frac{u_i - s}{\lambda}, 0, \frac1r\Bigr),
+        \qquad f = \tfrac1r[\cdot]_+
+
+    Args:
+        losses: u_i, shape (B1,).
+        threshold: s.
+        ratio: r.
+        smoothing: lambda; a tensor may be 0 in some runs of a fleet.
+        kink: the subgradient at u_i = s without smoothing.
+        blocks: B1, the number of blocks in the batch.
+
+    Example:
+        >>> import torch
+        >>> u, s = torch.tensor([1.0, 1.2, 3.0]), torch.tensor(1.0)
+        >>> cvar_mean(u, s, 0.5, smoothing=0.5, kink=s, blocks=3)[1] * 3
+        tensor([0.0000, 0.4000, 2.0000])
+    """
+    excess, cap = losses - threshold, 1 / ratio
+    share = 1 / blocks
+    if isinstance(smoothing, Tensor):
+        hard = smoothing == 0
+        width = torch.where(hard, 1, smoothing)
+        slope = (excess / width).clamp(torch.zeros_like(excess), cap + torch.zeros_like(excess))
+        value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
+        step = torch.where(excess == 0, kink, (excess > 0) * cap)
+        slope = torch.where(hard, step, slope)
+    elif smoothing:
+        slope = (excess / smoothing).clamp_(0, cap)
+        value = slope * torch.add(excess, slope, alpha=-smoothing / 2)
+    else:
+        slope = torch.where(excess == 0, kink, (excess > 0) * cap).to(excess)
+        value = relu(excess) * cap
+    return threshold + value.sum() * share, slope * share
+
+
+def exact_threshold(
+    losses: Tensor, ratio: float, smoothing: float = 0.0, start: float = math.nan
+) -> Tensor:
+    r"""The s that minimises s + (1/n) sum_i f_lambda(u_i - s), f = (1/r)[.]_+.
+
+    Without smoothing, the (1-r)-quantile: the ceil(r n)-th largest loss. With smoothing, the root
+    of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, which is piecewise linear in s. A Newton
+    step from the last s is exact when it stays in its piece, the usual case during training;
+    else the root is found from the 2n sorted breakpoints in O(n log n).
+
+    Args:
+        losses: u_i, shape (n,).
+        ratio: r, the share of groups that count.
+        smoothing: lambda.
+        start: the last s, if there is one (used on the CPU only: it looks at values).
+
+    Example:
+        >>> import torch
+        >>> exact_threshold(torch.tensor([1.0, 4.0, 2.0, 3.0]), ratio=0.5)
+        tensor(3.)
+        >>> exact_threshold(torch.tensor([0.0, 1.0]), ratio=0.5, smoothing=0.5)
+        tensor(0.)
+    """
+    number = losses.shape[0]
+    if number == 0:
+        return losses.new_tensor(math.nan)
+    if smoothing == 0:
+        rank = math.ceil(ratio * number - 1e-9)
+        return losses.sort(descending=True).values[max(rank, 1) - 1]
+    if losses.device.type == "cpu" and math.isfinite(start):
+        values = losses.detach().numpy().astype(np.float64, copy=False)
+        root = _newton_threshold(values, ratio, smoothing, start)
+        if root is not None:
+            return losses.new_tensor(root)
+    return _sorted_threshold(losses, ratio, smoothing)
+
+
+def _newton_threshold(
+    losses: np.ndarray[Any, Any], ratio: float, smoothing: float, start: float
+) -> float | None:
+    """Newton's method from `start`; None unless it ends inside one linear piece, where it is exact.
+
+    In NumPy, because twelve operations on a short vector take a third of torch's time.
+    """
+    root, width = start, smoothing / ratio
+    for _ in range(4):
+        excess = losses - root
+        above = excess[excess > 0]
+        inside = above < width
+        zone = above[inside]  # the blocks whose slope is between 0 and 1/r
+        if zone.size == 0:
+            return None
+        capped = above.size - zone.size
+        move = (zone.sum() + capped * width - losses.size * smoothing) / zone.size
+        root += move
+        # Does any block leave or enter the zone on the way? Strictly, so that the root is unique.
+        if move >= 0:
+            stays = zone.min() > move and (capped == 0 or above[~inside].min() > width + move)
+        else:
+            below = excess[excess <= 0]
+            stays = zone.max() < width + move and (below.size == 0 or below.max() < move)
+        if stays:
+            return float(root)
+    return None
+
+
+def _sorted_threshold(losses: Tensor, ratio: float, smoothing: float) -> Tensor:
+    number, width = losses.shape[0], smoothing / ratio
+    # Sums of losses are subtracted below: start from small ones, in the best precision there is.
+    largest = losses.max()
+    wide = losses.dtype if losses.device.type == "mps" else torch.float64
+    ordered = (losses - largest).to(wide).sort().values
+    above = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
+
+    def excess(point: Tensor) -> Tensor:
+        """Sum of [u_i - point]_+ at many points at once."""
+        first = torch.searchsorted(ordered, point)
+        return above[first] - (number - first) * point
+
+    knots = torch.cat([ordered, ordered - width]).sort().values
+    mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * number)
+    # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1. Where it
+    # rests at 1 (r n an integer, losses far apart) every s is a minimiser; rounding must not choose
+    # among them, so take the largest.
+    slack = 8 * number * torch.finfo(wide).eps
+    right = (mean_slope >= 1 - slack).sum().clamp(1, len(knots) - 1)
+    high, low = mean_slope[right - 1], mean_slope[right]
+    share = ((high - 1) / (high - low).clamp(min=torch.finfo(wide).tiny)).clamp(0, 1)
+    root = knots[right - 1] + share * (knots[right] - knots[right - 1])
+    return largest + root.to(losses.dtype)
+
+
+class CVaRTerm(OuterTerm):
+    r"""CVaR of the inner values, with its threshold s kept as state.
+
+    .. math::
+        \min_s\; s + \frac1n\sum_i f_\lambda\bigl(g_i(w) - s\bigr), \qquad f = \tfrac1r[\cdot]_+
+
+    The tracker follows g_i, not g_i - s, so that u does not lag behind s. The threshold is no
+    parameter of your optimizer: weight decay and Adam's sign-like steps both harm it.
+
+    Args:
+        tracker: the tracker of g_i.
+        ratio: r.
+        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule.
+        threshold: how s moves, once per optimizer step: `"exact"` minimises over the table that
+            the gradient reads (the new u, with `read="new"`); `"gradient"` steps by 1 - mean f'
+            over the sampled blocks; `"table"` over all blocks.
+        threshold_lr: step size of the two gradient rules.
+    """
+
+    threshold: Tensor
+    kink: Tensor
+
+    def __init__(
+        self,
+        tracker: InnerTracker,
+        ratio: float,
+        *,
+        smoothing: Schedule = 0.0,
+        threshold: Literal["exact", "gradient", "table"] = "exact",
+        threshold_lr: float = 0.1,
+    ) -> None:
+        _checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
+        _checks.one_of("CVaRTerm", "threshold", threshold, ("exact", "gradient", "table"))
+        _checks.positive("CVaRTerm", "threshold_lr", threshold_lr)
+        if tracker.log_space:
+            raise ValueError(
+                "`CVaRTerm(tracker=...)` compares the values themselves with the threshold: "
+                "`log_space=True`, which keeps their logarithms, has no meaning for it."
+            )
+        super().__init__(CVaRHinge(ratio), tracker, smoothing)
+        self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
+        self._slopes: list[Tensor] = []  # of the batches of the open step
+        self._started = False
+        self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
+        # The subgradient taken at u_i = s: the exact s of the hard CVaR always sits on a kink.
+        self.register_buffer("kink", tracker.value.new_tensor(0.0))
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
+        u, smoothing, threshold, kink = tracked.value, self.smoothing, self.threshold, self.kink
+        blocks = u.shape[0]
+        updating = self.tracker.updating and blocks > 0
+        if not self._started or (updating and self._follows_new_values):
+            losses = self._table_with(tracked) if updating else u
+            threshold, kink = self._minimiser(losses)
+            if updating:
+                self._set(threshold, kink)
+        value, slope = cvar_mean(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
+        if updating and self.rule == "gradient":
+            self._slopes.append(slope.sum())
+        return tracked.as_loss(value, slope)
+
+    @property
+    def _follows_new_values(self) -> bool:
+        """Whether s is computed from the new u in the same step, not after it."""
+        return self.rule == "exact" and self.tracker.read == "new"
+
+    def close(self) -> bool:
+        """End an optimizer step: s moves once, whatever the number of batches in it."""
+        took_part = super().close()
+        if not (took_part and self._started):
+            return took_part
+        if self.rule == "exact":
+            if not self._follows_new_values:
+                self._set(*self._minimiser(self.table()))
+            return True
+        slopes = self._slopes
+        if self.rule == "table":
+            _, slope = self._mean(self.table())
+            slopes.append(slope.sum())
+        if slopes:  # none when every entry was dropped
+            mean = slopes[0] if len(slopes) == 1 else torch.stack(slopes).mean()
+            self.threshold.add_(mean - 1, alpha=self.threshold_lr)
+        slopes.clear()
+        return True
+
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step."""
+        self._slopes.clear()
+        super().rollback()
+
+    def _mean(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        return cvar_mean(
+            losses, self.threshold, self.ratio, self.smoothing, self.kink, max(len(losses), 1)
+        )
+
+    def _table_with(self, tracked: Tracked) -> Tensor:
+        """The u_i of the blocks seen, those of this batch as its gradient reads them."""
+        if self.tracker.read == "new":
+            return self.table()
+        table = self.tracker.rows.index_copy(0, tracked.index, tracked.value)
+        return table[self.tracker.seen]
+
+    def _minimiser(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """The best s for these losses; without smoothing, also the slope at u_i = s."""
+        if losses.shape[0] == 0:
+            return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
+        smoothing = self.smoothing
+        on_host = self._started and self.threshold.device.type == "cpu"
+        start = self.threshold.item() if on_host else math.nan
+        s = exact_threshold(losses, self.ratio, smoothing, start)
+        if smoothing != 0 or self.rule != "exact":
+            return s, self.kink
+        # The weights sum to 1 only with the right subgradient at the kink.
+        above, ties = (losses > s).sum().to(s.dtype), (losses == s).sum()
+        return s, (len(losses) - above / self.ratio) / ties
+
+    def _set(self, threshold: Tensor, kink: Tensor) -> None:
+        self.threshold.copy_(threshold)
+        if kink is not self.kink:
+            self.kink.copy_(kink)
+        self._started = True
+
+    def value(self) -> Tensor:
+        """CVaR of the tracked values, with the exact threshold; NaN before the first."""
+        table = self.table()
+        return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
+
+    def weights(self) -> Tensor:
+        """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
+        return torch.where(self.tracker.seen, self._mean(self.tracker.rows)[1], torch.nan)
+
+    def get_extra_state(self) -> dict[str, bool]:
+        """Whether s has its first value."""
+        return {"started": self._started}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore it; slopes of an open step are forgotten."""
+        self._started = state["started"]
+        self._slopes.clear()

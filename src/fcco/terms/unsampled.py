@@ -1,0 +1,55 @@
+"""Constraints that are all looked at in every step, without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..tracker import for_model
+from .base import AbstractTerm
+from .coupled import Limits, Tolerance, number_and_names
+
+__all__ = ["UnsampledTerm"]
+
+
+class UnsampledTerm(AbstractTerm):
+    """Base of terms for constraints g_i <= tolerance_i of which each call gives every value.
+
+    Args:
+        call: the method's name, for the error text.
+        model: the model, for the precision and the device.
+        constraints: their number m, or their names.
+        tolerance: one number or one per constraint.
+        margin: aim for tolerance - margin.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        model: nn.Module,
+        constraints: int | Sequence[str],
+        tolerance: Tolerance = 0.0,
+        margin: float = 0.0,
+    ) -> None:
+        number, names = number_and_names(call, constraints)
+        tracker = for_model(
+            model, number, gamma=1.0, correction=0.0, read="new", sampled=False
+        )
+        super().__init__(tracker)
+        self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
+        self.names = self.limits.names
+
+    def violation(self) -> Tensor:
+        """g_i - tolerance_i in the last batch (positive: violated), NaN before the first."""
+        excess = self.tracker.rows - self.limits.of(None)
+        return torch.where(self.tracker.seen, excess, torch.nan)
+
+    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Violations at given values; the multipliers do not depend on them."""
+        return values - self.limits.of(None), self.multipliers()
+
+    def multipliers(self) -> Tensor:
+        """The multiplier of each constraint."""
+        raise NotImplementedError

@@ -1,0 +1,654 @@
+"""The tracker: one running estimate u_i of each inner value g_i(w), kept in buffers."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._distributed import Group
+from .._state import KeepsPrecision
+from .blocks import (
+    Batch,
+    Blocks,
+    Entries,
+    Tracked,
+    carrier_counts,
+    find_blocks,
+    over_ranks,
+    per_row,
+)
+from .update import Rule, correction_weight, log_track, overlay, track
+
+__all__ = ["InnerTracker", "NonFiniteValue", "Update", "refuse_nonfinite"]
+
+
+class NonFiniteValue(ValueError):
+    """An inner value, an ordinary loss or a running estimate that is NaN or infinite."""
+
+
+class Update(NamedTuple):
+    """A computed but not yet written update of the table.
+
+    Attributes:
+        batch: the blocks of the whole open step, this batch included.
+        current: the block ids of this batch alone.
+        old: u_i before the step.
+        seen: which blocks had a value before the step; None when all had.
+        before: u_i before the update (the fresh value on a first visit).
+        after: u_i after the update.
+        finite: which blocks have finite values, with `on_nonfinite="deferred"`.
+        dropped: entries dropped by `on_nonfinite="skip"`.
+    """
+
+    batch: Batch
+    current: Tensor
+    old: Tensor
+    seen: Tensor | None
+    before: Tensor
+    after: Tensor
+    finite: Tensor | None = None
+    dropped: int = 0
+
+
+@dataclass
+class _Progress:
+    """Counters and the open step, all that was written since the last optimizer step.
+
+    A plain object, because setting an attribute of an `nn.Module` costs as much as a tensor
+    operation.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    open: Update | None = None
+    # A cache of the mask `seen`: ids that are known to have a value, valid for one version of the
+    # mask. A set answers at once what a look into the mask would cost four tensor operations.
+    visited: set[int] = field(default_factory=set)
+    version: int = -1
+    complete: bool = False  # every block has a value
+
+
+class InnerTracker(KeepsPrecision):
+    r"""Track u_i ~ g_i(w) for i = 1..n; touch only the sampled blocks.
+
+    .. math::
+        u_i^+ = (1-\gamma)\,u_i + \gamma\,g_i(w_t;\mathcal B)
+              + \gamma'\,\bigl(g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)\bigr),
+        \qquad i \in \mathcal B_1^t
+
+    Calling it returns a tensor whose *value* is u_i and whose *gradient* is that of g_i, so that
+    `outer(tracker(values, index)).mean()` differentiates to the paper's estimator
+    :math:`\frac1{B_1}\sum_i \nabla g_i \nabla f(u_i)`.
+
+    Entries of the same block (one per sample, say) are averaged first, so `index` may repeat
+    block ids and group losses need no grouping by hand. A first visit sets u_i to the fresh value.
+    In `eval()` mode nothing is updated and the fresh values themselves are returned.
+
+    Args:
+        num_inner: n, the number of blocks.
+        dim: d1, the length of each inner value.
+        gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`.
+        correction: gamma', a number, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n, which
+            is 1 - gamma when every block is seen at each step and small when few are.
+        read: which u enters the gradient: `"old"` (before this batch; unbiased with one batch,
+            as the paper's algorithm prints it) or `"new"`.
+        log_space: values are logarithms of positive inner values and u is kept as log u.
+        bounds: clamp u to this interval after each update (the y-form of ALEXR2).
+        refresh_every: every so many steps take the fresh value itself (SPIDER); give that step a
+            large batch, `refresh_due` says when.
+        sampled: whether a step may hold only a part of the blocks. False refuses such a step,
+            for updates that would never learn what they missed.
+        offset: subtracted from g_i before tracking, one number or one per block.
+        keep_latest: also keep the mean of the last step of each block in the buffer `latest`.
+        rule: another update than the formula above, with the arguments of `fcco.tracker.track`.
+        on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
+            `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
+            where it enters your graph; there 0 * NaN may still be NaN (a NaN in the input, say).
+            `"deferred"` leaves those blocks as they were and raises in a later call, so that the
+            host never waits for a GPU.
+        dtype: precision of u; never narrowed by `.to(...)`. Default float32.
+        device: where the buffers live at first.
+
+    Example:
+        >>> import torch, fcco
+        >>> tracker = fcco.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
+        >>> g = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
+        >>> tracker(g, torch.tensor([0, 0, 2])).tolist()
+        [2.0, 5.0]
+        >>> tracker(g * 2, torch.tensor([0, 0, 2])).tolist()
+        [3.0, 7.5]
+        >>> tracker.seen.tolist()
+        [True, False, True]
+
+    References:
+        W. Jiang et al., Multi-block-single-probe variance reduced estimator for coupled
+        compositional optimization, 2022 (MSVR).
+    """
+
+    value: Tensor
+    seen: Tensor
+    offset: Tensor | None
+    latest: Tensor | None
+
+    def __init__(
+        self,
+        num_inner: int,
+        dim: int = 1,
+        *,
+        gamma: float = 0.1,
+        correction: float | Literal["theory", "auto"] = "auto",
+        read: Literal["old", "new"] = "old",
+        log_space: bool = False,
+        bounds: tuple[float, float] | None = None,
+        refresh_every: int | None = None,
+        sampled: bool = True,
+        offset: Tensor | None = None,
+        keep_latest: bool = False,
+        rule: Rule | None = None,
+        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_settings(
+            num_inner, dim, gamma, correction, read, bounds, refresh_every, on_nonfinite, dtype
+        )
+        if not sampled and on_nonfinite == "skip":
+            raise ValueError(
+                "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
+                "`sampled=False` forbids; use 'raise'."
+            )
+        self.num_inner, self.dim = num_inner, dim
+        self.gamma, self.correction, self.read = gamma, correction, read
+        self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
+        self.sampled, self.on_nonfinite = sampled, on_nonfinite
+        self.rule = rule or (log_track if log_space else track)
+        # A tracker in an objective pools the calls between two optimizer steps, see `step_until`.
+        self._waits_for_close = False
+        self._progress, self._check = _Progress(), DeferredFiniteCheck()
+        self._all_blocks: Blocks | None = None
+        table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
+        self.register_buffer("value", table)
+        self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
+        self.register_buffer("offset", None if offset is None else offset.to(table))
+        latest = torch.full_like(self.rows, torch.nan) if keep_latest else None
+        self.register_buffer("latest", latest)
+
+    @property
+    def steps(self) -> int:
+        """Tracking steps taken."""
+        return self._progress.steps
+
+    @property
+    def skipped(self) -> int:
+        """Entries dropped by `on_nonfinite="skip"`."""
+        return self._progress.skipped
+
+    @property
+    def rows(self) -> Tensor:
+        """The table u as batches see it: a view of `value`, of shape (n,) when d1 = 1."""
+        return self.value.view(-1) if self.dim == 1 else self.value
+
+    def seen_rows(self) -> Tensor:
+        """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
+        progress = self._progress
+        if progress.complete and progress.version == self.seen._version:
+            return self.rows
+        return self.rows[self.seen]
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether updates use g_i(w_{t-1})."""
+        if isinstance(self.correction, str):
+            return self.correction == "theory" or self.gamma < 1
+        return self.correction != 0
+
+    @property
+    def refresh_due(self) -> bool:
+        """Whether the next step replaces u by the fresh value (see `refresh_every`)."""
+        return self.refresh_every is not None and self.steps % self.refresh_every == 0
+
+    @property
+    def updating(self) -> bool:
+        """Whether a call now is part of the training, not an evaluation."""
+        return self.training and torch.is_grad_enabled()
+
+    def correction_weight(self, blocks: int) -> float:
+        """The number gamma' for a step that samples `blocks` blocks."""
+        return float(correction_weight(self.correction, self.gamma, self.num_inner, blocks))
+
+    def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
+        """Check `index` and `counts`; find the distinct blocks."""
+        self._check.poll()
+        if index is not None or counts is not None:
+            return find_blocks(index, counts, self.num_inner, self.value)
+        # All blocks in order: the same each time.
+        if self._all_blocks is None or self._all_blocks.counts.device != self.value.device:
+            self._all_blocks = find_blocks(None, None, self.num_inner, self.value)
+        return self._all_blocks
+
+    def entries(
+        self,
+        blocks: Blocks,
+        fresh: Tensor,
+        previous: Tensor | None = None,
+        carrier: Tensor | None = None,
+        carrier_blocks: Blocks | None = None,
+    ) -> Entries:
+        """Bring values to the shape and precision of the table.
+
+        Without a correction, previous values are dropped; with one but without previous values,
+        w_{-1} = w_0 and the correction is exactly zero.
+
+        Args:
+            blocks: the blocks of `fresh` and `previous`.
+            fresh: g_i(w_t), (E,) or (E, d1).
+            previous: g_i(w_{t-1}).
+            carrier: the values that carry the gradient (default: `fresh`).
+            carrier_blocks: the blocks of `carrier` when it is an independent batch.
+        """
+        fresh = self._shaped("values", fresh, blocks)
+        if not self.needs_previous or (self.refresh_every is not None and self.refresh_due):
+            previous = None
+        elif previous is None:
+            previous = fresh.detach()
+        else:
+            previous = self._shaped("values at w_{t-1}", previous, blocks)
+        carrier_blocks = carrier_blocks or blocks
+        if carrier is None:
+            carrier = fresh
+        else:
+            carrier = self._shaped("values that carry the gradient", carrier, carrier_blocks)
+        return Entries(blocks, fresh, previous, carrier, carrier_blocks)
+
+    def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
+        table, shape, expected = self.value, tuple(values.shape), blocks.entries
+        if self.dim == 1 and shape == (expected, 1):
+            values = values.squeeze(1)
+        elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
+            wanted = f"({expected},)" if self.dim == 1 else f"({expected}, {self.dim})"
+            raise ValueError(
+                f"The {what} must have shape {wanted}, one row per entry of `index`, but have "
+                f"shape {shape}."
+            )
+        if values.dtype != table.dtype or values.device != table.device:
+            values = values.to(table.device, table.dtype)
+        return values
+
+    def forward(
+        self,
+        fresh: Tensor,
+        index: Any = None,
+        previous: Tensor | None = None,
+        *,
+        counts: Any = None,
+    ) -> Tensor:
+        """Update the sampled blocks; return u_i carrying the gradient of g_i, one row per block.
+
+        Args:
+            fresh: g_i(w_t), shape (E,) or (E, d1), with gradient.
+            index: block of each entry; None means all n blocks in order.
+            previous: g_i(w_{t-1}) on the same samples.
+            counts: samples behind each entry, when entries are means of unequal size.
+
+        Returns:
+            Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
+        """
+        entries = self.entries(self.blocks(index, counts), fresh, previous)
+        if not self.updating:
+            return self.pooled(entries).carrying_gradient()
+        update, tracked = self.propose(entries)
+        refuse_nonfinite({"": (self, update)}, None)
+        self.write(update)
+        return tracked.carrying_gradient()
+
+    def pool(self, entries: Entries, group: Group | None = None, call: int | None = None) -> Batch:
+        """The batch of some entries, over all ranks; nothing is updated."""
+        batch = entries.batch(self.log_space)
+        if group is not None:
+            batch = over_ranks(batch, group, call)
+        if self.offset is None:
+            return batch
+        offset = self.offset if self.offset.dim() == 0 else self.offset[batch.index]
+        shift = per_row(offset * batch.counts, batch.fresh)
+        past = None if batch.previous is None else batch.previous - shift
+        return batch._replace(fresh=batch.fresh - shift, previous=past)
+
+    def _complete_batch(self, entries: Entries, group: Group | None, call: int | None) -> Batch:
+        batch = self.pool(entries, group, call)
+        if not self.sampled and batch.index.shape[0] != self.num_inner:
+            raise ValueError(
+                f"This method looks at all {self.num_inner} blocks (constraints) in each step, but "
+                f"the batch has values of {batch.index.shape[0]}; nothing was updated. Methods "
+                "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
+                "them."
+            )
+        return batch
+
+    def propose(
+        self, entries: Entries, group: Group | None = None, call: int | None = None
+    ) -> tuple[Update, Tracked]:
+        """Compute the update of a batch without writing it (Alg. 1, line 7).
+
+        A second batch before the optimizer steps (gradient accumulation, or a step that a
+        GradScaler skipped) holds more samples of the same g_i(w_t): both are pooled and applied as
+        one, to the u from before the step. Two corrections for one step would count it twice.
+
+        Args:
+            entries: of this rank.
+            group: ranks to pool over.
+            call: number of the call, for `RanksOutOfStep`.
+        """
+        dropped = 0
+        if self.on_nonfinite == "skip":
+            entries, dropped = entries.without_nonfinite()
+        batch = self._complete_batch(entries, group, call)
+        current, counts = batch.index, batch.counts
+        if entries.independent:
+            counts = carrier_counts(entries.carrier_blocks, batch, group)
+        step = self._progress.open
+        if step is not None:
+            batch = step.batch.merge(batch)
+        old, seen = self.before_step(batch.index, batch.ids, batch.whole)
+        fresh, previous = batch.mean(batch.fresh), batch.previous
+        gamma, correction = self.gamma, 0.0
+        if previous is not None:
+            previous, correction = batch.mean(previous), self.correction_weight(len(batch.index))
+        if self.refresh_every is not None and self.refresh_due:
+            gamma = 1.0
+        mask = None if seen is None else per_row(seen, old)
+        before, after = self.rule(old, mask, fresh, previous, gamma, correction)
+        if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
+            before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
+        finite = None
+        if self.on_nonfinite == "deferred":
+            finite = batch.finite()
+            after = torch.where(per_row(finite, old), after, old)
+        update = Update(batch, current, old, seen, before, after, finite, dropped)
+        point = before if self.read == "old" else after
+        if batch.index is not current:
+            point = point[torch.searchsorted(batch.index, current)]
+        return update, self._tracked(point, current, counts, entries, group)
+
+    def pooled(
+        self, entries: Entries, group: Group | None = None, call: int | None = None
+    ) -> Tracked:
+        """The values of a batch themselves, in the form of tracked ones; nothing is updated."""
+        if self.on_nonfinite == "skip":
+            entries, _ = entries.without_nonfinite()
+        batch = self._complete_batch(entries, group, call)
+        counts = batch.counts
+        if entries.independent:
+            counts = carrier_counts(entries.carrier_blocks, batch, group)
+        return self._tracked(batch.mean(batch.fresh), batch.index, counts, entries, group)
+
+    def _tracked(
+        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group | None
+    ) -> Tracked:
+        blocks = entries.carrier_blocks
+        if group is None:
+            return Tracked(point, index, entries.carrier, blocks, counts, log=self.log_space)
+        position = torch.searchsorted(index, blocks.index)
+        return Tracked(
+            point, index, entries.carrier, blocks, counts, group.size, position, self.log_space
+        )
+
+    def before_step(
+        self, index: Tensor, ids: list[int] | None = None, whole: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The u of some blocks before the open step, and which had a value.
+
+        The mask is None when all are known to have one, the usual case.
+
+        Args:
+            index: distinct block ids, increasing.
+            ids: the same as Python numbers, if known.
+            whole: whether these are all blocks.
+        """
+        progress, step = self._progress, self._progress.open
+        value = self.rows.clone() if whole else self.rows.index_select(0, index)
+        if step is not None:
+            value = overlay(value, index, step.batch.index, step.old)
+        if progress.version == self.seen._version and (
+            progress.complete or (ids is not None and progress.visited.issuperset(ids))
+        ):
+            return value, None
+        seen = self.seen.index_select(0, index)
+        if step is not None and step.seen is not None:
+            seen = overlay(seen, index, step.batch.index, step.seen)
+        return value, seen
+
+    def write(self, update: Update) -> None:
+        """Write a proposed update; the step stays open until `close()` if an objective waits."""
+        batch, progress = update.batch, self._progress
+        progress.skipped += update.dropped
+        if update.finite is not None:
+            self._check.push(update.finite, batch.index)
+        if update.seen is not None:
+            self._mark_seen(batch, update)
+        if batch.whole:
+            self.rows.copy_(update.after)
+        else:
+            self.rows.index_copy_(0, batch.index, update.after)
+        if self.latest is not None:
+            fresh = batch.mean(batch.fresh)
+            if update.finite is not None:
+                fresh = torch.where(
+                    per_row(update.finite, fresh), fresh, self.latest[batch.index]
+                )
+            self.latest.index_copy_(0, batch.index, fresh)
+        if self._waits_for_close:
+            progress.open = update
+        else:
+            progress.steps += 1
+
+    def _mark_seen(self, batch: Batch, update: Update) -> None:
+        """Mark the blocks of a batch in the mask `seen`, and in the cache of it."""
+        progress = self._progress
+        if progress.version != self.seen._version:  # somebody else wrote to the mask
+            progress.visited.clear()
+            progress.complete = False
+        if update.finite is not None:
+            assert update.seen is not None
+            self.seen.index_copy_(0, batch.index, update.seen | update.finite)
+        else:
+            self.seen.index_fill_(0, batch.index, True)
+            progress.complete = progress.complete or batch.whole
+            if batch.ids is not None and len(progress.visited) < 100_000:
+                progress.visited.update(batch.ids)
+                progress.complete = progress.complete or len(progress.visited) == self.num_inner
+        progress.version = self.seen._version
+
+    def wait_for_close(self) -> None:
+        """From now on, calls belong to one step until `close()`; an objective asks for this."""
+        self._waits_for_close = True
+
+    @property
+    def open_step(self) -> Update | None:
+        """What was written since the last optimizer step, if anything."""
+        return self._progress.open
+
+    def close(self) -> bool:
+        """End the step: what was tracked since the last call is final; return if there was any."""
+        if self._progress.open is None:
+            return False
+        self._progress.open = None
+        self._progress.steps += 1
+        return True
+
+    def rollback(self) -> None:
+        """Undo the open step."""
+        step = self._progress.open
+        if step is not None:
+            self.rows.index_copy_(0, step.batch.index, step.old)
+            if step.seen is not None:
+                self.seen.index_copy_(0, step.batch.index, step.seen)
+            self._progress.open = None
+
+    def set_values(self, index: Any, values: Tensor) -> None:
+        """Set u_i directly; entries of one block are averaged."""
+        batch = self.pool(self.entries(self.blocks(index), values)._replace(previous=None))
+        self.check_batch(batch)
+        self.set_batch(batch)
+
+    def check_batch(self, batch: Batch, name: str = "") -> None:
+        """Raise unless all values of a batch are finite; `name` is that of the term."""
+        _refuse_blocks(batch, name)
+
+    def set_batch(self, batch: Batch) -> None:
+        """Set u_i to the means of a batch."""
+        means = batch.mean(batch.fresh)
+        if self.latest is not None:
+            self.latest[batch.index] = means
+        self.rows[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
+        self.seen[batch.index] = True
+        self._progress.open = None
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Counters that go into `state_dict()`."""
+        return {"steps": self.steps, "skipped": self.skipped}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the counters; an open step is forgotten."""
+        self._progress = _Progress(state["steps"], state["skipped"])
+        self._check = DeferredFiniteCheck()
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        settings = f"gamma={self.gamma}, correction={self.correction!r}, read={self.read!r}"
+        return f"{self.num_inner}, {self.dim}, {settings}"
+
+
+def refuse_nonfinite(
+    updates: dict[str, tuple[InnerTracker, Update]],
+    loss: Tensor | None,
+    carriers: dict[str, Tensor] | None = None,
+) -> None:
+    """Raise before anything is written if a value of a batch is NaN or infinite.
+
+    Args:
+        updates: by term. The new u is looked at: it is finite only if all that entered it is, and
+            it may overflow by itself.
+        loss: g0.
+        carriers: by term, values that carry the gradient and are not tracked themselves.
+    """
+    checked = [u.after for t, u in updates.values() if t.on_nonfinite == "raise"]
+    if not checked and updates:
+        return
+    parts = [*checked, *(c.detach() for c in (carriers or {}).values())]
+    if loss is not None:
+        parts.append(loss.detach())
+    # One number to look at, and one wait for a GPU. A sum of finite values may overflow.
+    sums = [part.sum() for part in parts]
+    total = sums[0].item() if len(sums) == 1 else math.fsum(s.item() for s in sums)
+    if math.isfinite(total):
+        return
+    for name, (tracker, update) in updates.items():
+        if tracker.on_nonfinite == "raise":
+            _refuse_blocks(update.batch, name, update.after)
+    for name, carrier in (carriers or {}).items():
+        if not bool(torch.isfinite(carrier).all()):
+            raise NonFiniteValue(_message(name, "the values that carry the gradient"))
+    if loss is not None and not bool(torch.isfinite(loss).all()):
+        raise NonFiniteValue(
+            "The ordinary loss g0 that your function returned is NaN or infinite; nothing was "
+            "updated."
+        )
+
+
+def _refuse_blocks(batch: Batch, name: str, after: Tensor | None = None) -> None:
+    finite = batch.finite()
+    if after is not None:
+        grown = torch.isfinite(after)
+        finite = finite & (grown if grown.dim() == 1 else grown.all(1))
+    bad = batch.index[~finite].tolist()
+    if bad:
+        raise NonFiniteValue(_message(name, f"blocks {bad[:10]}"))
+
+
+def _message(name: str, place: str) -> str:
+    of = f" of `{name}`" if name not in ("", "inner") else ""
+    return (
+        f"Inner values{of} are NaN or infinite, or make u overflow, for {place}; nothing was "
+        "updated. Use on_nonfinite='skip' in the tracker to drop such entries instead."
+    )
+
+
+class _Flag(NamedTuple):
+    good: Tensor
+    arrived: Any
+    finite: Tensor
+    blocks: Tensor
+
+
+class DeferredFiniteCheck:
+    """Notice a bad value without making the host wait for the device.
+
+    Reading a number from a GPU waits for everything before it, and the GPU then idles until new
+    work arrives. Here a flag is copied beside the computation and looked at in a later step.
+    """
+
+    def __init__(self) -> None:
+        self._flags: deque[_Flag] = deque()
+
+    def push(self, finite: Tensor, blocks: Tensor) -> None:
+        """Remember which blocks (B1,) had finite values."""
+        good, arrived = finite.all(), None
+        if good.device.type == "cuda":
+            good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._flags.append(_Flag(good, arrived, finite, blocks))
+
+    def poll(self) -> None:
+        """Raise if a flag that has arrived is bad."""
+        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
+            flag = self._flags.popleft()
+            if not flag.good.item():
+                self._flags.clear()
+                blocks = flag.blocks[~flag.finite].tolist()
+                raise NonFiniteValue(
+                    f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
+                    "step; these blocks kept their value, but the loss of that step, and so the "
+                    "gradient, was not finite."
+                )
+
+
+def _check_settings(
+    num_inner: int,
+    dim: int,
+    gamma: float,
+    correction: Any,
+    read: str,
+    bounds: tuple[float, float] | None,
+    refresh_every: int | None,
+    on_nonfinite: str,
+    dtype: torch.dtype,
+) -> None:
+    """Raise unless an `InnerTracker` can be built from these."""
+    call = "InnerTracker"
+    _checks.integer(call, "num_inner", num_inner, 1)
+    _checks.integer(call, "dim", dim, 1)
+    _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+    _checks.one_of(call, "read", read, ("old", "new"))
+    _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
+    if isinstance(correction, str):
+        _checks.one_of(call, "correction", correction, ("theory", "auto"))
+        if correction == "theory":
+            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
+    else:
+        _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
+    if gamma == 0 and correction in (0, 0.0):
+        raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+    if refresh_every is not None:
+        _checks.integer(call, "refresh_every", refresh_every, 1)
+    if bounds is not None and not bounds[0] <= bounds[1]:
+        raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
+    if not dtype.is_floating_point:
+        raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
