@@ -19,6 +19,7 @@ recursive gradient. Constrained problems have one door, `fcco.constrained(..., m
 `loss.backward(); optimizer.step()` stay yours.
 """
 
+from . import continual as continual
 from . import contrastive as contrastive
 from . import diagnostics as diagnostics
 from . import fleet as fleet
@@ -33,15 +34,15 @@ from .constraints import PolyakStep as PolyakStep
 from .constraints import ProximalLagrangian as ProximalLagrangian
 from .constraints import Switching as Switching
 from .constraints import SwitchingOptimizer as SwitchingOptimizer
+from .continual import ReferenceLosses as ReferenceLosses
+from .continual import TaskHeads as TaskHeads
 from .contrastive import ContrastiveTerm as ContrastiveTerm
 from .contrastive import GlobalContrastive as GlobalContrastive
-from .forgetting import OldLosses as OldLosses
 from .group_dro import CVaRGroupDRO as CVaRGroupDRO
 from .group_dro import CVaRTerm as CVaRTerm
 from .groups import BlockSampler as BlockSampler
 from .groups import GroupBatchSampler as GroupBatchSampler
 from .groups import group_mean as group_mean
-from .heads import TaskHeads as TaskHeads
 from .inner import Measured as Measured
 from .iterates import OutputIterate as OutputIterate
 from .methods import adam_type as adam_type

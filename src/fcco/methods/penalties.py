@@ -89,7 +89,7 @@ def li2024(
 
     This is the SOX estimator on the squared hinge. In the paper h_k(w) = L_k(w) - L_k(w_old): no
     protected task may get worse. Store the old per-sample losses once and return the difference
-    on the same samples; give each task a head of its own with `fcco.heads.TaskHeads`.
+    on the same samples; give each task a head of its own with `fcco.TaskHeads`.
 
     A constraint with multiplier nu* ends about m nu*/rho above its limit, at any rho: the penalty
     is not exact. Without a correction the loop lags: it oscillates unless
