@@ -31,11 +31,11 @@ SIZES = {
     2: ((3, 5), (7, 1), (4, 4), (8, 0)),
     3: ((3, 1, 4), (2, 6, 0), (1, 1, 6), (3, 2, 3)),
 }
-"""Pairs of each rank, by the number of ranks: always eight together."""
+"""Number of ranks -> pairs of each rank, step by step: always eight in total."""
 
 
 class Towers(nn.Module):
-    """Two towers and a temperature."""
+    """Two linear encoders and a temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,23 +52,24 @@ class Towers(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train.
+    """Settings of one run.
 
     Attributes:
         options: of `GlobalContrastive`.
         learned: whether the temperature is learned.
-        outside: it is read from the parameter, not from what the forward pass made of it.
+        from_parameter: the temperature is computed from the parameter after the forward pass, not
+            in it.
         labels: (numbers of pairs) -> labels.
         anchors: (numbers of pairs) -> anchors.
-        weighed: with an ordinary loss beside it, one for each pair.
+        plain_loss: add an ordinary loss, one value per pair.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     learned: bool = False
-    outside: bool = False
+    from_parameter: bool = False
     labels: Callable[[Tensor], Tensor] | None = None
     anchors: Callable[[Tensor], Tensor] | None = None
-    weighed: bool = False
+    plain_loss: bool = False
 
 
 MSVR = {"gamma": 0.5, "correction": 0.2}
@@ -77,17 +78,17 @@ CASES = {
     "ema-old": Case({"gamma": 0.5, "correction": 0.0, "read": "old"}),
     "msvr": Case(MSVR),
     "msvr-learned": Case({**MSVR, "radius": 0.5}, learned=True),
-    "learned-unscaled": Case({**MSVR, "scaled": False}, learned=True, outside=True),
+    "learned-unscaled": Case({**MSVR, "scaled": False}, learned=True, from_parameter=True),
     "chunked": Case({**MSVR, "chunk": 2}, learned=True),
     "labels": Case(MSVR, labels=lambda ids: ids % 3),
     "anchors": Case(MSVR, anchors=lambda ids: ids % 2 == 0),
     "everything": Case(
         {**MSVR, "chunk": 3, "radius": 0.2, "offset": 0.1},
         learned=True,
-        outside=True,
+        from_parameter=True,
         labels=lambda ids: ids % 4,
         anchors=lambda ids: ids % 5 != 1,
-        weighed=True,
+        plain_loss=True,
     ),
 }
 
@@ -98,7 +99,7 @@ SHARDED = ("msvr-learned", "labels")
 
 @dataclass
 class Record:
-    """What a run leaves behind."""
+    """Results of a run."""
 
     loss: list[float] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
@@ -121,14 +122,16 @@ def train(case: Case, wrap: Callable[[nn.Module], nn.Module], rank: int, world: 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     temperature: Any = 0.4
     if case.learned:
-        temperature = (lambda: towers.log_tau.exp()) if case.outside else (lambda: towers.tau)
+        temperature = (
+            (lambda: towers.log_tau.exp()) if case.from_parameter else (lambda: towers.tau)
+        )
     objective = fcco.GlobalContrastive(
         model, optimizer, PAIRS, temperature=temperature, **case.options
     )
     record = Record()
     for step in range(STEPS):
         ids = batches(step, world)[rank]
-        given = {
+        options = {
             "label": None if case.labels is None else case.labels(ids),
             "anchor": None if case.anchors is None else case.anchors(ids),
         }
@@ -136,10 +139,10 @@ def train(case: Case, wrap: Callable[[nn.Module], nn.Module], rank: int, world: 
         def inner(ids: Tensor = ids) -> Any:
             images, texts = model(ids)
             loss = 0.1 * (images.square().sum(1) + texts.square().sum(1))
-            return (loss, (images, texts)) if case.weighed else (images, texts)
+            return (loss, (images, texts)) if case.plain_loss else (images, texts)
 
         optimizer.zero_grad()
-        loss = objective(inner, ids, **given)
+        loss = objective(inner, ids, **options)
         loss.backward()
         record.loss.append(loss.item())
         grads = [p.grad for p in towers.parameters() if p.requires_grad]
@@ -153,32 +156,32 @@ def train(case: Case, wrap: Callable[[nn.Module], nn.Module], rank: int, world: 
     return record
 
 
-def rows_of(rank: int, world: int, kind: torch.dtype) -> Tensor:
+def inner_values(rank: int, world: int, dtype: torch.dtype) -> Tensor:
     """The inner values of this rank's pairs."""
     ids = batches(0, world)[rank]
-    return log_means(X[ids].to(kind), T[ids].to(kind), 0.8, chunk=2 if world == 3 else None)
+    return log_means(X[ids].to(dtype), T[ids].to(dtype), 0.8, chunk=2 if world == 3 else None)
 
 
-def refused(function: Callable[[], Any]) -> str:
+def error_of(function: Callable[[], Any]) -> str:
     try:
         function()
     except ValueError as error:
         return str(error)
-    return "nothing"
+    return "no error"
 
 
-def lonely(rank: int, world: int) -> str:
-    """One label for all pairs: every rank must refuse, or the others would wait for ever."""
+def one_label(rank: int, world: int) -> str:
+    """One label for all pairs: every rank must raise, or the others would wait for ever."""
     ids = batches(0, world)[rank]
     anchor = torch.full((len(ids),), rank == 0)
     same = torch.zeros(len(ids), dtype=torch.int64)
-    return refused(lambda: log_means(X[ids], T[ids], 0.8, label=same, anchor=anchor))
+    return error_of(lambda: log_means(X[ids], T[ids], 0.8, label=same, anchor=anchor))
 
 
-def few(rank: int, world: int) -> str:
-    """One pair in all."""
+def one_pair(rank: int, world: int) -> str:
+    """One pair on all ranks together."""
     ids = torch.arange(1 if rank == 0 else 0)
-    return refused(lambda: log_means(X[ids], T[ids], 0.8))
+    return error_of(lambda: log_means(X[ids], T[ids], 0.8))
 
 
 def run(rank: int, world: int) -> dict[str, Any]:
@@ -187,19 +190,20 @@ def run(rank: int, world: int) -> dict[str, Any]:
     for name, case in CASES.items():
         results[name] = vars(train(case, DistributedDataParallel, rank, world))
     for name in SHARDED:
-        found = train(CASES[name], wrap_of("fsdp-root"), rank, world)
-        results[f"sharded/{name}"] = vars(found)
-    results["rows"] = {str(k): rows_of(rank, world, k) for k in (torch.float64, torch.bfloat16)}
-    results["lonely"], results["few"] = lonely(rank, world), few(rank, world)
-    alone = torch.arange(5)  # no communication: a group of None
-    results["local"] = log_means(X[alone], T[alone], 0.8, process_group=None)
+        sharded = train(CASES[name], wrap_of("fsdp-root"), rank, world)
+        results[f"sharded/{name}"] = vars(sharded)
+    results["rows"] = {
+        str(k): inner_values(rank, world, k) for k in (torch.float64, torch.bfloat16)
+    }
+    results["one label"], results["one pair"] = one_label(rank, world), one_pair(rank, world)
+    results["local"] = log_means(X[:5], T[:5], 0.8, process_group=None)
     return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, kind in (("rank", int), ("world", int), ("folder", Path)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
+    for name, convert in (("rank", int), ("world", int), ("folder", Path)):
+        parser.add_argument(f"--{name}", type=convert, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("error")

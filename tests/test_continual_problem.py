@@ -110,7 +110,7 @@ def test_a_file_of_another_key_does_not_count(trained, own_cache):  # noqa: F811
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     held = torch.load(path, weights_only=True)
     torch.save(held | {"key": "0" * 64}, path)
-    with pytest.warns(UserWarning, match="trained anew: .* holds values of something else"):
+    with pytest.warns(UserWarning, match="trained anew: .* belongs to another model"):
         problem().old_state(0)
     assert trained == [0, 0]
     held["values"]["text_projection.up"] += 1

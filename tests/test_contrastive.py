@@ -19,7 +19,7 @@ from fcco.contrastive import log_means
 
 LABEL = [0, 0, 1, 2, 3, 3, 3]
 ANCHOR = [True, False, True, True, False, False, True]
-KINDS = [
+OPTIONS = [
     (label, anchor, chunk)
     for label in (None, LABEL)
     for anchor in (None, ANCHOR)
@@ -42,7 +42,7 @@ def tensors(label: Any, anchor: Any) -> dict[str, Tensor | None]:
 
 
 class Towers(nn.Module):
-    """Two linear towers and a learnable temperature, on fixed data."""
+    """Two linear encoders and a learnable temperature, on fixed data."""
 
     def __init__(self, number: int, tau: float = 0.3, seed: int = 0) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Towers(nn.Module):
         return self.image(self.x[ids]), self.text(self.t[ids])
 
     def means(self, ids: Any) -> np.ndarray:
-        """What the tracker should be given for a batch, by loops."""
+        """The inner values of a batch, by loops."""
         with torch.no_grad():
             x, t = self.units(ids)
             return loop_means(x, t, float(self.tau()))
@@ -69,7 +69,7 @@ class Towers(nn.Module):
         return x / x.norm(dim=1, keepdim=True), t / t.norm(dim=1, keepdim=True)
 
 
-def made(model: Towers, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
+def build(model: Towers, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
     """An objective on all pairs of the model's data, and its optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     options = {"temperature": model.tau, **options}
@@ -77,26 +77,26 @@ def made(model: Towers, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalCon
 
 
 def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
-    pulled = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    slopes = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return [
         torch.zeros_like(p) if g is None else g
-        for p, g in zip(model.parameters(), pulled, strict=True)
+        for p, g in zip(model.parameters(), slopes, strict=True)
     ]
 
 
 # --- the inner values -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("label", "anchor", "chunk"), KINDS)
+@pytest.mark.parametrize(("label", "anchor", "chunk"), OPTIONS)
 def test_inner_values_and_their_gradient(label, anchor, chunk):
     x, t = (each.requires_grad_() for each in features(7))
     tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    given = tensors(label, anchor)
-    entries = log_means(x, t, tau, chunk=chunk, **given)
+    options = tensors(label, anchor)
+    entries = log_means(x, t, tau, chunk=chunk, **options)
     expected = loop_means(x.detach(), t.detach(), 0.7, label, anchor)
     np.testing.assert_allclose(entries.detach().numpy(), expected, rtol=0, atol=1e-13)
     assert torch.autograd.gradcheck(
-        lambda *inputs: log_means(*inputs, chunk=chunk, **given), (x, t, tau)
+        lambda *inputs: log_means(*inputs, chunk=chunk, **options), (x, t, tau)
     )
     weights = torch.randn(entries.shape, dtype=torch.float64)
     naive = naive_means(x, t, tau, label, anchor).log()
@@ -214,7 +214,7 @@ def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
     """At every step, value and gradient, also in tau; up to the constant of the docstring."""
     number, radius = 9, 0.4 if scaled else 0.0
     model = Towers(number)
-    objective, optimizer = made(
+    objective, optimizer = build(
         model, gamma=1.0, correction=0.0, scaled=scaled, radius=radius, chunk=chunk
     )
     for _ in range(5):
@@ -239,7 +239,7 @@ def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
 
 def test_a_fixed_temperature_gets_no_gradient():
     model = Towers(8)
-    objective, _ = made(model, temperature=0.3)
+    objective, _ = build(model, temperature=0.3)
     objective(lambda: model([1, 2, 5]), torch.tensor([1, 2, 5])).backward()
     assert model.log_tau.grad is None and objective.term.temperature() == 0.3
 
@@ -250,7 +250,9 @@ def test_a_fixed_temperature_gets_no_gradient():
 def test_two_hundred_steps_equal_a_transcription(read, correction, case):
     number, gamma, lr = 24, 0.6, 0.05
     ours, theirs = Towers(number, tau=0.5), Towers(number, tau=0.5)
-    objective, optimizer = made(ours, lr, gamma=gamma, correction=correction, read=read, radius=0.8)
+    objective, optimizer = build(
+        ours, lr, gamma=gamma, correction=correction, read=read, radius=0.8
+    )
     reference = Training(
         theirs.units,
         list(theirs.parameters()),
@@ -287,7 +289,7 @@ def test_two_hundred_steps_equal_a_transcription(read, correction, case):
         np.testing.assert_allclose(tracker.value[i].exp().numpy(), u, rtol=1e-10)
 
 
-# --- faults of other implementations, absent here -------------------------------------------------
+# --- faults seen in other implementations ---------------------------------------------------------
 
 
 def test_the_gradient_does_not_grow_with_the_batch():
@@ -310,10 +312,10 @@ def test_the_gradient_does_not_grow_with_the_batch():
     assert max(norms) < 1.5 * min(norms)
 
 
-def test_a_first_visit_beside_seen_pairs_starts_at_its_own_value():
-    """A rule for the whole batch shrank a new pair's u by gamma when any other was known."""
+def test_a_new_pair_in_a_batch_with_seen_ones_starts_at_its_own_value():
+    """One rule for the whole batch multiplied a new pair's u by gamma if another pair had one."""
     model = Towers(10, tau=0.5)
-    objective, optimizer = made(model, lr=0.0, gamma=0.1, correction=0.0)
+    objective, optimizer = build(model, lr=0.0, gamma=0.1, correction=0.0)
     for ids in ([0, 1, 2], [2, 3, 4]):
         objective(lambda ids=ids: model(ids), torch.tensor(ids)).backward()
         optimizer.step()
@@ -324,7 +326,7 @@ def test_a_first_visit_beside_seen_pairs_starts_at_its_own_value():
 
 
 def test_a_saved_state_continues_to_the_last_bit():
-    """State outside `state_dict` was lost, with the tracked means."""
+    """The tracked means were not in `state_dict`, and lost."""
 
     def train(steps: range, model: Towers, objective: Any, optimizer: Any) -> None:
         for step in steps:
@@ -334,14 +336,14 @@ def test_a_saved_state_continues_to_the_last_bit():
             optimizer.zero_grad()
 
     model = Towers(12)
-    objective, optimizer = made(model, gamma=0.5, correction=0.2)
+    objective, optimizer = build(model, gamma=0.5, correction=0.2)
     train(range(8), model, objective, optimizer)
     saved = copy.deepcopy([each.state_dict() for each in (model, objective, optimizer)])
     assert any("value" in key for key in saved[1])
     train(range(8, 16), model, objective, optimizer)
     other = Towers(12, seed=5)
     other.x, other.t = model.x, model.t
-    resumed, again = made(other, gamma=0.5, correction=0.2)
+    resumed, again = build(other, gamma=0.5, correction=0.2)
     for each, state in zip((other, resumed, again), saved, strict=True):
         each.load_state_dict(state)
     train(range(8, 16), other, resumed, again)
@@ -359,24 +361,24 @@ def test_conversions_reach_the_table_and_never_narrow_it():
 
 def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
     model = Towers(10)
-    objective, optimizer = made(model, gamma=0.5, correction=0.1)
+    objective, optimizer = build(model, gamma=0.5, correction=0.1)
     objective(lambda: model([0, 1, 2]), torch.tensor([0, 1, 2])).backward()
     optimizer.step()
     before = copy.deepcopy(objective.state_dict())
     objective.eval()
     loss = objective(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
     with torch.no_grad():
-        quiet = objective.train()(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
+        without_grad = objective.train()(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
     inner = np.exp(model.means([1, 2, 3, 4]))
     expected = model.tau().item() * np.log(inner + 1 / 9).sum(1).mean()
-    assert loss.item() == quiet.item() == pytest.approx(expected, abs=1e-12)
+    assert loss.item() == without_grad.item() == pytest.approx(expected, abs=1e-12)
     after = objective.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, Tensor))
 
 
 def test_unseen_pairs_and_a_pair_drawn_twice():
     model = Towers(10)
-    objective, _ = made(model)
+    objective, _ = build(model)
     assert objective.value().isnan()
     ids = torch.tensor([4, 2, 4])
     objective(lambda: model(ids), ids, label=ids)
@@ -393,20 +395,20 @@ def test_anchors_take_their_part_of_the_index():
     tables = []
     for index in (ids, ids[anchor]):
         model = Towers(10)
-        objective, _ = made(model)
+        objective, _ = build(model)
         loss = objective(lambda model=model: model(ids), index, anchor=anchor)
         tables.append((loss.item(), objective.term.tracker.value.clone()))
         assert objective.term.tracker.seen.nonzero().squeeze(1).tolist() == [1, 3, 5]
     assert tables[0][0] == tables[1][0] and torch.equal(tables[0][1], tables[1][1])
 
 
-def test_an_ordinary_loss_beside_it_and_a_term_beside_others():
+def test_with_an_ordinary_loss_and_with_other_terms():
     ids = torch.tensor([1, 3, 6])
     model = Towers(10)
-    objective, _ = made(model)
+    objective, _ = build(model)
     alone = objective(lambda: model(ids), ids).item()
     model = Towers(10)
-    objective, _ = made(model)
+    objective, _ = build(model)
     both = objective(lambda: (model.image.weight.square().sum(), model(ids)), ids)
     assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
 
@@ -430,7 +432,7 @@ def test_an_ordinary_loss_beside_it_and_a_term_beside_others():
 
 def test_micro_batches_are_one_step_of_separate_batches():
     model = Towers(10)
-    objective, optimizer = made(model, lr=0.1, gamma=0.5, correction=0.0)
+    objective, optimizer = build(model, lr=0.1, gamma=0.5, correction=0.0)
     batches = [[0, 1, 2], [2, 3, 4]]
     for ids in batches:
         (objective(lambda ids=ids: model(ids), torch.tensor(ids)) / 2).backward()
@@ -445,7 +447,7 @@ def test_micro_batches_are_one_step_of_separate_batches():
 
 def test_a_warm_up_sets_the_means():
     model = Towers(6)
-    objective, _ = made(model)
+    objective, _ = build(model)
     halves = [torch.arange(3), torch.arange(3, 6)]
     objective.warm_up([(lambda ids=ids: model(ids), ids) for ids in halves])
     assert objective.term.tracker.seen.all()
@@ -453,34 +455,34 @@ def test_a_warm_up_sets_the_means():
     np.testing.assert_allclose(table[3:], model.means([3, 4, 5]), atol=1e-12)
 
 
-def test_a_warm_up_knows_labels_and_anchors_as_a_call_does():
-    """Pairs of one label would otherwise start as negatives of each other."""
+def test_a_warm_up_takes_labels_and_anchors():
+    """Without the labels, pairs with the same one would count as negatives of each other."""
     model, ids = Towers(6), torch.arange(6)
     label, anchor = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
     options = {"label": label, "anchor": anchor}
-    objective, _ = made(model)
+    objective, _ = build(model)
     objective.warm_up([(lambda: model(ids), ids, options)])
-    called, _ = made(model, gamma=1.0, correction=0.0)
+    called, _ = build(model, gamma=1.0, correction=0.0)
     called(lambda: model(ids), ids, **options)
     tables = [each.term.tracker.value[anchor] for each in (objective, called)]
     torch.testing.assert_close(*tables, rtol=0, atol=1e-12)
     assert torch.equal(objective.term.tracker.seen, anchor)
-    plain, _ = made(model)
+    plain, _ = build(model)
     plain.warm_up([(lambda: model(ids), ids)])
     assert not torch.allclose(plain.term.tracker.value[anchor], tables[0])
     with pytest.raises(ValueError, match="takes label and anchor with a batch but got: mask"):
         objective.warm_up([(lambda: model(ids), ids, {"mask": anchor})])
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_a_learned_temperature_below_zero_is_refused(chunk):
-    """It would turn the loss round, quietly."""
+    """The loss would change its sign, without a message."""
     model = Towers(6)
     for tau in (-0.3, 0.0, float("nan")):
-        objective, _ = made(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
+        objective, _ = build(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
         with pytest.raises(ValueError, match=r"NaN or infinite inner value.*nothing was updated"):
             objective(lambda: model(torch.arange(6)), torch.arange(6))
         assert not objective.term.tracker.seen.any()
@@ -528,7 +530,7 @@ def test_errors_name_the_call(call, error):
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_a_batch_without_anchors_needs_no_negatives(chunk):
-    """No rows and no gradient: a step with other terms only."""
+    """No rows, and the gradient is zero: e.g. a step of the other terms only."""
     label, anchor = torch.tensor([1, 1, 1, 1]), torch.zeros(4, dtype=torch.bool)
     x, t = (each.clone().requires_grad_() for each in (X, T))
     tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
@@ -538,9 +540,9 @@ def test_a_batch_without_anchors_needs_no_negatives(chunk):
         assert torch.equal(slope, torch.zeros_like(slope))
 
 
-def test_a_function_that_returns_something_else():
+def test_a_function_that_does_not_return_two_features():
     model = Towers(6)
-    objective, _ = made(model)
+    objective, _ = build(model)
     with pytest.raises(ValueError, match=r"must return \(image features, text features\)"):
         objective(lambda: model([0, 1])[0], torch.tensor([0, 1]))
     assert not objective.term.tracker.seen.any()

@@ -1,4 +1,4 @@
-"""The global contrastive loss on two and three processes equals one on the global batch."""
+"""Two and three processes compute what one process computes on the global batch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ pytestmark = pytest.mark.skipif(
 
 
 def start(world: int, folder: Path) -> None:
-    """Run a worker for each rank; leave what they found, and said, in `folder`."""
+    """Run a worker for each rank; its results and its output go into `folder`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     workers = []
     for rank in range(world):
-        words = ["--rank", str(rank), "--world", str(world), "--folder", str(folder)]
+        arguments = ["--rank", str(rank), "--world", str(world), "--folder", str(folder)]
         with open(folder / f"{rank}.txt", "w") as log:
-            command = [sys.executable, cases.__file__, *words]
+            command = [sys.executable, cases.__file__, *arguments]
             workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     deadline = time.monotonic() + TIME_LIMIT
     for process in workers:
@@ -49,10 +49,10 @@ def start(world: int, folder: Path) -> None:
 
 @pytest.fixture(scope="session", params=WORLDS)
 def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """The results of each rank."""
     base, world = tmp_path_factory.getbasetemp(), request.param
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # processes of pytest-xdist share one start
+        base = base.parent  # the workers run once for all processes of pytest-xdist
     folder = base / f"contrastive-{world}"
     try:
         folder.mkdir()
@@ -64,14 +64,14 @@ def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
         start(world, folder)
     files = [folder / f"{rank}.pt" for rank in range(world)]
     if not all(file.exists() for file in files):
-        said = "\n".join(f.read_text()[-3000:] for f in sorted(folder.glob("*.txt")))
-        pytest.fail(f"a rank did not finish:\n{said}")
+        logs = "\n".join(f.read_text()[-3000:] for f in sorted(folder.glob("*.txt")))
+        pytest.fail(f"a rank did not finish:\n{logs}")
     return [torch.load(file) for file in files]
 
 
 @functools.cache
 def alone(name: str) -> Record:
-    """The same case in one process."""
+    """The same case on one process."""
     return cases.train(CASES[name], lambda model: model, 0, 1)
 
 
@@ -101,7 +101,7 @@ def test_ranks_hold_the_same_table_to_the_last_bit(ranks, name):
             assert torch.equal(value, other[name]["state"][key])
 
 
-def test_rank_one_finds_its_own_pairs(ranks):
+def test_each_rank_excludes_its_own_pairs_from_the_negatives(ranks):
     """A diagonal taken at rank 0's place gave rank 1 a loss of 22.536 instead of 22.418."""
     world = len(ranks)
     parts = cases.batches(0, world)
@@ -115,10 +115,10 @@ def test_rank_one_finds_its_own_pairs(ranks):
         np.testing.assert_allclose(half.numpy(), rows, atol=0.2)
 
 
-def test_every_rank_refuses_pairs_without_negatives(ranks):
+def test_every_rank_raises_if_pairs_have_no_negative(ranks):
     for rank in ranks:
-        assert "leaves pairs without a negative" in rank["lonely"]
-        assert "at least two pairs" in rank["few"] and "has: 1" in rank["few"]
+        assert "leaves pairs without a negative" in rank["one label"]
+        assert "at least two pairs" in rank["one pair"] and "has: 1" in rank["one pair"]
 
 
 def test_without_a_group_nothing_is_gathered(ranks):

@@ -30,6 +30,7 @@ constraints, `GlobalContrastive` for two towers, `Compositional` for any terms.
 """
 
 import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from . import constraints as constraints
@@ -80,6 +81,14 @@ from .tracker import alexr_tracker as alexr_tracker
 from .tracker import ema_tracker as ema_tracker
 from .tracker import msvr_tracker as msvr_tracker
 from .tracker import spider_tracker as spider_tracker
+
+if _TYPE_CHECKING:
+    from . import contrastive as contrastive
+    from . import diagnostics as diagnostics
+    from . import fleet as fleet
+    from . import theory as theory
+    from .contrastive import ContrastiveTerm as ContrastiveTerm
+    from .contrastive import GlobalContrastive as GlobalContrastive
 
 __version__ = "0.1.0"
 

@@ -4,8 +4,7 @@
 objective with this term alone, `log_means` the inner values of a batch.
 """
 
-from .kernel import log_means as log_means
-from .objective import GlobalContrastive as GlobalContrastive
-from .term import ContrastiveTerm as ContrastiveTerm
+from .kernel import log_means
+from .objective import ContrastiveTerm, GlobalContrastive
 
 __all__ = ["ContrastiveTerm", "GlobalContrastive", "log_means"]

@@ -1,22 +1,25 @@
-r"""The logarithms of both inner means of every pair, from at most one B x B matrix.
+r"""Logarithms of both inner means of every pair; at most one B x B matrix is kept for backward.
 
-With :math:`\ell_i = \log\sum_j e^{s_{ij}/\tau}` over the negatives j of pair i, and
-:math:`\ell'_i` likewise by column, everything that the backward pass needs beside the scores are
-these two vectors and the incoming coefficients a and b:
+Let :math:`s_{ij} = \langle x_i, t_j\rangle` be the scores, :math:`\ell_i = \log\sum_j
+e^{s_{ij}/\tau}` and :math:`\ell'_i = \log\sum_j e^{s_{ji}/\tau}` over the negatives j of pair i,
+and a, b the gradients with respect to the two values of each pair. Then the gradient with respect
+to the scores is
 
 .. math::
     \frac{\partial}{\partial s_{ij}} = \frac1\tau\Bigl(a_i e^{s_{ij}/\tau - \ell_i}
         + b_j e^{s_{ij}/\tau - \ell'_j}\Bigr)\ (i \ne j), \qquad
     \frac{\partial}{\partial s_{ii}} = -\frac{a_i + b_i}\tau .
 
-Every exponential there is at most 1. On several ranks each forms only the rows of its own images
-and of its own texts; the vectors of the other ranks are gathered, so that no gradient has to be
-sent back.
+Every exponential is at most 1, and besides the scores only these four vectors are needed. On
+several ranks each computes the rows of its own images and of its own texts, forward and backward.
+Only the four vectors of the other ranks are gathered then, not gradients of their features.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +27,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import _checks
-from .._distributed import find_group
-from .candidates import Candidates, find_candidates
+from .._distributed import Group, find_group, gather_rows, row_counts
 
 __all__ = ["compute_dtype", "log_means"]
 
-_STRIP = 2**24
-"""Numbers in a temporary: a strip of this size keeps a GPU busy and takes 64 MiB."""
+# Numbers in a temporary without `chunk`: 64 MiB in float32, enough to keep a GPU busy.
+_BLOCK = 2**24
 
 
 def log_means(
@@ -43,34 +45,35 @@ def log_means(
     chunk: int | None = None,
     process_group: Any = "auto",
 ) -> Tensor:
-    r"""Logarithms of a pair's two inner means, over the negatives of the batch.
+    r"""Logarithms of each pair's two inner means, over its negatives in the batch.
 
     .. math::
         \log \frac1{N_i}\sum_{j} e^{(s_{ij} - s_{ii})/\tau}, \qquad
         \log \frac1{N_i}\sum_{j} e^{(s_{ji} - s_{ii})/\tau}, \qquad
         s_{ij} = \langle x_i, t_j\rangle
 
-    The sums run over the negatives j of pair i: all other pairs of the batch (of all ranks), less
-    those with the same label. Products and sums are in float32 (float64 for float64 features),
-    also inside autocast and for half-precision features, and nothing is exponentiated before its
-    maximum is taken off. One matrix of B x B scores is kept for the backward pass, none with
-    `chunk`. Differentiable once, in the features and the temperature.
+    The sums run over the N_i negatives j of pair i: all other pairs of the batch (of all ranks)
+    except those with the same label. Products and sums are in float32 (float64 for float64
+    features), also inside autocast and for half-precision features, and the maximum is subtracted
+    before exponentiation. One B x B matrix of scores is kept for the backward pass, none with
+    `chunk`. Differentiable once, with respect to the features and the temperature.
 
-    On several ranks, each gets the rows of its own pairs, against the features of all. The
-    gradient that a rank gets is that of the sum over *all* ranks' rows, with respect to its own
-    features: use it as `Compositional` does, with coefficients multiplied by the number of ranks,
-    under DDP or FSDP2, which average. Forward and backward then communicate, so every rank must
-    call them equally often; a rank may have any number of pairs.
+    On several ranks, each gets the rows of its own pairs, computed with the features of all ranks.
+    The gradient on a rank is that of the sum over *all* ranks' rows with respect to its own
+    features. DDP and FSDP2 average over ranks, so multiply the coefficients by the number of ranks,
+    as `Compositional` does. Forward and backward communicate: every rank must call them equally
+    often, with any number of pairs.
 
     Args:
         images: features x_i, shape (B, d), row i belongs to row i of `texts`.
         texts: features t_i, shape (B, d).
-        temperature: tau, a positive number or a tensor of one element (with gradient, if wanted);
+        temperature: tau, a positive number or a tensor of one element (with gradient if wanted);
             a tensor that is not positive makes every value NaN.
-        label: integers, shape (B,): pairs with the same label are no negatives of each other. All
-            ranks give it or none does.
+        label: integers, shape (B,): pairs with the same label are no negatives of each other. Give
+            it on all ranks or on none.
         anchor: booleans, shape (B,): only these pairs get a row, in order; all are negatives.
-        chunk: rows of scores at a time, computed anew in the backward pass; None keeps the scores.
+        chunk: number of rows of scores at a time, computed again in the backward pass; None keeps
+            all scores.
         process_group: see `Compositional`.
 
     Returns:
@@ -87,170 +90,278 @@ def log_means(
     _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
         _checks.integer("log_means", "chunk", chunk, 1)
-    if not isinstance(temperature, Tensor):
-        temperature = images.new_full((), temperature, dtype=compute_dtype(images, texts))
-    elif temperature.numel() != 1:
-        raise ValueError(
-            "`log_means(temperature=...)` must be a number or a tensor of one element but has "
-            f"shape {tuple(temperature.shape)}."
-        )
-    group = find_group(process_group)
-    pairs = find_candidates("log_means", images, texts, label, anchor, group)
-    needed = (images, texts, temperature)
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in needed)
-    return _LogMeans.apply(images, texts, temperature, pairs, chunk, keeps)  # type: ignore[return-value]
+    dtype = compute_dtype(images, texts)
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1:
+            raise ValueError(
+                "`log_means(temperature=...)` must be a number or a tensor of one element but has "
+                f"shape {tuple(temperature.shape)}."
+            )
+        tau = temperature.reshape(()).to(images.device, dtype)
+        # Below 0 the loss would change its sign. An `if` would make the CPU wait for the GPU; NaN
+        # does not, and the tracker refuses it.
+        tau = torch.where(tau > 0, tau, torch.nan)
+    else:
+        tau = images.new_full((), temperature, dtype=dtype)
+    batch = _global_batch(images, texts, label, anchor, find_group(process_group))
+    return _LogMeans.apply(images.to(dtype), texts.to(dtype), tau, batch, chunk)  # type: ignore[return-value]
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The precision to compute in: that of the inputs, but not below float32."""
-    kind = torch.float32
+    """The dtype to compute in: that of the inputs, but at least float32."""
+    dtype = torch.float32
     for tensor in tensors:
-        kind = torch.promote_types(kind, tensor.dtype)
-    return kind
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+@dataclass(frozen=True)
+class _GlobalBatch:
+    """Which pairs of all ranks are negatives of which, and which of them belong to this rank.
+
+    Attributes:
+        local: positions of this rank's pairs among the pairs of all ranks.
+        total: number of pairs of all ranks.
+        negatives: number of negatives of each local pair, shape (b,), or one number for all.
+        label: label of every pair, shape (total,), or None if all differ.
+        anchor: positions of the anchors among the local pairs, or None if all are anchors.
+        group: the ranks, or None.
+        sizes: number of pairs of each rank, or None.
+    """
+
+    local: slice
+    total: int
+    negatives: Tensor | int
+    label: Tensor | None
+    anchor: Tensor | None
+    group: Group | None
+    sizes: list[int] | None
+
+    def gather(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        """All ranks' rows of two tensors of equal shape, in one message."""
+        if self.group is None:
+            return first, second
+        return gather_rows(torch.cat([first, second], 1), self.group, self.sizes).chunk(2, 1)
+
+    def log_negatives(self, dtype: torch.dtype) -> Tensor | float:
+        """The logarithm of the number of negatives; 0 for a pair without any (it is no anchor)."""
+        if isinstance(self.negatives, int):
+            return math.log(self.negatives)
+        return self.negatives.clamp(min=1).to(dtype).log()
+
+    def fill_others_(self, block: Tensor, first: int, value: float) -> Tensor:
+        """Overwrite the entries of a block that are no negatives; returns the block.
+
+        Args:
+            block: shape (R, total), for the local pairs first, ..., first + R - 1.
+            first: number of the block's first pair among the local ones.
+            value: the new value.
+        """
+        start = self.local.start + first
+        if self.label is not None:
+            rows = self.label[start : start + len(block)]
+            block.masked_fill_(rows.unsqueeze(1) == self.label, value)
+        block.diagonal(start).fill_(value)  # each pair itself
+        return block
+
+
+def _global_batch(
+    images: Tensor, texts: Tensor, label: Tensor | None, anchor: Tensor | None, group: Group | None
+) -> _GlobalBatch:
+    """Check the arguments of `log_means` and exchange sizes and labels with the other ranks."""
+    _check_features(images, texts)
+    pairs, device = len(images), images.device
+    if label is not None:
+        integer = not (label.is_floating_point() or label.is_complex() or label.dtype == torch.bool)
+        _check_per_pair("label", label, pairs, integer, "integers")
+        label = label.to(device, torch.int64)
+    if anchor is not None:
+        _check_per_pair("anchor", anchor, pairs, anchor.dtype == torch.bool, "booleans")
+        anchor = anchor.to(device)
+    sizes = None if group is None else row_counts(images, group)
+    total = pairs if sizes is None else sum(sizes)
+    start = 0 if group is None or sizes is None else sum(sizes[: group.rank])
+    local = slice(start, start + pairs)
+    if total < 2:
+        raise ValueError(
+            "`log_means(images=..., texts=...)` needs at least two pairs, because the other pairs "
+            f"of the batch are the negatives, but has: {total}."
+        )
+    negatives: Tensor | int = total - 1
+    if label is not None:
+        is_anchor = torch.ones_like(label) if anchor is None else anchor.to(label)
+        # Anchors are gathered too, so that all ranks raise the error below or none does: a rank
+        # that went on alone would wait for the others for ever.
+        table = torch.stack([label, is_anchor], 1)
+        table = table if group is None else gather_rows(table, group, sizes)
+        label, is_anchor = table.unbind(1)
+        _, inverse, same = torch.unique(label, return_inverse=True, return_counts=True)
+        different = total - same[inverse]
+        without = (different == 0) & (is_anchor > 0)
+        if bool(without.any()):
+            raise ValueError(
+                f"`log_means(label=...)` leaves pairs without a negative: all {total} pairs of the "
+                f"(global) batch have the label {int(label[without][0])}. Draw batches with at "
+                "least two labels."
+            )
+        negatives = different[local]
+    positions = None if anchor is None else anchor.nonzero().squeeze(1)
+    return _GlobalBatch(local, total, negatives, label, positions, group, sizes)
+
+
+def _check_features(images: Tensor, texts: Tensor) -> None:
+    for name, value in (("images", images), ("texts", texts)):
+        if value.dim() != 2 or not value.is_floating_point():
+            raise ValueError(
+                f"`log_means({name}=...)` must be features of shape (pairs, width) but has shape "
+                f"{tuple(value.shape)} and dtype {value.dtype}."
+            )
+    if images.shape != texts.shape or images.device != texts.device:
+        raise ValueError(
+            "`log_means(images=..., texts=...)` must hold one row per pair, of the same width and "
+            f"on the same device, but have shapes {tuple(images.shape)} and {tuple(texts.shape)} "
+            f"on {images.device} and {texts.device}."
+        )
+
+
+def _check_per_pair(name: str, value: Tensor, pairs: int, right_dtype: bool, kind: str) -> None:
+    if value.shape != (pairs,) or not right_dtype:
+        raise ValueError(
+            f"`log_means({name}=...)` must be {pairs} {kind}, one per pair, but has shape "
+            f"{tuple(value.shape)} and dtype {value.dtype}."
+        )
 
 
 class _Side(NamedTuple):
-    """The scores of this rank's images against all texts, or of its texts against all images.
+    """This rank's images against the texts of all ranks, or its texts against all images.
 
     Attributes:
-        own: this rank's features, shape (own, d).
-        every: the features of the other kind of all ranks, shape (total, d).
+        queries: features of this rank, shape (b, d).
+        keys: features of the other kind of all ranks, shape (total, d).
         tau: the temperature.
-        pairs: who is a negative of whom.
+        batch: which pairs are negatives of which.
         chunk: rows at a time, or None.
-        scores: own @ every.T when it is kept, shape (own, total).
+        scores: queries @ keys.T if it is kept, shape (b, total).
     """
 
-    own: Tensor
-    every: Tensor
+    queries: Tensor
+    keys: Tensor
     tau: Tensor
-    pairs: Candidates
+    batch: _GlobalBatch
     chunk: int | None
     scores: Tensor | None
 
-    def strips(self) -> Iterator[tuple[slice, Tensor]]:
-        """Scores over tau, some rows at a time, each time in a new tensor."""
-        step = self.chunk or max(_STRIP // self.pairs.total, 1)
-        for first in range(0, self.pairs.own, step):
-            rows = slice(first, min(first + step, self.pairs.own))
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Scores over tau, some rows at a time, each block a new tensor."""
+        step = self.chunk or max(_BLOCK // self.batch.total, 1)
+        for first in range(0, len(self.queries), step):
+            rows = slice(first, min(first + step, len(self.queries)))
             if self.scores is None:
-                yield rows, (self.own[rows] @ self.every.T).div_(self.tau)
+                yield rows, (self.queries[rows] @ self.keys.T).div_(self.tau)
             else:
                 yield rows, self.scores[rows] / self.tau
 
-    def summed(self, mean: Tensor | None) -> Tensor:
-        """The log sum exp over the negatives of each own pair.
+    def log_sums(self, means: Tensor | None) -> Tensor:
+        """The log-sum-exp of s_ij / tau over the negatives j of each local pair i.
 
-        `mean`, when given, is filled with the mean exponent, weighed by the exponentials.
+        `means`, if given, is filled with the softmax-weighted means of s_ij / tau.
         """
-        total = self.own.new_empty(self.pairs.own)
-        for rows, strip in self.strips():
-            # Finite, so that 0 times it is 0 below; its exponential is 0 all the same.
-            strip = self.pairs.hide(strip, rows.start, torch.finfo(strip.dtype).min)
-            total[rows] = strip.logsumexp(1)
-            if mean is not None:
-                share = torch.exp(strip - total[rows].unsqueeze(1))
-                mean[rows] = share.mul_(strip).sum(1)
-        return total
+        sums = self.queries.new_empty(len(self.queries))
+        for rows, block in self.blocks():
+            # The lowest finite number instead of -inf: its exponential is 0 too, and 0 times it
+            # is 0 in the mean, not NaN.
+            block = self.batch.fill_others_(block, rows.start, torch.finfo(block.dtype).min)
+            sums[rows] = block.logsumexp(1)
+            if means is not None:
+                softmax = torch.exp(block - sums[rows].unsqueeze(1))
+                means[rows] = softmax.mul_(block).sum(1)
+        return sums
 
-    def pulled(self, weight: Tensor, total: Tensor, others: Tensor, totals: Tensor) -> Tensor:
-        """The gradient of the own features times tau, without the part of the matching pairs.
+    def gradient(
+        self, weight: Tensor, log_sum: Tensor, key_weight: Tensor, key_log_sum: Tensor
+    ) -> Tensor:
+        """The gradient with respect to `queries`, times tau and without the part of s_ii.
 
         Args:
-            weight: coefficients of the own pairs, shape (own,).
-            total: what `summed` gave for them.
-            others: coefficients of the other side of all pairs, shape (total,).
-            totals: what `summed` gave for these.
+            weight: a_i of the local pairs, shape (b,).
+            log_sum: l_i of the local pairs.
+            key_weight: b_j of the other side, for the pairs of all ranks, shape (total,).
+            key_log_sum: l'_j of these.
         """
-        result = torch.empty_like(self.own)
-        for rows, strip in self.strips():
-            slopes = torch.exp(strip - total[rows].unsqueeze(1)).mul_(weight[rows].unsqueeze(1))
-            slopes.add_(strip.sub_(totals).exp_().mul_(others))
-            result[rows] = self.pairs.hide(slopes, rows.start, 0.0) @ self.every
+        result = torch.empty_like(self.queries)
+        for rows, block in self.blocks():
+            slopes = torch.exp(block - log_sum[rows].unsqueeze(1)).mul_(weight[rows].unsqueeze(1))
+            slopes.add_(block.sub_(key_log_sum).exp_().mul_(key_weight))
+            result[rows] = self.batch.fill_others_(slopes, rows.start, 0.0) @ self.keys
         return result
 
 
-def _sides(
-    images: Tensor, texts: Tensor, tau: Tensor, pairs: Candidates, chunk: int | None, kept: Any
-) -> tuple[_Side, _Side]:
-    """Both sides, from the features of all ranks; `kept` is empty or what was saved of the scores.
-
-    On one process the scores of one side are those of the other, transposed.
-    """
-    mine = slice(pairs.start, pairs.start + pairs.own)
-    if kept:
-        first, second = kept[0], kept[-1] if len(kept) > 1 else kept[0].T
-    else:
-        first = second = None
-    return (
-        _Side(images[mine], texts, tau, pairs, chunk, first),
-        _Side(texts[mine], images, tau, pairs, chunk, second),
-    )
-
-
 class _LogMeans(torch.autograd.Function):
-    """`log_means`, with its own backward pass."""
+    """`log_means` with its own backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        images: Tensor,
-        texts: Tensor,
-        temperature: Tensor,
-        pairs: Candidates,
-        chunk: int | None,
-        keeps: bool,
+        ctx: Any, images: Tensor, texts: Tensor, tau: Tensor, batch: _GlobalBatch, chunk: int | None
     ) -> Tensor:
-        kind = compute_dtype(images, texts)
+        local = batch.local
         with torch.autocast(images.device.type, enabled=False):
-            tau = temperature.reshape(()).to(images.device, kind)
-            # One that was learned below 0 would turn the loss round; a tracker refuses NaN.
-            tau = torch.where(tau > 0, tau, torch.nan)
-            every = pairs.gathered(images, texts)
-            first, second = (each.to(kind) for each in every)
-            mine = slice(pairs.start, pairs.start + pairs.own)
-            kept = []
+            images, texts = batch.gather(images, texts)
+            scores = []
             if chunk is None:
-                kept.append(first[mine] @ second.T)
-                if pairs.group is not None:
-                    kept.append(second[mine] @ first.T)
-            totals = first.new_empty((2, pairs.own))
-            means = torch.empty_like(totals) if keeps and ctx.needs_input_grad[2] else None
-            for k, side in enumerate(_sides(first, second, tau, pairs, chunk, kept)):
-                totals[k] = side.summed(None if means is None else means[k])
-            matching = (first[mine] * second[mine]).sum(1) / tau
-            result = (totals - matching - pairs.log_negatives(kind)).T
-        if keeps:
-            if means is not None:
-                means -= matching
-            ctx.call = pairs, chunk, images.dtype, texts.dtype
-            ctx.temperature = temperature.shape, temperature.device, temperature.dtype
-            ctx.save_for_backward(first, second, tau, totals, means, *kept)
-        return result.contiguous() if pairs.anchor is None else result[pairs.anchor]
+                scores.append(images[local] @ texts.T)
+                if batch.group is not None:  # on one process it is the transpose of the first
+                    scores.append(texts[local] @ images.T)
+            log_sums = images.new_empty((2, local.stop - local.start))
+            means = torch.empty_like(log_sums) if ctx.needs_input_grad[2] else None
+            for k, side in enumerate(_sides(images, texts, tau, batch, chunk, scores)):
+                log_sums[k] = side.log_sums(None if means is None else means[k])
+            matching = (images[local] * texts[local]).sum(1) / tau  # s_ii / tau
+            result = (log_sums - matching - batch.log_negatives(log_sums.dtype)).T
+        if means is not None:
+            means -= matching
+        ctx.batch, ctx.chunk = batch, chunk
+        ctx.save_for_backward(images, texts, tau, log_sums, means, *scores)
+        return result.contiguous() if batch.anchor is None else result[batch.anchor]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        first, second, tau, totals, means, *kept = ctx.saved_tensors
-        pairs, chunk, *kinds = ctx.call
-        needs = ctx.needs_input_grad
+        images, texts, tau, log_sums, means, *scores = ctx.saved_tensors
+        batch: _GlobalBatch = ctx.batch
         slopes: list[Tensor | None] = [None, None, None]
-        with torch.autocast(first.device.type, enabled=False):
-            weights = gradients[0].T.to(totals.dtype)
-            if pairs.anchor is not None:  # a pair without a row has no coefficients
-                weights = torch.zeros_like(totals).index_copy_(1, pairs.anchor, weights)
-            if means is not None and needs[2]:
-                shape, device, kind = ctx.temperature
-                # Without a negative (then it is no anchor) a pair's mean is not finite.
-                slope = torch.where(weights == 0, 0, weights * means).sum() / -tau
-                slopes[2] = slope.to(device, kind).reshape(shape)
-            others = pairs.gathered(weights.T, totals.T)
-            mine = slice(pairs.start, pairs.start + pairs.own)
-            matching = weights.sum(0).unsqueeze(1)
-            for k, side in enumerate(_sides(first, second, tau, pairs, chunk, kept)):
-                if needs[k]:
-                    its, theirs = totals[k], others[1].T[1 - k]
-                    slope = side.pulled(weights[k], its, others[0].T[1 - k], theirs)
-                    slope.sub_(matching * side.every[mine]).div_(tau)
-                    slopes[k] = slope.to(kinds[k])
-        return *slopes, None, None, None
+        with torch.autocast(images.device.type, enabled=False):
+            weights = gradients[0].T.to(log_sums.dtype)  # a and b, shape (2, b)
+            if batch.anchor is not None:  # pairs without a row have weight 0
+                weights = torch.zeros_like(log_sums).index_copy_(1, batch.anchor, weights)
+            if means is not None:
+                # The mean of a pair without negatives is not finite: 0 times it must be 0.
+                slopes[2] = torch.where(weights == 0, 0, weights * means).sum() / -tau
+            all_weights, all_log_sums = batch.gather(weights.T, log_sums.T)
+            sides = _sides(images, texts, tau, batch, ctx.chunk, scores)
+            for k, side in enumerate(sides):
+                if ctx.needs_input_grad[k]:
+                    other = 1 - k
+                    slope = side.gradient(
+                        weights[k], log_sums[k], all_weights[:, other], all_log_sums[:, other]
+                    )
+                    matching = weights.sum(0).unsqueeze(1) * side.keys[batch.local]
+                    slopes[k] = slope.sub_(matching).div_(tau)
+        return *slopes, None, None
+
+
+def _sides(
+    images: Tensor,
+    texts: Tensor,
+    tau: Tensor,
+    batch: _GlobalBatch,
+    chunk: int | None,
+    scores: list[Tensor],
+) -> tuple[_Side, _Side]:
+    """Image side and text side, from the features of all ranks and the scores that were kept."""
+    first, second = (scores[0], scores[-1]) if scores else (None, None)
+    if len(scores) == 1:
+        second = scores[0].T
+    return (
+        _Side(images[batch.local], texts, tau, batch, chunk, first),
+        _Side(texts[batch.local], images, tau, batch, chunk, second),
+    )

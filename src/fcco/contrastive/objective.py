@@ -1,46 +1,223 @@
-"""The global contrastive loss as an objective of its own."""
+"""The global contrastive loss: a coupled term with two inner values per pair, and an objective."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize as unit_length
 
+from .. import _checks
 from ..objective import Compositional
-from ..tracker import for_model
-from .term import ContrastiveTerm, Temperature
+from ..outer.xrisk import LogMeanExp
+from ..terms import AbstractTerm
+from ..tracker import InnerTracker, Tracked, for_model, value_of
+from .kernel import compute_dtype, log_means
 
-__all__ = ["GlobalContrastive"]
+__all__ = ["ContrastiveTerm", "GlobalContrastive"]
+
+
+class ContrastiveTerm(AbstractTerm):
+    r"""Contrastive loss of each pair against all others of the data set, from small batches.
+
+    With s_ij the inner product of image i and text j, pair i has two inner values,
+
+    .. math::
+        g_i = \Bigl(\operatorname*{mean}_j e^{(s_{ij} - s_{ii})/\tau},\;
+                    \operatorname*{mean}_j e^{(s_{ji} - s_{ii})/\tau}\Bigr),
+
+    means over its negatives j in the *data set*, and the term is
+
+    .. math::
+        \frac1n\sum_{i=1}^n \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e) + 2\,\text{radius}\bigr].
+
+    The mean over the negatives in a batch estimates g_i without bias for any batch size; a tracker
+    follows log g_i. (A mean that includes pair i itself would be biased: i has weight 1/B in a
+    batch but 1/n in the data set.) The paper's loss is the mean over all j including i. Because
+    (1/n)(1 + (n-1) g) = ((n-1)/n)(g + 1/(n-1)), the default offset e = 1/(n-1) gives this loss, up
+    to the constant 2 tau log((n-1)/n).
+
+    The weight of the exponentials in the gradient, tau / (u + e), is bounded if u is read after
+    its update, `read="new"`, the default here and in SogCLR, iSogCLR and FastCLIP: an entry then
+    has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the paper's
+    Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since u_i was updated.
+
+    Micro-batches between two optimizer steps are separate batches: negatives come only from the
+    same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
+    image or a text, and a pair drawn twice, are no negatives of each other: give them one `label`.
+
+    Args:
+        num_pairs: n, the number of anchors in the data set.
+        temperature: tau, a number, or a function without arguments that returns it as a tensor
+            with gradient, `lambda: model.log_temperature.exp()`; it is then learned. A learned tau
+            must depend on parameters of the model only, so that it can be computed at w_{t-1} too.
+            The function is called after the forward pass; under FSDP2, where parameters are
+            gathered only during the forward pass, return a tensor that this pass computed.
+        gamma: weight of the new means (gamma_1); 1 uses the current batch alone.
+        correction: gamma_1' of MSVR; 0 is a moving average and needs no second forward pass.
+        offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
+            that a pair has in the data set.
+        radius: rho of the robust form, tau (log(g + e) + rho): a learned tau then has a positive
+            optimum instead of falling to 0 (iSogCLR, FastCLIP v3).
+        scaled: multiply by tau; False is CLIP's form.
+        normalize: scale the features to unit length first, in float32.
+        chunk: see `log_means`.
+        process_group: see `Compositional`; give both the same one.
+        options: further options of `InnerTracker` (`read`, `on_nonfinite`, `dtype`, `device`, ...).
+
+    Example:
+        >>> import torch, fcco
+        >>> image, text = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
+        >>> model = torch.nn.ModuleList([image, text])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> term = fcco.ContrastiveTerm(num_pairs=100, temperature=0.1, gamma=0.8)
+        >>> objective = fcco.Compositional(model, optimizer, term)
+        >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
+        >>> loss = objective(lambda: term.inner(image(x), text(t)), index)
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
+        batch does not harm performance, 2022 (SogCLR). Z.-H. Qiu et al., Not all semantics are
+        created equal: contrastive self-supervised learning with automatic temperature
+        individualization, 2023 (iSogCLR). X. Wei et al., FastCLIP: a suite of optimization
+        techniques to accelerate CLIP training with limited resources, 2024. X. Chen et al.,
+        Stochastic momentum methods for non-smooth non-convex finite-sum coupled compositional
+        optimization, 2025 (the paper). The outer function is smooth: bounded features and a fixed
+        tau fall under SOX's analysis, O(n eps^-4) steps with batches of constant size.
+    """
+
+    def __init__(
+        self,
+        num_pairs: int,
+        *,
+        temperature: float | Callable[[], Tensor] = 0.05,
+        gamma: float = 0.8,
+        correction: float | Literal["theory", "auto"] = 0.1,
+        offset: float | None = None,
+        radius: float = 0.0,
+        scaled: bool = True,
+        normalize: bool = True,
+        chunk: int | None = None,
+        process_group: Any = "auto",
+        **options: Any,
+    ) -> None:
+        call = "ContrastiveTerm"
+        _checks.integer(call, "num_pairs", num_pairs, 2)
+        if not callable(temperature):
+            _checks.positive(call, "temperature", temperature)
+        if offset is not None:
+            _checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
+        _checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
+        if radius and not scaled:
+            raise ValueError(
+                f"`{call}(radius=...)` is multiplied by tau; with `scaled=False` it is not, and "
+                "would only add a constant."
+            )
+        if chunk is not None:
+            _checks.integer(call, "chunk", chunk, 1)
+        options.setdefault("read", "new")
+        super().__init__(
+            InnerTracker(
+                num_pairs, 2, gamma=gamma, correction=correction, log_space=True, **options
+            )
+        )
+        self._temperature = temperature
+        self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
+        self.radius, self.scaled, self.normalize = radius, scaled, normalize
+        self.chunk, self._process_group = chunk, process_group
+
+    def temperature(self) -> float | Tensor:
+        """The current tau, with gradient if it is learned."""
+        return self._temperature() if callable(self._temperature) else self._temperature
+
+    def inner(
+        self,
+        images: Tensor,
+        texts: Tensor,
+        *,
+        label: Tensor | None = None,
+        anchor: Tensor | None = None,
+    ) -> Tensor:
+        """The inner values of a batch: log g_i of each anchor, over the negatives in the batch.
+
+        Args:
+            images: features (B, d); row i belongs to row i of `texts`.
+            texts: features (B, d).
+            label: integers (B,); pairs with the same label are no negatives of each other.
+            anchor: booleans (B,); only these pairs get a row, but all are negatives. The index
+                that you give the objective then has one entry for each anchor.
+        """
+        # Integers go on to `log_means`, whose error names the argument.
+        if self.normalize and images.is_floating_point() and texts.is_floating_point():
+            dtype = compute_dtype(images, texts)
+            with torch.autocast(images.device.type, enabled=False):
+                images = unit_length(images.to(dtype), dim=-1)
+                texts = unit_length(texts.to(dtype), dim=-1)
+        return log_means(
+            images,
+            texts,
+            self.temperature(),
+            label=label,
+            anchor=anchor,
+            chunk=self.chunk,
+            process_group=self._process_group,
+        )
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The mean over the sampled pairs, which estimates the mean over all."""
+        tau = self.temperature()
+        known = tau.detach().reshape(()).to(tracked.value) if isinstance(tau, Tensor) else tau
+        share = 1 / max(tracked.index.shape[0], 1)
+        values, slope = self.outer.value_and_gradient(tracked.value)
+        logs, slope = (values + self.radius).sum() * share, slope * share
+        if not self.scaled:
+            return tracked.as_loss(logs, slope)
+        loss = tracked.as_loss(logs * known, slope * known)
+        if isinstance(tau, Tensor) and tau.requires_grad:
+            # The entries carry the gradient of their own tau; this adds that of the factor tau.
+            # All ranks add the same, and DDP averages.
+            factor = tau.reshape(()).to(logs)
+            loss = value_of(loss, gradient_of=logs * factor)
+        return loss
+
+    def evaluate(self, entries: Tensor) -> Tensor:
+        """The loss at inner values log g_i, shape (A, 2), with gradient and without tracking."""
+        logs = (self.outer(entries) + self.radius).sum() / max(len(entries), 1)
+        return logs * self.temperature() if self.scaled else logs
+
+    def value(self) -> Tensor:
+        """The loss at the tracked u, over the pairs seen so far; NaN if there are none."""
+        with torch.no_grad():
+            table = self.table()
+            return self.evaluate(table) if len(table) else table.new_tensor(math.nan)
 
 
 class GlobalContrastive(Compositional):
-    r"""Contrastive learning of two towers against all pairs of the data set (SogCLR, FastCLIP).
+    r"""Contrastive learning of two encoders against all pairs of the data set (SogCLR, FastCLIP).
 
     .. math::
         \min_w\; \frac1n\sum_{i=1}^n \tau\Bigl[
         \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ij} - s_{ii})/\tau} + e\Bigr) +
         \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ji} - s_{ii})/\tau} + e\Bigr)\Bigr]
 
-    The function that you call it with returns the features of a batch of pairs, `(image features,
-    text features)`, or `(loss, (image features, text features))` with an ordinary loss g0. The
-    batch may be small: the means over all negatives are tracked, pair by pair. On several ranks
-    the negatives are those of the global batch. For this term beside others, give a
-    `ContrastiveTerm` to `Compositional`.
+    Call it with a function that returns the features of a batch of pairs, `(image features, text
+    features)`, or `(loss, (image features, text features))` with an ordinary loss g0. The batch may
+    be small: the means over all negatives are tracked for each pair. On several ranks the negatives
+    are those of the global batch. To combine this term with others, give a `ContrastiveTerm` to
+    `Compositional`.
 
     Args:
         model: your model; a learned temperature must depend on its parameters.
         optimizer: your optimizer.
-        num_pairs: n, the pairs of the data set.
-        temperature: tau, a number or a function that returns it, see `ContrastiveTerm`.
-        gamma: weight of the fresh means.
-        correction: gamma' of MSVR; 0 needs no second forward pass.
+        num_pairs: n, the number of pairs of the data set.
         process_group: see `Compositional`.
-        offload: see `Compositional`; the copy of w_{t-1} then costs no memory of the GPU at the
-            peak.
-        options: further options of `ContrastiveTerm` and `InnerTracker` (`offset`, `radius`,
-            `scaled`, `normalize`, `chunk`, `read`, `on_nonfinite`, `dtype`, ...).
+        offload: keep the copy of w_{t-1} in host memory, see `Compositional`.
+        options: options of `ContrastiveTerm` (`temperature`, `gamma`, `correction`, `offset`,
+            `radius`, `scaled`, `normalize`, `chunk`, and those of `InnerTracker`).
 
     Example:
         >>> import torch, fcco
@@ -59,23 +236,13 @@ class GlobalContrastive(Compositional):
         optimizer: torch.optim.Optimizer,
         num_pairs: int,
         *,
-        temperature: Temperature = 0.05,
-        gamma: float = 0.8,
-        correction: float | Literal["theory", "auto"] = 0.1,
         process_group: Any = "auto",
         offload: bool = False,
         **options: Any,
     ) -> None:
         like = for_model(model, 1).value
         options = {"device": like.device, "dtype": like.dtype, **options}
-        term = ContrastiveTerm(
-            num_pairs,
-            temperature=temperature,
-            gamma=gamma,
-            correction=correction,
-            process_group=process_group,
-            **options,
-        )
+        term = ContrastiveTerm(num_pairs, process_group=process_group, **options)
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def forward(
@@ -91,14 +258,13 @@ class GlobalContrastive(Compositional):
 
         Args:
             inner: runs the model; returns `(image features, text features)`.
-            index: number of each pair in the data set, from 0 to n - 1; None when the batch is the
+            index: number of each pair in the data set, from 0 to n - 1; None if the batch is the
                 data set. With `anchor`, of each anchor, or of all pairs (others are ignored).
             label: integers; pairs with the same label are no negatives of each other.
-            anchor: booleans; only these pairs count, the others are negatives for them.
+            anchor: booleans; the loss has only these pairs, with all pairs as negatives.
             options: further arguments of `Compositional`.
         """
-        entries, own = self._entries(inner, label, anchor), _of_anchors(index, anchor)
-        return super().forward(entries, own, **options)
+        return super().forward(*self._entries(inner, index, label, anchor), **options)
 
     def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
         """Start every pair's u from a pass over the data; see `Compositional.warm_up`.
@@ -106,47 +272,41 @@ class GlobalContrastive(Compositional):
         Every rank must have the same number of batches, since negatives come from all ranks.
 
         Args:
-            batches: `(function, index)`, or `(function, index, {"label": ..., "anchor": ...})` with
-                what the calls will have: without the labels, pairs that are no negatives of each
-                other would be taken for such.
+            batches: `(function, index)`, or `(function, index, {"label": ..., "anchor": ...})` if
+                the calls have labels or anchors too: without the labels, pairs with the same label
+                would count as negatives of each other.
         """
-        super().warm_up(self._read(*batch) for batch in batches)
+        super().warm_up(self._warm_up_entries(*batch) for batch in batches)
 
-    def _read(
+    def _warm_up_entries(
         self, inner: Callable[[], Any], index: Any, options: Mapping[str, Tensor] | None = None
     ) -> tuple[Callable[[], Any], Any]:
-        """A batch of `warm_up` as the base class takes it."""
-        given = dict(options or {})
-        label, anchor = given.pop("label", None), given.pop("anchor", None)
-        if given:
+        options = options or {}
+        unknown = [name for name in options if name not in ("label", "anchor")]
+        if unknown:
             raise ValueError(
                 "`GlobalContrastive.warm_up` takes label and anchor with a batch but got: "
-                f"{', '.join(given)}."
+                f"{', '.join(unknown)}."
             )
-        return self._entries(inner, label, anchor), _of_anchors(index, anchor)
+        return self._entries(inner, index, options.get("label"), options.get("anchor"))
 
     def _entries(
-        self, inner: Callable[[], Any], label: Tensor | None = None, anchor: Tensor | None = None
-    ) -> Callable[[], Any]:
-        """The function that gives this objective's inner values."""
+        self, inner: Callable[[], Any], index: Any, label: Tensor | None, anchor: Tensor | None
+    ) -> tuple[Callable[[], Any], Any]:
+        """What `Compositional` takes: the function of the inner values, and its index."""
 
         def entries() -> Any:
             result = inner()
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 raise ValueError(
                     "The function given to `GlobalContrastive` must return (image features, text "
-                    f"features) or (loss, (image features, text features)) but returned: "
+                    "features) or (loss, (image features, text features)) but returned: "
                     f"{type(result).__name__}."
                 )
             loss, features = (None, result) if isinstance(result[1], Tensor) else result
             values = self.term.inner(*features, label=label, anchor=anchor)
             return values if loss is None else (loss, values)
 
-        return entries
-
-
-def _of_anchors(index: Any, anchor: Tensor | None) -> Any:
-    """The index of the anchors, when it was given for all pairs."""
-    if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
-        return index[anchor.to(index.device)]
-    return index
+        if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
+            index = index[anchor.to(index.device)]
+        return entries, index

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic
+from .._files import atomic
 from .task import Row
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco.files import DamagedFile, read_values, write_values
+from fcco._files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
 from ..data.grouped import Samples
@@ -143,7 +143,7 @@ def _epochs(
 
 def losses(
     encoder: Encoder, samples: Samples, rows: Tensor, label: Tensor, data: str
-) -> fcco.OldLosses:
+) -> fcco.ReferenceLosses:
     """The old model's logistic loss on each protected training sample, computed once.
 
     They are kept in the cache under a fingerprint of the model, the rows and the data.
@@ -162,13 +162,13 @@ def losses(
         own = label[places].to(encoder.device)
         return cross_entropy(encoder.scores(seen, read), own, reduction="none")
 
-    def batches() -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for places, images in chunks(config, samples, rows, encoder.device, 0, 1):
-            yield places, lambda images=images, places=places: measured(images, places)
+            yield places, measured(images, places)
 
     asked = hashlib.sha256(rows.numpy().tobytes() + label.numpy().tobytes()).hexdigest()
     known = json.dumps([data, asked, [getattr(config, name) for name in _LOSS_FIELDS]])
-    return fcco.OldLosses.measure(
+    return fcco.ReferenceLosses.measure(
         encoder.model, batches, len(rows), data=known, cache=cache_folder() / "old"
     )
 

@@ -58,7 +58,7 @@ class ContinualTraining:
         inputs: Tensor,
         parts: Mapping[str, GroupedPart],
         extra: Tensor,
-        old_losses: fcco.OldLosses,
+        old_losses: fcco.ReferenceLosses,
         device: torch.device,
     ) -> None:
         self.config, self.method, self.parts, self.device = config, method, dict(parts), device
@@ -200,6 +200,6 @@ class ContinualTraining:
         """Go on in the middle."""
         self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
         self.batches.load_state_dict(state["batches"])
-        self.old_losses = fcco.OldLosses(state["old_losses"]).to(self.device)
+        self.old_losses = fcco.ReferenceLosses(state["old_losses"]).to(self.device)
         self.old = {name: Classes(*each) for name, each in state["old"].items()}
         strategy.load(self.model, self.built.optimizer, self.built.objective, state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import _checks
-from ...files import DamagedFile, read_values, write_values
+from ..._files import DamagedFile, read_values, write_values
 from ..data.download import Progress
 from ..data.grouped import GroupedData, Samples, Vectors
 from ..data.places import cache_folder

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...fingerprint import state_checksum
+from ..._files import state_checksum
 from ..data.download import Progress
 from ..data.files import DataFile, Form, Wheel
 from ..data.gather import contents

@@ -1,4 +1,4 @@
-"""Old losses: measured once, in evaluation mode, every row once; kept in files that know whose."""
+"""Reference losses: measured once, in evaluation mode, every row once; kept in checked files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco import OldLosses
-from fcco.fingerprint import state_checksum, tensor_checksum
+from fcco import ReferenceLosses
+from fcco._files import state_checksum
 
 SIZE = 23
 X = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
@@ -63,29 +63,24 @@ class Counting:
 # The numbers.
 
 
-@pytest.mark.parametrize("form", ["generator function", "generator", "functions", "lists"])
-def test_they_are_the_losses_of_the_old_model_in_evaluation_mode(form):
+@pytest.mark.parametrize("lists", [False, True])
+def test_they_are_the_losses_of_the_model_in_evaluation_mode(lists):
     model = make_model()
     model(torch.randn(50, 4) + 1)  # statistics that differ from those of a batch
     expected = by_hand(model)
     batches: Any = Counting(model)
-    if form == "generator":
-        batches = batches()
-    elif form == "functions":  # as for `warm_up`: called once their turn comes
-        parts = torch.randperm(SIZE).split(6)
-        batches = [(rows, lambda rows=rows: losses(model, rows)) for rows in parts]
-    elif form == "lists":
+    if lists:
         source = Counting(model)
         batches = lambda: ((rows.tolist(), value) for rows, value in source())  # noqa: E731
-    old = OldLosses.measure(model, batches, SIZE)
-    np.testing.assert_allclose(old.value, expected, atol=1e-6)
-    assert old.size == SIZE and old.value.dtype == torch.float32
+    reference = ReferenceLosses.measure(model, batches, SIZE)
+    np.testing.assert_allclose(reference.value, expected, atol=1e-6)
+    assert reference.size == SIZE and reference.value.dtype == torch.float32
     rows = torch.tensor([4, 0, 4, 22])
-    np.testing.assert_allclose(old(rows), expected[[4, 0, 4, 22]], atol=1e-6)
-    assert not old(rows).requires_grad
+    np.testing.assert_allclose(reference(rows), expected[[4, 0, 4, 22]], atol=1e-6)
+    assert not reference(rows).requires_grad
     for wrong in (-1, SIZE):
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
-            old(torch.tensor([wrong]))
+            reference(torch.tensor([wrong]))
 
 
 def test_the_model_is_left_as_it_was():
@@ -101,7 +96,7 @@ def test_the_model_is_left_as_it_was():
             seen.append((model.training, torch.is_grad_enabled()))
             yield rows, value
 
-    OldLosses.measure(model, batches, SIZE)
+    ReferenceLosses.measure(model, batches, SIZE)
     assert set(seen) == {(False, False)}
     assert [module.training for module in model.modules()] == modes
     assert state_checksum(model) == before and torch.is_grad_enabled()
@@ -111,7 +106,7 @@ def test_the_model_is_left_as_it_was():
         raise KeyError("no such sample")
 
     with pytest.raises(KeyError):
-        OldLosses.measure(model, fails, SIZE)
+        ReferenceLosses.measure(model, fails, SIZE)
     assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
 
 
@@ -119,34 +114,35 @@ def test_precision_and_device_follow_the_model_but_are_never_narrowed():
     model = make_model().bfloat16()
     rows = torch.arange(3)
     narrow = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
-    old = OldLosses.measure(model, [(rows, narrow)], 3)
-    assert old.value.dtype == torch.float32
+    reference = ReferenceLosses.measure(model, lambda: [(rows, narrow)], 3)
+    assert reference.value.dtype == torch.float32
     fine = torch.tensor([1 / 3, 2 / 3, 1.0], dtype=torch.float64)
-    old = OldLosses.measure(model, [(rows, fine)], 3)
-    assert torch.equal(old.value, fine), "exactly"
-    holder = nn.ModuleDict({"old": old, "model": model}).to(torch.bfloat16)
-    assert torch.equal(holder["old"](rows), fine)
-    restored = OldLosses(torch.zeros(3, dtype=torch.float64))
-    restored.load_state_dict(old.state_dict())
+    reference = ReferenceLosses.measure(model, lambda: [(rows, fine)], 3)
+    assert torch.equal(reference.value, fine), "exactly"
+    holder = nn.ModuleDict({"reference": reference, "model": model}).to(torch.bfloat16)
+    assert torch.equal(holder["reference"](rows), fine)
+    restored = ReferenceLosses(torch.zeros(3, dtype=torch.float64))
+    restored.load_state_dict(reference.state_dict())
     assert torch.equal(restored.value, fine)
     fine[0] = 9.0
-    assert old.value[0] != 9, "a copy"
-    assert "size=3" in repr(old)
+    assert reference.value[0] != 9, "a copy"
+    assert "size=3" in repr(reference)
 
 
 def test_as_constraints_the_tracker_averages_differences_by_class():
     model = make_model().eval()
-    old = OldLosses.measure(model, Counting(model), SIZE)
+    reference = ReferenceLosses.measure(model, Counting(model), SIZE)
     objective = fcco.constrained(
         model, torch.optim.SGD(model.parameters(), lr=0.3), 3, penalty=1.0, smoothing=0.1, gamma=1.0
     )
     for _ in range(2):
         rows = torch.arange(SIZE)
         value = objective(
-            lambda rows=rows: (losses(model, rows).mean(), losses(model, rows) - old(rows)), LABEL
+            lambda rows=rows: (losses(model, rows).mean(), losses(model, rows) - reference(rows)),
+            LABEL,
         )
         value.backward()
-        change = losses(model, rows).detach().numpy() - old.value.numpy()
+        change = losses(model, rows).detach().numpy() - reference.value.numpy()
         expected = [change[LABEL.numpy() == k].mean() for k in range(3)]
         np.testing.assert_allclose(objective.violation(), expected, atol=1e-6)
         objective.optimizer.step()  # type: ignore[union-attr]
@@ -161,40 +157,41 @@ def test_as_constraints_the_tracker_averages_differences_by_class():
     ([([0, 1], torch.ones(2)), ([4], torch.ones(1))], "but 2 are missing, first row 2"),
     ([], "but 5 are missing, first row 0"),
     ([([0, 1, 2, 3, 4], torch.ones(5)), ([3], torch.ones(1))],
-     "1 come more than once, first row 3"),
-    ([([0, 1, 1, 4, 4], torch.ones(5))], "2 come more than once, first row 1"),
+     "1 occur more than once, first row 3"),
+    ([([0, 1, 1, 4, 4], torch.ones(5))], "2 occur more than once, first row 1"),
     ([([0, 1, 2, 3, 5], torch.ones(5))], "row 5 is not in 0, ..., 4"),
     ([([0, 1, 2, 3, -1], torch.ones(5))], "row -1 is not in 0, ..., 4"),
     ([([2, 0, 1], torch.ones(3)), ([4, 3], torch.tensor([1.0, torch.nan]))],
      "the loss of row 3 is nan (rows that are not finite: 1)"),
     ([([3, 2, 1, 0, 4], torch.tensor([torch.inf, 1.0, 1.0, -torch.inf, 1.0]))],
      "the loss of row 0 is -inf (rows that are not finite: 2)"),
-    ([([0, 1], torch.ones(3))], "gives: (2,) torch.int64 and (3,)"),
+    ([([0, 1], torch.ones(3))], "yields: (2,) torch.int64 and (3,)"),
     ([([0, 1], torch.ones(2, 1))], "and (2, 1)"),
     ([([0, 1], torch.tensor(1.0))], "and ()"),
     ([(torch.arange(5.0), torch.ones(5))], "(5,) torch.float32"),
-    ([(torch.arange(5), torch.ones(5, requires_grad=True))], "carry a graph"),
 ])  # fmt: skip
 def test_rows_and_values_are_checked(batches, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        OldLosses.measure(nn.Linear(1, 1), batches, 5, data="x", cache=tmp_path)
+        ReferenceLosses.measure(nn.Linear(1, 1), lambda: batches, 5, data="x", cache=tmp_path)
     assert not list(tmp_path.iterdir()), "nothing is kept of it"
 
 
 def test_other_arguments(tmp_path):
-    model, good = nn.Linear(1, 1), [(torch.arange(2), torch.ones(2))]
+    model, good = nn.Linear(1, 1), lambda: [(torch.arange(2), torch.ones(2))]
     with pytest.raises(ValueError, match=r"measure\(data=...\)` is needed with a cache"):
-        OldLosses.measure(model, good, 2, cache=tmp_path)
+        ReferenceLosses.measure(model, good, 2, cache=tmp_path)
     with pytest.raises(ValueError, match=r"size=...\)` must be at least 1"):
-        OldLosses.measure(model, good, 0)
+        ReferenceLosses.measure(model, good, 0)
+    with pytest.raises(ValueError, match=r"must be a generator function.*but is a list"):
+        ReferenceLosses.measure(model, good(), 2)  # type: ignore[arg-type]
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a folder, but"):
-        OldLosses.measure(model, good, 2, data="x", cache=tmp_path / "file")
+    with pytest.raises(ValueError, match="must be a folder, but"):
+        ReferenceLosses.measure(model, good, 2, data="x", cache=tmp_path / "file")
     for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match=r"shape \(N,\)"):
-            OldLosses(wrong)
+            ReferenceLosses(wrong)
     with pytest.raises(ValueError, match="row 1 is nan"):
-        OldLosses(torch.tensor([0.0, torch.nan]))
+        ReferenceLosses(torch.tensor([0.0, torch.nan]))
 
 
 # The file.
@@ -208,14 +205,15 @@ def file_of(folder: Path) -> Path:
 def test_the_second_time_nothing_is_computed(tmp_path):
     model = make_model()
     folder, source = tmp_path / "some" / "folder", Counting(model)
-    measured = [OldLosses.measure(model, source, SIZE, data=DATA, cache=folder) for _ in range(2)]
+    measured = [
+        ReferenceLosses.measure(model, source, SIZE, data=DATA, cache=folder) for _ in range(2)
+    ]
     assert source.runs == 1
     assert torch.equal(measured[0].value, measured[1].value)
-    found = torch.load(file_of(folder), weights_only=True)
-    assert found["facts"]["model"] == state_checksum(model) and found["facts"]["data"] == DATA
-    assert found["sha256"] == hashlib.sha256(measured[0].value.numpy().tobytes()).hexdigest()
+    content = torch.load(file_of(folder), weights_only=True)
+    assert content["sha256"] == hashlib.sha256(measured[0].value.numpy().tobytes()).hexdigest()
     compiled: Any = torch.compile(model, backend="eager")
-    OldLosses.measure(compiled, source, SIZE, data=DATA, cache=str(folder))
+    ReferenceLosses.measure(compiled, source, SIZE, data=DATA, cache=str(folder))
     assert source.runs == 1, "the same model"
 
 
@@ -228,10 +226,10 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_model_or_other_data_are_measured_anew(change, tmp_path):
+def test_another_model_or_other_data_are_measured_again(change, tmp_path):
     model = make_model()
     source = Counting(model, torch.arange(SIZE))
-    OldLosses.measure(model, source, SIZE, data=DATA, cache=tmp_path)
+    ReferenceLosses.measure(model, source, SIZE, data=DATA, cache=tmp_path)
     first = file_of(tmp_path)
     content = first.read_bytes()
     changed = CHANGES[change]
@@ -241,14 +239,14 @@ def test_another_model_or_other_data_are_measured_anew(change, tmp_path):
     size = SIZE - (change == "the size")
     source.order = torch.arange(size)
     data = DATA + "!" * (change == "the data")
-    again = OldLosses.measure(model, source, size, data=data, cache=tmp_path)
+    again = ReferenceLosses.measure(model, source, size, data=data, cache=tmp_path)
     assert source.runs == 2 and again.size == size
     assert len(list(tmp_path.iterdir())) == 2 and first.read_bytes() == content
 
 
 def flip(content: bytes) -> bytes:
     """Another value of a loss, in a file that torch still reads."""
-    place = content.index(OldLosses.measure(MODEL, SOURCE, SIZE).value.numpy().tobytes()[:16])
+    place = content.index(ReferenceLosses.measure(MODEL, SOURCE, SIZE).value.numpy().tobytes()[:16])
     return content[: place + 1] + bytes([content[place + 1] ^ 1]) + content[place + 2 :]
 
 
@@ -263,40 +261,41 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_measured_anew(damage, tmp_path):
+def test_losses_of_a_damaged_file_are_measured_again(damage, tmp_path):
     source = Counting(MODEL, torch.arange(SIZE))
-    kept = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    kept = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
     path = file_of(tmp_path)
     good = path.read_bytes()
     path.write_bytes(DAMAGE[damage](good))
     assert path.read_bytes() != good
-    with pytest.warns(UserWarning, match="measured anew: .*old-losses-"):
-        again = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    with pytest.warns(UserWarning, match="measured again: .*reference-losses-"):
+        again = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
     assert source.runs == 2 and torch.equal(again.value, kept.value)
-    third = OldLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+    third = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
     assert source.runs == 2 and torch.equal(third.value, kept.value), "whole again"
 
 
-def test_a_file_under_the_name_of_another_is_not_believed(tmp_path):
+def test_a_file_under_the_name_of_another_is_not_read(tmp_path):
     source = Counting(MODEL, torch.arange(SIZE))
     for data in ("one", "two"):
-        OldLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
+        ReferenceLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
     one, two = tmp_path.iterdir()
     os.replace(one, two)
-    with pytest.warns(UserWarning, match="holds values of something else"):
+    with pytest.warns(UserWarning, match="belongs to another model"):
         for data in ("one", "two"):
-            OldLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
+            ReferenceLosses.measure(MODEL, source, SIZE, data=data, cache=tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning) as caught:
-        old = OldLosses.measure(MODEL, SOURCE, SIZE, data=DATA, cache=tmp_path / "file" / "below")
+        folder = tmp_path / "file" / "below"
+        reference = ReferenceLosses.measure(MODEL, SOURCE, SIZE, data=DATA, cache=folder)
     assert "cannot be kept" in str(caught[-1].message)
-    assert old.size == SIZE
+    assert reference.size == SIZE
 
 
-# Fingerprints.
+# Checksums of models.
 
 
 def test_state_checksum_by_hand():
@@ -306,9 +305,6 @@ def test_state_checksum_by_hand():
         digest.update(f"{name} torch.float32 {shape} ".encode())
         digest.update(layer.state_dict()[name].numpy().tobytes())
     assert state_checksum(layer) == digest.hexdigest()
-    from fcco.experiments.towers.weights import state_checksum as there
-
-    assert there is state_checksum
 
 
 def test_state_checksum_tells_names_shapes_precision_and_extra_state():
@@ -338,7 +334,6 @@ def test_state_checksum_tells_names_shapes_precision_and_extra_state():
     ]
     assert len({state_checksum(module) for module in different}) == len(different)
     assert state_checksum(Extra({"steps": 2})) == state_checksum(different[-1])
-    assert tensor_checksum(torch.ones(4).view(2, 2).T) == tensor_checksum(torch.ones(4))
 
 
 # Ranks.
@@ -356,15 +351,15 @@ def worker(rank: int, folder: str) -> None:
     shares = {"shared": torch.arange(SIZE).split([15, 8])[rank], "one": torch.arange(SIZE)}
     shares["one"] = shares["one"][: SIZE * (rank == 0)]
     for name, rows in shares.items():
-        found[name] = OldLosses.measure(model, Counting(model, rows), SIZE).value
+        found[name] = ReferenceLosses.measure(model, Counting(model, rows), SIZE).value
     rounded = lambda: [(torch.arange(3), torch.ones(3) + rank)]  # noqa: E731
-    found["everything"] = OldLosses.measure(model, rounded, 3).value
-    wide = [(torch.arange(3), torch.full((3,), 1 / 3, dtype=torch.float64))] * (rank == 1)
-    found["wide"] = OldLosses.measure(model, wide, 3).value
+    found["everything"] = ReferenceLosses.measure(model, rounded, 3).value
+    double = [(torch.arange(3), torch.full((3,), 1 / 3, dtype=torch.float64))] * (rank == 1)
+    found["double"] = ReferenceLosses.measure(model, lambda: double, 3).value
 
     def caught(batches: Any) -> str:
         try:
-            OldLosses.measure(model, batches, 4)
+            ReferenceLosses.measure(model, lambda: batches, 4)
         except ValueError as error:
             return str(error)
         return ""
@@ -376,7 +371,7 @@ def worker(rank: int, folder: str) -> None:
     # The second rank has a folder of its own, as on another machine.
     source, cache = Counting(model, shares["shared"]), place / f"cache{rank}"
     arguments: Any = {"data": DATA, "cache": cache}
-    kept = [OldLosses.measure(model, source, SIZE, **arguments).value for _ in range(2)]
+    kept = [ReferenceLosses.measure(model, source, SIZE, **arguments).value for _ in range(2)]
     found["files"] = len(list(cache.iterdir())) if cache.exists() else 0
     found["runs"], found["kept"] = source.runs, kept
     torch.save(found, place / f"{rank}.pt")
@@ -397,16 +392,16 @@ def test_two_ranks_share_the_rows_or_each_have_all(tmp_path):
         process.kill()
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     model = make_model()
-    expected = OldLosses.measure(model, Counting(model), SIZE).value
+    expected = ReferenceLosses.measure(model, Counting(model), SIZE).value
     for found in results:
         assert found["plain name"]
         for value in (found["shared"], found["one"], *found["kept"]):
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
         assert found["everything"].tolist() == [1.0] * 3, "those of the first rank"
-        assert found["wide"].tolist() == [1 / 3] * 3
+        assert found["double"].tolist() == [1 / 3] * 3
         assert "row 3 is nan (rows that are not finite: 1)" in found["nan"]
         assert "more than once, first row 3. Ranks must share the rows" in found["repeated"]
         assert found["runs"] == 1
     assert [found["files"] for found in results] == [1, 0]
-    for name in ("shared", "one", "wide"):
+    for name in ("shared", "one", "double"):
         assert torch.equal(results[0][name], results[1][name])

@@ -1,0 +1,258 @@
+"""Losses of the model before fine-tuning, one per protected sample, measured once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from .._distributed import Group, find_group, gather_rows
+from .._files import DamagedFile, read_values, state_checksum, write_values
+from .._state import KeepsPrecision
+
+__all__ = ["ReferenceLosses"]
+
+Batches = Iterable[tuple[Tensor | Sequence[int], Tensor]]
+"""Row numbers and losses, both of shape (R,)."""
+
+
+class ReferenceLosses(KeepsPrecision):
+    r"""Losses of the model before fine-tuning, one per protected sample.
+
+    .. math::
+        h_k(w) = \frac1{n_k}\sum_{i\in D_k}\bigl(\ell_i(w) - \ell_i(w_{\text{old}})\bigr) \le 0,
+        \qquad k = 1,\dots,m
+
+    says that no protected class, task or domain k may get worse. Measure the losses at w_old once
+    and return per-sample differences as values of the constraints, with k as index: the tracker
+    averages them. On the same samples much of the noise of a batch cancels. The losses are measured
+    in evaluation mode: train without dropout, or the constraint counts its effect as forgetting.
+
+    Args:
+        losses: one finite number per sample, shape (N,).
+
+    Example:
+        >>> import torch, fcco
+        >>> from torch.nn.functional import cross_entropy
+        >>> x, label = torch.randn(60, 5), torch.arange(60) % 3
+        >>> model = torch.nn.Linear(5, 4)
+        >>> def losses(rows):
+        ...     return cross_entropy(model(x[rows]), label[rows], reduction="none")
+        >>> def protected():
+        ...     for rows in torch.arange(60).split(16):
+        ...         yield rows, losses(rows)
+        >>> reference = fcco.ReferenceLosses.measure(model, protected, size=60)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> objective = fcco.constrained(model, optimizer, 3, penalty=3.0, smoothing=0.1)
+        >>> new_x, new_label, rows = torch.randn(8, 5), torch.full((8,), 3), torch.arange(12)
+        >>> loss = objective(
+        ...     lambda: (cross_entropy(model(new_x), new_label), losses(rows) - reference(rows)),
+        ...     label[rows])
+        >>> objective.violation()
+        tensor([0., 0., 0.])
+
+    References:
+        G. Li et al., Model developmental safety: a safety-centric method and applications in
+        vision-language models, 2024 (arXiv:2410.03955).
+    """
+
+    value: Tensor
+
+    def __init__(self, losses: Tensor) -> None:
+        super().__init__()
+        if losses.dim() != 1 or not losses.is_floating_point():
+            raise ValueError(
+                "`ReferenceLosses(losses=...)` must hold one number per sample, shape (N,), but "
+                f"has shape {tuple(losses.shape)} and dtype {losses.dtype}."
+            )
+        _check_finite(losses)
+        dtype = torch.promote_types(losses.dtype, torch.float32)
+        self.register_buffer("value", losses.detach().to(dtype, copy=True))
+
+    @property
+    def size(self) -> int:
+        """N, the number of protected samples."""
+        return self.value.shape[0]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The losses of these samples, in this order."""
+        # index_select refuses a negative row number, which value[rows] would count from the end.
+        return self.value.index_select(0, rows.to(self.value.device))
+
+    @classmethod
+    def measure(
+        cls,
+        model: nn.Module,
+        batches: Callable[[], Batches],
+        size: int,
+        *,
+        data: str = "",
+        cache: str | os.PathLike[str] | None = None,
+    ) -> ReferenceLosses:
+        """Measure the losses, or read them from a file of an earlier measurement.
+
+        Meanwhile the model is in evaluation mode and gradients are off; afterwards each of its
+        modules has its own mode again. The result is on the device of the model's first parameter.
+
+        On several ranks all get the same numbers. Either the ranks share the rows, each row on one
+        of them, and the losses are gathered; or every rank measures all rows, and those of the
+        first rank count, so that rounding on another GPU does not make ranks differ. The first
+        rank reads and writes the file.
+
+        Args:
+            model: the model before fine-tuning.
+            batches: a generator function that yields row numbers and their losses, both of shape
+                (R,), with each row 0, ..., N - 1 once. It is called in evaluation mode, and not at
+                all if a file holds the losses.
+            size: N.
+            data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
+                the preprocessing and the loss function. A checksum of the data is best.
+            cache: a folder for the file. The file's name depends on the model's parameters and
+                buffers, on `data` and on N. If the file is damaged, the losses are measured again,
+                with a warning.
+        """
+        _check_arguments(batches, size, data, cache)
+        group = find_group()
+        first_rank = group is None or group.rank == 0
+        tensors = chain(model.parameters(), model.buffers())
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        file = None if cache is None else _file(Path(cache), model, data, size)
+        table = torch.empty(0, 3, dtype=torch.float64)
+        if file is not None:
+            table = _gather(_read(*file) if first_rank else table, group, device)
+        measured = not len(table)
+        if measured:
+            with _evaluation(model):
+                parts = [table, *(_table(rows, losses) for rows, losses in batches())]
+            table = _gather(torch.cat(parts), group, device)
+            if group is not None and len(table) == size * group.size:  # every rank measured all
+                table = table[:size]
+        losses = _in_order(table, size, group)
+        if measured and file is not None and first_rank:
+            _write(*file, losses)
+        return cls(losses.to(device))
+
+    def extra_repr(self) -> str:
+        """The number of samples."""
+        return f"size={self.size}"
+
+
+def _check_arguments(
+    batches: object, size: int, data: str, cache: str | os.PathLike[str] | None
+) -> None:
+    _checks.integer("ReferenceLosses.measure", "size", size, 1)
+    if not callable(batches):
+        raise ValueError(
+            "`ReferenceLosses.measure(batches=...)` must be a generator function, so that the "
+            f"losses are computed in evaluation mode, but is a {type(batches).__name__}."
+        )
+    if cache is not None and not data:
+        raise ValueError(
+            "`ReferenceLosses.measure(data=...)` is needed with a cache: without it, losses of "
+            "other data or of another loss function would be read from the same file."
+        )
+    if cache is not None and Path(cache).expanduser().is_file():
+        raise ValueError(
+            f"`ReferenceLosses.measure(cache=...)` must be a folder, but {cache} is a file."
+        )
+
+
+def _table(rows: Tensor | Sequence[int], losses: Tensor) -> Tensor:
+    """Row number, loss and whether the losses are float64: three columns, shape (R, 3).
+
+    One tensor, so that one gather pools it over ranks. float64 represents each column exactly.
+    """
+    rows = torch.as_tensor(rows)
+    if rows.dim() != 1 or rows.is_floating_point() or losses.shape != rows.shape:
+        raise ValueError(
+            "`ReferenceLosses.measure(batches=...)` must yield row numbers (integers) and losses, "
+            f"both of shape (R,), but yields: {tuple(rows.shape)} {rows.dtype} and "
+            f"{tuple(losses.shape)}."
+        )
+    is_double = torch.full(rows.shape, losses.dtype == torch.float64)
+    return torch.stack([part.detach().cpu().double() for part in (rows, losses, is_double)], 1)
+
+
+def _gather(table: Tensor, group: Group | None, device: torch.device) -> Tensor:
+    # On the device of the model, because NCCL cannot send tensors of the CPU.
+    return table if group is None else gather_rows(table.to(device), group).cpu()
+
+
+def _in_order(table: Tensor, size: int, group: Group | None) -> Tensor:
+    """The losses of rows 0, ..., N - 1; raises unless each row occurs once with a finite loss."""
+    call, rows = "`ReferenceLosses.measure(batches=...)`", table[:, 0].long()
+    outside = rows[(rows < 0) | (rows >= size)]
+    if len(outside):
+        raise ValueError(f"{call}: row {int(outside[0])} is not in 0, ..., {size - 1}.")
+    times = torch.bincount(rows, minlength=size)
+    for problem, wrong in (("occur more than once", times > 1), ("are missing", times == 0)):
+        if wrong.any():
+            hint = (
+                " Ranks must share the rows, or each measure all of them (a DistributedSampler "
+                "repeats some, so that ranks have equally many)."
+            )
+            raise ValueError(
+                f"{call} must yield every row 0, ..., {size - 1} once, but {int(wrong.sum())} "
+                f"{problem}, first row {int(wrong.nonzero()[0, 0])}.{hint if group else ''}"
+            )
+    losses = torch.empty(size, dtype=torch.float64 if table[:, 2].any() else torch.float32)
+    losses[rows] = table[:, 1].to(losses.dtype)
+    _check_finite(losses)
+    return losses
+
+
+def _check_finite(losses: Tensor) -> None:
+    bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"`ReferenceLosses`: the loss of row {bad[0]} is {losses[bad[0]].item()} (rows that "
+            f"are not finite: {len(bad)}), so a constraint on it has no meaning."
+        )
+
+
+def _file(folder: Path, model: nn.Module, data: str, size: int) -> tuple[Path, str]:
+    """The file of these losses, and its key; all ranks must call it if the model is sharded."""
+    content = {"model": state_checksum(model), "data": data, "size": size}
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return folder.expanduser() / f"reference-losses-{key[:16]}.pt", key
+
+
+def _read(path: Path, key: str) -> Tensor:
+    """The losses of a file as `_table`; an empty table if there is no file or it is damaged."""
+    try:
+        losses = read_values(path, key)
+    except DamagedFile as error:
+        warnings.warn(f"Reference losses are measured again: {error}.", stacklevel=3)
+        losses = None
+    losses = torch.empty(0) if losses is None else losses
+    return _table(torch.arange(len(losses)), losses)
+
+
+def _write(path: Path, key: str, losses: Tensor) -> None:
+    try:
+        write_values(path, key, losses)
+    except OSError as error:
+        warnings.warn(f"Reference losses cannot be kept in {path.parent}: {error}.", stacklevel=3)
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; on exit each module gets its own mode back."""
+    # Not model.train(): a user may have put some modules, e.g. batch norm, in evaluation mode.
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
