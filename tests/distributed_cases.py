@@ -307,9 +307,9 @@ def penalized(
     constraints: Any, coupled: bool = False
 ) -> Callable[[nn.Module, bool], fcco.Compositional]:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        own = fcco.msvr(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
+        own = fcco.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
         objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
-        return fcco.Penalized(
+        return fcco.constrained(
             model,
             momentum(model, lr=0.2),
             constraints,

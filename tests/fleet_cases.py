@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import fcco
-from fcco.constraints.rules import ConstantConEx, StochasticConEx, StronglyConvexConEx
-from fcco.constraints.steps import InverseRoot, PolyakStep
+from fcco.constraints import ConstantConEx, StochasticConEx, StronglyConvexConEx
+from fcco.optim import InverseRoot, PolyakStep
 from fcco.fleet import Fleet, Member
-from fcco.methods.group_weights import ooa
-from fcco.methods.penalties import li2024, yang2025
-from fcco.methods.primal_dual import alexr
-from fcco.methods.proximal_lagrangian import icppac, oss
-from fcco.methods.switching import ssg
+from fcco.methods import ooa
+from fcco.methods import squared_hinge_penalty, hinge_penalty
+from fcco.methods import alexr
+from fcco.methods import icppac, oss
+from fcco.methods import ssg
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 40, 11, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -257,7 +257,7 @@ def sonex(update: Any, **options: Any) -> Any:
 
 def penalized(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.Penalized(
+        return fcco.constrained(
             model, optimizer, NAMES, penalty=2.0 + run, gamma=0.3 + 0.2 * run, margin=0.01 * run,
             smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
             tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
@@ -269,7 +269,7 @@ def penalized(update: Any, **options: Any) -> Any:
 def two_sided(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         outer = fcco.TwoSidedHinge(0.02 * run, 2.0 + run)
-        return fcco.Penalized(
+        return fcco.constrained(
             model, optimizer, BLOCKS, outer=outer, smoothing=0.1, gamma=0.5, correction="auto"
         )
 
@@ -320,7 +320,7 @@ def alexr_v1(model: nn.Module, run: int) -> Made:
 
 def ramped(model: nn.Module, run: int) -> Made:
     optimizer = adam(model, run)
-    return optimizer, li2024(
+    return optimizer, squared_hinge_penalty(
         model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=30 * run,
         tolerance=0.05 * run, margin=0.01,
     )  # fmt: skip
@@ -328,7 +328,7 @@ def ramped(model: nn.Module, run: int) -> Made:
 
 def yang(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.01 + 0.01 * run)
-    return optimizer, yang2025(
+    return optimizer, hinge_penalty(
         model, optimizer, BLOCKS, penalty=1.0 + run, gamma=0.8 - 0.2 * run,
         correction=0.1 * (run + 1), margin=0.02 * (run + 1), average=50,
     )  # fmt: skip

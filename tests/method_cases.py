@@ -115,7 +115,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
     name = name_of(problem)
     objective = fcco.sonx(
         model, sgd(model, RATE[name]), problem.outer, problem.number,
-        inner="weakly_convex" if name == "S4" else "smooth",
+        inner_functions="weakly_convex" if name == "S4" else "smooth",
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {})
 
@@ -134,7 +134,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
         model, outer, problem.outer, problem.number,
         smoothing={"smooth": 1e-9, "S4": 0.01}.get(name, 0.05),
         nu=1.0 if name == "S1" else 0.3, eta=RATE[name], inner_steps=5, gamma=0.2, theta=0.5,
-        inner="weakly_convex" if name == "S4" else "smooth",
+        inner_functions="weakly_convex" if name == "S4" else "smooth",
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {"independent": True})
 
@@ -195,7 +195,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
         model, sgd(model, {"S1": 0.1, "S2": 0.05, "smooth": 0.05}[name]), problem.outer,
         problem.number, version="v1" if name == "smooth" else "v2",
         dual_step=2.0 if name == "S1" else 0.25, theta=0.5,
-        inner="linear" if name == "S1" else "convex",
+        inner_functions="linear" if name == "S1" else "convex",
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {"independent": True})
 

@@ -19,8 +19,8 @@ from problems import Point, TorchQuadratics, entries, take_step
 
 import fcco
 from fcco import outer as fo
-from fcco.dual import DualAscent, DualTerm
-from fcco.methods.primal_dual import alexr
+from fcco.terms.dual import DualAscent, DualTerm
+from fcco.methods import alexr
 
 DOUBLE, LAM, RHO, KAPPA = torch.float64, 0.4, 1.5, 0.05
 START = np.linspace(0.5, 1.5, 4)
@@ -176,7 +176,7 @@ def test_without_extrapolation_the_first_version_is_sox_with_new_u_and_independe
     problem, alpha = ref.Quadratics(), 0.7
     models = [Point(START), Point(START)]
     first = build(models[0], fcco.SquaredHinge(RHO), dual_step=alpha)
-    tracker = fcco.ema(6, gamma=alpha / (1 + alpha), read="new", dtype=DOUBLE)
+    tracker = fcco.ema_tracker(6, gamma=alpha / (1 + alpha), read="new", dtype=DOUBLE)
     optimizer = torch.optim.SGD(models[1].parameters(), lr=0.02)
     term = fcco.CoupledTerm(fcco.SquaredHinge(RHO), tracker)
     second = fcco.Compositional(models[1], optimizer, term)
@@ -286,7 +286,7 @@ def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kin
     outer = fcco.Hinge(2.0) if kind == "hinge" else fcco.Absolute()
     objective = build(
         model, outer, number=7, optimizer=proximal, version=version, dual_step=alpha, theta=theta,
-        smoothing=lam, inner="linear",
+        smoothing=lam, inner_functions="linear",
     )  # fmt: skip
     errors = []
     for step in range(600):
@@ -456,7 +456,7 @@ def test_a_bad_value_is_refused_before_the_dual_variables_move():
     ("outer", "options", "text"),
     [
         (fo.MCP(1.0, 2.0), {}, "is not compatible with alexr: it must be convex"),
-        (fcco.Absolute(), {}, r"not compatible with alexr\(inner='convex'\).* missing: monotone"),
+        (fcco.Absolute(), {}, r"not compatible with alexr\(inner_functions='convex'\).* missing: monotone"),
         (fcco.Absolute(), {"inner": "linear"}, "needs a smooth outer function.*version='v2'"),
         (fcco.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
         (fcco.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),

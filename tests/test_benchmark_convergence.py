@@ -24,7 +24,7 @@ from benchmarks.race.ranges import first_points, nearby_points, ranges_of, setti
 from benchmarks.race.results import compare, exponent
 from benchmarks.race.slopes import smoothed_threshold
 from benchmarks.race.tuning import Budget, accuracies, cheapest, reached, tune, window_means
-from fcco.group_dro import exact_threshold
+from fcco.terms import exact_threshold
 
 PAIRS = [(e, p) for p in PROBLEMS.values() for e in ENTRIES.values() if legal(e, p)]
 REFUSED = {("SONEX+STORM", "S2"), ("SONEX+STORM", "logistic")}  # by the library's STORM

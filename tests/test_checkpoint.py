@@ -204,7 +204,7 @@ def test_the_output_iterate_resumes_bitwise(rule):
 
 
 def test_penalised_constraints_with_names_resume_bitwise():
-    build = lambda model: fcco.Penalized(  # noqa: E731
+    build = lambda model: fcco.constrained(  # noqa: E731
         model,
         OPTIMIZERS["SGD"](model.parameters()),
         [f"c{k}" for k in range(GROUPS)],

@@ -15,7 +15,7 @@ from problems import Point, TorchQuadratics, box, decay, entries, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport, MultiplierAverage
-from fcco.methods.door import _RECIPES, _settings, constrained
+from fcco.methods.constrained import _RECIPES, _settings, constrained
 from fcco.outer import SeparableHinge
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7
@@ -283,7 +283,7 @@ def test_report_of_tracked_and_of_given_values():
 
 def test_report_of_vector_constraints():
     model = Point([0.5, -1.0, 0.2, 0.3])
-    objective = fcco.Penalized(
+    objective = fcco.constrained(
         model, torch.optim.SGD(model.parameters(), lr=0.1), ["one", "two"],
         outer=SeparableHinge(4.0, dim=2), smoothing=0.1,
     )  # fmt: skip

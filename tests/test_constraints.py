@@ -32,7 +32,7 @@ def run(problem, method="sonex", steps=800, lr=0.01, blocks=None, **options):
         optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.02, inner_steps=5)
         options = options | ALEXR2
     settings: dict[str, Any] = {"gamma": 0.1} | options
-    objective = fcco.Penalized(model, optimizer, number, **settings)
+    objective = fcco.constrained(model, optimizer, number, **settings)
     for step in range(steps):
         decay(optimizer, (1 - step / steps) ** 1.5)
         index = torch.randperm(number, generator=problem.generator)[:blocks].sort().values
@@ -173,7 +173,7 @@ def test_tracked_values_are_not_penalised_for_their_noise():
         return penalised
 
     def tracked(model, optimizer):
-        objective = fcco.Penalized(
+        objective = fcco.constrained(
             model, optimizer, 1, smoothing=0.02, gamma=0.02,
             outer=fcco.TwoSidedHinge(width, weight),
         )  # fmt: skip
@@ -192,13 +192,13 @@ def test_tracked_values_are_not_penalised_for_their_noise():
 # Reports and errors.
 
 
-def penalized(constraints: Any = 2, model: Any = None, **options: Any) -> fcco.Penalized:
+def penalized(constraints: Any = 2, model: Any = None, **options: Any) -> fcco.ConstrainedObjective:
     model = model or Point([0.5, -1.0])
     settings: dict[str, Any] = {"gamma": 0.5, "correction": 0.0}
     if "outer" not in options:
         settings |= {"penalty": 4.0, "smoothing": 0.1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return fcco.Penalized(model, optimizer, constraints, **(settings | options))
+    return fcco.constrained(model, optimizer, constraints, **(settings | options))
 
 
 def test_named_constraints_may_be_absent():

@@ -35,7 +35,7 @@ NOT_FOR = {  # what the methods need that refuse a coupled objective
 def term(**changed: Any) -> fcco.CoupledTerm:
     """The objective's own: another outer function, gamma_1, gamma_1' and precision."""
     options: dict[str, Any] = {"dim": 2, "gamma": 0.6, "correction": 0.2, "dtype": torch.float64}
-    tracker = fcco.msvr(8, **options | changed)
+    tracker = fcco.msvr_tracker(8, **options | changed)
     return fcco.CoupledTerm(fcco.TwoSidedHinge(0.1, 0.8), tracker, smoothing=0.3)
 
 
@@ -325,7 +325,7 @@ def test_a_recursive_gradient_and_the_constraints_of_the_class_itself():
     """`Penalized` takes the term too, and a wrapper around it sees both."""
     model = Point(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    penalized = fcco.Penalized(
+    penalized = fcco.constrained(
         model, optimizer, M, penalty=1.5, smoothing=0.4, gamma=0.3, correction=0.4,
         tolerance=LIMIT.tolist(), objective=term(),
     )  # fmt: skip

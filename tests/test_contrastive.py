@@ -414,7 +414,7 @@ def test_with_an_ordinary_loss_and_with_other_terms():
 
     model = Towers(10)
     term = fcco.ContrastiveTerm(10, temperature=model.tau, dtype=torch.float64)
-    other = fcco.CoupledTerm(fcco.Hinge(2.0), fcco.ema(2, dtype=torch.float64))
+    other = fcco.CoupledTerm(fcco.Hinge(2.0), fcco.ema_tracker(2, dtype=torch.float64))
     joint = fcco.Compositional(
         model, torch.optim.SGD(model.parameters()), {"contrast": term, "bounds": other}
     )

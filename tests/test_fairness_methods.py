@@ -18,7 +18,7 @@ from fcco.experiments.fairness import rates as r
 from fcco.experiments.fairness.methods import Built, build
 from fcco.experiments.fairness.training import FairnessTraining
 from fcco.experiments.task import Method
-from fcco.methods.door import _RECIPES
+from fcco.methods.constrained import _RECIPES
 
 KAPPA = 0.02
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.fleet import Fleet, Member, Unsupported, groups
-from fcco.methods.proximal_lagrangian import oss
+from fcco.methods import oss
 
 DOUBLE = torch.float64
 METHODS = ("plain", "sonex", "alexr2")

@@ -11,12 +11,12 @@ from fleet_cases import CASES, STEPS, Case, every, network, sgd
 from torch import nn
 
 import fcco
-from fcco.constraints.steps import PolyakStep
+from fcco.optim import PolyakStep
 from fcco.fleet import Fleet, Member, Unsupported, groups
-from fcco.methods.penalties import liu2025
-from fcco.methods.switching import ssg
-from fcco.projected import keep_inside
-from fcco.weights import GroupWeights
+from fcco.methods import recursive_penalty
+from fcco.methods import ssg
+from fcco.optim import project_after_step
+from fcco.terms.group_weights import GroupWeights
 
 LONG = [name for name, case in CASES.items() if case.steps == STEPS]
 """Variants of a method are trained for fewer steps, and not traced: that takes the time."""
@@ -91,7 +91,7 @@ def test_optimizers_without_a_rule_are_refused():
 def test_what_acts_at_each_step_unseen_is_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
-    handle = keep_inside(optimizer, lambda: None)
+    handle = project_after_step(optimizer, lambda: None)
     refused("fcco.projected", optimizer)
     handle.remove()
     optimizer.register_step_pre_hook(lambda *_: None)
@@ -131,13 +131,13 @@ def test_terms_without_a_rule_are_refused():
     hinge: dict[str, Any] = {"outer": fcco.Hinge(), "num_inner": 4}
     skip = fcco.sonx(model, optimizer, **hinge, on_nonfinite="skip")
     refused("skip", optimizer, skip)
-    refreshed = liu2025(model, optimizer, 4, penalty=1.0, smoothing=0.1, refresh_every=5)
+    refreshed = recursive_penalty(model, optimizer, 4, penalty=1.0, smoothing=0.1, refresh_every=5)
     refused("refresh_every", optimizer, refreshed)
-    one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema(4))
+    one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
     refused("one coupled term", optimizer, both)
     for options in ({"gamma": 0.5}, {"gamma": 1.0, "on_nonfinite": "skip"}):
-        weights = GroupWeights(fcco.ema(4, read="new", **options), 0.1, 0.5)
+        weights = GroupWeights(fcco.ema_tracker(4, read="new", **options), 0.1, 0.5)
         refused("A fleet has", optimizer, fcco.Compositional(model, optimizer, weights))
 
 

@@ -13,7 +13,7 @@ from problems import LogisticGroups, Point, decay, take_step
 from scipy.optimize import linprog, minimize_scalar
 
 import fcco
-from fcco.group_dro import exact_threshold
+from fcco.terms import exact_threshold
 
 DOUBLE = torch.float64
 RULES = ["exact", "gradient", "table"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fcco import TaskHeads
 from fcco.diagnostics import gram_matrix, smallest_eigenvalue
-from fcco.methods.penalties import li2024
+from fcco.methods import squared_hinge_penalty
 
 DOUBLE = torch.float64
 IN, OUT, TASKS, ROWS = 12, 3, 4, 20
@@ -189,7 +189,7 @@ def test_how_much_of_the_gradient_a_head_of_low_rank_sees():
     torch.testing.assert_close(grown, torch.diag(full))
 
 
-def test_heads_leave_more_room_for_a_new_task():
+def test_heads_leave_more_empty_copy_a_new_task():
     """Li et al.: fit a new task while no old one gets worse, h_k = loss - old loss <= 0."""
     results, every = {}, torch.arange(TASKS)
     for own_heads in (False, True):
@@ -199,7 +199,7 @@ def test_heads_leave_more_room_for_a_new_task():
         old = losses(every).detach()
         fit = lambda m=module, x=shared, y=new_target: (m(x) - y).square().sum(1).mean()  # noqa: E731
         optimizer = torch.optim.SGD(module.parameters(), lr=0.003)
-        objective = li2024(module, optimizer, TASKS, penalty=20.0 * TASKS, gamma=0.5)
+        objective = squared_hinge_penalty(module, optimizer, TASKS, penalty=20.0 * TASKS, gamma=0.5)
         for _ in range(800):
             take_step(objective, lambda f=fit, h=losses, o=old: (f(), h(every) - o))
         results[own_heads] = fit().item(), (losses(every) - old).max().item()

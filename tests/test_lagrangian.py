@@ -20,17 +20,17 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.constraints.lagrangian import ProximalLagrangian
-from fcco.constraints.linearised import Linearised
-from fcco.constraints.rounds import ProximalRound
-from fcco.constraints.rules import (
+from fcco._derivatives import Linearised
+from fcco.optim.proximal_round import ProximalRound
+from fcco.constraints import (
     ConEx,
     ConstantConEx,
     StochasticConEx,
     StronglyConvexConEx,
     VirtualQueue,
 )
-from fcco.methods.proximal_lagrangian import icppac, oss
-from fcco.methods.switching import ssg
+from fcco.methods import icppac, oss
+from fcco.methods import ssg
 
 DOUBLE = torch.float64
 STEPS = 25

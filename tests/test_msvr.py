@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import fcco
-from fcco.methods.variance_reduced import SinglePoint, msvr
-from fcco.recursive import RecursiveGradient
+from fcco.methods import SinglePoint, msvr
+from fcco.storm import RecursiveGradient
 
 START = np.linspace(0.5, 1.5, 4)
 GAMMA, LAM, RHO = 0.1, 0.4, 1.5

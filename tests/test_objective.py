@@ -139,8 +139,8 @@ def term(outer, tracker, **options) -> fcco.CoupledTerm:
 
 def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
     terms = {
-        "constraint": term(fcco.Hinge(2.0), fcco.ema(2, 0.5), smoothing=0.2, weight=3.0),
-        "fair": term(fcco.TwoSidedHinge(0.1), fcco.msvr(2, 0.2, correction, dim=2), smoothing=0.1),
+        "constraint": term(fcco.Hinge(2.0), fcco.ema_tracker(2, 0.5), smoothing=0.2, weight=3.0),
+        "fair": term(fcco.TwoSidedHinge(0.1), fcco.msvr_tracker(2, 0.2, correction, dim=2), smoothing=0.1),
     }
     return fcco.Compositional(model, sgd(model), terms)
 
@@ -212,7 +212,7 @@ def test_two_optimizers_close_a_step_once():
     body, head = Point([1.0]), Point([2.0])
     model = torch.nn.ModuleList([body, head])
     annealed = fcco.Annealed(1.0, 0.01, steps=10)
-    part = term(fcco.Hinge(), fcco.msvr(1, 0.5), smoothing=annealed)
+    part = term(fcco.Hinge(), fcco.msvr_tracker(1, 0.5), smoothing=annealed)
     objective = fcco.Compositional(model, [sgd(body), sgd(head)], part)
     for _ in range(5):
         objective(lambda: body.w * head.w).backward()

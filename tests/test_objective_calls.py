@@ -140,7 +140,7 @@ WRONG = {
 def test_a_wrong_closure_is_refused_before_anything_changes(case):
     returns, message = WRONG[case]
     model = Point([1.0, -2.0])
-    terms = {name: term(fcco.Hinge(), fcco.ema(2, 0.5)) for name in "ab"}
+    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in "ab"}
     objective = fcco.Compositional(model, sgd(model), terms)
     take_step(objective, lambda: {"a": model.w, "b": model.w})
     before = state(objective)
@@ -152,7 +152,7 @@ def test_a_wrong_closure_is_refused_before_anything_changes(case):
 def test_wrong_arguments_are_refused():
     model = Point([1.0, -2.0])
     single = hinge_objective(model, 2)
-    terms = {name: term(fcco.Hinge(), fcco.ema(2, 0.5)) for name in ("inner", "b")}
+    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in ("inner", "b")}
     double = fcco.Compositional(model, sgd(model), terms)
     both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
     with pytest.raises(ValueError, match="given for group but the terms are: inner"):
@@ -191,7 +191,7 @@ def test_methods_refuse_functions_they_cannot_handle():
     with pytest.raises(ValueError, match="dimension two or more"):
         fcco.sonex(model, sgd(model), EuclideanNorm(), 1, dim=1, smoothing=0.1)
     with pytest.raises(ValueError, match="dimension 2 but the tracker"):
-        term(fcco.TwoSidedHinge(0.1), fcco.ema(3))
+        term(fcco.TwoSidedHinge(0.1), fcco.ema_tracker(3))
 
 
 def test_annealed_smoothing_drives_the_envelope_and_is_restored():

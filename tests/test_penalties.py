@@ -19,7 +19,7 @@ from torch import Tensor
 import fcco
 from fcco.constraints import ConstrainedObjective
 from fcco.diagnostics import kkt
-from fcco.methods.penalties import li2024, liu2025, yang2025
+from fcco.methods import squared_hinge_penalty, recursive_penalty, hinge_penalty
 
 DOUBLE = torch.float64
 STEPS, NUMBER = 200, 6
@@ -87,11 +87,11 @@ def test_li2024(read, ramp, kind, by_name):
     else:
         optimizer, update = fcco.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
     default: dict[str, Any] = {} if read == "new" else {"read": read}
-    objective = li2024(
+    objective = squared_hinge_penalty(
         model, optimizer, NAMES if by_name else NUMBER, penalty=4.0, gamma=0.3,
         ramp_steps=ramp, tolerance=TOLERANCE.tolist(), margin=0.05, **default,
     )  # fmt: skip
-    expected, u = rival.li2024(
+    expected, u = rival.squared_hinge_penalty(
         PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read, ramp=ramp,
         tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
@@ -107,11 +107,11 @@ def test_li2024(read, ramp, kind, by_name):
 def test_yang2025(correction, horizon, by_name):
     model = Point(START)
     optimizer = torch.optim.SGD([model.w], lr=0.02)
-    objective = yang2025(
+    objective = hinge_penalty(
         model, optimizer, NAMES if by_name else NUMBER, penalty=2.0, gamma=0.3,
         correction=correction, average=horizon, tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
-    expected, u, average = rival.yang2025(
+    expected, u, average = rival.hinge_penalty(
         PROBLEM, START, STEPS, 0.02, rho=2.0, gamma=0.3, tolerance=TOLERANCE, margin=0.05,
         correction=0.7 * 3 / NUMBER if correction == "auto" else correction, horizon=horizon,
     )  # fmt: skip
@@ -132,12 +132,12 @@ def test_liu2025(aggregate, width, independent, by_name):
     if aggregate == "max":
         by_name = True  # entries per sample are for "each" only
     model, beta, q = Point(START), 2.0, 7
-    objective = liu2025(
+    objective = recursive_penalty(
         model, torch.optim.SGD([model.w], lr=0.02), NAMES if by_name else NUMBER, penalty=beta,
         smoothing=width / beta, refresh_every=q, aggregate=aggregate,
         tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
-    expected, history = rival.liu2025(
+    expected, history = rival.recursive_penalty(
         PROBLEM, START, STEPS, 0.02, beta=beta, width=width, refresh_every=q, large=8, small=2,
         aggregate=aggregate, independent=independent, tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
@@ -158,14 +158,14 @@ def test_the_options_of_the_transcriptions_matter():
 
     def li(**changes: Any) -> np.ndarray:
         options = {"rho": 4.0, "gamma": 0.3, "read": "new", "tolerance": TOLERANCE} | changes
-        return rival.li2024(PROBLEM, START, STEPS, ref.Momentum(0.02, 0.2), **options)[0]
+        return rival.squared_hinge_penalty(PROBLEM, START, STEPS, ref.Momentum(0.02, 0.2), **options)[0]
 
     def liu(**changes: Any) -> np.ndarray:
         options = {
             "beta": 2.0, "width": 0.4, "refresh_every": 7, "large": 8, "small": 2,
             "aggregate": "each", "independent": True, "tolerance": TOLERANCE,
         } | changes  # fmt: skip
-        return rival.liu2025(PROBLEM, START, STEPS, 0.02, **options)[0]
+        return rival.recursive_penalty(PROBLEM, START, STEPS, 0.02, **options)[0]
 
     none = 0 * TOLERANCE
     for change in ({"read": "old"}, {"ramp": 60}, {"margin": 0.05}, {"tolerance": none}):
@@ -185,9 +185,9 @@ def numbers(report: Any) -> np.ndarray:
 
 A, B, M = 1.0, 0.3, 3  # w* = 0.3, every multiplier 0.7
 BUILD: dict[str, Callable[..., ConstrainedObjective]] = {
-    "li2024": lambda m, o, n, **more: li2024(m, o, n, penalty=40.0 * n, **more),
-    "yang2025": lambda m, o, n, **more: yang2025(m, o, n, penalty=2.0 * n, gamma=0.05, **more),
-    "liu2025": lambda m, o, n, **more: liu2025(
+    "li2024": lambda m, o, n, **more: squared_hinge_penalty(m, o, n, penalty=40.0 * n, **more),
+    "yang2025": lambda m, o, n, **more: hinge_penalty(m, o, n, penalty=2.0 * n, gamma=0.05, **more),
+    "liu2025": lambda m, o, n, **more: recursive_penalty(
         m, o, n, penalty=2.0 * n, smoothing=0.02 / n, refresh_every=20, **more
     ),
 }
@@ -249,7 +249,7 @@ def test_outside_a_ball(method):
 def test_averaged_multipliers_of_the_hinge_find_the_dual_solution():
     """A single multiplier is 0 or rho/m = 2; the time average is nu* = 0.7."""
     model, problem = Point(np.full(M, B)), box(A, B, M, 0.1)
-    objective = yang2025(
+    objective = hinge_penalty(
         model, torch.optim.SGD(model.parameters(), lr=0.02), M, penalty=6.0, gamma=0.1, average=2000
     )
     for _ in range(2500):
@@ -274,7 +274,7 @@ def exact_run(objective: ConstrainedObjective, model: Point, steps: int) -> np.n
 def test_residual_infeasibility_of_the_squared_hinge(rho):
     """rho/m [w - b] = a - w at the end: w - b = nu*/(1 + rho/m), about m nu*/rho."""
     model = Point(np.zeros(M))
-    objective = li2024(
+    objective = squared_hinge_penalty(
         model, torch.optim.SGD([model.w], lr=0.5 / (1 + rho / M)), M, penalty=rho, gamma=1.0
     )
     path = exact_run(objective, model, 200)
@@ -292,16 +292,16 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it(lr, cycles):
     gamma, beta, rho = 0.05, 0.1, 40.0 * M
     assert lr * 40 * (1 / gamma + 1 / beta) == pytest.approx(12 if cycles else 1)
     model = Point(np.zeros(M))
-    objective = li2024(
+    objective = squared_hinge_penalty(
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
         read="old",
     )  # fmt: skip
     path = exact_run(objective, model, 6000)
     assert (spread(path) > 0.05) if cycles else (spread(path) < 1e-6)
     model = Point(np.zeros(M))
-    corrected = fcco.Penalized(
+    corrected = fcco.constrained(
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
-        kind="squared_hinge", correction=1 - gamma,
+        method="squared-hinge", correction=1 - gamma,
     )  # fmt: skip
     path = exact_run(corrected, model, 6000)
     assert spread(path) < 1e-6
@@ -331,7 +331,7 @@ def test_satisfied_constraints_leave_no_gradient(name):
     model = Point(np.full(M, -5.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     if name == "max":
-        objective = liu2025(
+        objective = recursive_penalty(
             model, optimizer, M, penalty=2.0, smoothing=0.1, refresh_every=3, aggregate="max"
         )
     else:
@@ -351,7 +351,7 @@ def test_satisfied_constraints_leave_no_gradient(name):
 
 def spider(model: Point, lr: float = 0.02, **changes: Any) -> Any:
     settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 0.05, "refresh_every": 10} | changes
-    return liu2025(model, torch.optim.SGD(model.parameters(), lr=lr), NUMBER, **settings)
+    return recursive_penalty(model, torch.optim.SGD(model.parameters(), lr=lr), NUMBER, **settings)
 
 
 def full_values(w: Tensor) -> Tensor:
@@ -481,7 +481,7 @@ def test_the_largest_constraint_carries_the_penalty():
     report = objective.report(torch.tensor([0.05, -1, -1, -1, -1, -1.0]))
     assert report == (pytest.approx(0.05), 0, 1, NUMBER, pytest.approx(1.5))
     assert objective.report().multiplier == pytest.approx(0.9)
-    one = liu2025(
+    one = recursive_penalty(
         Point([1.0]), torch.optim.SGD(Point([1.0]).parameters(), lr=0.1), 1, penalty=3.0,
         smoothing=0.1, refresh_every=2, aggregate="max",
     )  # fmt: skip
@@ -540,11 +540,11 @@ def test_the_smoothing_may_fall(aggregate):
 def resumable(name: str, model: Point) -> ConstrainedObjective:
     sgd = torch.optim.SGD(model.parameters(), lr=0.02)
     if name == "li2024":
-        return li2024(model, fcco.adam_type([model.w], lr=0.02), NUMBER, penalty=9.0, ramp_steps=12)
+        return squared_hinge_penalty(model, fcco.adam_type([model.w], lr=0.02), NUMBER, penalty=9.0, ramp_steps=12)
     if name == "yang2025":
-        return yang2025(model, sgd, NUMBER, penalty=3.0, average=5)
+        return hinge_penalty(model, sgd, NUMBER, penalty=3.0, average=5)
     kind: Any = name.removeprefix("liu2025-")
-    return liu2025(model, sgd, NUMBER, penalty=3.0, smoothing=0.1, refresh_every=4, aggregate=kind)
+    return recursive_penalty(model, sgd, NUMBER, penalty=3.0, smoothing=0.1, refresh_every=4, aggregate=kind)
 
 
 @pytest.mark.parametrize("name", ["li2024", "yang2025", "liu2025-each", "liu2025-max"])
@@ -585,7 +585,7 @@ def test_resumes_bitwise(name, cut):
 def test_a_part_of_the_constraints_is_refused_before_anything_changes():
     for aggregate in ("each", "max"):
         model = Point(START)
-        objective = liu2025(
+        objective = recursive_penalty(
             model, torch.optim.SGD(model.parameters(), lr=0.1), NAMES, penalty=1.0, smoothing=0.1,
             refresh_every=3, aggregate=aggregate,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -622,23 +622,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name, options, message", [
-    ("li2024", {"penalty": -1.0}, "`li2024(penalty=...)` must be positive"),
-    ("li2024", {"ramp_steps": -1}, "`li2024(ramp_steps=...)` must be at least 0"),
+    ("li2024", {"penalty": -1.0}, "`squared_hinge_penalty(penalty=...)` must be positive"),
+    ("li2024", {"ramp_steps": -1}, "`squared_hinge_penalty(ramp_steps=...)` must be at least 0"),
     ("li2024", {"ramp_steps": 1.5}, "must be an integer"),
     ("li2024", {"gamma": 0.0}, "would never move"),
     ("li2024", {"read": "stale"}, "must be one of 'old', 'new'"),
     ("li2024", {"tolerance": [0.1, 0.2]}, "one number or 3"),
-    ("li2024", {"constraints": "gap"}, "`li2024(constraints=...)` must be a number or a list"),
+    ("li2024", {"constraints": "gap"}, "`squared_hinge_penalty(constraints=...)` must be a number or a list"),
     ("yang2025", {"penalty": None}, "penalty=...)` is needed unless"),
     ("yang2025", {"average": 0}, "horizon=...)` must be at least 1"),
-    ("liu2025", {"penalty": 0.0}, "`liu2025(penalty=...)` must be positive"),
+    ("liu2025", {"penalty": 0.0}, "`recursive_penalty(penalty=...)` must be positive"),
     ("liu2025", {"aggregate": "sum"}, "must be one of 'each', 'max'"),
     ("liu2025", {"smoothing": -0.1}, "smoothing=...)` must be at least 0"),
     ("liu2025", {"smoothing": -0.1, "aggregate": "max"}, "smoothing=...)` must be at least 0"),
     ("liu2025", {"refresh_every": 0}, "refresh_every=...)` must be at least 1"),
     ("liu2025", {"on_nonfinite": "skip"}, "would leave a constraint out"),
-    ("liu2025", {"constraints": 0}, "`liu2025(constraints=...)` must be at least 1"),
-    ("liu2025", {"constraints": "gap"}, "`liu2025(constraints=...)` must be a number or a list"),
+    ("liu2025", {"constraints": 0}, "`recursive_penalty(constraints=...)` must be at least 1"),
+    ("liu2025", {"constraints": "gap"}, "`recursive_penalty(constraints=...)` must be a number or a list"),
     ("liu2025", {"tolerance": [0.1, 0.2], "aggregate": "max"}, "one number or 3"),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(name, options, message):

@@ -12,7 +12,7 @@ from previous_cases import X, moved, network, same, state
 from torch import nn
 
 import fcco
-from fcco.visit import fits, room_for
+from fcco.previous.swap import fits, empty_copy
 
 
 class Tied(nn.Module):
@@ -335,12 +335,12 @@ def test_room_on_the_host_is_told_from_room_on_the_device():
     """A device without memory stands for a GPU: where copies would be, not what is in them."""
     there, here = torch.empty(2, 3, device="meta").T, torch.empty(3, 2)
     for host, place in ((False, "meta"), (True, "cpu")):
-        room = room_for(there, host=host)
+        room = empty_copy(there, host=host)
         assert room.device.type == place and room.stride() == there.stride()
         assert fits(room, there, host=host) and not fits(room, there, host=not host)
     assert fits(here, there, host=True) and not fits(here.double(), there, host=True)
     assert not fits(here[:2], there, host=True)
-    assert room_for(nn.Parameter(here), host=True).requires_grad is False
+    assert empty_copy(nn.Parameter(here), host=True).requires_grad is False
 
 
 MAKERS: dict[str, Any] = {

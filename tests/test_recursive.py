@@ -23,8 +23,8 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
-from fcco.methods.variance_reduced import SinglePoint, msvr
-from fcco.recursive import RecursiveGradient
+from fcco.methods import SinglePoint, msvr
+from fcco.storm import RecursiveGradient
 
 SMOOTH = fcco.outer.Custom(softplus, smooth=True)
 IDENTITY = fcco.outer.Custom(lambda u: u, smooth=True)
@@ -445,7 +445,7 @@ def variants(form: str, version: str) -> Tensor:
     halves, names = form.startswith("two terms"), [f"b{k}" for k in range(6)]
 
     def term(number: int, **options: Any) -> fcco.CoupledTerm:
-        tracker = fcco.msvr(number, 0.2, 0.6, dtype=torch.float64)
+        tracker = fcco.msvr_tracker(number, 0.2, 0.6, dtype=torch.float64)
         return fcco.CoupledTerm(SMOOTH, tracker, tolerance=0.1, **options)
 
     terms: Any = term(6, names=names if form == "names" else None)
@@ -490,7 +490,7 @@ def test_a_term_that_is_missing_in_a_batch():
     """Its u rests: u_{t-2} = u_{t-1}. A literal computation of z."""
     model = Point(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    tracker = lambda: fcco.ema(2, 0.5, dtype=torch.float64)  # noqa: E731
+    tracker = lambda: fcco.ema_tracker(2, 0.5, dtype=torch.float64)  # noqa: E731
     terms = {name: fcco.CoupledTerm(SMOOTH, tracker()) for name in ("a", "b")}
     storm = RecursiveGradient(fcco.Compositional(model, optimizer, terms), 0.2)
     rows = {"a": ROWS[:2, 0], "b": ROWS[2:4, 0]}
@@ -522,7 +522,7 @@ def test_logarithms_of_inner_values():
     for log_space in (False, True):
         task = Task()
         outer = IDENTITY if log_space else fcco.outer.Custom(torch.log, smooth=True)
-        tracker = fcco.ema(6, 0.3, log_space=log_space, dtype=torch.float64)
+        tracker = fcco.ema_tracker(6, 0.3, log_space=log_space, dtype=torch.float64)
         term, optimizer = fcco.CoupledTerm(outer, tracker), task.sgd()
         objective = fcco.Compositional(task.model, optimizer, term)
         storm = RecursiveGradient(objective, 0.1)
@@ -577,7 +577,7 @@ def _by_sample() -> list[Tensor]:
 def test_the_rest_is_the_objectives():
     model = Point(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    penalized = fcco.Penalized(model, optimizer, ["a", "b", "c"], penalty=3.0, smoothing=0.1)
+    penalized = fcco.constrained(model, optimizer, ["a", "b", "c"], penalty=3.0, smoothing=0.1)
     storm = RecursiveGradient(penalized, 0.2)
     for _ in range(300):
         storm(lambda: ((model.w - 1).square().sum() / 2, dict(zip("abc", model.w)))).backward()  # noqa: B905

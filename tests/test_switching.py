@@ -17,10 +17,10 @@ from reference_constrained import NoisyProgram
 from torch import Tensor, nn
 
 import fcco
-from fcco.constraints.steps import InverseRoot, PolyakStep, convex_step, weakly_convex_step
-from fcco.constraints.switching import Switching, SwitchingOptimizer
-from fcco.methods.switching import ssg
-from fcco.projected import keep_inside
+from fcco.optim import InverseRoot, PolyakStep, SwitchingOptimizer, convex_step, weakly_convex_step
+from fcco.constraints import Switching
+from fcco.methods import ssg
+from fcco.optim import project_after_step
 
 START = np.full(4, 0.1)
 PROGRAM = NoisyProgram()
@@ -281,7 +281,7 @@ def test_the_parameters_stay_in_the_set():
         take_step(objective, loss)
         assert model.w.abs().max() <= 0.2
     assert model.w.tolist() == [0.2, 0.2]
-    handle = keep_inside(sgd(model), project)
+    handle = project_after_step(sgd(model), project)
     handle.remove()
 
 

@@ -21,7 +21,7 @@ def gradient(tensor: torch.Tensor) -> Any:
 
 
 def test_a_first_visit_takes_the_fresh_value_without_correction():
-    tracker = fcco.msvr(4, 0.3, 2.0, dtype=torch.float64)
+    tracker = fcco.msvr_tracker(4, 0.3, 2.0, dtype=torch.float64)
     index, fresh = torch.tensor([2, 0]), torch.tensor([1.7, -0.3], dtype=torch.float64)
     read = tracker(fresh, index, previous=fresh - 5)
     assert torch.equal(read, fresh.flip(0)) and torch.equal(tracker.value[index, 0], fresh)
@@ -71,7 +71,7 @@ def test_counts_weigh_entries_like_that_many_samples(log_space):
     values = torch.tensor([0.3, -1.0, 0.9, 0.5], dtype=torch.float64)
     results = []
     for repeated in (False, True):
-        tracker = fcco.ema(3, 0.4, read="new", log_space=log_space, dtype=torch.float64)
+        tracker = fcco.ema_tracker(3, 0.4, read="new", log_space=log_space, dtype=torch.float64)
         tracker.set_values(None, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
         g = values.clone().requires_grad_()
         entries = g.repeat_interleave(counts) if repeated else g
@@ -84,7 +84,7 @@ def test_counts_weigh_entries_like_that_many_samples(log_space):
 
 
 def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
-    tracker = fcco.ema(3, 0.25, dtype=torch.float64)
+    tracker = fcco.ema_tracker(3, 0.25, dtype=torch.float64)
     tracker.set_values(None, torch.tensor([0.2, 0.4, 0.8], dtype=torch.float64))
     right = torch.tensor([True, False, True, True])  # 0/1, without gradient
     surrogate = torch.tensor([9.0, 8.0, 7.0, 6.0], requires_grad=True)
@@ -97,7 +97,7 @@ def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
 
 
 def test_an_independent_carrier_batch_may_have_another_layout_but_not_other_blocks():
-    tracker = fcco.ema(5, 0.5, read="new", dtype=torch.float64)
+    tracker = fcco.ema_tracker(5, 0.5, read="new", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
     where = tracker.layout(torch.tensor([4, 1, 1]))
     values = torch.tensor([2.0, 1.0, 5.0])
@@ -106,7 +106,7 @@ def test_an_independent_carrier_batch_may_have_another_layout_but_not_other_bloc
         values, where, carrier=carrier, carrier_where=tracker.layout(torch.tensor([1, 4, 4, 4]))
     )
     np.testing.assert_allclose(tracked.value, [1.5, 1.0])
-    tracked.attach(torch.tensor(0.0), torch.tensor([1.0, 6.0], dtype=torch.float64)).backward()
+    tracked.as_loss(torch.tensor(0.0), torch.tensor([1.0, 6.0], dtype=torch.float64)).backward()
     np.testing.assert_allclose(gradient(carrier), [1.0, 2.0, 2.0, 2.0])
     kept = tracker.value.clone()
     for other in ([1, 1, 1, 1], [1, 4, 3, 3], [1, 2, 2, 2]):
@@ -121,7 +121,7 @@ def test_entries_need_not_be_contiguous():
     tracker = fcco.InnerTracker(3, 2, gamma=0.5, dtype=torch.float64)
     g = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_()
     tracked = tracker.update(g.T, tracker.layout(None))
-    tracked.attach(torch.tensor(0.0), torch.ones(2, 3, dtype=torch.float64).T).backward()
+    tracked.as_loss(torch.tensor(0.0), torch.ones(2, 3, dtype=torch.float64).T).backward()
     assert g.grad is not None and torch.equal(g.grad, torch.ones(2, 3, dtype=torch.float64))
 
 
@@ -138,7 +138,7 @@ def test_bounds_hold_for_every_u_that_is_stored_or_read():
 
 def test_spider_follows_its_recursion_and_refreshes():
     rng = np.random.default_rng(2)
-    tracker = fcco.spider(5, refresh_every=4, dtype=torch.float64)
+    tracker = fcco.spider_tracker(5, refresh_every=4, dtype=torch.float64)
     u, due = np.zeros(5), []
     for step in range(12):
         fresh, past = rng.normal(size=(2, 5))
@@ -150,7 +150,7 @@ def test_spider_follows_its_recursion_and_refreshes():
 
 
 def test_spider_does_not_drift_while_w_stands_still():
-    tracker = fcco.spider(4, refresh_every=10**6)
+    tracker = fcco.spider_tracker(4, refresh_every=10**6)
     tracker(torch.randn(4, generator=torch.Generator().manual_seed(0)))
     start, generator = tracker.value.clone(), torch.Generator().manual_seed(1)
     for _ in range(300):
@@ -165,30 +165,30 @@ def test_correction_weights_are_the_documented_numbers_of_distinct_blocks():
     assert theory_correction(gamma, n, b) == pytest.approx(theory, rel=1e-12)
     cases: list[tuple[Any, float]] = [("auto", 0.9 * b / n), ("theory", theory), (0.05, 0.05)]
     for correction, expected in cases:
-        tracker = fcco.msvr(n, gamma, correction, dtype=torch.float64)
+        tracker = fcco.msvr_tracker(n, gamma, correction, dtype=torch.float64)
         assert tracker.correction_weight(b) == pytest.approx(expected, rel=1e-12)
         tracker.set_values(None, torch.zeros(n, dtype=torch.float64))
         ids = torch.arange(b).repeat(3)  # 8 blocks, 24 entries
         zero = torch.zeros(24, dtype=torch.float64)
         tracker(zero, ids, previous=zero - 1)
         np.testing.assert_allclose(tracker.value[:b, 0], expected, rtol=1e-12)
-    assert fcco.msvr(n, gamma, "theory").correction_weight(n) == pytest.approx(1 - gamma)
+    assert fcco.msvr_tracker(n, gamma, "theory").correction_weight(n) == pytest.approx(1 - gamma)
 
 
 def test_named_settings_are_what_the_table_says():
     summary = lambda t: (t.gamma, t.correction, t.read, t.needs_previous)  # noqa: E731
-    assert summary(fcco.ema(3, 0.2)) == (0.2, 0.0, "old", False)
-    assert summary(fcco.msvr(3, 0.2)) == (0.2, "auto", "old", True)
-    assert summary(fcco.alexr(3, 0.8, 0.25)) == (0.8, 0.2, "new", True)
-    assert summary(fcco.spider(3, 5)) == (0.0, 1.0, "new", True)
-    assert not fcco.msvr(3, gamma=1.0).needs_previous
+    assert summary(fcco.ema_tracker(3, 0.2)) == (0.2, 0.0, "old", False)
+    assert summary(fcco.msvr_tracker(3, 0.2)) == (0.2, "auto", "old", True)
+    assert summary(fcco.alexr_tracker(3, 0.8, 0.25)) == (0.8, 0.2, "new", True)
+    assert summary(fcco.spider_tracker(3, 5)) == (0.0, 1.0, "new", True)
+    assert not fcco.msvr_tracker(3, gamma=1.0).needs_previous
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         assert for_model(torch.nn.Linear(1, 1, dtype=dtype), 3).value.dtype == expected
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
 def test_evaluation_returns_fresh_means_and_changes_nothing(how):
-    tracker = fcco.msvr(3, 0.3, on_nonfinite="skip")
+    tracker = fcco.msvr_tracker(3, 0.3, on_nonfinite="skip")
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]))
     kept = (tracker.value.clone(), tracker.seen.clone(), tracker.steps, tracker.skipped)
     index = torch.tensor([1, 2, 2, 0])
@@ -212,7 +212,7 @@ def test_evaluation_returns_fresh_means_and_changes_nothing(how):
 def test_u_is_never_narrowed_but_widens_and_moves(narrow):
     start = torch.tensor([1.0001, 2.0003, 1e-9], dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
-        inside: Any = torch.nn.Sequential(torch.nn.Linear(1, 1), fcco.ema(3, 0.1, dtype=dtype))
+        inside: Any = torch.nn.Sequential(torch.nn.Linear(1, 1), fcco.ema_tracker(3, 0.1, dtype=dtype))
         inside[1].set_values(None, start)
         kept = inside[1].value.clone()
         narrow(inside)
@@ -226,7 +226,7 @@ def test_u_is_never_narrowed_but_widens_and_moves(narrow):
 
 
 def test_a_bfloat16_model_still_makes_small_tracking_steps():
-    tracker = fcco.ema(1, 0.001).to(torch.bfloat16)
+    tracker = fcco.ema_tracker(1, 0.001).to(torch.bfloat16)
     tracker(torch.tensor([1.0], dtype=torch.bfloat16))
     for _ in range(100):
         tracker(torch.tensor([2.0], dtype=torch.bfloat16))
@@ -235,7 +235,7 @@ def test_a_bfloat16_model_still_makes_small_tracking_steps():
 
 def test_ten_million_blocks_cost_five_bytes_each_and_build_at_once():
     start = time.perf_counter()
-    tracker = fcco.ema(10**7, 0.1)
+    tracker = fcco.ema_tracker(10**7, 0.1)
     assert time.perf_counter() - start < 0.5
     assert sum(b.untyped_storage().nbytes() for b in tracker.buffers()) == 5 * 10**7
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([3, 10**7 - 1]))
@@ -243,13 +243,13 @@ def test_ten_million_blocks_cost_five_bytes_each_and_build_at_once():
 
 
 def test_state_dict_round_trip_with_weights_only():
-    tracker = fcco.msvr(4, 0.3, refresh_every=3, on_nonfinite="skip")
+    tracker = fcco.msvr_tracker(4, 0.3, refresh_every=3, on_nonfinite="skip")
     for _ in range(2):
         tracker(torch.tensor([1.5, torch.nan]), torch.tensor([2, 0]))
     file = io.BytesIO()
     torch.save(tracker.state_dict(), file)
     file.seek(0)
-    other = fcco.msvr(4, 0.3, refresh_every=3, on_nonfinite="skip")
+    other = fcco.msvr_tracker(4, 0.3, refresh_every=3, on_nonfinite="skip")
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other.value, tracker.value) and torch.equal(other.seen, tracker.seen)
     assert (other.steps, other.skipped) == (tracker.steps, tracker.skipped) == (2, 2)
@@ -259,7 +259,7 @@ def test_state_dict_round_trip_with_weights_only():
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_a_block_marked_unseen_starts_anew_also_after_many_steps(accumulate):
     """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
-    tracker = fcco.msvr(3, 0.5, 0.3, dtype=torch.float64)
+    tracker = fcco.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
     tracker.accumulate = accumulate
     fresh = copy.deepcopy(tracker.state_dict())
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
@@ -284,7 +284,7 @@ def test_a_block_marked_unseen_starts_anew_also_after_many_steps(accumulate):
 
 def test_a_late_first_visit_spread_over_micro_batches_is_still_one():
     """The mask is looked over now and then: between two micro-batches it may be full and not."""
-    tracker = fcco.msvr(2, 0.5, 0.3, dtype=torch.float64)
+    tracker = fcco.msvr_tracker(2, 0.5, 0.3, dtype=torch.float64)
     tracker.accumulate = True
     late, value = torch.tensor([1]), torch.tensor([1.0])
     for visit in range(130):

@@ -213,7 +213,7 @@ def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, 
 
 
 def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_none_left():
-    tracker = fcco.ema(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
+    tracker = fcco.ema_tracker(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
     where = tracker.layout(T([1, 2, 3, 3]))
     fresh = T([2.0, NAN, 6.0, 8.0])
@@ -232,7 +232,7 @@ def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_non
 def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(correction, ratio):
     model = Point(np.array([1.0, 2.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = fcco.msvr(2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64)
+    tracker = fcco.msvr_tracker(2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64)
     if ratio is None:
         term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=1.0)
     else:

@@ -51,7 +51,7 @@ MOTIONS = {
 @pytest.mark.parametrize(("p", "gamma"), [(0.2, 0.3), (0.5, 0.1)])
 def test_theory_correction_has_the_same_error_for_every_direction_pattern(pattern, p, gamma):
     blocks = int(p * N)
-    tracker = fcco.msvr(N, gamma, "theory", dtype=torch.float64)
+    tracker = fcco.msvr_tracker(N, gamma, "theory", dtype=torch.float64)
     found = steady_error(tracker, blocks, MOTIONS[pattern], steps=700, burn_in=150)
     gain = (1 - p) / (p * (1 - gamma))
     law = DELTA**2 * (p * gain**2 + 1 - p) / (p * (2 * gamma - gamma**2))
@@ -66,7 +66,7 @@ def test_without_correction_drift_costs_gamma_to_minus_2_and_random_motion_minus
             keep = 1 - p * (2 * gamma - gamma**2)
             lag = (1 - p * gamma) * DELTA / (p * gamma) if pattern == "systematic" else 0.0
             law = keep * (DELTA**2 + 2 * lag * DELTA) / (1 - keep)
-            tracker = fcco.ema(N, gamma, dtype=torch.float64)
+            tracker = fcco.ema_tracker(N, gamma, dtype=torch.float64)
             error = steady_error(tracker, int(p * N), MOTIONS[pattern], steps=900, burn_in=350)
             assert error == pytest.approx(law, rel=0.05)
             found.append(error)
@@ -75,7 +75,7 @@ def test_without_correction_drift_costs_gamma_to_minus_2_and_random_motion_minus
 
 
 def test_storm_correction_on_all_blocks_follows_motion_without_any_error():
-    tracker = fcco.msvr(N, 0.2, "auto", dtype=torch.float64)
+    tracker = fcco.msvr_tracker(N, 0.2, "auto", dtype=torch.float64)
     assert tracker.correction_weight(N) == pytest.approx(0.8)
     assert steady_error(tracker, N, MOTIONS["random"], steps=30, burn_in=0) < 1e-24
 
@@ -85,7 +85,7 @@ def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples)
     """sigma^2 gamma / (2 - gamma) / B2, with samples given as repeated ids, in float32."""
     n, sigma = 4000, 0.7
     rng = np.random.default_rng(0)
-    tracker = fcco.msvr(n, gamma)
+    tracker = fcco.msvr_tracker(n, gamma)
     tracker.set_values(None, torch.full((n,), 2.0))
     ids, errors = torch.arange(n).repeat(samples), []
     for step in range(90):
@@ -126,7 +126,7 @@ def test_theory_correction_cancels_the_direction_of_motion_exactly():
 
 def test_gamma_one_without_correction_is_the_value_of_the_batch():
     rng = np.random.default_rng(5)
-    tracker = fcco.ema(6, 1.0, read="new")
+    tracker = fcco.ema_tracker(6, 1.0, read="new")
     table = np.full(6, np.nan, dtype=np.float32)
     for scale in (1e6, 1e-3, 1.0, 1e-6):
         ids = rng.permutation(6)[:4]
@@ -140,7 +140,7 @@ def test_gamma_one_without_correction_is_the_value_of_the_batch():
 
 def test_zero_correction_is_a_moving_average_bitwise_whatever_the_previous_value():
     rng = np.random.default_rng(6)
-    plain, given = fcco.ema(3, 0.3), fcco.msvr(3, 0.3, 0.0)
+    plain, given = fcco.ema_tracker(3, 0.3), fcco.msvr_tracker(3, 0.3, 0.0)
     for _ in range(10):
         fresh, past = torch.as_tensor(rng.normal(size=(2, 3)))
         assert torch.equal(plain(fresh), given(fresh, None, past))

@@ -75,7 +75,7 @@ def test_micro_batches_with_shared_blocks_equal_one_batch(correction, k):
 
 def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
     """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
-    tracker = fcco.msvr(4, 0.2, "theory", dtype=torch.float64)
+    tracker = fcco.msvr_tracker(4, 0.2, "theory", dtype=torch.float64)
     tracker.accumulate = True
     old = np.array([1.0, 2.0, 3.0, 4.0])
     tracker.set_values(None, torch.as_tensor(old))
@@ -99,7 +99,7 @@ def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step(
 
 
 def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
-    tracker = fcco.msvr(2, 0.2, 0.5, dtype=torch.float64)
+    tracker = fcco.msvr_tracker(2, 0.2, 0.5, dtype=torch.float64)
     tracker.accumulate = True
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([1, 1]), torch.tensor([0.0, 0.0]))
     read = tracker(torch.tensor([6.0]), torch.tensor([1]), torch.tensor([0.0]))
@@ -110,7 +110,7 @@ def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
 @pytest.mark.parametrize("log_space", [False, True])
 def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     rng = np.random.default_rng(0)
-    make = lambda: fcco.msvr(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
+    make = lambda: fcco.msvr_tracker(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
     one, several = make(), make()
     several.accumulate = True
     for _ in range(20):
@@ -186,7 +186,7 @@ def test_two_optimizers_make_one_tracking_step():
         parts = torch.nn.ParameterList([torch.tensor([0.8]), torch.tensor([-0.6])]).double()
         lists = [list(parts)] if number == 1 else [[parts[0]], [parts[1]]]
         optimizers = [torch.optim.SGD(p, lr=0.05) for p in lists]
-        tracker = fcco.msvr(4, 0.3, 0.5, dtype=torch.float64)
+        tracker = fcco.msvr_tracker(4, 0.3, 0.5, dtype=torch.float64)
         objective = fcco.Compositional(
             parts, optimizers, fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
         )

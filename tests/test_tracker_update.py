@@ -108,7 +108,7 @@ def test_value_of_has_the_exact_value_and_the_other_gradient(dtype):
 
 def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
     """u - g + g would lose u: relative error 1 in float32."""
-    tracker = fcco.msvr(2, 0.0, 1.0)
+    tracker = fcco.msvr_tracker(2, 0.0, 1.0)
     tracker.set_values(None, torch.tensor([0.001, 0.003]))
     g = torch.tensor([1e6, -3e6], requires_grad=True)
     term = fcco.CoupledTerm(fcco.Absolute(2.0), tracker, smoothing=0.5)

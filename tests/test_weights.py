@@ -21,9 +21,9 @@ from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, tak
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
-from fcco.methods.group_weights import ooa
-from fcco.methods.primal_dual import alexr
-from fcco.weights import GroupWeights, OnlineGroupDRO, mirror_ascent, project_kl_capped
+from fcco.methods import ooa
+from fcco.methods import alexr
+from fcco.terms.group_weights import GroupWeights, OnlineGroupDRO, mirror_ascent, project_kl_capped
 
 DOUBLE = torch.float64
 GEOMETRIES = ["kl", "euclidean"]
@@ -564,7 +564,7 @@ def test_refuses_what_cannot_work(options, text):
 
 @pytest.mark.parametrize("options", [{"dim": 2}, {"read": "old"}, {"log_space": True}])
 def test_a_term_refuses_a_tracker_that_does_not_hold_the_current_losses(options):
-    tracker = fcco.ema(3, **{"gamma": 1.0, "read": "new", **options})
+    tracker = fcco.ema_tracker(3, **{"gamma": 1.0, "read": "new", **options})
     with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must hold one loss"):
         GroupWeights(tracker, 0.1, 0.5)
 

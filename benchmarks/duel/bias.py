@@ -43,7 +43,7 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
     model = problem.model()
     optimizer, draw = adam(problem, model), problem.batches(seed)
     outer = fcco.TwoSidedHinge(problem.kappa, 14.0)
-    objective = fcco.Penalized(
+    objective = fcco.constrained(
         model, optimizer, problem.num_constraints // 2, outer=outer, smoothing=1e-2, gamma=0.02
     )
     everything = Batch(problem.inputs, problem.targets)

@@ -97,7 +97,7 @@ def _objective_alone(problem: Gaps) -> Callable[[], None]:
 def _sonex(problem: Gaps, correction: Any) -> Callable[[], None]:
     model = problem.model()
     optimizer, batch = adam(problem, model), problem.batches(0)()
-    objective = fcco.Penalized(
+    objective = fcco.constrained(
         model,
         optimizer,
         problem.num_constraints,

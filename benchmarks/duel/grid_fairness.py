@@ -75,7 +75,7 @@ GRID: dict[str, list[Setting]] = {
             (5.6, 0.005, "auto"),
             (5.6, 0.02, "auto"),
         ],
-        kind="hinge",
+        method="hinge",
         from_zero=True,
     ),
     "squared hinge": r.rows(
@@ -90,7 +90,7 @@ GRID: dict[str, list[Setting]] = {
             (250.0, 0.05),
             (500.0, 0.05),
         ],
-        kind="squared_hinge",
+        method="squared-hinge",
         correction=0.0,
         margin=0.004,
         from_zero=True,

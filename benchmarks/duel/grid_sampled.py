@@ -60,7 +60,7 @@ GRID: dict[str, list[Setting]] = {
             (100.0, 0.2, 0.5),
             (200.0, 0.1, 0.5),
         ],
-        kind="hinge",
+        method="hinge",
     ),
     "squared hinge": r.rows(
         "penalty margin gamma",
@@ -74,7 +74,7 @@ GRID: dict[str, list[Setting]] = {
             (2000.0, 0.01, 0.1),
             (2000.0, 0.01, 0.3),
         ],
-        kind="squared_hinge",
+        method="squared-hinge",
         correction=0.0,
     ),
     "Cooper simultaneous": r.ascent(0.03, 0.1, 0.2, 0.4),

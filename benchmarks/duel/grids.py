@@ -6,7 +6,7 @@ of rates about 125 settings of SONEX and 10 to 25 of each peer, on the convex pr
 
 `dual_lr`, `lr` and `ki` are steps of multipliers, `penalty` is the weight of a quadratic (peers) or
 of a hinge (ours), `dual_decay` lets the dual step follow the primal schedule. For ours see
-`fcco.Penalized`; `follow=p` makes the smoothing fall with the learning rate to the power p,
+`fcco.constrained`; `follow=p` makes the smoothing fall with the learning rate to the power p,
 `warm_up` is the number of batches that only start the estimates, and `from_zero` starts them where
 every multiplier is zero.
 """

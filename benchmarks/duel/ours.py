@@ -24,8 +24,8 @@ __all__ = ["DOOR", "METHODS", "penalized"]
 
 def penalized(
     problem: Problem, model: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting
-) -> fcco.Penalized:
-    """`fcco.Penalized` for a problem.
+) -> fcco.ConstrainedObjective:
+    """`fcco.constrained` for a problem.
 
     A hinge on gaps of two rates is stated as pairs, so that the rates are tracked before they are
     subtracted; everything else as signed constraints.
@@ -46,11 +46,11 @@ def penalized(
         options.pop("kind", None)
         options.setdefault("smoothing", 0.0)
         outer = fcco.TwoSidedHinge(max(limit, 0.0), options.pop("penalty"))
-        objective = fcco.Penalized(
+        objective = fcco.constrained(
             model, optimizer, problem.num_constraints // 2, outer=outer, **options
         )
     else:
-        objective = fcco.Penalized(
+        objective = fcco.constrained(
             model, optimizer, problem.num_constraints, margin=margin, **options
         )
     if from_zero:
@@ -73,7 +73,7 @@ def in_pairs(problem: Problem, setting: Setting) -> bool:
 def _step(
     problem: Problem,
     model: nn.Module,
-    objective: fcco.Penalized,
+    objective: fcco.ConstrainedObjective,
     optimizer: torch.optim.Optimizer,
     setting: Setting,
     warm_up: int,
@@ -171,7 +171,7 @@ def behind_the_door(
         options["constraint_optimizer"] = second
         optimizers.append(second)
     if "tau" in options:
-        from fcco.constraints.rules import ConstantConEx
+        from fcco.constraints import ConstantConEx
 
         options["schedule"] = ConstantConEx(tau=options.pop("tau"), theta=options.pop("theta"))
     objective = fcco.constrained(model, optimizers[0], problem.num_constraints, method, **options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco import theory
-from fcco.constraints.rules import ConstantConEx, DualRule, VirtualQueue
+from fcco.constraints import ConstantConEx, DualRule, VirtualQueue
 from fcco.tracker import theory_correction
 
 from .engine import Runs

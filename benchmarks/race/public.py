@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco.constraints.rules import ConstantConEx
-from fcco.methods.group_weights import ooa
-from fcco.methods.penalties import liu2025
-from fcco.methods.proximal_lagrangian import icppac, oss
-from fcco.methods.switching import ssg
-from fcco.recursive import RecursiveGradient
+from fcco.constraints import ConstantConEx
+from fcco.methods import ooa
+from fcco.methods import recursive_penalty
+from fcco.methods import icppac, oss
+from fcco.methods import ssg
+from fcco.storm import RecursiveGradient
 
 from .engine import batches
 from .entries import Entry
@@ -215,7 +215,7 @@ def _spider(entry: Entry, problem: Problem, setting: Setting) -> Player:
     optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
     hinge = problem.outer
     assert isinstance(hinge, fcco.Hinge)
-    objective = liu2025(
+    objective = recursive_penalty(
         run.model,
         optimizer,
         problem.total,

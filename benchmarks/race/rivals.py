@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fcco.constraints.rules import DualRule
+from fcco.constraints import DualRule
 from fcco.tracker import track
-from fcco.weights import mirror_ascent
+from fcco.terms.group_weights import mirror_ascent
 
 from .problem import Batch, Problem
 from .single import Tracking

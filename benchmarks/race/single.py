@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fcco.proximal_point import proximal_step
+from fcco.optim import proximal_step
 from fcco.tracker import track
 
 from .problem import Batch, Problem

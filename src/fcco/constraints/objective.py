@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._state import KeepsPrecision
-from ..inner import parse
+from ..inputs import parse
 from ..objective import Compositional
-from ..reading import Index, Reader
-from ..terms import AbstractTerm, CoupledTerm
-from ..tracker.blocks import Layout
+from ..terms import AbstractTerm
 
 __all__ = [
     "CONSTRAINTS",

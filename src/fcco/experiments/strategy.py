@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco import _checks
-from fcco.visit import any_sharded, reshard
+from fcco.previous.swap import any_sharded, reshard
 
 from . import ranks
 

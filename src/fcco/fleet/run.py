@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 
-from ..inner import Parsed, global_mean, parse, split
+from ..inner import Parsed, mean_loss, parse, split
 from .member import Fixed, Numbers, State, Unsupported
 from .packing import Packing
 
@@ -122,7 +122,7 @@ class Task:
         if loss is None:
             assert parsed is not None
             return Seen(torch.zeros_like(parsed.value.sum()), parsed)
-        return Seen(global_mean(loss, None), parsed)
+        return Seen(mean_loss(loss, None), parsed)
 
 
 class Call(nn.Module):

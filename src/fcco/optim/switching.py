@@ -24,7 +24,6 @@ __all__ = [
 ]
 
 
-
 class Decision(NamedTuple):
     """Which function a step is for.
 

@@ -167,9 +167,7 @@ class RecursiveGradient(nn.Module):
             call = lambda: shifted(function(), shifts)  # noqa: E731
         past, known = None, [p for p in parameters if p in estimate]
         if known and self.beta < 1:
-            there, past = self._past[0].gradient(
-                lambda: self._at_previous(function, blocks), known
-            )
+            there, past = self._past[0].gradient(lambda: self._at_previous(function, blocks), known)
             past = past if shifts is None else shifted(past, shifts)
             for parameter, part in zip(known, there, strict=True):
                 if part is not None:

@@ -34,9 +34,7 @@ class UnsampledTerm(AbstractTerm):
         margin: float = 0.0,
     ) -> None:
         number, names = number_and_names(call, constraints)
-        tracker = for_model(
-            model, number, gamma=1.0, correction=0.0, read="new", sampled=False
-        )
+        tracker = for_model(model, number, gamma=1.0, correction=0.0, read="new", sampled=False)
         super().__init__(tracker)
         self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
         self.names = self.limits.names

@@ -439,9 +439,7 @@ class InnerTracker(KeepsPrecision):
         if self.latest is not None:
             fresh = batch.mean(batch.fresh)
             if update.finite is not None:
-                fresh = torch.where(
-                    per_row(update.finite, fresh), fresh, self.latest[batch.index]
-                )
+                fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[batch.index])
             self.latest.index_copy_(0, batch.index, fresh)
         if self._waits_for_close:
             progress.open = update

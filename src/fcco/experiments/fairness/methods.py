@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco.constraints.rules import ConstantConEx
+from fcco.constraints import ConstantConEx
 
 from ..task import Method
 from ..updates import Stepped

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fcco
 from fcco._distributed import find_group
-from fcco.inner import global_mean
+from fcco.inputs import mean_loss
 
 from ..task import Method
 from ..updates import Stepped
@@ -52,7 +52,7 @@ class Built(Stepped):
             gradient_group: of each of its samples.
         """
         if self.objective is None:
-            return global_mean(losses(), find_group())
+            return mean_loss(losses(), find_group())
         if gradient is None:
             return self.objective(losses, group)
         return self.objective(losses, group, gradient=gradient, gradient_index=gradient_group)

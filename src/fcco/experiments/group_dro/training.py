@@ -178,7 +178,7 @@ class GroupDROTraining:
         return row
 
     def _exact_threshold(self, losses: Tensor) -> float:
-        from fcco.group_dro import exact_threshold
+        from fcco.terms import exact_threshold
 
         smoothing = float(self.built.objective.term.smoothing)
         return exact_threshold(losses, self.config.ratio, smoothing).item()

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ... import _checks
-from ...visit import own_buffers
+from ...previous.swap import own_buffers
 
 __all__ = [
     "BatchNormMode",
