@@ -60,9 +60,9 @@ def _binary(name: str, model: nn.Module, x: Tensor, rounds: int, steps: int) -> 
 
 def cpu_cases() -> Iterator[Case]:
     """Batch 128 of 128 features, or of 3x32x32 images."""
-    yield _binary("mlp64", mlp(64), torch.randn(128, 128), 80, 20)
-    yield _binary("mlp256", mlp(256), torch.randn(128, 128), 80, 10)
-    yield _binary("cnn", small_cnn(), torch.randn(128, 3, 32, 32), 25, 2)
+    yield _binary("mlp64", mlp(64), torch.randn(128, 128), 500, 5)
+    yield _binary("mlp256", mlp(256), torch.randn(128, 128), 300, 5)
+    yield _binary("cnn", small_cnn(), torch.randn(128, 3, 32, 32), 30, 1)
 
 
 def gpu_cases() -> Iterator[Case]:

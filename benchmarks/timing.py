@@ -41,9 +41,22 @@ def interleave(
     *,
     warm_up: int = 3,
     device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
     tick: Callable[[int, int], None] | None = None,
 ) -> Timings:
-    """Time `steps` calls of each candidate per round; the order turns around every round."""
+    """Time `steps` calls of each candidate per round; the order turns around every round.
+
+    Args:
+        candidates: what to time.
+        rounds: how often; many short rounds are better than a few long ones, since what else the
+            machine does then touches all candidates of a round alike, or few rounds.
+        steps: calls of a candidate in a round.
+        warm_up: calls of each before the clock runs.
+        device: `"cuda"` to wait for the GPU before reading the clock.
+        clock: `time.thread_time` ignores what other processes do with the core. It is right only
+            for work that stays in the calling thread.
+        tick: called after each round with the rounds done and their number.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for step in candidates.values():
         for _ in range(warm_up):
@@ -52,11 +65,11 @@ def interleave(
         order = list(candidates.items())
         for name, step in order if number % 2 == 0 else reversed(order):
             _wait(device)
-            start = time.perf_counter()
+            start = clock()
             for _ in range(steps):
                 step()
             _wait(device)
-            seconds[name].append((time.perf_counter() - start) / steps)
+            seconds[name].append((clock() - start) / steps)
         if tick is not None:
             tick(number + 1, rounds)
     return Timings(seconds)

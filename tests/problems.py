@@ -1,4 +1,7 @@
-"""Torch sides of the test problems."""
+"""Torch sides of the test problems.
+
+Only the functions that need cvxpy import it: tests on a GPU machine do without.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import torch
 from reference import Quadratics
@@ -98,6 +100,8 @@ class NoisyConstraints:
         With `penalty`, of the loss plus this function of the constraint vector instead; with
         `near = (x, nu)`, plus |w - x|^2 / (2 nu) too.
         """
+        import cvxpy as cp
+
         w = cp.Variable(len(self.a))
         loss = cp.sum_squares(w - self.a.numpy()) / 2
         values = self.rows.numpy() @ w - self.limits.numpy()
@@ -113,6 +117,7 @@ class NoisyConstraints:
 
 def smoothed_hinge(rho: float, lam: float, number: int) -> Callable[[Any], Any]:
     """(1/m) sum_i of the Moreau envelope of rho [.]_+, for `NoisyConstraints.solve`."""
+    import cvxpy as cp
 
     def penalty(values: Any) -> Any:
         v = cp.Variable(number)
@@ -165,6 +170,8 @@ class LogisticGroups:
 
     def solve(self, average: bool = False) -> tuple[np.ndarray, float]:
         """cvxpy's minimiser and its value; with `average`, of the mean over groups (ERM)."""
+        import cvxpy as cp
+
         w, s = cp.Variable(5), cp.Variable()
         losses = cp.hstack([cp.sum(cp.logistic(-z @ w)) / len(z) for z in self.z])
         coupled = cp.sum(losses) / self.number

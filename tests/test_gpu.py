@@ -1,4 +1,10 @@
-"""What only a GPU can show; run with `pytest -m gpu`."""
+"""What only a GPU can show.
+
+    PYTHONPATH=src python -m pytest -m gpu -p no:cacheprovider
+
+runs all tests marked `gpu`, here and in other files, from a checkout. It needs torch with CUDA,
+numpy and pytest only: conftest.py does without the other packages of the extra `test`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,9 @@ from fcco.contrastive import log_means
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # Remarks of torch on its own features; any other warning is an error.
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
 
@@ -269,7 +278,9 @@ def test_contrastive_means_on_the_gpu_equal_those_of_loops_on_the_cpu(chunk, kin
     given = [torch.randn(37, 8, generator=draw).to(kind) for _ in range(2)]
     label, anchor = torch.arange(37) // 2, torch.arange(37) % 3 != 0
     weight = torch.randn(int(anchor.sum()), 2, generator=draw, dtype=torch.float64)
-    wanted = [each.double().requires_grad_() for each in given]
+    # A copy: in double precision `double()` would return the tensor itself, and a `cuda()` of what
+    # requires a gradient is no leaf.
+    wanted = [each.to(torch.float64, copy=True).requires_grad_() for each in given]
     tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     means = naive_means(wanted[0], wanted[1], tau, label.tolist(), anchor.tolist()).log()
     (means * weight).sum().backward()

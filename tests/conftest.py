@@ -1,0 +1,20 @@
+"""Lets `pytest -m gpu` run on a machine that has torch, numpy and pytest only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Know the option `timeout` of pyproject.toml without pytest-timeout; unknown is an error."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds per test; without pytest-timeout there is no limit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, import only files with such tests: others need cvxpy, hypothesis and more."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
