@@ -208,8 +208,11 @@ def test_sonex_errors() -> None:
         theory.sonex_settings(BASE, 0.0, 1.0)
     with pytest.raises(ValueError, match=r"sonex_settings\(smallest_scale=\.\.\.\).*\(0, 2\]"):
         theory.sonex_settings(BASE, 0.1, 1.0, smallest_scale=3, largest_scale=2)
-    with pytest.raises(ValueError, match=r"below 1/outer_weak_convexity = 0.02"):
-        theory.sonex_settings(replace(BASE, outer_weak_convexity=50.0), 0.1, 1.0)
+    curved = replace(BASE, outer_weak_convexity=50.0)
+    with pytest.raises(ValueError, match=r"eps.*below outer_lipschitz/outer_weak_convexity = 0.04"):
+        theory.sonex_settings(curved, 0.1, 1.0)
+    with pytest.raises(ValueError, match=r"smoothing.*below 1/outer_weak_convexity = 0.02"):
+        curved.outer_smoothness(0.02)
     with pytest.raises(ValueError, match="smooth inner functions"):
         theory.sonex_settings(replace(BASE, inner_smoothness=math.inf), 0.1, 1.0)
     with pytest.raises(ValueError, match=r"sonex_settings\(initial_samples=\.\.\.\).*at least 1"):

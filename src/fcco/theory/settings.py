@@ -75,8 +75,9 @@ class Constants:
         rho = self.outer_weak_convexity
         limit = 1 / rho if rho else math.inf
         reason = "the envelope is not smooth otherwise"
-        _checks.positive("Constants.outer_smoothness", "smoothing", smoothing)
-        _checks.below("Constants", "smoothing", smoothing, limit, "1/outer_weak_convexity", reason)
+        call = "Constants.outer_smoothness"
+        _checks.positive(call, "smoothing", smoothing)
+        _checks.below(call, "smoothing", smoothing, limit, "1/outer_weak_convexity", reason)
         return max(1 / smoothing, rho / (1 - smoothing * rho))
 
     def smoothness(self, smoothing: float) -> float:
@@ -162,7 +163,16 @@ def sonex_settings(
     _checks.positive(call, "largest_scale", high)
     _checks.in_interval(call, "smallest_scale", low, 0, high, open_low=True)
     if math.isinf(c.inner_smoothness):
-        raise ValueError("SONEX needs smooth inner functions: inner_smoothness (L_g) is inf.")
+        raise ValueError(
+            f"`{call}(constants=...)` needs smooth inner functions but inner_smoothness (L_g) is "
+            "inf (ALEXR2 does not need them)."
+        )
+    if c.outer_weak_convexity > 0:
+        limit, reason = (
+            c.outer_lipschitz / c.outer_weak_convexity,
+            "f_lambda is not smooth otherwise",
+        )
+        _checks.below(call, "eps", eps, limit, "outer_lipschitz/outer_weak_convexity", reason)
     n, blocks, samples, noise = c.num_inner, c.blocks, c.samples, c.value_noise**2
     ratio = low / high
     smoothing = eps / c.outer_lipschitz
@@ -279,12 +289,15 @@ def alexr2_settings(
     _checks.at_least(call, "initial_gap", initial_gap, 0)
     _checks.in_interval(call, "beta", beta, 0, 0.5, open_low=True)
     if c.outer_weak_convexity > 0:
-        raise ValueError("ALEXR2 needs convex outer functions: outer_weak_convexity is not 0.")
+        raise ValueError(
+            f"`{call}(constants=...)` needs convex outer functions but outer_weak_convexity is: "
+            f"{c.outer_weak_convexity} (SONEX does not need them)."
+        )
     rho = c.weak_convexity
     if not (rho > 0 and math.isfinite(rho)):
         raise ValueError(
-            f"ALEXR2 needs a positive finite inner_weak_convexity (rho_g), as nu = 1/(4 rho), "
-            f"but rho is: {rho} (any bound on rho_g will do, also for convex g_i)."
+            f"`{call}(constants=...)` needs a positive finite inner_weak_convexity (rho_g), as "
+            f"nu = 1/(4 rho), but rho is: {rho} (any bound on rho_g will do, also for convex g_i)."
         )
     smoothing = eps / c.outer_lipschitz
     if dual_distance is None:
