@@ -12,6 +12,7 @@ from diagnostics_cases import DOUBLE, Curved, group_losses, separable
 from fcco.diagnostics import (
     approximate_stationarity,
     hinge_stationarity,
+    kkt,
     nearly_stationary_bounds,
     prox_linear,
     smallest_eigenvalue,
@@ -234,8 +235,16 @@ def test_errors_name_the_call_and_the_reason():
         approximate_stationarity(lambda index: w.detach()[index], Hinge(), 3, [w])
     with pytest.raises(ValueError, match="no tensor that requires a gradient"):
         approximate_stationarity(lambda index: w[index], Hinge(), 3, [w.detach()])
-    with pytest.raises(ValueError, match="at least one block"):
+    with pytest.raises(ValueError, match=r"stationarity\(num_inner=\.\.\.\).*at least 1 but is: 0"):
         approximate_stationarity(lambda index: w[index], Hinge(), 0, [w])
+    with pytest.raises(ValueError, match=r"kkt\(num_constraints=\.\.\.\).*at least 1 but is: 0"):
+        kkt(lambda: w.sum(), lambda index: w[index], 0, [w])
+    with pytest.raises(ValueError, match=r"hinge_stationarity\(chunk=.*at least 1 but is: 0"):
+        hinge_stationarity(lambda index: w[index], Hinge(), 3, [w], chunk=0)
+    with pytest.raises(ValueError, match=r"hinge_stationarity\(tile=.*at least 1 but is: 0"):
+        hinge_stationarity(lambda index: w[index], Hinge(), 3, [w], tile=0)
+    with pytest.raises(ValueError, match=r"hinge_stationarity\(radius=.*at least 0 but is: -1"):
+        hinge_stationarity(lambda index: w[index], Hinge(), 3, [w], radius=-1)
     with pytest.raises(ValueError, match="does not accept inner values of shape"):
         approximate_stationarity(lambda index: w[index], TwoSidedHinge(0.1), 3, [w])
     with pytest.raises(ValueError, match=r"two slopes.*DeadZone"):

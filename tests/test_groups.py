@@ -88,6 +88,25 @@ def test_dense_mean_under_vmap_and_compile(tail: tuple[int, ...]) -> None:
     torch.testing.assert_close(graph(values[1], position[1], 5), expected[1])
 
 
+@pytest.mark.parametrize("kind", ["list", "tuple", np.int64, np.int32, np.uint8, np.uint16])
+def test_ids_may_be_a_sequence_or_an_array(kind: Any) -> None:
+    values = torch.tensor([1.0, 2.0, 4.0, 6.0], requires_grad=True)
+    numbers = [3, 0, 3, 3]
+    ids: Any = {"list": numbers, "tuple": tuple(numbers)}.get(kind)
+    if ids is None:
+        ids = np.array(numbers, dtype=kind)
+        ids.flags.writeable = False  # torch warns when it shares memory that is read-only
+    means = group_mean(values, ids)
+    assert means.values.tolist() == [2.0, pytest.approx(11 / 3)]
+    assert means.index.tolist() == [0, 3] and means.index.dtype == torch.int64
+    assert means.counts.tolist() == [1, 3]
+    assert dense_group_mean(values, ids, 4).tolist() == [2.0, 0.0, 0.0, pytest.approx(11 / 3)]
+    means.values[1].backward()
+    assert values.grad is not None and values.grad.tolist() == pytest.approx(
+        [1 / 3, 0, 1 / 3, 1 / 3]
+    )
+
+
 def test_group_mean_of_an_empty_batch_is_empty() -> None:
     result = group_mean(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 3)
     assert [len(part) for part in result] == [0, 0, 0]
@@ -102,11 +121,13 @@ def test_group_mean_of_an_empty_batch_is_empty() -> None:
         (torch.ones(2), torch.tensor([0.0, 1.0]), None, "integer ids but has dtype: torch.float32"),
         (torch.ones(2), torch.tensor([True, False]), None, "integer ids.*torch.bool"),
         (torch.ones(2), torch.tensor([0, -4]), None, "ids from 0 but holds: -4"),
+        (torch.ones(2), [0.0, 1.0], None, "integer ids but has dtype: torch.float64"),
+        (torch.ones(3), [0, 1], None, r"each of the 3 values.*\(2,\)"),
         (torch.ones(2), torch.tensor([0, 5]), 5, "below num_groups = 5 but holds: 5"),
     ],
 )
 def test_group_mean_errors(
-    values: torch.Tensor, group: torch.Tensor, num_groups: int | None, message: str
+    values: torch.Tensor, group: Any, num_groups: int | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         group_mean(values, group, num_groups)

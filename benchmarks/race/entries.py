@@ -76,7 +76,7 @@ class Entry:
             return problem.noise[0] * (h["refresh_samples"] * problem.samples).rsqrt()
         options = {"value_noise": problem.noise[0], "samples": problem.samples}
         gamma: float = h["gamma"]  # type: ignore[assignment]
-        square = theory.tracking_error(
+        square = theory.expected_tracking_error(
             gamma, problem.total, problem.blocks, correction=0.0, **options
         )
         return torch.as_tensor(square).sqrt()
@@ -110,7 +110,7 @@ def with_correction(problem: Problem, h: Values) -> Values:
     """Replace the choice of the correction (0 none, 1 auto, 2 theory) by its value."""
     gamma, choice = h["gamma"], h["correction"]
     n, blocks = problem.total, problem.blocks
-    auto: Tensor = theory.auto_correction(gamma, n, blocks)  # type: ignore[arg-type,assignment]
+    auto = (1 - gamma) * blocks / n
     full = torch.as_tensor(theory_correction(gamma, n, blocks))
     value = torch.where(choice == 1, auto, torch.where(choice == 2, full, 0.0))
     return {**h, "correction": value}

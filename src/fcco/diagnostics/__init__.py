@@ -3,7 +3,7 @@
 | question | function |
 |---|---|
 | approximate stationarity, an upper bound for any f | `approximate_stationarity` |
-| approximate stationarity, exact for the hinge and its kin | `hinge_stationarity` |
+| approximate stationarity, exact for f with two slopes, such as the hinge | `hinge_stationarity` |
 | what it implies under a bounded singular value | `nearly_stationary_bounds` |
 | nearly-stationarity, by the prox-linear step | `prox_linear` |
 | KKT residuals, with the penalty's and with the best multipliers | `kkt`, `kkt_report` |
@@ -14,32 +14,39 @@
 | is lambda of the right scale | `smoothed_zone` |
 | bounds of Adam-type step sizes | `step_size_bounds` |
 
-All are plain functions of the model at hand and return small frozen dataclasses. The inner
-functions are given as a callable that maps a LongTensor of blocks to g_i(w) on the full data, with
-an autograd graph to `parameters`; set the model to evaluation mode first. The graph of more than a
-chunk of blocks is never built. Those that solve a least-squares problem need scipy
+All are functions of the model at its current parameters and return small frozen dataclasses. The
+inner functions are given as a callable that maps a LongTensor of blocks to g_i(w) on the full data,
+with an autograd graph to `parameters`; set the model to evaluation mode first. The graph of more
+than a chunk of blocks is never built. Those that solve a least-squares problem need scipy
 (`pip install 'fcco[solvers]'`).
 """
 
-from .gram import gram_matrix
-from .hinge import HingeStationarity, hinge_stationarity
-from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
+from .jacobian import (
+    ConstraintCondition,
+    Spectrum,
+    constraint_condition,
+    gram_matrix,
+    smallest_eigenvalue,
+)
 from .proximal import ProxLinear, prox_linear
 from .residuals import KKT, KKTReport, kkt, kkt_report
-from .stationarity import (
-    ApproximateStationarity,
-    NearlyStationaryBounds,
-    approximate_stationarity,
-    nearly_stationary_bounds,
-)
-from .steps import StepSizeBounds, step_size_bounds
-from .tracking import (
+from .runs import (
     GradientError,
     SmoothedZone,
+    StepSizeBounds,
     TrackingError,
     gradient_error,
     smoothed_zone,
+    step_size_bounds,
     tracking_error,
+)
+from .stationarity import (
+    ApproximateStationarity,
+    HingeStationarity,
+    NearlyStationaryBounds,
+    approximate_stationarity,
+    hinge_stationarity,
+    nearly_stationary_bounds,
 )
 
 __all__ = [

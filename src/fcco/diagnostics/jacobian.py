@@ -1,4 +1,4 @@
-"""Conditions on the Jacobian: its smallest eigenvalue, and the condition on constraints."""
+"""The stacked Jacobian of the inner functions: its Gram matrix and its singular values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,70 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .evaluation import Inner, all_blocks, inner_values, trainable
-from .gram import bordered_gram, gram_matrix
+from .. import _checks
+from ._full_data import FullData, Inner, trainable
 
-__all__ = ["ConstraintCondition", "Spectrum", "constraint_condition", "smallest_eigenvalue"]
+__all__ = [
+    "ConstraintCondition",
+    "Spectrum",
+    "constraint_condition",
+    "gram_matrix",
+    "smallest_eigenvalue",
+]
+
+
+def gram_matrix(
+    inner: Inner,
+    num_inner: int,
+    parameters: Iterable[Tensor],
+    *,
+    with_threshold: bool = False,
+    tile: int = 32,
+    per_layer: bool = True,
+) -> Tensor:
+    r"""The Gram matrix of the stacked Jacobian, without ever holding the Jacobian.
+
+    .. math::
+        J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
+        \mathbb{R}^{n d_1 \times n d_1}
+
+    Rows are ordered block by block. Two tiles of `tile` blocks are alive at a time and gradients
+    are recomputed, so the memory is 2 tile d1 d' numbers instead of n d1 d, at about
+    n^2 d1 / (2 tile) backward passes per group of layers (n d1 where n <= tile). d' is the size of
+    the largest parameter tensor with `per_layer` (smaller tensors share a group up to that size),
+    else d. Sums are in float64.
+
+    Args:
+        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic
+            (evaluation mode, no dropout).
+        num_inner: n.
+        parameters: w.
+        with_threshold: add the column of the CVaR threshold s, for inner = L_i: the gradient of
+            L_i - s is (grad L_i, -1), which adds 1 to each entry.
+        tile: blocks per tile.
+        per_layer: accumulate over groups of layers.
+
+    Example:
+        L_i = |w - e_i|^2 / 2 at w = (1/3, 1/3, 1/3): the gradients are w - e_i.
+
+        >>> import torch
+        >>> from fcco.diagnostics import gram_matrix
+        >>> w = torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True)
+        >>> losses = lambda index: (w - torch.eye(3)[index]).square().sum(1) / 2
+        >>> gram_matrix(losses, 3, [w], with_threshold=True)
+        tensor([[1.6667, 0.6667, 0.6667],
+                [0.6667, 1.6667, 0.6667],
+                [0.6667, 0.6667, 1.6667]], dtype=torch.float64)
+    """
+    call = "gram_matrix"
+    matrix = FullData(call, inner, num_inner, trainable(call, parameters)).gram(tile, per_layer)
+    if with_threshold:
+        if len(matrix) != num_inner:
+            raise ValueError(
+                f"`{call}(with_threshold=True)` needs scalar inner functions (d1 = 1)."
+            )
+        matrix += 1  # the column of s is -1 in every row
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -38,34 +98,6 @@ class Spectrum:
         return (
             f"eigenvalues of J J^T in [{self.smallest:.3g}, {self.largest:.3g}], trace "
             f"{self.trace:.3g}, condition {self.condition:.3g}{note}"
-        )
-
-
-@dataclass(frozen=True)
-class ConstraintCondition:
-    """The singular values behind the paper's assumption on constraints, at one point.
-
-    Attributes:
-        feasible: max_i g_i <= 0; the assumption then asks nothing and the rest is None.
-        largest_value: max_i g_i.
-        smallest: sigma_min of the Jacobian of all m constraints, the delta of the assumption.
-        violated: sigma_min of the Jacobian of the violated constraints {i: g_i > 0} alone. It is
-            never smaller, and enough for the proof, whose multipliers vanish where g_i <= 0.
-        num_violated: how many constraints are violated.
-    """
-
-    feasible: bool
-    largest_value: float
-    smallest: float | None = None
-    violated: float | None = None
-    num_violated: int = 0
-
-    def __str__(self) -> str:
-        if self.feasible:
-            return f"feasible (max g = {self.largest_value:.3g}): nothing to check"
-        return (
-            f"sigma_min = {self.smallest:.3g} over all constraints, {self.violated:.3g} over the "
-            f"{self.num_violated} violated (max g = {self.largest_value:.3g})"
         )
 
 
@@ -122,6 +154,34 @@ def smallest_eigenvalue(
     )
 
 
+@dataclass(frozen=True)
+class ConstraintCondition:
+    """The singular values behind the paper's assumption on constraints, at one point.
+
+    Attributes:
+        feasible: max_i g_i <= 0; the assumption then asks nothing and the rest is None.
+        largest_value: max_i g_i.
+        smallest: sigma_min of the Jacobian of all m constraints, the delta of the assumption.
+        violated: sigma_min of the Jacobian of the violated constraints {i: g_i > 0} alone. It is
+            never smaller, and enough for the proof, whose multipliers vanish where g_i <= 0.
+        num_violated: how many constraints are violated.
+    """
+
+    feasible: bool
+    largest_value: float
+    smallest: float | None = None
+    violated: float | None = None
+    num_violated: int = 0
+
+    def __str__(self) -> str:
+        if self.feasible:
+            return f"feasible (max g = {self.largest_value:.3g}): nothing to check"
+        return (
+            f"sigma_min = {self.smallest:.3g} over all constraints, {self.violated:.3g} over the "
+            f"{self.num_violated} violated (max g = {self.largest_value:.3g})"
+        )
+
+
 def constraint_condition(
     inner: Inner,
     num_constraints: int,
@@ -159,14 +219,14 @@ def constraint_condition(
         The paper, section 5: the assumption on constraints before the exact-penalty proposition.
     """
     call = "constraint_condition"
-    weights = trainable(call, parameters)
-    index = all_blocks(call, num_constraints, weights[0])
-    values = scalar_constraints(call, inner_values(call, inner, index, chunk))
+    _checks.integer(call, "num_constraints", num_constraints, 1)
+    data = FullData(call, inner, num_constraints, trainable(call, parameters), chunk=chunk)
+    values = data.constraint_values()
     largest_value = float(values.max())
     if largest_value <= 0:
         return ConstraintCondition(feasible=True, largest_value=largest_value)
-    matrix = bordered_gram(call, inner, index, weights, None, tile, per_layer)
-    violated = values > 0
+    matrix = data.gram(tile, per_layer)
+    violated = values > 0  # the Gram matrix of these alone is a part of `matrix`
     return ConstraintCondition(
         feasible=False,
         largest_value=largest_value,
@@ -174,16 +234,6 @@ def constraint_condition(
         violated=_smallest_singular_value(matrix[violated][:, violated]),
         num_violated=int(violated.sum()),
     )
-
-
-def scalar_constraints(call: str, values: Tensor) -> Tensor:
-    """The values of scalar constraints as one vector."""
-    if values.dim() == 2 and values.shape[1] != 1:
-        raise ValueError(
-            f"`{call}(inner=...)` must give one value per constraint but d1 = {values.shape[1]} "
-            "(write a vector constraint as several scalar ones)."
-        )
-    return values.reshape(-1)
 
 
 def _smallest_singular_value(gram: Tensor) -> float:

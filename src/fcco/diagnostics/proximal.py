@@ -12,18 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .box import isometric_copy, quadratic_in_box, two_slopes
-from .evaluation import (
-    Inner,
-    Loss,
-    all_blocks,
-    fits,
-    inner_values,
-    norm,
-    trainable,
-    weighted_gradient,
-)
-from .gram import bordered_gram
+from ._box import TwoSlopes, isometric_copy, quadratic_in_box, two_slopes
+from ._full_data import FullData, Inner, Loss, norm, trainable
 
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
@@ -84,9 +74,9 @@ def prox_linear(
         - \tfrac t2 \Big\|\nabla g_0 + \tfrac1n J^\top y\Big\|^2, \qquad
         z - w = -t \big(\nabla g_0 + \tfrac1n J^\top y\big),
 
-    which needs only the Gram matrix. Supported are all convex f: those with two slopes (hinge,
-    absolute value, CVaR hinge: every f with a `dual_zone`) by an exact quadratic program over a
-    box, the others by an accelerated proximal gradient method on the dual, through `outer.prox`,
+    which needs only the Gram matrix. An f with two slopes (hinge, absolute value, CVaR hinge:
+    every f with a `dual_zone`) leads to a quadratic program over a box, solved exactly; any other
+    convex f is solved by an accelerated proximal gradient method on the dual, through `outer.prox`,
     until the gap is small or `max_iterations` is reached. The gap is part of the result.
 
     Args:
@@ -122,75 +112,79 @@ def prox_linear(
     call = "prox_linear"
     _checks.positive(call, "step", step)
     _checks.requires(call, outer, "convex")
-    weights = trainable(call, parameters)
-    index = all_blocks(call, num_inner, weights[0])
-    values = inner_values(call, inner, index, chunk)
-    fits(call, outer, values)
-    gram = bordered_gram(call, inner, index, weights, loss, tile, per_layer)
-    problem = _Dual(outer, values, gram, step)
-    if two_slopes(outer) is None:
-        y, gap = problem.accelerate(tolerance, max_iterations)
+    data = FullData(call, inner, num_inner, trainable(call, parameters), loss, chunk)
+    values = data.values(outer)
+    gram = data.gram(tile, per_layer)
+    slopes = two_slopes(outer)
+    if slopes is not None:
+        y, gap = _solve_box(call, slopes, values, gram, step)
     else:
-        y, gap = problem.solve_box(call)
-    pull = weighted_gradient(call, inner, y / num_inner, weights, chunk, loss)
-    displacement = tuple(-step * gradient for gradient in pull)
-    stationarity = norm(pull)
+        y, gap = _accelerate(outer, values, gram, step, tolerance, max_iterations)
+    gradient = data.gradient(y / num_inner)
+    stationarity = norm(gradient)
+    displacement = tuple(-step * part for part in gradient)
     return ProxLinear(step * stationarity, stationarity, gap, y, displacement)
 
 
-class _Dual:
-    """The dual problem, in terms of the Gram matrix."""
+def _solve_box(
+    call: str, slopes: TwoSlopes, values: Tensor, gram: Tensor, step: float
+) -> tuple[Tensor, float]:
+    """The dual solution and its gap where f* is linear on the interval of slopes."""
+    size = values.numel()
+    copy = isometric_copy(gram) * math.sqrt(step)
+    # The columns after the first `size` are those of grad g_0: one, or none (then the sum is 0).
+    matrix, border = copy[:, :size] / size, copy[:, size:].sum(1)
+    linear = (values.reshape(-1).cpu().numpy() - slopes.kink) / size
+    low, high = np.full(size, slopes.low), np.full(size, slopes.high)
+    solution, gap = quadratic_in_box(call, matrix, -border, linear, low, high)
+    return torch.from_numpy(solution).to(values).reshape(values.shape), gap
 
-    def __init__(self, outer: AbstractOuter, values: Tensor, gram: Tensor, step: float) -> None:
-        self.outer, self.values, self.step, self.bordered = outer, values, step, gram
-        self.size = values.numel()
-        self.gram = gram[: self.size, : self.size]
-        border = gram[: self.size, self.size :].sum(1)  # J grad g_0, or zero without a border
-        self.base = values.reshape(-1) - step * border
 
-    def at(self, y: Tensor) -> Tensor:
-        """The linearised values g + J (z - w) at the z that belongs to y."""
-        moved = self.gram @ y.reshape(-1) * (self.step / len(self.values))
-        return (self.base - moved).reshape(self.values.shape)
+def _accelerate(
+    outer: AbstractOuter,
+    values: Tensor,
+    gram: Tensor,
+    step: float,
+    tolerance: float,
+    max_iterations: int,
+) -> tuple[Tensor, float]:
+    """Proximal gradient with momentum on the dual, restarted where the momentum points uphill."""
+    size = values.numel()
+    border = gram[:size, size:].sum(1)  # J grad g_0, or zero without g_0
+    gram = gram[:size, :size]
+    base = values.reshape(-1) - step * border
 
-    def solve_box(self, call: str) -> tuple[Tensor, float]:
-        slopes = two_slopes(self.outer)
-        assert slopes is not None
-        copy = isometric_copy(self.bordered) * math.sqrt(self.step)
-        matrix, border = copy[:, : self.size] / self.size, copy[:, self.size :].sum(1)
-        linear = (self.values.reshape(-1).cpu().numpy() - slopes.kink) / self.size
-        low, high = np.full(self.size, slopes.low), np.full(self.size, slopes.high)
-        solution, gap = quadratic_in_box(call, matrix, -border, linear, low, high)
-        return torch.from_numpy(solution).to(self.values).reshape(self.values.shape), gap
+    def linearised(y: Tensor) -> Tensor:
+        """The values g + J (z - w) at the z that belongs to y."""
+        moved = gram @ y.reshape(-1) * (step / len(values))
+        return (base - moved).reshape(values.shape)
 
-    def accelerate(self, tolerance: float, max_iterations: int) -> tuple[Tensor, float]:
-        """Proximal gradient with momentum, restarted where the momentum points uphill."""
-        largest = float(torch.linalg.eigvalsh(self.gram)[-1]) * self.step / len(self.values)
-        inverse = largest if largest > 0 else 1.0  # inverse of the dual step
-        enough = tolerance * (1.0 + float(self.outer(self.values).detach().abs().mean()))
-        y = torch.zeros_like(self.values)
-        ahead, momentum = y, 1.0
-        best, smallest = y, math.inf
-        for _ in range(max_iterations):
-            # Moreau: prox of f* from the envelope of f; y is a subgradient of f at `nearest`.
-            shifted = inverse * ahead + self.at(ahead)
-            following = self.outer.envelope_gradient(shifted, inverse).detach()
-            gap = self.gap(following, shifted - inverse * following)
-            if gap < smallest:
-                best, smallest = following, gap
-            if smallest <= enough:
-                break
-            if float(((ahead - following) * (following - y)).sum()) > 0:
-                momentum = 1.0
-            longer = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            ahead = following + (momentum - 1) / longer * (following - y)
-            y, momentum = following, longer
-        return best, max(smallest, 0.0)
-
-    def gap(self, y: Tensor, nearest: Tensor) -> float:
-        """Mean of f(u) + f*(y) - <y, u> at u = at(y); f*(y) = <y, nearest> - f(nearest)."""
-        point = self.at(y)
+    def duality_gap(y: Tensor, nearest: Tensor) -> float:
+        """Mean of f(u) + f*(y) - <y, u> at the linearised u; f*(y) = <y, nearest> - f(nearest)."""
+        point = linearised(y)
         inner_product = y * (point - nearest)
-        if self.outer.dim != 1:
+        if outer.dim != 1:
             inner_product = inner_product.sum(-1)
-        return float((self.outer(point) - self.outer(nearest) - inner_product).detach().mean())
+        return float((outer(point) - outer(nearest) - inner_product).detach().mean())
+
+    largest = float(torch.linalg.eigvalsh(gram)[-1]) * step / len(values)
+    inverse = largest if largest > 0 else 1.0  # inverse of the dual step
+    target_gap = tolerance * (1.0 + float(outer(values).detach().abs().mean()))
+    y = extrapolated = best = torch.zeros_like(values)
+    momentum, smallest_gap = 1.0, math.inf
+    for _ in range(max_iterations):
+        # Moreau: the prox of f* from the envelope of f; y is a subgradient of f at `nearest`.
+        shifted = inverse * extrapolated + linearised(extrapolated)
+        new = outer.envelope_gradient(shifted, inverse).detach()
+        nearest = shifted - inverse * new
+        gap = duality_gap(new, nearest)
+        if gap < smallest_gap:
+            best, smallest_gap = new, gap
+        if smallest_gap <= target_gap:
+            break
+        if float(((extrapolated - new) * (new - y)).sum()) > 0:
+            momentum = 1.0
+        next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        extrapolated = new + (momentum - 1) / next_momentum * (new - y)
+        y, momentum = new, next_momentum
+    return best, max(smallest_gap, 0.0)

@@ -10,19 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .box import isometric_copy, scipy_optimize
-from .evaluation import (
-    Inner,
-    Loss,
-    all_blocks,
-    fits,
-    inner_values,
-    norm,
-    trainable,
-    weighted_gradient,
-)
-from .gram import bordered_gram
-from .jacobian import scalar_constraints
+from ._box import isometric_copy, scipy_optimize
+from ._full_data import FullData, Inner, Loss, check_outer, norm, trainable
 
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
@@ -52,17 +41,6 @@ class KKT:
             f"complementarity {self.complementarity:.3g}, multipliers <= "
             f"{float(self.multipliers.max()):.3g}"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class KKTReport:
-    """The residuals with the penalty's multipliers and with the best ones, side by side."""
-
-    penalty: KKT
-    least_squares: KKT
-
-    def __str__(self) -> str:
-        return f"penalty: {self.penalty}\nbest:    {self.least_squares}"
 
 
 def kkt(
@@ -129,31 +107,55 @@ def kkt(
     if multipliers is not None and outer is not None:
         raise ValueError("`kkt(multipliers=..., outer=...)` takes one source of multipliers.")
     _checks.at_least(call, "active", active, 0)
-    weights = trainable(call, parameters)
-    index = all_blocks(call, num_constraints, weights[0])
-    values = scalar_constraints(call, inner_values(call, inner, index, chunk))
+    _checks.integer(call, "num_constraints", num_constraints, 1)
+    data = FullData(call, inner, num_constraints, trainable(call, parameters), loss, chunk)
+    values = data.constraint_values()
     if multipliers is not None:
-        nu = _given(multipliers, values)
+        nu = _checked_multipliers(multipliers, values)
     elif outer is not None:
-        fits(call, outer, values)
+        check_outer(call, outer, values)
         nu = outer.gradient(values).detach() / num_constraints
     else:
         nu = torch.zeros_like(values)
-        near = index[values >= -active]
+        near = data.index[values >= -active]
         if len(near) > 0:
-            gram = bordered_gram(call, inner, near, weights, loss, tile, per_layer)
-            copy = isometric_copy(gram)
+            # The last column is the copy of grad g_0, the others are those of the constraints.
+            copy = isometric_copy(data.gram(tile, per_layer, near))
             solution, _ = scipy_optimize(call).nnls(
                 copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy)
             )
             nu[near] = torch.from_numpy(solution).to(nu)
-    pull = weighted_gradient(call, inner, nu, weights, chunk, loss)
     return KKT(
-        stationarity=norm(pull),
+        stationarity=norm(data.gradient(nu)),
         feasibility=max(float(values.max()), 0.0),
         complementarity=float((nu * values).abs().max()),
         multipliers=nu,
     )
+
+
+def _checked_multipliers(multipliers: Tensor, values: Tensor) -> Tensor:
+    if multipliers.shape != values.shape:
+        raise ValueError(
+            f"`kkt(multipliers=...)` must have the shape ({len(values)},), one per constraint, but "
+            f"has: {tuple(multipliers.shape)}."
+        )
+    if bool((multipliers < 0).any()):
+        raise ValueError(
+            "`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0) but the "
+            f"smallest is: {float(multipliers.min()):g}."
+        )
+    return multipliers.detach().to(values)
+
+
+@dataclass(frozen=True, eq=False)
+class KKTReport:
+    """The residuals with the penalty's multipliers and with the best ones, side by side."""
+
+    penalty: KKT
+    least_squares: KKT
+
+    def __str__(self) -> str:
+        return f"penalty: {self.penalty}\nbest:    {self.least_squares}"
 
 
 def kkt_report(
@@ -176,17 +178,17 @@ def kkt_report(
         \Big\|\nabla g_0 + \sum_{i: g_i \ge -\epsilon} \nu_i \nabla g_i\Big\|
 
     A large difference of the two stationarity residuals says that the penalty's multipliers have
-    not converged although the point may be good; see `kkt` for the arguments.
+    not converged although the point may be good.
 
     Args:
-        loss: g_0.
-        inner: maps a LongTensor of constraints to g_i(w) with a graph, full data; scalar.
+        loss: g_0; this and the other arguments are those of `kkt`.
+        inner: maps a LongTensor of constraints to g_i(w).
         num_constraints: m.
         parameters: w.
         outer: the penalty's outer function, smoothed as in training.
         active: epsilon, constraints with g_i >= -active may have a least-squares multiplier.
         chunk: constraints per graph.
-        tile: constraints per tile of the Gram matrix (see `gram_matrix`).
+        tile: constraints per tile of the Gram matrix.
         per_layer: accumulate the Gram matrix over groups of layers.
 
     Example:
@@ -200,34 +202,9 @@ def kkt_report(
         ...                  1, [w], MoreauEnvelope(Hinge(4.0), 0.05)))
         penalty: stationarity 0.364, feasibility 0.05, complementarity 0.05, multipliers <= 1
         best:    stationarity 0.1, feasibility 0.05, complementarity 0.0325, multipliers <= 0.65
-
-    References:
-        The paper, section 5: the proposition on the exact penalty and its proof.
     """
-    weights = trainable("kkt_report", parameters)
-    penalty = kkt(loss, inner, num_constraints, weights, outer=outer, chunk=chunk)
-    best = kkt(
-        loss,
-        inner,
-        num_constraints,
-        weights,
-        active=active,
-        chunk=chunk,
-        tile=tile,
-        per_layer=per_layer,
+    problem = loss, inner, num_constraints, trainable("kkt_report", parameters)
+    return KKTReport(
+        penalty=kkt(*problem, outer=outer, chunk=chunk),
+        least_squares=kkt(*problem, active=active, chunk=chunk, tile=tile, per_layer=per_layer),
     )
-    return KKTReport(penalty, best)
-
-
-def _given(multipliers: Tensor, values: Tensor) -> Tensor:
-    if multipliers.shape != values.shape:
-        raise ValueError(
-            f"`kkt(multipliers=...)` must have the shape ({len(values)},), one per constraint, but "
-            f"has: {tuple(multipliers.shape)}."
-        )
-    if bool((multipliers < 0).any()):
-        raise ValueError(
-            "`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0) but the "
-            f"smallest is: {float(multipliers.min()):g}."
-        )
-    return multipliers.detach().to(values)

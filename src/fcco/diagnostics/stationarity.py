@@ -1,34 +1,29 @@
-"""Approximate stationarity: how far a point is from the paper's definition, and what it implies."""
+"""Approximate stationarity: an upper bound, the exact value for two slopes, and what it implies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
-from .evaluation import (
-    Inner,
-    Loss,
-    all_blocks,
-    fits,
-    inner_values,
-    norm,
-    trainable,
-    weighted_gradient,
-)
+from ._box import isometric_copy, least_squares_in_box, two_slopes
+from ._full_data import FullData, Inner, Loss, norm, trainable
 
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
 
 __all__ = [
     "ApproximateStationarity",
+    "HingeStationarity",
     "NearlyStationaryBounds",
     "approximate_stationarity",
+    "hinge_stationarity",
     "nearly_stationary_bounds",
 ]
 
@@ -55,27 +50,6 @@ class ApproximateStationarity:
         return (
             f"approximately stationary with epsilon <= {self.value:.3g} (distance "
             f"{self.distance:.3g}, gradient {self.gradient:.3g}, smoothing {self.smoothing:.3g})"
-        )
-
-
-@dataclass(frozen=True)
-class NearlyStationaryBounds:
-    """What approximate stationarity implies: a stationary point nearby.
-
-    Attributes:
-        distance: a point w' with dist(0, dF(w')) <= gradient lies within this distance.
-        gradient: the bound on dist(0, dF(w')).
-        limit: both hold for epsilon up to this value.
-    """
-
-    distance: float
-    gradient: float
-    limit: float
-
-    def __str__(self) -> str:
-        return (
-            f"a point within {self.distance:.3g} has a subgradient of norm at most "
-            f"{self.gradient:.3g} (proved for epsilon <= {self.limit:.3g})"
         )
 
 
@@ -127,21 +101,191 @@ def approximate_stationarity(
         The paper, definition of approximate stationarity and the theorem after it.
     """
     call = "approximate_stationarity"
-    weights = trainable(call, parameters)
     grid = _grid(call, outer, smoothing)
-    values = inner_values(call, inner, all_blocks(call, num_inner, weights[0]), chunk)
-    fits(call, outer, values)
+    data = FullData(call, inner, num_inner, trainable(call, parameters), loss, chunk)
+    values = data.values(outer)
     rows = []
     for step in grid:
-        nearest = outer.prox(values, step).detach()
-        pull = (values - nearest) / (step * num_inner)
-        distance = float((values - nearest).reshape(num_inner, -1).norm(dim=1).max())
-        rows.append(
-            (step, distance, norm(weighted_gradient(call, inner, pull, weights, chunk, loss)))
-        )
+        difference = values - outer.prox(values, step).detach()
+        distance = float(difference.reshape(num_inner, -1).norm(dim=1).max())
+        rows.append((step, distance, norm(data.gradient(difference / (step * num_inner)))))
+    best_step, distance, gradient = min(rows, key=lambda row: max(row[1:]))
     table = torch.tensor(rows, dtype=torch.float64)
-    smoothest, distance, gradient = min(rows, key=lambda row: max(row[1:]))
-    return ApproximateStationarity(max(distance, gradient), smoothest, distance, gradient, table)
+    return ApproximateStationarity(max(distance, gradient), best_step, distance, gradient, table)
+
+
+def _grid(
+    call: str, outer: AbstractOuter, smoothing: float | Sequence[float] | Tensor | None
+) -> list[float]:
+    rho = outer.weak_convexity
+    largest = math.inf if rho == 0 else 1 / rho
+    if smoothing is None:
+        grid = [10 ** (exponent / 2) for exponent in range(-12, 5)]
+        grid = [step for step in grid if step < largest]
+    else:
+        grid = torch.as_tensor(smoothing, dtype=torch.float64).reshape(-1).tolist()
+    if not grid:
+        raise ValueError(
+            f"`{call}(smoothing=...)` has no value below 1/weak_convexity = {largest:g}."
+        )
+    reason = "the prox is not unique otherwise"
+    for step in grid:
+        _checks.positive(call, "smoothing", step)
+        _checks.below(call, "smoothing", step, largest, "1/weak_convexity", reason)
+    return grid
+
+
+@dataclass(frozen=True, eq=False)
+class HingeStationarity:
+    """The epsilon of approximate stationarity, with the multipliers that attain it.
+
+    Attributes:
+        value: epsilon, the larger of `radius` and `gradient`.
+        radius: the blocks whose g_i is at most this far from the kink have a free multiplier.
+        gradient: q(radius) = |(1/n) sum_i J_i^T y_i (+ grad g_0)|.
+        multipliers: y, shape (n,).
+        num_free: how many multipliers are free.
+    """
+
+    value: float
+    radius: float
+    gradient: float
+    multipliers: Tensor
+    num_free: int
+
+    def __str__(self) -> str:
+        return (
+            f"approximately stationary with epsilon = {self.value:.3g} (gradient "
+            f"{self.gradient:.3g}, {self.num_free} of {len(self.multipliers)} multipliers free)"
+        )
+
+
+def hinge_stationarity(
+    inner: Inner,
+    outer: AbstractOuter,
+    num_inner: int,
+    parameters: Iterable[Tensor],
+    *,
+    radius: float | None = None,
+    loss: Loss | None = None,
+    chunk: int = 64,
+    tile: int = 32,
+    per_layer: bool = True,
+) -> HingeStationarity:
+    r"""The exact epsilon of approximate stationarity for a function with two slopes.
+
+    For f = rho [.]_+ and a radius epsilon, y_i may be any subgradient of f within epsilon of g_i:
+
+    .. math::
+        Y_i(\epsilon) = \{0\} \;(g_i < -\epsilon), \quad \{\rho\} \;(g_i > \epsilon), \quad
+        [0, \rho] \text{ otherwise}; \qquad
+        q(\epsilon) = \min_{y \in \prod Y_i} \Big\|\tfrac1n J^\top y + \nabla g_0\Big\|
+
+    and epsilon* = inf{epsilon: q(epsilon) <= epsilon}. q is a non-increasing step function with
+    steps at |g_i|, so a binary search over these n values ends at epsilon* itself. Each q is a
+    least-squares problem over a box in R^n, after one Gram matrix. The same holds with other slopes
+    and another kink: |u|, the pinball loss, (1/r) [u - s]_+.
+
+    Args:
+        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic; d1 = 1.
+        outer: f itself, a function with a `dual_zone`.
+        num_inner: n.
+        parameters: w.
+        radius: evaluate q at this radius only, instead of the search; the value is then
+            max(radius, q(radius)).
+        loss: g_0, if there is one.
+        chunk: blocks per graph.
+        tile: blocks per tile of the Gram matrix (see `gram_matrix`).
+        per_layer: accumulate the Gram matrix over groups of layers.
+
+    Example:
+        F(w) = (|w_1| + |w_2|) / 2 near its minimum: both kinks are within 0.01, and y = 0 will do.
+
+        >>> import torch
+        >>> from fcco.diagnostics import hinge_stationarity
+        >>> from fcco.outer import Absolute
+        >>> w = torch.tensor([0.01, -0.01], requires_grad=True)
+        >>> print(hinge_stationarity(lambda index: w[index], Absolute(), 2, [w]))
+        approximately stationary with epsilon = 0.01 (gradient 0, 2 of 2 multipliers free)
+
+    References:
+        The paper, definition of approximate stationarity.
+    """
+    call = "hinge_stationarity"
+    _checks.at_least(call, "radius", radius, 0)
+    slopes = two_slopes(outer)
+    if slopes is None:
+        raise ValueError(
+            f"`{call}(outer=...)` needs a scalar function with two slopes, such as the hinge, the "
+            f"absolute value or the CVaR hinge (those with a `dual_zone`), but is: {outer!r}."
+        )
+    data = FullData(call, inner, num_inner, trainable(call, parameters), loss, chunk)
+    values = data.values(outer)
+    copy = isometric_copy(data.gram(tile, per_layer))
+    matrix = copy[:, :num_inner] / num_inner
+    target = -copy[:, num_inner] if loss is not None else np.zeros(len(copy))
+    signed = values.reshape(-1).cpu().numpy() - slopes.kink  # distance to the kink
+
+    def residual(epsilon: float) -> tuple[float, np.ndarray]:
+        """q(epsilon) and its multipliers, over the slopes of f within epsilon of each value."""
+        low = np.where(signed > epsilon, slopes.high, slopes.low)
+        high = np.where(signed < -epsilon, slopes.low, slopes.high)
+        solution = least_squares_in_box(call, matrix, target, low, high)
+        return float(np.linalg.norm(matrix @ solution - target)), solution
+
+    if radius is None:
+        # q is constant between these values; 0, because epsilon* may lie below all |g_i - kink|.
+        radius, multipliers = _search(np.unique(np.append(np.abs(signed), 0.0)), residual)
+    else:
+        multipliers = residual(radius)[1]
+    y = torch.from_numpy(multipliers).to(values.device)
+    # Measured on the model, because the root of the Gram matrix has the root of its rounding error.
+    gradient = norm(data.gradient(y / num_inner))
+    return HingeStationarity(
+        value=max(radius, gradient),
+        radius=radius,
+        gradient=gradient,
+        multipliers=y,
+        num_free=int((np.abs(signed) <= radius).sum()),
+    )
+
+
+def _search(
+    steps: np.ndarray, residual: Callable[[float], tuple[float, np.ndarray]]
+) -> tuple[float, np.ndarray]:
+    """The first step with q(step) < next step, after which q is below the radius."""
+    first, last = 0, len(steps) - 1
+    best = None
+    while first < last:
+        middle = (first + last) // 2
+        value, solution = residual(float(steps[middle]))
+        if value < steps[middle + 1]:
+            last, best = middle, solution
+        else:
+            first = middle + 1
+    radius = float(steps[first])
+    return radius, residual(radius)[1] if best is None else best
+
+
+@dataclass(frozen=True)
+class NearlyStationaryBounds:
+    """What approximate stationarity implies: a stationary point nearby.
+
+    Attributes:
+        distance: a point w' with dist(0, dF(w')) <= gradient lies within this distance.
+        gradient: the bound on dist(0, dF(w')).
+        limit: both hold for epsilon up to this value.
+    """
+
+    distance: float
+    gradient: float
+    limit: float
+
+    def __str__(self) -> str:
+        return (
+            f"a point within {self.distance:.3g} has a subgradient of norm at most "
+            f"{self.gradient:.3g} (proved for epsilon <= {self.limit:.3g})"
+        )
 
 
 def nearly_stationary_bounds(
@@ -195,31 +339,9 @@ def nearly_stationary_bounds(
         return NearlyStationaryBounds(math.inf, math.inf, 0.0)
     distance = 4 * inner_lipschitz * num_inner / smallest_eigenvalue * epsilon
     curvature = outer_lipschitz * inner_smoothness + loss_smoothness
-    moving = 16 * (num_inner * inner_lipschitz) ** 2 * inner_smoothness
+    denominator = 16 * (num_inner * inner_lipschitz) ** 2 * inner_smoothness
     return NearlyStationaryBounds(
         distance=distance,
         gradient=epsilon + curvature * distance,
-        limit=smallest_eigenvalue**2 / moving if moving > 0 else math.inf,
+        limit=smallest_eigenvalue**2 / denominator if denominator > 0 else math.inf,
     )
-
-
-def _grid(
-    call: str, outer: AbstractOuter, smoothing: float | Sequence[float] | Tensor | None
-) -> list[float]:
-    rho = outer.weak_convexity
-    largest = math.inf if rho == 0 else 1 / rho
-    if smoothing is None:
-        grid = [10 ** (exponent / 2) for exponent in range(-12, 5)]
-        grid = [step for step in grid if step < largest]
-    else:
-        grid = torch.as_tensor(smoothing, dtype=torch.float64).reshape(-1).tolist()
-    if not grid:
-        raise ValueError(
-            f"`{call}(smoothing=...)` has no value below 1/weak_convexity = {largest:g}."
-        )
-    for step in grid:
-        _checks.positive(call, "smoothing", step)
-        _checks.below(
-            call, "smoothing", step, largest, "1/weak_convexity", "the prox is not unique otherwise"
-        )
-    return grid

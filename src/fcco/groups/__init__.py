@@ -1,4 +1,4 @@
-"""Groups: their means in a batch, and samplers that draw the batches.
+"""Groups: their means in a batch, and resumable samplers that draw the batches.
 
 A batch of a coupled compositional problem has two levels: B1 blocks (groups, constraints) drawn
 uniformly without replacement out of n, and B2 samples of each. `GroupBatchSampler` draws such
@@ -7,6 +7,13 @@ batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i),
 """
 
 from .means import GroupMeans, dense_group_mean, group_mean
-from .sampler import BlockSampler, GroupBatchSampler
+from .samplers import BlockSampler, GroupBatchSampler, ResumableSampler
 
-__all__ = ["BlockSampler", "GroupBatchSampler", "GroupMeans", "dense_group_mean", "group_mean"]
+__all__ = [
+    "BlockSampler",
+    "GroupBatchSampler",
+    "GroupMeans",
+    "ResumableSampler",
+    "dense_group_mean",
+    "group_mean",
+]

@@ -1,13 +1,18 @@
-"""Means over groups, without loops over groups."""
+"""Means over the groups of a batch, without loops over groups."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["GroupMeans", "dense_group_mean", "group_mean"]
+
+Ids = Sequence[int] | NDArray[Any] | Tensor
 
 
 class GroupMeans(NamedTuple):
@@ -21,7 +26,7 @@ class GroupMeans(NamedTuple):
     """Samples of each group, (G,)."""
 
 
-def group_mean(values: Tensor, group: Tensor, num_groups: int | None = None) -> GroupMeans:
+def group_mean(values: Tensor, group: Ids, num_groups: int | None = None) -> GroupMeans:
     r"""Mean of `values` over each group present in the batch.
 
     .. math::
@@ -33,7 +38,7 @@ def group_mean(values: Tensor, group: Tensor, num_groups: int | None = None) -> 
 
     Args:
         values: one value per sample, (N,) or (N, d1).
-        group: integer group id of each sample, (N,).
+        group: group id of each sample, (N,), a sequence, array or tensor of integers.
         num_groups: n; ids must then lie below it.
 
     Returns:
@@ -43,30 +48,30 @@ def group_mean(values: Tensor, group: Tensor, num_groups: int | None = None) -> 
         >>> import torch
         >>> from fcco.groups import group_mean
         >>> losses = torch.tensor([1.0, 2.0, 4.0, 6.0])
-        >>> means = group_mean(losses, torch.tensor([7, 2, 7, 2]))
+        >>> means = group_mean(losses, [7, 2, 7, 2])
         >>> means.values, means.index, means.counts
         (tensor([4.0000, 2.5000]), tensor([2, 7]), tensor([2, 2]))
     """
-    _check_ids("group_mean", "group", values, group)
-    index, position, counts = torch.unique(group, return_inverse=True, return_counts=True)
+    ids = _as_ids("group_mean", "group", values, group)
+    index, position, counts = torch.unique(ids, return_inverse=True, return_counts=True)
     if len(index):
-        low, high = int(index[0]), int(index[-1])
-        if low < 0:
-            raise ValueError(f"`group_mean(group=...)` must hold ids from 0 but holds: {low}.")
-        if num_groups is not None and high >= num_groups:
+        smallest, largest = int(index[0]), int(index[-1])
+        if smallest < 0:
+            raise ValueError(f"`group_mean(group=...)` must hold ids from 0 but holds: {smallest}.")
+        if num_groups is not None and largest >= num_groups:
             raise ValueError(
                 f"`group_mean(group=...)` must hold ids below num_groups = {num_groups} "
-                f"but holds: {high}."
+                f"but holds: {largest}."
             )
-    return GroupMeans(_means(values, position, counts), index.long(), counts)
+    return GroupMeans(_means(values, position, counts), index, counts)
 
 
-def dense_group_mean(values: Tensor, position: Tensor, num_groups: int) -> Tensor:
+def dense_group_mean(values: Tensor, position: Ids, num_groups: int) -> Tensor:
     r"""Mean of `values` at each of the positions 0, ..., G - 1.
 
-    Nothing depends on the data but the values themselves, so this runs under `torch.func.vmap`
-    and `torch.compile(fullgraph=True)`. A position without samples gets the mean 0 and no
-    gradient.
+    The shape of the result does not depend on the data, so this runs under `torch.func.vmap` (in a
+    `Fleet`, for instance) and `torch.compile(fullgraph=True)`. A position without samples gets the
+    mean 0 and no gradient.
 
     Args:
         values: one value per sample, (N,) or (N, d1).
@@ -79,10 +84,9 @@ def dense_group_mean(values: Tensor, position: Tensor, num_groups: int) -> Tenso
         >>> dense_group_mean(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 2, 0]), 3)
         tensor([5., 0., 2.])
     """
-    _check_ids("dense_group_mean", "position", values, position)
-    ones = torch.ones_like(position)
-    counts = position.new_zeros(num_groups).index_add(0, position, ones)
-    return _means(values, position, counts.clamp(min=1))
+    slots = _as_ids("dense_group_mean", "position", values, position)
+    counts = slots.new_zeros(num_groups).index_add(0, slots, torch.ones_like(slots))
+    return _means(values, slots, counts.clamp(min=1))
 
 
 def _means(values: Tensor, position: Tensor, counts: Tensor) -> Tensor:
@@ -90,8 +94,10 @@ def _means(values: Tensor, position: Tensor, counts: Tensor) -> Tensor:
     return sums / counts.reshape(-1, *(1 for _ in values.shape[1:]))
 
 
-def _check_ids(call: str, name: str, values: Tensor, ids: Tensor) -> None:
-    """Shapes and types only: a look at the ids themselves would break vmap."""
+def _as_ids(call: str, name: str, values: Tensor, ids: Ids) -> Tensor:
+    """The ids as int64. Only dtype and shape are checked: a look at the ids would break vmap."""
+    if not isinstance(ids, Tensor):
+        ids = torch.from_numpy(np.array(ids)).to(values.device)
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
         raise ValueError(f"`{call}({name}=...)` must hold integer ids but has dtype: {ids.dtype}.")
     if values.ndim not in (1, 2):
@@ -103,3 +109,4 @@ def _check_ids(call: str, name: str, values: Tensor, ids: Tensor) -> None:
             f"`{call}({name}=...)` must hold one id for each of the {len(values)} values "
             f"but has shape: {tuple(ids.shape)}."
         )
+    return ids.long()

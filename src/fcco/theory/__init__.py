@@ -1,43 +1,40 @@
-r"""Hyperparameters and iteration counts from the theorems, with explicit constants.
+r"""Formulas of the theorems, with explicit constants: hyperparameters, step sizes, error laws.
 
-For given constants of a problem and an accuracy eps, `sonex`, `sonex_adam` and `alexr2` return
-settings with which the paper's proofs go through. They answer "what does the theorem prescribe",
-hence are far more cautious than tuned values; their use is in the orders and in tests. All
-constants come from the proofs, corrected where those slip (docs/mathematics.md lists the errata;
-the ones that matter here are named below).
+| question | name |
+|---|---|
+| which hyperparameters make the proofs go through | `sonex_settings`, `alexr2_settings` |
+| the constants these need | `Constants` |
+| primal and dual step of ALEXR for a contraction theta | `inner_step`, `dual_step` |
+| steady error of a tracked value | `expected_tracking_error` |
+| a penalty that is exact | `penalty_size` |
+| violation that smoothing leaves | `smoothed_bias` |
 
-Reference: the SONEX and ALEXR2 paper, arXiv 2506.02504: sections 4.1 (SONEX), 4.2 (ALEXR2),
-5 (constraints) and the appendix on adaptive learning rates.
+The settings are far more cautious than tuned values; their use is in the orders and in tests. All
+constants come from the proofs, corrected where those slip (docs/mathematics.md lists the errata).
+
+References:
+    The SONEX and ALEXR2 paper, arXiv 2506.02504: sections 4.1 (SONEX), 4.2 (ALEXR2), 5
+    (constraints) and the appendix on adaptive learning rates.
 """
 
-from .constants import Constants
-from .rules import (
-    auto_correction,
-    correction,
-    dual_step,
-    inner_lr,
-    inner_step,
-    penalty_size,
-    smoothed_bias,
-    smoothing_for,
-    tracking_error,
+from .laws import dual_step, expected_tracking_error, inner_step, penalty_size, smoothed_bias
+from .settings import (
+    Alexr2Settings,
+    Constants,
+    SonexSettings,
+    alexr2_settings,
+    sonex_settings,
 )
-from .theorems import Alexr2Settings, SonexSettings, alexr2, sonex, sonex_adam
 
 __all__ = [
     "Alexr2Settings",
     "Constants",
     "SonexSettings",
-    "alexr2",
-    "auto_correction",
-    "correction",
+    "alexr2_settings",
     "dual_step",
-    "inner_lr",
+    "expected_tracking_error",
     "inner_step",
     "penalty_size",
     "smoothed_bias",
-    "smoothing_for",
-    "sonex",
-    "sonex_adam",
-    "tracking_error",
+    "sonex_settings",
 ]

@@ -23,7 +23,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
 
-__all__ = ["TwoSlopes", "isometric_copy", "least_squares_in_box", "quadratic_in_box", "two_slopes"]
+__all__ = [
+    "TwoSlopes",
+    "isometric_copy",
+    "least_squares_in_box",
+    "quadratic_in_box",
+    "scipy_optimize",
+    "two_slopes",
+]
 
 
 @dataclass(frozen=True)
@@ -36,30 +43,15 @@ class TwoSlopes:
 
 
 def two_slopes(outer: AbstractOuter) -> TwoSlopes | None:
-    """The kink and the slopes of f where it has this form, else None.
-
-    They follow from `outer.dual_zone(step)` = (kink + step low, kink + step high).
-    """
+    """The kink and the slopes of f where it has this form, else None."""
     once, twice = outer.dual_zone(1.0), outer.dual_zone(2.0)
     if once is None or twice is None:
         return None
-    low, high = _number(twice[0]) - _number(once[0]), _number(twice[1]) - _number(once[1])
-    return TwoSlopes(_number(once[0]) - low, low, high)
-
-
-def _number(value: float | Tensor) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def require_two_slopes(call: str, outer: AbstractOuter) -> TwoSlopes:
-    """The kink and the slopes of f, or an error that says which functions have them."""
-    slopes = two_slopes(outer)
-    if slopes is None:
-        raise ValueError(
-            f"`{call}(outer=...)` needs a scalar function with two slopes, such as the hinge, the "
-            f"absolute value or the CVaR hinge (those with a `dual_zone`), but is: {outer!r}."
-        )
-    return slopes
+    # dual_zone(step) = (kink + step low, kink + step high), and its ends may be tensors.
+    ends = [torch.as_tensor(end, dtype=torch.float64).detach() for end in (*once, *twice)]
+    low_1, high_1, low_2, high_2 = (end.item() for end in ends)
+    low, high = low_2 - low_1, high_2 - high_1
+    return TwoSlopes(low_1 - low, low, high)
 
 
 def scipy_optimize(call: str) -> Any:
@@ -114,11 +106,10 @@ def quadratic_in_box(
     """Argmin of |matrix y - target|^2 / 2 - linear^T y over a box, and its duality gap.
 
     The linear term need not lie in the range of matrix^T, so this is no least-squares problem.
-    Proximal-point rounds make it a sequence of them, in the step from the last solution. A
-    coordinate that its slope holds at a bound sits a round out: the slopes of the others vanish
-    at the end, and with them the rounding error of the constant part of the least squares.
+    Each proximal-point round is one, in the step from the last solution.
     """
     number = len(low)
+    # Weight of the proximal term, small against the curvature so that few rounds are enough.
     weight = np.sqrt(1e-7 * np.square(matrix).sum() / number) or 1.0
     stacked = np.vstack([matrix, weight * np.eye(number)])
     scale = float(((np.abs(linear) + np.abs(matrix.T @ target)) * (high - low)).sum())
@@ -131,10 +122,13 @@ def quadratic_in_box(
             best, gap = solution, excess
         if gap <= 1e-14 * scale:
             break
-        held = ((solution <= low) & (slope > 0)) | ((solution >= high) & (slope < 0))
-        down, up = np.where(held, 0.0, low - solution), np.where(held, 0.0, high - solution)
+        # Coordinates whose slope pushes against their bound are left out of the round: the slopes
+        # of the others vanish at the end, and with them the rounding error of the constant part
+        # of the least squares.
+        fixed = ((solution <= low) & (slope > 0)) | ((solution >= high) & (slope < 0))
+        down, up = np.where(fixed, 0.0, low - solution), np.where(fixed, 0.0, high - solution)
         anchor = np.append(residual, linear / weight)
         step = least_squares_in_box(call, stacked, anchor, down, up)
         moved = np.where(step >= up, high, np.where(step <= down, low, solution + step))
-        solution = np.where(held, solution, moved)
+        solution = np.where(fixed, solution, moved)
     return best, max(gap, 0.0)

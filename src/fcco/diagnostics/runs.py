@@ -1,26 +1,18 @@
-"""How well a run tracks: the inner values u, the gradient estimate v, and the choice of lambda."""
+"""Diagnostics of a run: errors of u and v, the scale of lambda, and step sizes of optimizers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from .. import _checks
-from .evaluation import (
-    Inner,
-    Loss,
-    all_blocks,
-    fits,
-    inner_values,
-    norm,
-    trainable,
-    weighted_gradient,
-)
+from ._full_data import FullData, Inner, Loss, check_outer, inner_values, norm, trainable
 
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
@@ -28,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "GradientError",
     "SmoothedZone",
+    "StepSizeBounds",
     "TrackingError",
     "gradient_error",
     "smoothed_zone",
+    "step_size_bounds",
     "tracking_error",
 ]
 
@@ -56,6 +50,44 @@ class TrackingError:
         )
 
 
+def tracking_error(
+    tracked: Tensor, inner: Inner, *, seen: Tensor | None = None, chunk: int = 64
+) -> TrackingError:
+    r"""The error of the tracked values against the full data.
+
+    .. math::
+        \frac1n \sum_i \|u_i - g_i(w)\|^2
+
+    `fcco.theory.expected_tracking_error` is its value in a steady state.
+
+    Args:
+        tracked: u, shape (n,) or (n, d1): `tracker.value`.
+        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic.
+        seen: shape (n,), True for blocks that have a tracked value (`tracker.seen`); all by
+            default.
+        chunk: blocks per graph.
+
+    Example:
+        >>> import torch
+        >>> from fcco.diagnostics import tracking_error
+        >>> w = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+        >>> seen = torch.tensor([True, True, False])
+        >>> print(tracking_error(torch.tensor([1.0, 1.5, 0.0]), lambda index: w[index], seen=seen))
+        mean |u - g|^2 = 0.125, largest |u - g| = 0.5 over 2 seen blocks
+    """
+    call = "tracking_error"
+    index = _seen_blocks(call, tracked, seen)
+    values = inner_values(call, inner, index, chunk)
+    rows = tracked.detach().to(values)[index]
+    if rows.numel() != values.numel():
+        raise ValueError(
+            f"`{call}(tracked=...)` has the shape {tuple(tracked.shape)} but inner gives "
+            f"{tuple(values.shape[1:])} per block."
+        )
+    square = (rows.reshape(values.shape) - values).square().reshape(len(index), -1).sum(1)
+    return TrackingError(float(square.mean()), math.sqrt(float(square.max())), len(index))
+
+
 @dataclass(frozen=True)
 class SmoothedZone:
     """The share of blocks where the envelope differs from f in slope.
@@ -68,80 +100,13 @@ class SmoothedZone:
     share: float
     num_seen: int
 
-    @property
-    def hint(self) -> str | None:
-        """What a share of exactly 0 or 1 suggests, else None."""
-        if self.share == 0:
-            return (
-                "no block is in the smoothed zone: the smoothing has no effect here (it is small "
-                "against the spread of u, or no block is near its kink)"
-            )
-        if self.share == 1:
-            return (
-                "every block is in the smoothed zone: the smoothing is large against the spread of "
-                "u, and no block reaches an extreme slope of f"
-            )
-        return None
-
     def __str__(self) -> str:
+        hints = {
+            0.0: ": the smoothing has no effect here (too small, or no block is near its kink)",
+            1.0: ": the smoothing is too large, no block reaches an extreme slope of f",
+        }
         line = f"{self.share:.1%} of {self.num_seen} blocks in the smoothed zone"
-        return line if self.hint is None else f"{line}; {self.hint}"
-
-
-@dataclass(frozen=True)
-class GradientError:
-    """The error of a gradient estimate.
-
-    Attributes:
-        error: |v - grad F_lambda|.
-        norm: |grad F_lambda|.
-    """
-
-    error: float
-    norm: float
-
-    @property
-    def relative(self) -> float:
-        """Error / norm (`inf` at a stationary point)."""
-        return self.error / self.norm if self.norm > 0 else math.inf
-
-    def __str__(self) -> str:
-        return f"|v - grad F| = {self.error:.3g} where |grad F| = {self.norm:.3g}"
-
-
-def tracking_error(
-    tracked: Tensor, inner: Inner, *, seen: Tensor | None = None, chunk: int = 64
-) -> TrackingError:
-    r"""The error of the tracked values against the full data.
-
-    .. math::
-        \frac1n \sum_i \|u_i - g_i(w)\|^2
-
-    Args:
-        tracked: u, shape (n,) or (n, d1).
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic.
-        seen: shape (n,), True for blocks that have a tracked value; all by default.
-        chunk: blocks per graph.
-
-    Example:
-        >>> import torch
-        >>> from fcco.diagnostics import tracking_error
-        >>> w = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
-        >>> seen = torch.tensor([True, True, False])
-        >>> print(tracking_error(torch.tensor([1.0, 1.5, 0.0]), lambda index: w[index], seen=seen))
-        mean |u - g|^2 = 0.125, largest |u - g| = 0.5 over 2 seen blocks
-    """
-    call = "tracking_error"
-    index = _seen(call, tracked, seen)
-    values = inner_values(call, inner, index, chunk)
-    rows = tracked.detach().to(values)[index]
-    if rows.numel() != values.numel():
-        raise ValueError(
-            f"`{call}(tracked=...)` has the shape {tuple(tracked.shape)} but inner gives "
-            f"{tuple(values.shape[1:])} per block."
-        )
-    square = (rows.reshape(values.shape) - values).square().reshape(len(index), -1).sum(1)
-    return TrackingError(float(square.mean()), math.sqrt(float(square.max())), len(index))
+        return line + hints.get(self.share, "")
 
 
 def smoothed_zone(
@@ -179,8 +144,8 @@ def smoothed_zone(
             f"`{call}(outer=...)` must be the non-smooth, Lipschitz function f itself, which "
             f"{outer!r} is not: it has no extreme slope to leave."
         )
-    values = tracked.detach().double()[_seen(call, tracked, seen)]
-    fits(call, outer, values)
+    values = tracked.detach().double()[_seen_blocks(call, tracked, seen)]
+    check_outer(call, outer, values)
     zone = outer.dual_zone(smoothing)
     if zone is not None:
         inside = ((values > zone[0]) & (values < zone[1])).reshape(len(values))
@@ -191,6 +156,41 @@ def smoothed_zone(
         margin = 1e-9 * outer.lipschitz
         inside = (slope > margin) & (slope < outer.lipschitz - margin)
     return SmoothedZone(float(inside.double().mean()), len(values))
+
+
+def _seen_blocks(call: str, tracked: Tensor, seen: Tensor | None) -> Tensor:
+    number = len(tracked)
+    if seen is None:
+        return torch.arange(number, device=tracked.device)
+    if seen.shape != (number,):
+        raise ValueError(
+            f"`{call}(seen=...)` must have the shape ({number},) but has: {tuple(seen.shape)}."
+        )
+    index = seen.to(tracked.device).bool().nonzero().reshape(-1)
+    if len(index) == 0:
+        raise ValueError(f"`{call}(seen=...)` has no seen block.")
+    return index
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """The error of a gradient estimate.
+
+    Attributes:
+        error: |v - grad F_lambda|.
+        norm: |grad F_lambda|.
+    """
+
+    error: float
+    norm: float
+
+    @property
+    def relative(self) -> float:
+        """Error / norm (`inf` at a stationary point)."""
+        return self.error / self.norm if self.norm > 0 else math.inf
+
+    def __str__(self) -> str:
+        return f"|v - grad F| = {self.error:.3g} where |grad F| = {self.norm:.3g}"
 
 
 def gradient_error(
@@ -229,11 +229,9 @@ def gradient_error(
         |v - grad F| = 0.25 where |grad F| = 0.559
     """
     call = "gradient_error"
-    weights = trainable(call, parameters)
-    values = inner_values(call, inner, all_blocks(call, num_inner, weights[0]), chunk)
-    fits(call, outer, values)
-    pull = outer.gradient(values).detach() / num_inner
-    exact = weighted_gradient(call, inner, pull, weights, chunk, loss)
+    data = FullData(call, inner, num_inner, trainable(call, parameters), loss, chunk)
+    values = data.values(outer)
+    exact = data.gradient(outer.gradient(values).detach() / num_inner)
     given = list(estimate)
     if [tensor.shape for tensor in given] != [tensor.shape for tensor in exact]:
         raise ValueError(
@@ -245,16 +243,92 @@ def gradient_error(
     return GradientError(norm(difference), norm(exact))
 
 
-def _seen(call: str, tracked: Tensor, seen: Tensor | None) -> Tensor:
-    """The indices of the blocks to look at."""
-    number = len(tracked)
-    if seen is None:
-        return torch.arange(number, device=tracked.device)
-    if seen.shape != (number,):
-        raise ValueError(
-            f"`{call}(seen=...)` must have the shape ({number},) but has: {tuple(seen.shape)}."
+@dataclass(frozen=True)
+class StepSizeBounds:
+    """The smallest and the largest factor 1 / (sqrt(s) + eps), over coordinates and steps.
+
+    `StepSizeBounds()` is empty; merging with it changes nothing.
+
+    Attributes:
+        lower: c_l.
+        upper: c_u.
+    """
+
+    lower: float = math.inf
+    upper: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """c_u / c_l, which enters the iteration complexity to the power 2.5."""
+        return self.upper / self.lower
+
+    def merge(self, other: StepSizeBounds) -> StepSizeBounds:
+        """The bounds that hold for both."""
+        return StepSizeBounds(min(self.lower, other.lower), max(self.upper, other.upper))
+
+    def __str__(self) -> str:
+        return f"step sizes in lr * [{self.lower:.3g}, {self.upper:.3g}], ratio {self.ratio:.3g}"
+
+
+@torch.no_grad()
+def step_size_bounds(optimizer: Optimizer) -> StepSizeBounds:
+    r"""The bounds c_l and c_u of the step sizes an Adam-type optimizer has just used.
+
+    .. math::
+        c_l \le \frac{1}{\sqrt{\hat s} + \varepsilon} \le c_u, \qquad
+        \hat s = \frac{s}{1 - \beta_2^t}
+
+    with s the running mean of squared gradients (its running maximum for `amsgrad`; without the
+    bias correction, and less the squared mean where `centered`, for RMSprop). The theory of SONEX
+    with adaptive steps assumes such bounds (`fcco.theory.sonex_settings`); the effective step is
+    lr times this factor.
+
+    Args:
+        optimizer: `Adam`, `AdamW` or `RMSprop` of torch, after at least one step.
+
+    Example:
+        Merge over training:
+
+        >>> import torch
+        >>> from fcco.diagnostics import StepSizeBounds, step_size_bounds
+        >>> w = torch.tensor([1.0, -10.0], requires_grad=True)
+        >>> optimizer = torch.optim.Adam([w], lr=0.1)
+        >>> bounds = StepSizeBounds()
+        >>> for _ in range(3):
+        ...     w.grad = 2 * w.detach()
+        ...     optimizer.step()
+        ...     bounds = bounds.merge(step_size_bounds(optimizer))
+        >>> print(bounds)
+        step sizes in lr * [0.05, 0.553], ratio 11.1
+
+    References:
+        The paper, appendix on adaptive step sizes; Kingma and Ba (2015), Adam.
+    """
+    if not isinstance(optimizer, (Adam, AdamW, RMSprop)):
+        raise TypeError(
+            "`step_size_bounds(optimizer=...)` must be a torch Adam, AdamW or RMSprop but is: "
+            f"{type(optimizer).__name__} (other optimizers scale their steps differently)."
         )
-    index = seen.to(tracked.device).bool().nonzero().reshape(-1)
-    if len(index) == 0:
-        raise ValueError(f"`{call}(seen=...)` has no seen block.")
-    return index
+    bounds = StepSizeBounds()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and parameter.numel() > 0:
+                lower, upper = torch.aminmax(_factors(group, state))
+                bounds = bounds.merge(StepSizeBounds(lower.item(), upper.item()))
+    if bounds.upper == 0:
+        raise ValueError("`step_size_bounds(optimizer=...)` has no state yet: call `step()` first.")
+    return bounds
+
+
+def _factors(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """1 / (sqrt(s) + eps) of each coordinate of one parameter."""
+    if "square_avg" in state:  # RMSprop
+        square = state["square_avg"].double()
+        if group["centered"]:
+            # Rounding can make the centred moment slightly negative.
+            square = (square - state["grad_avg"].double().square()).clamp(min=0)
+    else:
+        name = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+        square = state[name].double() / (1 - float(group["betas"][1]) ** float(state["step"]))
+    return 1 / (square.sqrt() + float(group["eps"]))

@@ -1,0 +1,370 @@
+"""Samplers of groups and of blocks whose position can be saved and resumed exactly.
+
+Every batch is a function of (seed, epoch, batch number) alone, so the state of a sampler is its
+seed, the epoch and the number of batches *consumed* in it. A resumed sampler repeats the draws of
+the epoch up to there, which reads no data. The draws come from a private NumPy generator; no global
+random state is read or changed. (NumPy keeps its streams the same across machines, but not across
+all of its versions.)
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from .. import _checks
+from .means import Ids
+
+__all__ = ["BlockSampler", "GroupBatchSampler", "ResumableSampler"]
+
+Batch_co = TypeVar("Batch_co", covariant=True)
+Loaded = TypeVar("Loaded")
+Ints = NDArray[np.int64]
+
+
+class ResumableSampler(Sampler[Batch_co], abc.ABC):
+    """Base class that counts batches: its state is (seed, epoch, consumed).
+
+    An iteration starts at the current count, and the count moves on to the next epoch by itself.
+    When a batch counts as consumed depends on the loop:
+
+    * `for batch in sampler.consume(loader)`, the recommended loop: a batch counts once the loop
+      body has it, however many more the loader's workers have prefetched. A checkpoint written
+      after the step in the loop body then holds exactly the batches trained on.
+    * `for batch in loader`: a batch counts when the loader asks for its indices. With
+      `num_workers=0` that is the same; with workers the count runs ahead by the prefetched
+      batches (up to `num_workers * prefetch_factor`), and a resumed run would skip them.
+    * Where the loop belongs to a trainer with callbacks: call `advance(0)` once before training,
+      then `advance()` after each step, instead of `consume`.
+    * `batch = sampler.draw()`: no loader, the batch counts at once.
+
+    A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
+    """
+
+    def __init__(self, call: str, batches_per_epoch: int, seed: int) -> None:
+        _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
+        _checks.integer(call, "seed", seed, 0)
+        self.seed = int(seed)
+        self.batches_per_epoch = int(batches_per_epoch)
+        self._epoch = 0
+        self._consumed = 0
+        self._advanced_by_caller = False  # `advance` was called: iteration no longer counts
+        self._open_consume_loops = 0  # while one is open, `consume` counts and iteration does not
+        # (epoch, consumed, stream): the stream of `draw` and the position it stands at
+        self._draw_stream: tuple[int, int, Iterator[Batch_co]] | None = None
+
+    @abc.abstractmethod
+    def _stream(self, generator: np.random.Generator) -> Iterator[Batch_co]:
+        """The endless batches of one epoch, in order, from that epoch's generator."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._epoch
+
+    @property
+    def consumed(self) -> int:
+        """Number of batches consumed in this epoch."""
+        return self._consumed
+
+    def __len__(self) -> int:
+        """Batches per epoch (also when an iteration resumes in the middle of one)."""
+        return self.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Batch_co]:
+        """The remaining batches of the current epoch."""
+        for batch in self._remaining():
+            if not (self._advanced_by_caller or self._open_consume_loops):
+                self._count(1)
+            yield batch
+
+    def consume(self, loader: Iterable[Loaded]) -> Iterator[Loaded]:
+        """Yield the loader's batches and count each as consumed when it is yielded.
+
+        Args:
+            loader: the loader that draws from this sampler, also wrapped, but not an iterator
+                that has begun: its prefetched batches would be counted twice.
+        """
+        self._open_consume_loops += 1
+        try:
+            for batch in loader:
+                self._count(1)
+                yield batch
+        finally:
+            self._open_consume_loops -= 1
+
+    def advance(self, batches: int = 1) -> None:
+        """Count batches as consumed; from the first call on, plain iteration no longer does."""
+        _checks.integer(f"{type(self).__name__}.advance", "batches", batches, 0)
+        self._advanced_by_caller = True
+        self._count(batches)
+
+    def draw(self) -> Batch_co:
+        """The next batch, counted as consumed, for use without a loader; epochs follow on."""
+        epoch, consumed = self._epoch, self._consumed
+        if self._draw_stream is not None and self._draw_stream[:2] == (epoch, consumed):
+            stream = self._draw_stream[2]
+        else:  # the count has moved since the last draw: begin a new stream there
+            stream = self._remaining()
+        batch = next(stream)
+        self._draw_stream = (epoch, consumed + 1, stream)
+        self._count(1)
+        return batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of an epoch; no effect if it is the current one, also if half done."""
+        _checks.integer(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
+        if epoch != self._epoch:
+            self._epoch, self._consumed = int(epoch), 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The seed, the epoch and the batches consumed in it; the same on every rank."""
+        return {"seed": self.seed, "epoch": self._epoch, "consumed": self._consumed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the batches consumed in `state`; to be called before iterating."""
+        call = f"{type(self).__name__}.load_state_dict"
+        for name in ("seed", "epoch", "consumed"):
+            if name not in state:
+                raise ValueError(f"`{call}(...)` needs the entry {name!r}; found: {list(state)}.")
+            _checks.integer(call, name, state[name], 0)
+        if state["consumed"] >= self.batches_per_epoch:
+            raise ValueError(
+                f"`{call}(...)` has consumed = {state['consumed']} but an epoch has only "
+                f"{self.batches_per_epoch} batches: the state is that of another sampler."
+            )
+        self.seed = int(state["seed"])
+        self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
+        self._draw_stream = None
+
+    def _remaining(self) -> Iterator[Batch_co]:
+        # A generator, so the count is read at the first batch and not at creation: a loader with
+        # workers creates two iterators of its sampler and uses the second.
+        stream = self._stream(np.random.default_rng([self.seed, self._epoch]))
+        yield from itertools.islice(stream, self._consumed, self.batches_per_epoch)
+
+    def _count(self, batches: int) -> None:
+        epochs, self._consumed = divmod(self._consumed + batches, self.batches_per_epoch)
+        self._epoch += epochs
+
+
+class GroupBatchSampler(ResumableSampler[list[int]]):
+    r"""Batches of B1 groups with B2 samples each, for `DataLoader(batch_sampler=...)`.
+
+    Each batch takes `groups_per_batch` groups uniformly without replacement, so that the mean
+    over them is unbiased for the mean over all groups, and `per_group` samples of each. Each
+    group is read in shuffled passes: within an epoch each sample is used once before any is used
+    again (a batch in which one pass ends and the next begins may hold a sample twice).
+    The indices come group by group, by increasing group id: the order of `group_mean`.
+
+    On several ranks the batch is cut into `world_size` contiguous slices of nearly equal length,
+    one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
+    single process; hence a run may be resumed with another number of ranks.
+
+    `ResumableSampler` says how batches are counted and resumed.
+
+    Args:
+        groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
+            in 0, ..., n - 1 must occur.
+        groups_per_batch: B1.
+        per_group: B2.
+        batches_per_epoch: ceil(N / (B1 B2)) unless given.
+        seed: seed of all draws.
+        rank: this process; taken from `torch.distributed`, if initialised, unless given.
+        world_size: number of processes; likewise.
+        small_groups: what to do with a group of fewer than B2 samples: "repeat" goes through it
+            again (fixed batch shape), "all" takes each sample once.
+
+    Example:
+        >>> from fcco.groups import GroupBatchSampler
+        >>> sampler = GroupBatchSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], 2, 2, seed=1)
+        >>> [len(batch) for batch in sampler]
+        [4, 4, 4]
+        >>> batch = sampler.draw()
+        >>> sampler.state_dict()
+        {'seed': 1, 'epoch': 1, 'consumed': 1}
+
+        With a loader, `for batch in sampler.consume(loader): ...` counts exactly the batches that
+        the loop has received.
+    """
+
+    def __init__(
+        self,
+        groups: Ids,
+        groups_per_batch: int,
+        per_group: int,
+        *,
+        batches_per_epoch: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        small_groups: str = "repeat",
+    ) -> None:
+        call = "GroupBatchSampler"
+        ids = _as_ids(call, groups)
+        _checks.integer(call, "per_group", per_group, 1)
+        _checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
+        # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
+        self._members = np.argsort(ids, kind="stable")
+        sorted_ids = ids[self._members]
+        self._starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
+        self._sizes = np.diff(self._starts, append=len(ids))
+        present = sorted_ids[self._starts]
+        absent = np.flatnonzero(present != np.arange(len(present)))
+        if len(absent):
+            raise ValueError(
+                f"`{call}(groups=...)` must hold every id up to its largest, {sorted_ids[-1]}, "
+                f"but group {absent[0]} has no samples."
+            )
+        _check_draw(call, "groups_per_batch", groups_per_batch, len(present), "groups")
+        self.groups_per_batch = groups_per_batch
+        self._samples_per_batch = np.full(len(present), per_group)  # of each group
+        if small_groups == "all":
+            self._samples_per_batch = np.minimum(self._samples_per_batch, self._sizes)
+        self.rank, self.world_size = _rank_and_world_size(call, rank, world_size)
+        smallest = int(np.sort(self._samples_per_batch)[:groups_per_batch].sum())
+        if smallest < self.world_size:
+            raise ValueError(
+                f"`{call}(world_size=...)` must be at most the smallest batch, {smallest}, "
+                f"but is: {self.world_size} (a rank would get no samples)."
+            )
+        if batches_per_epoch is None:
+            batches_per_epoch = -(-len(ids) // (groups_per_batch * per_group))
+        super().__init__(call, batches_per_epoch, seed)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups, n."""
+        return len(self._sizes)
+
+    def _stream(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        # `members` holds the order of each group's current pass, `position` how far it has come.
+        # It starts at the end, so that the first visit of a group shuffles it.
+        members, position = self._members.copy(), self._sizes.copy()
+        while True:
+            chosen = _draw_sorted(generator, self.num_groups, self.groups_per_batch)
+            batch = self._next_samples(chosen, members, position, generator)
+            low, high = (len(batch) * r // self.world_size for r in (self.rank, self.rank + 1))
+            yield batch[low:high].tolist()
+
+    def _next_samples(
+        self, chosen: Ints, members: Ints, position: Ints, generator: np.random.Generator
+    ) -> Ints:
+        """The next samples of the chosen groups; changes `members` and `position` in place."""
+        missing = self._samples_per_batch[chosen]
+        ends = np.cumsum(missing)  # of each group's part of the batch
+        batch = np.empty(ends[-1], dtype=np.int64)
+        # One round, unless a group's pass ends within the batch: then its next pass fills the rest.
+        while missing.any():
+            finished = chosen[(missing > 0) & (position[chosen] == self._sizes[chosen])]
+            if len(finished):
+                self._shuffle(finished, members, generator)
+                position[finished] = 0
+            take = np.minimum(missing, self._sizes[chosen] - position[chosen])
+            source = _ranges(self._starts[chosen] + position[chosen], take)
+            batch[_ranges(ends - missing, take)] = members[source]
+            position[chosen] += take
+            missing = missing - take
+        return batch
+
+    def _shuffle(self, groups: Ints, members: Ints, generator: np.random.Generator) -> None:
+        sizes = self._sizes[groups]
+        slots = _ranges(self._starts[groups], sizes)
+        # One sort shuffles all groups: the integer part keeps each within its own slots.
+        keys = generator.random(len(slots)) + np.repeat(np.arange(len(groups)), sizes)
+        members[slots] = members[slots[np.argsort(keys)]]
+
+
+class BlockSampler(ResumableSampler[Tensor]):
+    r"""B1 of n blocks per step, uniformly without replacement: for constraint sampling.
+
+    Args:
+        num_blocks: n, the number of blocks (m constraints).
+        blocks_per_batch: B1.
+        seed: seed of all draws; the same on all ranks gives the same blocks.
+        batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
+
+    Example:
+        >>> from fcco.groups import BlockSampler
+        >>> blocks = BlockSampler(num_blocks=14, blocks_per_batch=4, seed=0)
+        >>> index = blocks.draw()
+        >>> index.shape, index.dtype, len(blocks)
+        (torch.Size([4]), torch.int64, 4)
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        blocks_per_batch: int,
+        seed: int = 0,
+        *,
+        batches_per_epoch: int | None = None,
+    ) -> None:
+        call = "BlockSampler"
+        _checks.integer(call, "num_blocks", num_blocks, 1)
+        _check_draw(call, "blocks_per_batch", blocks_per_batch, num_blocks, "blocks")
+        self.num_blocks = num_blocks
+        self.blocks_per_batch = blocks_per_batch
+        if batches_per_epoch is None:
+            batches_per_epoch = -(-num_blocks // blocks_per_batch)
+        super().__init__(call, batches_per_epoch, seed)
+
+    def _stream(self, generator: np.random.Generator) -> Iterator[Tensor]:
+        while True:
+            chosen = _draw_sorted(generator, self.num_blocks, self.blocks_per_batch)
+            yield torch.from_numpy(chosen)
+
+
+def _draw_sorted(generator: np.random.Generator, available: int, drawn: int) -> Ints:
+    """Distinct numbers below `available`, in increasing order, each subset equally likely."""
+    return np.sort(generator.choice(available, drawn, replace=False, shuffle=False))
+
+
+def _ranges(starts: Ints, lengths: Ints) -> Ints:
+    """The ranges start, ..., start + length - 1, one after another."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
+
+
+def _as_ids(call: str, groups: Ids) -> Ints:
+    ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(
+            f"`{call}(groups=...)` must hold one id per sample, shape (N,), but has: {ids.shape}."
+        )
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"`{call}(groups=...)` must hold integer ids but has dtype: {ids.dtype}.")
+    if ids.min() < 0:
+        raise ValueError(f"`{call}(groups=...)` must hold ids from 0 but holds: {ids.min()}.")
+    return ids.astype(np.int64)
+
+
+def _check_draw(call: str, name: str, drawn: int, available: int, noun: str) -> None:
+    _checks.integer(call, name, drawn, 1)
+    if drawn > available:
+        raise ValueError(
+            f"`{call}({name}=...)` must be at most the number of {noun}, {available}, "
+            f"but is: {drawn} ({noun} are drawn without replacement)."
+        )
+
+
+def _rank_and_world_size(call: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"`{call}(...)` needs both rank and world_size, or neither.")
+    if rank is None or world_size is None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return 0, 1
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    _checks.integer(call, "world_size", world_size, 1)
+    _checks.integer(call, "rank", rank, 0)
+    _checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")
+    return rank, world_size
