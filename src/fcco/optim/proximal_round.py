@@ -195,7 +195,7 @@ class ProximalRound(SharedGroupsOptimizer):
             "average": {places[x]: kept.clone() for x, kept in self._average.items()},
         }
 
-    def _loadown_state(self, state: dict[str, Any]) -> None:
+    def load_own_state(self, state: dict[str, Any]) -> None:
         self.inner_step, self.round = state["inner_step"], state["round"]
         self._weights = state["weights"]
         here = self.parameters

@@ -158,7 +158,7 @@ class OuterTerm(AbstractTerm):
             )
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        _ = self.smoothed()  # refuse smoothing >= 1/weak_convexity at once
+        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
 
     @property
     def smoothing(self) -> float:
@@ -170,12 +170,17 @@ class OuterTerm(AbstractTerm):
     def smoothing(self, value: Schedule) -> None:
         self.smoothing_schedule = value
 
-    def smoothed(self, smoothing: float | None = None) -> AbstractOuter:
-        """f_lambda, or f itself when lambda is 0; by default for the current lambda."""
-        value = self.smoothing if smoothing is None else smoothing
-        if self._smoothed is None or self._smoothed[0] != value:
-            _checks.at_least(type(self).__name__, "smoothing", value, 0.0)
-            self._smoothed = (value, MoreauEnvelope(self.outer, value) if value else self.outer)
+    @property
+    def smoothed(self) -> AbstractOuter:
+        """f_lambda for the current lambda, or f itself when that is 0."""
+        return self.smoothed_by(self.smoothing)
+
+    def smoothed_by(self, smoothing: float) -> AbstractOuter:
+        """f_lambda, or f itself when lambda is 0; the last one is kept."""
+        if self._smoothed is None or self._smoothed[0] != smoothing:
+            _checks.at_least(type(self).__name__, "smoothing", smoothing, 0.0)
+            smoothed = MoreauEnvelope(self.outer, smoothing) if smoothing else self.outer
+            self._smoothed = (smoothing, smoothed)
         return self._smoothed[1]
 
 
@@ -253,10 +258,10 @@ class CoupledTerm(OuterTerm):
             tracked: the tracked values of a batch.
             numbers: those of another step (`numbers()`); None for the current ones.
         """
-        smoothing, weight = numbers or (None, self.weight)
+        smoothing, weight = numbers or (self.smoothing, self.weight)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.index.shape[0], 1)
-        return tracked.as_loss(*weighted_mean(self.smoothed(smoothing), excess, weight, blocks))
+        return tracked.as_loss(*weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks))
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
@@ -278,7 +283,7 @@ class CoupledTerm(OuterTerm):
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations and multipliers of all constraints at given values g_i."""
         excess = values - self.limits.of(None, self.tracker.dim)
-        slope = self.smoothed().multiplier(excess + self.limits.margin)
+        slope = self.smoothed.multiplier(excess + self.limits.margin)
         return self.outer.violation(excess), slope * (self.weight / self.tracker.num_inner)
 
     def where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:

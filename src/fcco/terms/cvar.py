@@ -59,7 +59,7 @@ def cvar_mean(
         step = torch.where(excess == 0, kink, (excess > 0) * cap)
         slope = torch.where(hard, step, slope)
     elif smoothing:
-        slope = (excess / smoothing).clamp_(0, cap)
+        slope = (excess / smoothing).clamp_(0, cap)  # type: ignore[arg-type]
         value = slope * torch.add(excess, slope, alpha=-smoothing / 2)
     else:
         slope = torch.where(excess == 0, kink, (excess > 0) * cap).to(excess)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import _checks
+from ..tracker import theory_correction
 
 __all__ = [
     "dual_step",
@@ -125,7 +126,7 @@ def expected_tracking_error(
     else:
         reason = "the correction of the theory is infinite there unless all blocks are sampled"
         _checks.below(call, "gamma", gamma, 1, "its limit", reason)
-        excess = (num_inner - blocks) / (blocks * (1 - gamma))
+        excess = float(theory_correction(gamma, num_inner, blocks)) - (1 - gamma)
     share = blocks / num_inner
     lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
     motion = drift**2 * (share * excess**2 + 1 - share)

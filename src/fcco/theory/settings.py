@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from .. import _checks
+from ..tracker import theory_correction
 
 __all__ = ["Alexr2Settings", "Constants", "SonexSettings", "alexr2_settings", "sonex_settings"]
 
@@ -207,7 +208,7 @@ def sonex_settings(
         smoothing=smoothing,
         beta=beta,
         gamma=gamma,
-        correction=(n - blocks) / (blocks * (1 - gamma)) + 1 - gamma,
+        correction=float(theory_correction(gamma, n, blocks)),
         lr=lr,
         iterations=math.ceil(4 / (ratio * eps**2) * start),
         initial_samples=initial_samples,

@@ -169,7 +169,7 @@ class InnerTracker(KeepsPrecision):
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
         self.rule = rule or (log_track if log_space else track)
-        # A tracker in an objective pools the calls between two optimizer steps, see `step_until`.
+        # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
         self._waits_for_close = False
         self._progress, self._check = _Progress(), DeferredFiniteCheck()
         self._all_blocks: Blocks | None = None
@@ -301,12 +301,17 @@ class InnerTracker(KeepsPrecision):
             Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
         """
         entries = self.entries(self.blocks(index, counts), fresh, previous)
+        return self.update(entries).carrying_gradient()
+
+    def update(self, entries: Entries, group: Group | None = None) -> Tracked:
+        """Update the blocks of some entries, unless this is an evaluation."""
         if not self.updating:
-            return self.pooled(entries).carrying_gradient()
-        update, tracked = self.propose(entries)
-        refuse_nonfinite({"": (self, update)}, None)
+            return self.pooled(entries, group)
+        update, tracked = self.propose(entries, group)
+        apart = {} if entries.carrier is entries.fresh else {"": entries.carrier}
+        refuse_nonfinite({"": (self, update)}, None, apart)
         self.write(update)
-        return tracked.carrying_gradient()
+        return tracked
 
     def pool(self, entries: Entries, group: Group | None = None, call: int | None = None) -> Batch:
         """The batch of some entries, over all ranks; nothing is updated."""
