@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .._schedules import Schedule, at_step
+from .._schedules import Schedule
 from .._state import KeepsPrecision
 from ..outer import AbstractOuter, MoreauEnvelope
 from ..tracker import InnerTracker, Tracked
@@ -245,7 +245,8 @@ class CoupledTerm(OuterTerm):
     @property
     def weight(self) -> float:
         """The current factor; a schedule is a function of the steps this term had a part in."""
-        return at_step(self.weight_schedule, self.step)
+        schedule = self.weight_schedule
+        return schedule(self.step) if callable(schedule) else schedule
 
     def numbers(self) -> TermNumbers:
         """The numbers of the current step, to replay its loss later."""

@@ -200,6 +200,8 @@ class CVaRTerm(OuterTerm):
             )
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
+        # Whether s is computed from the new u in the same step, not after it.
+        self._follows_new_values = threshold == "exact" and tracker.read == "new"
         self._slopes: list[Tensor] = []  # of the batches of the open step
         self._started = False
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -210,7 +212,7 @@ class CVaRTerm(OuterTerm):
         """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
         u, smoothing, threshold, kink = tracked.value, self.smoothing, self.threshold, self.kink
         blocks = u.shape[0]
-        updating = self.tracker.updating and blocks > 0
+        updating = self.training and torch.is_grad_enabled() and blocks > 0
         if not self._started or (updating and self._follows_new_values):
             losses = self._table_with(tracked) if updating else u
             threshold, kink = self._minimiser(losses)
@@ -221,19 +223,14 @@ class CVaRTerm(OuterTerm):
             self._slopes.append(slope.sum())
         return tracked.as_loss(value, slope)
 
-    @property
-    def _follows_new_values(self) -> bool:
-        """Whether s is computed from the new u in the same step, not after it."""
-        return self.rule == "exact" and self.tracker.read == "new"
-
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
-        took_part = super().close()
+        took_part = self.tracker.close()
         if not (took_part and self._started):
             return took_part
         if self.rule == "exact":
             if not self._follows_new_values:
-                self._set(*self._minimiser(self.table()))
+                self._set(*self._minimiser(self.tracker.seen_rows()))
             return True
         slopes = self._slopes
         if self.rule == "table":

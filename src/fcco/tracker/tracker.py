@@ -197,17 +197,21 @@ class InnerTracker(KeepsPrecision):
 
     def seen_rows(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
-        progress = self._progress
+        progress, rows = self._progress, self.value.view(-1) if self.dim == 1 else self.value
         if progress.complete and progress.version == self.seen._version:
-            return self.rows
-        return self.rows[self.seen]
+            return rows
+        return rows[self.seen]
 
     @property
     def needs_previous(self) -> bool:
         """Whether updates use g_i(w_{t-1})."""
-        if isinstance(self.correction, str):
-            return self.correction == "theory" or self.gamma < 1
-        return self.correction != 0
+        return self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
+        needs = self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+        return needs and (self.refresh_every is None or not self.refresh_due)
 
     @property
     def refresh_due(self) -> bool:
@@ -225,7 +229,8 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
         """Check `index` and `counts`; find the distinct blocks."""
-        self._check.poll()
+        if self._check.flags:
+            self._check.poll()
         if index is not None or counts is not None:
             return find_blocks(index, counts, self.num_inner, self.value)
         # All blocks in order: the same each time.
@@ -254,7 +259,7 @@ class InnerTracker(KeepsPrecision):
             carrier_blocks: the blocks of `carrier` when it is an independent batch.
         """
         fresh = self._shaped("values", fresh, blocks)
-        if not self.needs_previous or (self.refresh_every is not None and self.refresh_due):
+        if not self.corrects:
             previous = None
         elif previous is None:
             previous = fresh.detach()
@@ -268,7 +273,7 @@ class InnerTracker(KeepsPrecision):
         return Entries(blocks, fresh, previous, carrier, carrier_blocks)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
-        table, shape, expected = self.value, tuple(values.shape), blocks.entries
+        table, shape, expected = self.value, tuple(values.shape), blocks.size
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
         elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
@@ -325,16 +330,14 @@ class InnerTracker(KeepsPrecision):
         past = None if batch.previous is None else batch.previous - shift
         return batch._replace(fresh=batch.fresh - shift, previous=past)
 
-    def _complete_batch(self, entries: Entries, group: Group | None, call: int | None) -> Batch:
-        batch = self.pool(entries, group, call)
-        if not self.sampled and batch.index.shape[0] != self.num_inner:
+    def _require_all(self, batch: Batch) -> None:
+        if batch.index.shape[0] != self.num_inner:
             raise ValueError(
                 f"This method looks at all {self.num_inner} blocks (constraints) in each step, but "
                 f"the batch has values of {batch.index.shape[0]}; nothing was updated. Methods "
                 "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
                 "them."
             )
-        return batch
 
     def propose(
         self, entries: Entries, group: Group | None = None, call: int | None = None
@@ -353,9 +356,11 @@ class InnerTracker(KeepsPrecision):
         dropped = 0
         if self.on_nonfinite == "skip":
             entries, dropped = entries.without_nonfinite()
-        batch = self._complete_batch(entries, group, call)
+        batch = self.pool(entries, group, call)
+        if not self.sampled:
+            self._require_all(batch)
         current, counts = batch.index, batch.counts
-        if entries.independent:
+        if entries.carrier_blocks is not entries.blocks:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
         step = self._progress.open
         if step is not None:
@@ -364,7 +369,8 @@ class InnerTracker(KeepsPrecision):
         fresh, previous = batch.mean(batch.fresh), batch.previous
         gamma, correction = self.gamma, 0.0
         if previous is not None:
-            previous, correction = batch.mean(previous), self.correction_weight(len(batch.index))
+            previous, blocks = batch.mean(previous), batch.index.shape[0]
+            correction = correction_weight(self.correction, gamma, self.num_inner, blocks)
         if self.refresh_every is not None and self.refresh_due:
             gamma = 1.0
         mask = None if seen is None else per_row(seen, old)
@@ -379,7 +385,10 @@ class InnerTracker(KeepsPrecision):
         point = before if self.read == "old" else after
         if batch.index is not current:
             point = point[torch.searchsorted(batch.index, current)]
-        return update, self._tracked(point, current, counts, entries, group)
+        if group is not None:
+            return update, self._of_ranks(point, current, counts, entries, group)
+        carrier, blocks = entries.carrier, entries.carrier_blocks
+        return update, Tracked(point, current, carrier, blocks, counts, log=self.log_space)
 
     def pooled(
         self, entries: Entries, group: Group | None = None, call: int | None = None
@@ -387,18 +396,22 @@ class InnerTracker(KeepsPrecision):
         """The values of a batch themselves, in the form of tracked ones; nothing is updated."""
         if self.on_nonfinite == "skip":
             entries, _ = entries.without_nonfinite()
-        batch = self._complete_batch(entries, group, call)
+        batch = self.pool(entries, group, call)
+        if not self.sampled:
+            self._require_all(batch)
         counts = batch.counts
         if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
-        return self._tracked(batch.mean(batch.fresh), batch.index, counts, entries, group)
+        point, carrier, blocks = batch.mean(batch.fresh), entries.carrier, entries.carrier_blocks
+        if group is not None:
+            return self._of_ranks(point, batch.index, counts, entries, group)
+        return Tracked(point, batch.index, carrier, blocks, counts, log=self.log_space)
 
-    def _tracked(
-        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group | None
+    def _of_ranks(
+        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group
     ) -> Tracked:
+        """Tracked values of the global batch, with the entries of this rank."""
         blocks = entries.carrier_blocks
-        if group is None:
-            return Tracked(point, index, entries.carrier, blocks, counts, log=self.log_space)
         position = torch.searchsorted(index, blocks.index)
         return Tracked(
             point, index, entries.carrier, blocks, counts, group.size, position, self.log_space
@@ -417,7 +430,8 @@ class InnerTracker(KeepsPrecision):
             whole: whether these are all blocks.
         """
         progress, step = self._progress, self._progress.open
-        value = self.rows.clone() if whole else self.rows.index_select(0, index)
+        rows = self.value.view(-1) if self.dim == 1 else self.value
+        value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
         if progress.version == self.seen._version and (
@@ -437,10 +451,11 @@ class InnerTracker(KeepsPrecision):
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
+        rows = self.value.view(-1) if self.dim == 1 else self.value
         if batch.whole:
-            self.rows.copy_(update.after)
+            rows.copy_(update.after)
         else:
-            self.rows.index_copy_(0, batch.index, update.after)
+            rows.index_copy_(0, batch.index, update.after)
         if self.latest is not None:
             fresh = batch.mean(batch.fresh)
             if update.finite is not None:
@@ -598,7 +613,7 @@ class DeferredFiniteCheck:
     """
 
     def __init__(self) -> None:
-        self._flags: deque[_Flag] = deque()
+        self.flags: deque[_Flag] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -607,14 +622,14 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._flags.append(_Flag(good, arrived, finite, blocks))
+        self.flags.append(_Flag(good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
-            flag = self._flags.popleft()
+        while self.flags and (self.flags[0].arrived is None or self.flags[0].arrived.query()):
+            flag = self.flags.popleft()
             if not flag.good.item():
-                self._flags.clear()
+                self.flags.clear()
                 blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
                     f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
