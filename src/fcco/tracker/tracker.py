@@ -438,12 +438,16 @@ class InnerTracker(KeepsPrecision):
         value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
-        if progress.version == known._version and (
-            progress.complete or (ids is not None and progress.visited.issuperset(ids))
+        opened = step is not None and step.seen is not None  # the mask knows the open step
+        if (
+            not opened
+            and progress.version == known._version
+            and (progress.complete or (ids is not None and progress.visited.issuperset(ids)))
         ):
             return value, None
         seen = known.index_select(0, index)
-        if step is not None and step.seen is not None:
+        if opened:
+            assert step is not None and step.seen is not None
             seen = overlay(seen, index, step.batch.index, step.seen)
         return value, seen
 
