@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from . import _checks
 from .objective import Compositional
-from .outer.scalar import CVaRHinge
-from .outer.vector import CVaR
+from .outer import CVaR, CVaRHinge
 from .terms import OuterTerm, Smoothing
 from .tracker import InnerTracker, Tracked, for_model
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import _checks
 from .group_dro import GroupObjective
+from .outer import CVaR
 from .outer.projections import project_capped_simplex
-from .outer.vector import CVaR
 from .terms import AbstractTerm
 from .tracker import InnerTracker, Tracked
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..limits import number_and_names
+from ..outer import Absolute, Hinge, SquaredHinge
 from ..outer.base import AbstractOuter
-from ..outer.scalar import Absolute, Hinge, SquaredHinge
 from ..terms import AbstractTerm, CoupledTerm, Smoothing
 from ..tracker import for_model
 from .base import ConstrainedObjective as ConstrainedObjective
@@ -117,7 +117,8 @@ class Penalized(ConstrainedObjective):
         **options: Any,
     ) -> None:
         _checks.one_of("Penalized", "kind", kind, ("smoothed_hinge", "hinge", "squared_hinge"))
-        _checks.positive("Penalized", "penalty", penalty)
+        if penalty is not None:
+            _checks.positive("Penalized", "penalty", penalty)
         number, names = number_and_names("Penalized", constraints)
         if kind == "smoothed_hinge" and smoothing is None:
             raise ValueError(

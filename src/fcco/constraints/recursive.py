@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..inner import Measured, parse, split
 from ..limits import Limits
 from ..objective import Inner
-from ..outer.vector import PositiveMaximum
+from ..outer import PositiveMaximum
 from ..reading import Index
 from ..terms import OuterTerm, Smoothing
 from ..tracker import InnerTracker, Tracked, for_model

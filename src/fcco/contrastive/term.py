@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
-from ..outer.xrisk import LogMeanExp
+from ..outer import LogMeanExp
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked, value_of
 from .kernel import compute_dtype, log_means

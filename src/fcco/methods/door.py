@@ -13,8 +13,8 @@ from .. import _checks
 from ..constraints import ConstrainedObjective, Penalized
 from ..dual import DualAscent, DualTerm, ExcessTracker
 from ..limits import number_and_names
+from ..outer import Hinge
 from ..outer.base import AbstractOuter
-from ..outer.scalar import Hinge
 from ..proximal_point import ProximalPoint
 from ..terms import AbstractTerm, Smoothing
 from ..tracker import for_model

@@ -18,8 +18,8 @@ from ..constraints.recursive import (
     recursive_tracker,
 )
 from ..limits import number_and_names
+from ..outer import Hinge, SquaredHinge
 from ..outer.base import AbstractOuter
-from ..outer.scalar import Hinge, SquaredHinge
 from ..terms import AbstractTerm, CoupledTerm, Smoothing
 from ..tracker import for_model
 
