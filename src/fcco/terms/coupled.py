@@ -158,7 +158,7 @@ class OuterTerm(AbstractTerm):
             )
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
+        self.smoothed_by(smoothing(0) if callable(smoothing) else smoothing)  # refused at once
 
     @property
     def smoothing(self) -> float:
@@ -178,7 +178,7 @@ class OuterTerm(AbstractTerm):
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
         if self._smoothed is None or self._smoothed[0] != smoothing:
-            _checks.at_least(type(self).__name__, "smoothing", smoothing, 0.0)
+            # The envelope refuses a negative lambda, or one above 1/weak_convexity.
             smoothed = MoreauEnvelope(self.outer, smoothing) if smoothing else self.outer
             self._smoothed = (smoothing, smoothed)
         return self._smoothed[1]
@@ -224,7 +224,7 @@ class CoupledTerm(OuterTerm):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(outer, tracker, smoothing)
-        if not callable(weight):
+        if not callable(weight) and weight != 1:
             _checks.positive("CoupledTerm", "weight", weight)
         self.weight_schedule = weight
         self.limits = Limits(
