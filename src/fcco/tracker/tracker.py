@@ -197,10 +197,9 @@ class InnerTracker(KeepsPrecision):
 
     def seen_rows(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
-        progress, rows = self._progress, self.value.view(-1) if self.dim == 1 else self.value
-        if progress.complete and progress.version == self.seen._version:
-            return rows
-        return rows[self.seen]
+        progress, table, seen = self._progress, self.value, self.seen
+        rows = table.view(-1) if self.dim == 1 else table
+        return rows if progress.complete and progress.version == seen._version else rows[seen]
 
     @property
     def needs_previous(self) -> bool:
@@ -273,7 +272,8 @@ class InnerTracker(KeepsPrecision):
         return Entries(blocks, fresh, previous, carrier, carrier_blocks)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
-        table, shape, expected = self.value, tuple(values.shape), blocks.size
+        table, shape, expected = self._buffers["value"], tuple(values.shape), blocks.size
+        assert table is not None
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
         elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
@@ -323,8 +323,9 @@ class InnerTracker(KeepsPrecision):
         batch = entries.batch(self.log_space)
         if group is not None:
             batch = over_ranks(batch, group, call)
-        if self.offset is None:
+        if self._buffers["offset"] is None:
             return batch
+        assert self.offset is not None
         offset = self.offset if self.offset.dim() == 0 else self.offset[batch.index]
         shift = per_row(offset * batch.counts, batch.fresh)
         past = None if batch.previous is None else batch.previous - shift
@@ -429,17 +430,24 @@ class InnerTracker(KeepsPrecision):
             ids: the same as Python numbers, if known.
             whole: whether these are all blocks.
         """
-        progress, step = self._progress, self._progress.open
-        rows = self.value.view(-1) if self.dim == 1 else self.value
+        # nn.Module finds a buffer by a slow search: a step takes each from the registry once.
+        progress, step, buffers = self._progress, self._progress.open, self._buffers
+        table, known = buffers["value"], buffers["seen"]
+        assert table is not None and known is not None
+        rows = table.view(-1) if self.dim == 1 else table
         value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
-        if progress.version == self.seen._version and (
-            progress.complete or (ids is not None and progress.visited.issuperset(ids))
+        opened = step is not None and step.seen is not None  # the mask knows the open step
+        if (
+            not opened
+            and progress.version == known._version
+            and (progress.complete or (ids is not None and progress.visited.issuperset(ids)))
         ):
             return value, None
-        seen = self.seen.index_select(0, index)
-        if step is not None and step.seen is not None:
+        seen = known.index_select(0, index)
+        if opened:
+            assert step is not None and step.seen is not None
             seen = overlay(seen, index, step.batch.index, step.seen)
         return value, seen
 
@@ -451,16 +459,18 @@ class InnerTracker(KeepsPrecision):
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
-        rows = self.value.view(-1) if self.dim == 1 else self.value
+        table, latest = self._buffers["value"], self._buffers["latest"]
+        assert table is not None
+        rows = table.view(-1) if self.dim == 1 else table
         if batch.whole:
             rows.copy_(update.after)
         else:
             rows.index_copy_(0, batch.index, update.after)
-        if self.latest is not None:
+        if latest is not None:
             fresh = batch.mean(batch.fresh)
             if update.finite is not None:
-                fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[batch.index])
-            self.latest.index_copy_(0, batch.index, fresh)
+                fresh = torch.where(per_row(update.finite, fresh), fresh, latest[batch.index])
+            latest.index_copy_(0, batch.index, fresh)
         if self._waits_for_close:
             progress.open = update
         else:
