@@ -188,6 +188,10 @@ class Compositional(nn.Module):
         finally:
             self._busy.release()
 
+    # Trackers and w_{t-1} change between calls in ways that Dynamo's guards do not see. What the
+    # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
+    # takes a second when this module is imported.
+    @torch._disable_dynamo
     def _loss(
         self,
         function: Function,
