@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,9 +35,10 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
             f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
             f"{constraints!r}."
         )
-    if isinstance(constraints, int):
-        return constraints, None
-    return len(constraints), tuple(constraints)
+    names = tuple(constraints) if isinstance(constraints, Iterable) else None
+    number: Any = constraints if names is None else len(names)
+    _checks.integer(call, "constraints", number, 1)
+    return int(number), names
 
 
 class Limits(KeepsPrecision):
