@@ -61,7 +61,8 @@ class SwitchingTerm(EveryConstraint):
     ) -> None:
         super().__init__("Switching", model, constraints, tolerance, margin)
         _checks.integer("Switching", "burn_in", burn_in, 0)
-        _checks.at_least("Switching", "threshold", threshold, 0.0)
+        if not callable(threshold):
+            _checks.at_least("Switching", "threshold", threshold, 0.0)
         self.schedule, self.burn_in = threshold, burn_in
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation

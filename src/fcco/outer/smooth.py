@@ -254,6 +254,7 @@ class NDCG(_SmoothOnly):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        _checks.number("NDCG", "scale", self.scale)
         _checks.positive("NDCG", "abs(scale)", abs(self.scale))
 
     @property

@@ -53,7 +53,8 @@ class Constants:
             _checks.positive("Constants", name, getattr(self, name))
         for name in ("inner_smoothness", "value_noise", "jacobian_noise", "outer_weak_convexity"):
             _checks.at_least("Constants", name, getattr(self, name), 0)
-        _checks.at_least("Constants", "inner_weak_convexity", self.inner_weak_convexity, 0)
+        if self.inner_weak_convexity is not None:
+            _checks.at_least("Constants", "inner_weak_convexity", self.inner_weak_convexity, 0)
         _checks.in_interval("Constants", "blocks", self.blocks, 1, self.num_inner)
 
     @property
