@@ -187,7 +187,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("kind", "name", "outer"), NUMBERS)
 def test_every_number_must_be_a_number(kind: type, name: str, outer: fo.AbstractOuter):
     value = getattr(outer, name)
-    for wrong in (str(value), None, True, [value], torch.full((3,), float(value))):
+    for wrong in (str(value), None, True, [value], np.array([value])):
         if name == "dim" and wrong is None:
             continue  # an unknown dimension
         with pytest.raises((TypeError, ValueError), match=rf"`{kind.__name__}\({name}=...\)` must"):
@@ -198,9 +198,8 @@ def test_a_wrong_type_is_named():
     with pytest.raises(TypeError) as raised:
         fo.CVaR(ratio="0.5")  # type: ignore[arg-type]
     assert str(raised.value) == "`CVaR(ratio=...)` must be a number but is: '0.5' (str)."
-    message = r"`Hinge.prox\(step=...\)` must be a number .* shape \(2,\)"
-    with pytest.raises(TypeError, match=message):
-        fo.Hinge().prox(torch.zeros(2), torch.ones(2))
+    with pytest.raises(TypeError, match=r"`Hinge.prox\(step=...\)` must be a number but is: None"):
+        fo.Hinge().prox(torch.zeros(2), None)  # type: ignore[arg-type]
 
 
 def test_numbers_of_numpy_and_tensors_without_a_value_are_accepted():

@@ -26,18 +26,12 @@ __all__ = [
 
 
 def number(call: str, name: str, value: Any) -> bool:
-    """Raise unless `value` is a number or a 0-dimensional tensor; whether it may be compared."""
-    # First the plain numbers, which is all that a compiled graph sees of this function.
+    """Raise unless `value` is a number or a tensor; return whether it may be compared."""
+    # The plain numbers come first: a compiled graph then traces nothing else of this function.
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return True
-    if isinstance(value, Tensor):
-        if value.ndim > 0:
-            raise TypeError(
-                f"`{call}({name}=...)` must be a number but is: a tensor of shape "
-                f"{tuple(value.shape)}."
-            )
-        return False
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+    # A tensor may have any shape: batches of parameters are used by vmap and by broadcasting.
+    if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)):
         return False
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # of NumPy
         return True
