@@ -181,8 +181,7 @@ class Compositional(nn.Module):
                 "must follow each other."
             )
         try:
-            call = self._uncompiled_loss if torch.compiler.is_compiling() else self._loss
-            return call(function, index, counts, gradient, gradient_index, past)
+            return self._loss(function, index, counts, gradient, gradient_index, past)
         except RanksOutOfStep as error:
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
@@ -193,9 +192,6 @@ class Compositional(nn.Module):
     # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
     # takes a second when this module is imported.
     @torch._disable_dynamo
-    def _uncompiled_loss(self, *arguments: Any) -> Tensor:
-        return self._loss(*arguments)
-
     def _loss(
         self,
         function: Function,
