@@ -12,7 +12,7 @@ from previous_cases import X, moved, network, same, state
 from torch import nn
 
 import fcco
-from fcco.previous.swap import fits, empty_copy
+from fcco.previous.swap import empty_copy, fits
 
 
 class Tied(nn.Module):
