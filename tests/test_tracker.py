@@ -75,8 +75,8 @@ def test_counts_weigh_entries_like_that_many_samples(log_space):
         tracker.set_values(None, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
         g = values.clone().requires_grad_()
         entries = g.repeat_interleave(counts) if repeated else g
-        where = ids.repeat_interleave(counts) if repeated else ids
-        u = tracker(entries, where, counts=None if repeated else counts)
+        index = ids.repeat_interleave(counts) if repeated else ids
+        u = tracker(entries, index, counts=None if repeated else counts)
         (u * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
         results.append((tracker.value, g.grad))
     for one, other in zip(*results, strict=True):
