@@ -169,6 +169,10 @@ class CallReader:
             carriers: the same of an independent batch that carries the gradient, or None.
             carrier_blocks: its blocks, None when they are the same.
         """
+        if self._only and carriers is None and isinstance(values, Tensor):  # the usual call
+            only, own = self.terms[ONLY].tracker, blocks[ONLY]
+            if own is not None and (past is None or isinstance(past, Tensor)):
+                return {ONLY: only.entries(own, values, past)}
         fresh = self._by_term(values)
         before = None if past is None else self._by_term(past)
         other = None if carriers is None else self._by_term(carriers)

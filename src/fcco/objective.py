@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ._derivatives import Directional
-from ._distributed import Group, RanksOutOfStep, find_group, sum_over_ranks
+from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer, project_after_step
-from .previous import PreviousParameters, parameters_of, unwrap
+from .previous import PreviousParameters, unwrap
 from .previous.swap import any_sharded
 from .terms import AbstractTerm, TermNumbers
 from .tracker import Batch, Blocks, Entries, Tracked
@@ -25,6 +26,20 @@ __all__ = ["Compositional"]
 
 Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
+
+
+@dataclass
+class _CallState:
+    """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
+
+    Attributes:
+        calls: number of calls so far, to notice ranks out of step.
+        open_at: version of the parameters and number of snapshots when the open step was
+            evaluated.
+    """
+
+    calls: int = 0
+    open_at: tuple[int, int] | None = None
 
 
 class Compositional(nn.Module):
@@ -102,11 +117,13 @@ class Compositional(nn.Module):
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
-        self._calls = 0
-        self._open_at: tuple[int, int] | None = None  # where the open step was evaluated
+        self._needs_objective = any(term.needs_objective for term in named.values())
+        self._look_backs = {name: term for name, term in named.items() if term.looks_back}
+        self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._projections: list[Any] = []
+        self._after_close: list[Callable[[], None]] = []
         self._attach()
 
     def _attach(self) -> None:
@@ -166,11 +183,15 @@ class Compositional(nn.Module):
         try:
             return self._loss(function, index, counts, gradient, gradient_index, past)
         except RanksOutOfStep as error:
-            self._calls = error.latest  # the next call is the same on all ranks again
+            self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
             self._busy.release()
 
+    # Trackers and w_{t-1} change between calls in ways that Dynamo's guards do not see. What the
+    # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
+    # takes a second when this module is imported.
+    @torch._disable_dynamo
     def _loss(
         self,
         function: Function,
@@ -181,18 +202,22 @@ class Compositional(nn.Module):
         past: Any,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
-        group = find_group(self._process_group)
-        self._calls += 1
+        distributed = DISTRIBUTED and torch.distributed.is_initialized()
+        group = find_group(self._process_group) if distributed else None
+        self._state.calls += 1
         reader, previous = self._reader, self.previous
         blocks = reader.blocks(index, counts)
         apart = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
             self._separate_moved_calls()
-        if previous is not None and updating:
-            if self._look_back(function, blocks, gradient is not None) and gradient is not None:
+        if self._look_backs and updating:
+            self._look_back(function, blocks, gradient is not None)
+            if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
                 function, gradient, blocks, apart = gradient, None, apart or blocks, None
-            if past is None and previous.ready and not self._single_point and self._corrects:
+        if previous is not None and updating and past is None and not self._single_point:
+            # Before the first step w_{-1} = w_0, and there is nothing to correct.
+            if previous.ready and any(t.tracker.corrects for t in self._terms.values()):
                 past = previous.evaluate(function)
         carriers = None
         if gradient is None:
@@ -203,29 +228,21 @@ class Compositional(nn.Module):
             loss, carriers = split(gradient())
         past = None if past is None else split(past)[1]
         entries = reader.entries(blocks, values, past, carriers, apart)
-        if loss is None:
-            self._require_objective(entries)
-        else:
+        if loss is not None:
             loss = mean_loss(loss, group, check=updating)
+        elif not entries or self._needs_objective:
+            self._require_objective(entries)
         if self._single_point and updating and previous is not None and previous.ready:
             entries = {name: self._tangent(name, each) for name, each in entries.items()}
         if group is not None:
             entries = self._on_all_ranks(entries, group)
         return self._combined(loss, self._tracked(entries, loss, group, updating))
 
-    @property
-    def _corrects(self) -> bool:
-        """Whether the next update uses values at w_{t-1}; a refresh does not."""
-        return any(
-            term.tracker.needs_previous and not term.tracker.refresh_due
-            for term in self._terms.values()
-        )
-
     def _tracked(
         self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
     ) -> dict[str, Tracked]:
         """Update every tracker, or none: all values are checked before the first is written."""
-        terms, call = self._terms, self._calls
+        terms, call = self._terms, self._state.calls
         if not updating:
             return {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
         updates, tracked = {}, {}
@@ -253,10 +270,9 @@ class Compositional(nn.Module):
     def _require_objective(self, entries: dict[str, Entries]) -> None:
         if not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
-        if any(self._terms[name].needs_objective for name in entries):
-            raise ValueError(
-                "This method needs the objective too: the function must return (loss, values)."
-            )
+        raise ValueError(
+            "This method needs the objective too: the function must return (loss, values)."
+        )
 
     def _separate_moved_calls(self) -> None:
         """End or undo the open step if the parameters have changed since it was evaluated.
@@ -265,27 +281,26 @@ class Compositional(nn.Module):
         which costs nothing to read.
         """
         count = 0 if self.previous is None else self.previous.snapshots
-        here = (sum(p._version for o in self._optimizers for p in parameters_of(o)), count)
-        there, self._open_at = self._open_at, here
+        groups = [group["params"] for each in self._optimizers for group in each.param_groups]
+        here = (sum(p._version for group in groups for p in group), count)
+        there, self._state.open_at = self._state.open_at, here
         if there is None or there[0] == here[0]:
             return
         if self.previous is None or there[1] != count:
             self.close()  # w_{t-1} is where the open step was (L-BFGS): it counts as a step
-            self._open_at = here
+            self._state.open_at = here
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
-    ) -> bool:
-        """Let terms look at this batch at w_{t-1}; return whether one wanted to."""
-        lookers = {name: term for name, term in self._terms.items() if term.looks_back}
-        for name, term in lookers.items():
-            assert self.previous is not None
+    ) -> None:
+        """Let terms use this batch at w_{t-1}."""
+        assert self.previous is not None
+        for name, term in self._look_backs.items():
             pooled = functools.partial(self._pooled_values, name, function, blocks)
             term.look_back(pooled, self.previous, independent)
-        return bool(lookers)
 
     def _pooled_values(
         self, name: str, function: Function, blocks: dict[str, Blocks | None]
@@ -356,9 +371,11 @@ class Compositional(nn.Module):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        self._open_at = None
+        self._state.open_at = None
         for term in self._terms.values():
             term.close()
+        for action in self._after_close:
+            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

@@ -74,16 +74,12 @@ class SwitchingTerm(UnsampledTerm):
             if updating:  # further batches of the same step follow the first
                 self.open = decision
         self.last = decision
+        self.replaces_objective = decision.constraint is not None
         if decision.constraint is None:
             return torch.zeros_like(excess[0])
         slope = torch.zeros_like(excess)
         slope[decision.constraint] = 1.0
         return tracked.as_loss(excess[decision.constraint], slope)
-
-    @property
-    def replaces_objective(self) -> bool:
-        """Whether the last loss was that of a constraint."""
-        return self.last is not None and self.last.constraint is not None
 
     def taken(self, size: float) -> None:
         """Note the size of the step that was made."""

@@ -163,7 +163,7 @@ class PreviousParameters(ParameterTensors):
     ) -> None:
         super().__init__(optimizer)
         self.offload = offload
-        if any(hasattr(p, "_fsdp_flattened") for p in self.parameters_in_order):
+        if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
             raise TypeError(
                 "`PreviousParameters` cannot put other values into a model wrapped by "
                 "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "
@@ -186,15 +186,16 @@ class PreviousParameters(ParameterTensors):
     def snapshot(self) -> None:
         """Copy the parameters; called before every optimizer step by a hook."""
         self._swap.restore()
-        saved, offload = self.tensors, self.offload
-        parameters = self.parameters_in_order
-        sources = [p.detach() for p in parameters]
+        offload, saved = self.offload, self._saved if self._loaded is None else self.tensors
+        groups = [group["params"] for each in self.optimizers for group in each.param_groups]
+        sources = parameters = [p for group in groups for p in group]
         if any_sharded(parameters):
             sources = [local_part(p) for p in parameters]
         targets = []
         for parameter, source in zip(parameters, sources, strict=True):
             copy = saved.get(parameter)
-            if copy is None or not fits(copy, source, host=offload):
+            same = copy is not None and copy.dtype == source.dtype and copy.shape == source.shape
+            if not same or (copy.device != source.device and not fits(copy, source, host=offload)):
                 saved[parameter] = copy = empty_copy(source, host=offload)
             targets.append(copy)
         copy_all(targets, sources, to_host=offload)
@@ -223,7 +224,8 @@ class PreviousParameters(ParameterTensors):
         random state.
         """
         self._stepped.clear()
-        with torch.no_grad(), self._swap.at(self.tensors):
+        saved = self._saved if self._loaded is None else self.tensors
+        with torch.no_grad(), self._swap.at(saved):
             result = function()
             # A copy: a parameter, or a view of one, would show other values after the swap.
             if isinstance(result, Tensor):
@@ -274,8 +276,8 @@ class PreviousParameters(ParameterTensors):
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
-        if len(args) < 2 and not kwargs:  # the usual step
-            return self._snapshot_once(optimizer)
+        if len(args) < 2 and not kwargs and len(self.optimizers) == 1:  # the usual step
+            return self.snapshot()
         return after_closure(args, kwargs, lambda: self._snapshot_once(optimizer))
 
     def _snapshot_once(self, optimizer: torch.optim.Optimizer) -> None:

@@ -123,7 +123,8 @@ class ParameterSwap:
         Args:
             values: by parameter.
         """
-        self.restore()
+        if self._undo is not None:
+            self.restore()
         (model,) = self._model
         parameters = list(values)
         sharded = any_sharded(parameters)

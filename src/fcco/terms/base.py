@@ -27,6 +27,7 @@ class AbstractTerm(KeepsPrecision):
     Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
         needs_objective: the function must also return the ordinary loss g0.
+        replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
         replayable: the loss depends on w, u and `numbers()` alone, so that it can be computed
             again for another step.
         looks_back: `look_back` wants to be called before the forward pass.
@@ -37,10 +38,13 @@ class AbstractTerm(KeepsPrecision):
     needs_objective: ClassVar[bool] = False
     replayable: ClassVar[bool] = False
     looks_back: bool = False
+    replaces_objective: bool = False
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
         self.tracker = tracker
+        # Found at once there, without nn.Module's slow search; assigning to it clears it again.
+        self.__dict__["tracker"] = tracker
         tracker.wait_for_close()
 
     @property
@@ -59,11 +63,6 @@ class AbstractTerm(KeepsPrecision):
     @abc.abstractmethod
     def value(self) -> Tensor:
         """The term's own value at the tracked u, without smoothing, over the blocks seen."""
-
-    @property
-    def replaces_objective(self) -> bool:
-        """Whether the step of the last `loss` leaves g0 out (switching methods)."""
-        return False
 
     def look_back(
         self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .._schedules import Schedule, at_step
+from .._schedules import Schedule
 from .._state import KeepsPrecision
 from ..outer import AbstractOuter, MoreauEnvelope
 from ..tracker import InnerTracker, Tracked
@@ -159,7 +159,7 @@ class OuterTerm(AbstractTerm):
             )
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
+        self.smoothed_by(smoothing(0) if callable(smoothing) else smoothing)  # refused at once
 
     @property
     def smoothing(self) -> float:
@@ -179,7 +179,7 @@ class OuterTerm(AbstractTerm):
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
         if self._smoothed is None or self._smoothed[0] != smoothing:
-            _checks.at_least(type(self).__name__, "smoothing", smoothing, 0.0)
+            # The envelope refuses a negative lambda, or one above 1/weak_convexity.
             smoothed = MoreauEnvelope(self.outer, smoothing) if smoothing else self.outer
             self._smoothed = (smoothing, smoothed)
         return self._smoothed[1]
@@ -225,7 +225,7 @@ class CoupledTerm(OuterTerm):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(outer, tracker, smoothing)
-        if not callable(weight):
+        if not callable(weight) and weight != 1:
             _checks.positive("CoupledTerm", "weight", weight)
         self.weight_schedule = weight
         self.limits = Limits(
@@ -246,7 +246,8 @@ class CoupledTerm(OuterTerm):
     @property
     def weight(self) -> float:
         """The current factor; a schedule is a function of the steps this term had a part in."""
-        return at_step(self.weight_schedule, self.step)
+        schedule = self.weight_schedule
+        return schedule(self.step) if callable(schedule) else schedule
 
     def numbers(self) -> TermNumbers:
         """The numbers of the current step, to replay its loss later."""

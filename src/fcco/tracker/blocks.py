@@ -46,21 +46,22 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
     """
     dtype = entries.dtype
     if entries.shape[0] > _EXACT_ADDITIONS and entries.device.type != "mps":
-        entries = entries.double()
+        if dtype != torch.float64:
+            return segment(entries.double(), inverse, size, log).to(dtype)
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
-        add = start.index_add if entries.requires_grad else start.index_add_
-        return add(0, inverse, entries).to(dtype)
+        return (start.index_add if entries.requires_grad else start.index_add_)(0, inverse, entries)
     rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
     sums = start.index_add(0, inverse, torch.exp(entries - largest[inverse]))
-    return (largest + sums.log()).to(dtype)
+    return largest + sums.log()
 
 
 class Blocks(NamedTuple):
     """Which distinct blocks the entries of a batch belong to.
 
     Attributes:
+        size: E, the number of entries.
         index: the distinct block ids, increasing, shape (B1,).
         inverse: position of each entry's block in `index`, shape (E,); None when entry k is
             block k for all blocks.
@@ -70,17 +71,13 @@ class Blocks(NamedTuple):
         whole: entry k is the only sample of block k, for all blocks.
     """
 
+    size: int
     index: Tensor  # type: ignore[assignment]
     inverse: Tensor | None
     counts: Tensor
     weights: Tensor | None = None
     ids: list[int] | None = None
     whole: bool = False
-
-    @property
-    def entries(self) -> int:
-        """E, the number of entries."""
-        return (self.index if self.inverse is None else self.inverse).shape[0]
 
     def sums(self, values: Tensor, log: bool = False) -> Tensor:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
@@ -101,7 +98,8 @@ class Blocks(NamedTuple):
         left, inverse = torch.unique(inverse[keep], return_inverse=True)
         weights = None if self.weights is None else self.weights[keep]
         samples = self.counts.new_ones(len(inverse)) if weights is None else weights
-        return Blocks(self.index[left], inverse, segment(samples, inverse, len(left)), weights)
+        counts = segment(samples, inverse, len(left))
+        return Blocks(len(inverse), self.index[left], inverse, counts, weights)
 
 
 class Entries(NamedTuple):
@@ -188,7 +186,7 @@ class Batch(NamedTuple):
         """The sums divided by the number of samples."""
         if self.whole:
             return sums
-        counts = per_row(self.counts, sums)
+        counts = self.counts if sums.dim() == 1 else self.counts.unsqueeze(1)
         return sums - counts.log() if self.log else sums / counts
 
     def merge(self, other: Batch) -> Batch:
@@ -264,9 +262,11 @@ class Tracked(NamedTuple):
 
     def factors(self, slope: Tensor) -> Tensor:
         """d(loss) / d(entry), from d(loss) / d(u_i); pure."""
-        whole = self.blocks.whole and self.ranks == 1
-        factors = slope if whole else slope / per_row(self.counts, slope)
-        position = self.entry_positions()
+        factors, position = slope, self.blocks.inverse
+        if self.ranks > 1:
+            position = self.entry_positions()
+        if not self.blocks.whole or self.ranks > 1:
+            factors = slope / (self.counts if slope.dim() == 1 else self.counts.unsqueeze(1))
         if position is not None:
             factors = factors.index_select(0, position)
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
@@ -359,7 +359,8 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
         every = torch.arange(num_inner, device=like.device)
         ones = like.new_ones(num_inner)
         whole = weights is None
-        return Blocks(every, None, ones if weights is None else weights, weights, whole=whole)
+        counts = ones if weights is None else weights
+        return Blocks(num_inner, every, None, counts, weights, whole=whole)
     dtype = index.dtype
     if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         raise ValueError(
@@ -386,7 +387,7 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
         total = multiplicity.to(device, like.dtype, non_blocking=ahead)
     else:
         total = segment(weights, inverse, len(unique))
-    return Blocks(unique, inverse, total, weights, ids)
+    return Blocks(index.shape[0], unique, inverse, total, weights, ids)
 
 
 def _as_tensor(name: str, values: Any) -> Tensor:

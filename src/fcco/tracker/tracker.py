@@ -156,9 +156,26 @@ class InnerTracker(KeepsPrecision):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_settings(
-            num_inner, dim, gamma, correction, read, bounds, refresh_every, on_nonfinite, dtype
-        )
+        call = "InnerTracker"
+        _checks.integer(call, "num_inner", num_inner, 1)
+        _checks.integer(call, "dim", dim, 1)
+        _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+        _checks.one_of(call, "read", read, ("old", "new"))
+        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
+        if isinstance(correction, str):
+            _checks.one_of(call, "correction", correction, ("theory", "auto"))
+            if correction == "theory":
+                _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
+        else:
+            _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
+        if gamma == 0 and correction in (0, 0.0):
+            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+        if refresh_every is not None:
+            _checks.integer(call, "refresh_every", refresh_every, 1)
+        if bounds is not None and not bounds[0] <= bounds[1]:
+            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
+        if not dtype.is_floating_point:
+            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
         if not sampled and on_nonfinite == "skip":
             raise ValueError(
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
@@ -171,7 +188,8 @@ class InnerTracker(KeepsPrecision):
         self.rule = rule or (log_track if log_space else track)
         # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
         self._waits_for_close = False
-        self._progress, self._check = _Progress(), DeferredFiniteCheck()
+        self._progress = _Progress()
+        self._check = DeferredFiniteCheck() if on_nonfinite == "deferred" else None
         self._all_blocks: Blocks | None = None
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
@@ -197,17 +215,20 @@ class InnerTracker(KeepsPrecision):
 
     def seen_rows(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
-        progress = self._progress
-        if progress.complete and progress.version == self.seen._version:
-            return self.rows
-        return self.rows[self.seen]
+        progress, table, seen = self._progress, self.value, self.seen
+        rows = table.view(-1) if self.dim == 1 else table
+        return rows if progress.complete and progress.version == seen._version else rows[seen]
 
     @property
     def needs_previous(self) -> bool:
         """Whether updates use g_i(w_{t-1})."""
-        if isinstance(self.correction, str):
-            return self.correction == "theory" or self.gamma < 1
-        return self.correction != 0
+        return self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
+        needs = self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+        return needs and (self.refresh_every is None or not self.refresh_due)
 
     @property
     def refresh_due(self) -> bool:
@@ -225,7 +246,8 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
         """Check `index` and `counts`; find the distinct blocks."""
-        self._check.poll()
+        if self._check is not None:
+            self._check.poll()
         if index is not None or counts is not None:
             return find_blocks(index, counts, self.num_inner, self.value)
         # All blocks in order: the same each time.
@@ -254,7 +276,7 @@ class InnerTracker(KeepsPrecision):
             carrier_blocks: the blocks of `carrier` when it is an independent batch.
         """
         fresh = self._shaped("values", fresh, blocks)
-        if not self.needs_previous or (self.refresh_every is not None and self.refresh_due):
+        if not self.corrects:
             previous = None
         elif previous is None:
             previous = fresh.detach()
@@ -268,7 +290,8 @@ class InnerTracker(KeepsPrecision):
         return Entries(blocks, fresh, previous, carrier, carrier_blocks)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
-        table, shape, expected = self.value, tuple(values.shape), blocks.entries
+        table, shape, expected = self._buffers["value"], tuple(values.shape), blocks.size
+        assert table is not None
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
         elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
@@ -318,23 +341,22 @@ class InnerTracker(KeepsPrecision):
         batch = entries.batch(self.log_space)
         if group is not None:
             batch = over_ranks(batch, group, call)
-        if self.offset is None:
+        if self._buffers["offset"] is None:
             return batch
+        assert self.offset is not None
         offset = self.offset if self.offset.dim() == 0 else self.offset[batch.index]
         shift = per_row(offset * batch.counts, batch.fresh)
         past = None if batch.previous is None else batch.previous - shift
         return batch._replace(fresh=batch.fresh - shift, previous=past)
 
-    def _complete_batch(self, entries: Entries, group: Group | None, call: int | None) -> Batch:
-        batch = self.pool(entries, group, call)
-        if not self.sampled and batch.index.shape[0] != self.num_inner:
+    def _require_all(self, batch: Batch) -> None:
+        if batch.index.shape[0] != self.num_inner:
             raise ValueError(
                 f"This method looks at all {self.num_inner} blocks (constraints) in each step, but "
                 f"the batch has values of {batch.index.shape[0]}; nothing was updated. Methods "
                 "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
                 "them."
             )
-        return batch
 
     def propose(
         self, entries: Entries, group: Group | None = None, call: int | None = None
@@ -353,9 +375,11 @@ class InnerTracker(KeepsPrecision):
         dropped = 0
         if self.on_nonfinite == "skip":
             entries, dropped = entries.without_nonfinite()
-        batch = self._complete_batch(entries, group, call)
+        batch = self.pool(entries, group, call)
+        if not self.sampled:
+            self._require_all(batch)
         current, counts = batch.index, batch.counts
-        if entries.independent:
+        if entries.carrier_blocks is not entries.blocks:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
         step = self._progress.open
         if step is not None:
@@ -364,7 +388,8 @@ class InnerTracker(KeepsPrecision):
         fresh, previous = batch.mean(batch.fresh), batch.previous
         gamma, correction = self.gamma, 0.0
         if previous is not None:
-            previous, correction = batch.mean(previous), self.correction_weight(len(batch.index))
+            previous, blocks = batch.mean(previous), batch.index.shape[0]
+            correction = correction_weight(self.correction, gamma, self.num_inner, blocks)
         if self.refresh_every is not None and self.refresh_due:
             gamma = 1.0
         mask = None if seen is None else per_row(seen, old)
@@ -379,7 +404,10 @@ class InnerTracker(KeepsPrecision):
         point = before if self.read == "old" else after
         if batch.index is not current:
             point = point[torch.searchsorted(batch.index, current)]
-        return update, self._tracked(point, current, counts, entries, group)
+        if group is not None:
+            return update, self._of_ranks(point, current, counts, entries, group)
+        carrier, blocks = entries.carrier, entries.carrier_blocks
+        return update, Tracked(point, current, carrier, blocks, counts, log=self.log_space)
 
     def pooled(
         self, entries: Entries, group: Group | None = None, call: int | None = None
@@ -387,18 +415,22 @@ class InnerTracker(KeepsPrecision):
         """The values of a batch themselves, in the form of tracked ones; nothing is updated."""
         if self.on_nonfinite == "skip":
             entries, _ = entries.without_nonfinite()
-        batch = self._complete_batch(entries, group, call)
+        batch = self.pool(entries, group, call)
+        if not self.sampled:
+            self._require_all(batch)
         counts = batch.counts
         if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
-        return self._tracked(batch.mean(batch.fresh), batch.index, counts, entries, group)
+        point, carrier, blocks = batch.mean(batch.fresh), entries.carrier, entries.carrier_blocks
+        if group is not None:
+            return self._of_ranks(point, batch.index, counts, entries, group)
+        return Tracked(point, batch.index, carrier, blocks, counts, log=self.log_space)
 
-    def _tracked(
-        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group | None
+    def _of_ranks(
+        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group
     ) -> Tracked:
+        """Tracked values of the global batch, with the entries of this rank."""
         blocks = entries.carrier_blocks
-        if group is None:
-            return Tracked(point, index, entries.carrier, blocks, counts, log=self.log_space)
         position = torch.searchsorted(index, blocks.index)
         return Tracked(
             point, index, entries.carrier, blocks, counts, group.size, position, self.log_space
@@ -416,16 +448,24 @@ class InnerTracker(KeepsPrecision):
             ids: the same as Python numbers, if known.
             whole: whether these are all blocks.
         """
-        progress, step = self._progress, self._progress.open
-        value = self.rows.clone() if whole else self.rows.index_select(0, index)
+        # nn.Module finds a buffer by a slow search: a step takes each from the registry once.
+        progress, step, buffers = self._progress, self._progress.open, self._buffers
+        table, known = buffers["value"], buffers["seen"]
+        assert table is not None and known is not None
+        rows = table.view(-1) if self.dim == 1 else table
+        value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
-        if progress.version == self.seen._version and (
-            progress.complete or (ids is not None and progress.visited.issuperset(ids))
+        opened = step is not None and step.seen is not None  # the mask knows the open step
+        if (
+            not opened
+            and progress.version == known._version
+            and (progress.complete or (ids is not None and progress.visited.issuperset(ids)))
         ):
             return value, None
-        seen = self.seen.index_select(0, index)
-        if step is not None and step.seen is not None:
+        seen = known.index_select(0, index)
+        if opened:
+            assert step is not None and step.seen is not None
             seen = overlay(seen, index, step.batch.index, step.seen)
         return value, seen
 
@@ -433,19 +473,22 @@ class InnerTracker(KeepsPrecision):
         """Write a proposed update; the step stays open until `close()` if an objective waits."""
         batch, progress = update.batch, self._progress
         progress.skipped += update.dropped
-        if update.finite is not None:
+        if update.finite is not None and self._check is not None:
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
+        table, latest = self._buffers["value"], self._buffers["latest"]
+        assert table is not None
+        rows = table.view(-1) if self.dim == 1 else table
         if batch.whole:
-            self.rows.copy_(update.after)
+            rows.copy_(update.after)
         else:
-            self.rows.index_copy_(0, batch.index, update.after)
-        if self.latest is not None:
+            rows.index_copy_(0, batch.index, update.after)
+        if latest is not None:
             fresh = batch.mean(batch.fresh)
             if update.finite is not None:
-                fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[batch.index])
-            self.latest.index_copy_(0, batch.index, fresh)
+                fresh = torch.where(per_row(update.finite, fresh), fresh, latest[batch.index])
+            latest.index_copy_(0, batch.index, fresh)
         if self._waits_for_close:
             progress.open = update
         else:
@@ -520,7 +563,8 @@ class InnerTracker(KeepsPrecision):
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
         self._progress = _Progress(state["steps"], state["skipped"])
-        self._check = DeferredFiniteCheck()
+        if self._check is not None:
+            self._check = DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -621,37 +665,3 @@ class DeferredFiniteCheck:
                     "step; these blocks kept their value, but the loss of that step, and so the "
                     "gradient, was not finite."
                 )
-
-
-def _check_settings(
-    num_inner: int,
-    dim: int,
-    gamma: float,
-    correction: Any,
-    read: str,
-    bounds: tuple[float, float] | None,
-    refresh_every: int | None,
-    on_nonfinite: str,
-    dtype: torch.dtype,
-) -> None:
-    """Raise unless an `InnerTracker` can be built from these."""
-    call = "InnerTracker"
-    _checks.integer(call, "num_inner", num_inner, 1)
-    _checks.integer(call, "dim", dim, 1)
-    _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
-    _checks.one_of(call, "read", read, ("old", "new"))
-    _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
-    if isinstance(correction, str):
-        _checks.one_of(call, "correction", correction, ("theory", "auto"))
-        if correction == "theory":
-            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
-    else:
-        _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-    if gamma == 0 and correction in (0, 0.0):
-        raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
-    if refresh_every is not None:
-        _checks.integer(call, "refresh_every", refresh_every, 1)
-    if bounds is not None and not bounds[0] <= bounds[1]:
-        raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
-    if not dtype.is_floating_point:
-        raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
