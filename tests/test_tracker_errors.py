@@ -65,20 +65,20 @@ def test_constructor_refuses(options, message):
 BAD_CALLS = {
     "negative": (T([1.0, 2.0]), T([0, -1]), None, None, IndexError, r"lie in \[0, 3\] .* -1"),
     "too large": (T([1.0, 2.0]), T([0, 4]), None, None, IndexError, r"num_inner=4.* contains: 4"),
-    "float": (T([1.0]), T([1.0]), None, None, ValueError, r"1-d tensor of integers .*float32"),
-    "bool": (T([1.0]), T([True]), None, None, ValueError, r"integers .* torch.bool"),
-    "complex": (T([1.0]), T([1j]), None, None, ValueError, r"integers .*complex"),
-    "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"1-d tensor .* \(1, 1\)"),
-    "0-d": (T(1.0), T(0), None, None, ValueError, r"1-d tensor .* \(\)"),
-    "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"fresh=.*shape \(1,\).*\(2,\)"),
-    "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"fresh=.*shape \(4,\).*\(2,\)"),
-    "columns": (torch.ones(2, 2), T([0, 1]), None, None, ValueError, r"fresh=.*\(2,\).*\(2, 2\)"),
-    "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), None, ValueError, r"previous=.*\(2,\).*\(1,\)"),
-    "counts": (T([1.0, 2.0]), T([0, 1]), None, T([1]), ValueError, r"counts=.*2 positive"),
-    "count 0": (T([1.0, 2.0]), T([0, 1]), None, T([1, 0]), ValueError, r"counts=.*2 positive"),
-    "count -1": (T([1.0, 2.0]), T([0, 1]), None, T([1, -1]), ValueError, r"counts=.*2 positive"),
-    "count nan": (T([1.0]), T([0]), None, T([NAN]), ValueError, r"counts=.*1 positive"),
-    "count inf": (T([1.0]), T([0]), None, T([INF]), ValueError, r"counts=.*1 positive"),
+    "float": (T([1.0]), T([1.0]), None, None, ValueError, r"vector of integers.*float32"),
+    "bool": (T([1.0]), T([True]), None, None, ValueError, r"vector of integers.*torch.bool"),
+    "complex": (T([1.0]), T([1j]), None, None, ValueError, r"vector of integers.*complex"),
+    "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"vector of integers.*\(1, 1\)"),
+    "0-d": (T(1.0), T(0), None, None, ValueError, r"vector of integers.*\(\)"),
+    "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"values .*\(1,\).*\(2,\)"),
+    "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"values .*\(4,\).*\(2,\)"),
+    "columns": (torch.ones(2, 2), T([0, 1]), None, None, ValueError, r"values .*\(2,\).*\(2, 2\)"),
+    "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), None, ValueError, r"w_{t-1} .*\(2,\).*\(1,\)"),
+    "counts": (T([1.0, 2.0]), T([0, 1]), None, T([1]), ValueError, r"`counts`.* 2 positive"),
+    "count 0": (T([1.0, 2.0]), T([0, 1]), None, T([1, 0]), ValueError, r"`counts`.* 2 positive"),
+    "count -1": (T([1.0, 2.0]), T([0, 1]), None, T([1, -1]), ValueError, r"`counts`.* 2 positive"),
+    "count nan": (T([1.0]), T([0]), None, T([NAN]), ValueError, r"`counts`.* 1 positive"),
+    "count inf": (T([1.0]), T([0]), None, T([INF]), ValueError, r"`counts`.* 1 positive"),
     "fresh nan": (T([1.0, NAN]), T([0, 2]), None, None, ValueError, r"NaN.*blocks \[2\]"),
     "fresh inf": (T([INF, 1.0]), T([3, 0]), None, None, ValueError, r"infinite.*blocks \[3\]"),
     "inf - inf": (T([INF, -INF]), T([0, 1]), None, None, ValueError, r"blocks \[0, 1\]"),
@@ -151,16 +151,13 @@ def test_a_bad_value_of_one_term_changes_no_other_term(order):
 def test_a_nonfinite_carrier_is_refused(bad, independent):
     tracker = started()
     state = copy.deepcopy(tracker.state_dict())
-    where, other = tracker.layout(T([0, 1])), tracker.layout(T([1, 0]))
-    with pytest.raises(ValueError, match=r"NaN or infinite.*carry the gradient"):
-        tracker.update(
-            T([1.0, 2.0]),
-            where,
-            carrier=T([1.0, bad]),
-            carrier_where=other if independent else None,
-        )
-    with pytest.raises(ValueError, match=r"`InnerTracker\(carrier=...\)` must have shape \(2,\)"):
-        tracker.update(T([1.0, 2.0]), where, carrier=T([1.0]))
+    blocks, values = tracker.blocks(T([0, 1])), T([1.0, 2.0])
+    other = tracker.blocks(T([1, 0])) if independent else None
+    entries = tracker.entries(blocks, values, None, T([1.0, bad]), other)
+    with pytest.raises(fcco.NonFiniteValue, match=r"NaN or infinite.*carry the gradient"):
+        tracker.update(entries)
+    with pytest.raises(ValueError, match=r"carry the gradient must have shape \(2,\)"):
+        tracker.entries(blocks, values, None, T([1.0]), other)
     assert unchanged(tracker, state)
 
 
@@ -202,9 +199,9 @@ def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, 
         tracker = fcco.InnerTracker(4, gamma=0.3, on_nonfinite="skip", **settings)
         tracker.set_values(None, T([0.1, 0.2, 0.3, 0.4]))
         pick = good if clean else torch.arange(7)
-        tracked = tracker.update(
-            fresh[pick], tracker.layout(ids[pick]), past[pick], carrier=carrier[pick]
-        )
+        blocks = tracker.blocks(ids[pick])
+        entries = tracker.entries(blocks, fresh[pick], past[pick], carrier[pick])
+        tracked = tracker.update(entries)
         (gradient,) = torch.autograd.grad(tracked.carrying_gradient().sum(), carrier)
         results.append((tracker.value, tracker.seen, tracked.value, tracked.index, gradient))
         assert tracker.skipped == (0 if clean else 4)
@@ -215,12 +212,10 @@ def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, 
 def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_none_left():
     tracker = fcco.ema_tracker(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
-    where = tracker.layout(T([1, 2, 3, 3]))
+    blocks, other = tracker.blocks(T([1, 2, 3, 3])), tracker.blocks(T([1, 2, 3, 3, 3]))
     fresh = T([2.0, NAN, 6.0, 8.0])
     carrier = T([NAN, 1.0, 1.0, NAN, 1.0], requires_grad=True)
-    tracked = tracker.update(
-        fresh, where, carrier=carrier, carrier_where=tracker.layout(T([1, 2, 3, 3, 3]))
-    )
+    tracked = tracker.update(tracker.entries(blocks, fresh, None, carrier, other))
     assert tracked.index.tolist() == [3] and tracked.value.tolist() == [3.5]
     assert tracker.value[:, 0].tolist() == [0.0, 0.0, 0.0, 3.5, 0.0] and tracker.skipped == 3
     tracked.carrying_gradient().sum().backward()

@@ -76,7 +76,7 @@ def test_micro_batches_with_shared_blocks_equal_one_batch(correction, k):
 def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
     """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
     tracker = fcco.msvr_tracker(4, 0.2, "theory", dtype=torch.float64)
-    tracker.accumulate = True
+    tracker.wait_for_close()
     old = np.array([1.0, 2.0, 3.0, 4.0])
     tracker.set_values(None, torch.as_tensor(old))
     first = tracker(torch.tensor([5.0, 6.0]), torch.tensor([0, 1]), torch.tensor([4.0, 7.0]))
@@ -100,7 +100,7 @@ def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step(
 
 def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
     tracker = fcco.msvr_tracker(2, 0.2, 0.5, dtype=torch.float64)
-    tracker.accumulate = True
+    tracker.wait_for_close()
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([1, 1]), torch.tensor([0.0, 0.0]))
     read = tracker(torch.tensor([6.0]), torch.tensor([1]), torch.tensor([0.0]))
     assert read.item() == tracker.value[1].item() == 3.0
@@ -112,7 +112,7 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     rng = np.random.default_rng(0)
     make = lambda: fcco.msvr_tracker(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
     one, several = make(), make()
-    several.accumulate = True
+    several.wait_for_close()
     for _ in range(20):
         ids = torch.as_tensor(rng.integers(0, 5, 7))
         fresh = torch.as_tensor(rng.normal(size=7))
