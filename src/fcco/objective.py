@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ._derivatives import Directional
-from ._distributed import Group, RanksOutOfStep, find_group, sum_over_ranks
+from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer, project_after_step
 from .previous import PreviousParameters, unwrap
@@ -123,6 +123,7 @@ class Compositional(nn.Module):
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._projections: list[Any] = []
+        self._after_close: list[Callable[[], None]] = []
         self._attach()
 
     def _attach(self) -> None:
@@ -201,7 +202,8 @@ class Compositional(nn.Module):
         past: Any,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
-        group = find_group(self._process_group)
+        distributed = DISTRIBUTED and torch.distributed.is_initialized()
+        group = find_group(self._process_group) if distributed else None
         self._state.calls += 1
         reader, previous = self._reader, self.previous
         blocks = reader.blocks(index, counts)
@@ -372,6 +374,8 @@ class Compositional(nn.Module):
         self._state.open_at = None
         for term in self._terms.values():
             term.close()
+        for action in self._after_close:
+            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
 from ..objective import Compositional
-from ..outer.xrisk import LogMeanExp
+from ..outer import LogMeanExp
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked, for_model, value_of
 from .kernel import compute_dtype, log_means

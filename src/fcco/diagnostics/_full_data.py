@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
+from ..tracker import NonFiniteValue
 
 if TYPE_CHECKING:
     from ..outer.base import AbstractOuter
@@ -192,7 +193,7 @@ def _block_values(call: str, inner: Inner, index: Tensor) -> Tensor:
     finite = torch.isfinite(values.detach()).reshape(len(index), -1).all(1)
     if not bool(finite.all()):
         first = int((~finite).nonzero()[0, 0])
-        raise ValueError(
+        raise NonFiniteValue(
             f"`{call}(inner=...)` must return finite values but block {int(index[first])} gives: "
             f"{values[first].tolist()}."
         )
@@ -209,13 +210,13 @@ def _loss_value(call: str, loss: Loss) -> Tensor:
             f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}."
         )
     if not bool(torch.isfinite(value.detach())):
-        raise ValueError(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
+        raise NonFiniteValue(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
     return value.reshape(())
 
 
 def _check_finite(call: str, *gradients: Tensor) -> None:
     if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-        raise ValueError(
+        raise NonFiniteValue(
             f"`{call}`: a gradient of inner or loss is not finite although the values are "
             "(a root or a norm at zero, or overflow in a low precision)."
         )

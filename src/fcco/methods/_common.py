@@ -15,7 +15,7 @@ from ..objective import Compositional
 from ..outer import Absolute, AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm
 from ..terms.coupled import Tolerance, number_and_names
-from ..tracker import for_model
+from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [
     "InnerFunctions",
@@ -98,7 +98,7 @@ def penalized(
     number, names = number_and_names(method, constraints)
     term = CoupledTerm(
         outer,
-        for_model(model, number, dim or outer.dim or 1, **tracker),
+        InnerTracker(number, dim or outer.dim or 1, **like_model(model, tracker)),
         smoothing=smoothing,
         weight=weight,
         tolerance=tolerance,

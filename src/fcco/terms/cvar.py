@@ -55,11 +55,11 @@ def cvar_mean(
         width = torch.where(hard, 1, smoothing)
         slope = torch.minimum(relu(excess / width), cap + torch.zeros_like(excess))
         value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
-        step = torch.where(excess == 0, kink, (excess > 0) * cap)
+        step = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         slope = torch.where(hard, step, slope)
         return threshold + value.sum() * share, slope * share
     if not smoothing:
-        slope = torch.where(excess == 0, kink, (excess > 0) * cap).to(excess)
+        slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         return threshold + relu(excess).sum() * (cap * share), slope * share
     # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
     slope = (excess * (share / smoothing)).clamp_(0, cap * share)  # type: ignore[arg-type]

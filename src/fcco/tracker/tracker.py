@@ -156,9 +156,26 @@ class InnerTracker(KeepsPrecision):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_settings(
-            num_inner, dim, gamma, correction, read, bounds, refresh_every, on_nonfinite, dtype
-        )
+        call = "InnerTracker"
+        _checks.integer(call, "num_inner", num_inner, 1)
+        _checks.integer(call, "dim", dim, 1)
+        _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+        _checks.one_of(call, "read", read, ("old", "new"))
+        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
+        if isinstance(correction, str):
+            _checks.one_of(call, "correction", correction, ("theory", "auto"))
+            if correction == "theory":
+                _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
+        else:
+            _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
+        if gamma == 0 and correction in (0, 0.0):
+            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+        if refresh_every is not None:
+            _checks.integer(call, "refresh_every", refresh_every, 1)
+        if bounds is not None and not bounds[0] <= bounds[1]:
+            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
+        if not dtype.is_floating_point:
+            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
         if not sampled and on_nonfinite == "skip":
             raise ValueError(
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
@@ -171,7 +188,8 @@ class InnerTracker(KeepsPrecision):
         self.rule = rule or (log_track if log_space else track)
         # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
         self._waits_for_close = False
-        self._progress, self._check = _Progress(), DeferredFiniteCheck()
+        self._progress = _Progress()
+        self._check = DeferredFiniteCheck() if on_nonfinite == "deferred" else None
         self._all_blocks: Blocks | None = None
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
@@ -228,7 +246,7 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
         """Check `index` and `counts`; find the distinct blocks."""
-        if self._check.flags:
+        if self._check is not None:
             self._check.poll()
         if index is not None or counts is not None:
             return find_blocks(index, counts, self.num_inner, self.value)
@@ -455,7 +473,7 @@ class InnerTracker(KeepsPrecision):
         """Write a proposed update; the step stays open until `close()` if an objective waits."""
         batch, progress = update.batch, self._progress
         progress.skipped += update.dropped
-        if update.finite is not None:
+        if update.finite is not None and self._check is not None:
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
@@ -545,7 +563,8 @@ class InnerTracker(KeepsPrecision):
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
         self._progress = _Progress(state["steps"], state["skipped"])
-        self._check = DeferredFiniteCheck()
+        if self._check is not None:
+            self._check = DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -623,7 +642,7 @@ class DeferredFiniteCheck:
     """
 
     def __init__(self) -> None:
-        self.flags: deque[_Flag] = deque()
+        self._flags: deque[_Flag] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -632,51 +651,17 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self.flags.append(_Flag(good, arrived, finite, blocks))
+        self._flags.append(_Flag(good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self.flags and (self.flags[0].arrived is None or self.flags[0].arrived.query()):
-            flag = self.flags.popleft()
+        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
+            flag = self._flags.popleft()
             if not flag.good.item():
-                self.flags.clear()
+                self._flags.clear()
                 blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
                     f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
                     "step; these blocks kept their value, but the loss of that step, and so the "
                     "gradient, was not finite."
                 )
-
-
-def _check_settings(
-    num_inner: int,
-    dim: int,
-    gamma: float,
-    correction: Any,
-    read: str,
-    bounds: tuple[float, float] | None,
-    refresh_every: int | None,
-    on_nonfinite: str,
-    dtype: torch.dtype,
-) -> None:
-    """Raise unless an `InnerTracker` can be built from these."""
-    call = "InnerTracker"
-    _checks.integer(call, "num_inner", num_inner, 1)
-    _checks.integer(call, "dim", dim, 1)
-    _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
-    _checks.one_of(call, "read", read, ("old", "new"))
-    _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
-    if isinstance(correction, str):
-        _checks.one_of(call, "correction", correction, ("theory", "auto"))
-        if correction == "theory":
-            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
-    else:
-        _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-    if gamma == 0 and correction in (0, 0.0):
-        raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
-    if refresh_every is not None:
-        _checks.integer(call, "refresh_every", refresh_every, 1)
-    if bounds is not None and not bounds[0] <= bounds[1]:
-        raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
-    if not dtype.is_floating_point:
-        raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
