@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import io
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -308,14 +307,14 @@ def _relative_targets(node: ast.ImportFrom, path: Path, package: Path) -> Iterat
 
 
 def modules_with_examples() -> list[str]:
-    names = ["fcco", *(each.name for each in pkgutil.walk_packages(fcco.__path__, "fcco."))]
-    finder = doctest.DocTestFinder()
-    result = []
-    for name in names:
-        module = importlib.import_module(name)
-        if any(test.examples for test in finder.find(module, name)):
-            result.append(name)
-    return result
+    """By their text: nothing is imported while pytest collects."""
+    package = ROOT / "src" / "fcco"
+    names = []
+    for path in sorted(package.rglob("*.py")):
+        if re.search(r"^ +>>> ", path.read_text(), re.MULTILINE):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
