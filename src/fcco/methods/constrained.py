@@ -22,7 +22,7 @@ from .sox import squared_hinge_penalty
 from .spider import recursive_penalty
 from .ssg import ssg
 
-__all__ = ["RECIPES", "constrained"]
+__all__ = ["RECIPES", "canonical_name", "constrained"]
 
 RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "sonex": constrained_sonex,
@@ -47,10 +47,10 @@ RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "queues": oss,
     "conex": icppac,
 }
-"""The constrained methods by name."""
+"""The constrained methods by name; the first name of each is the registry's."""
 
-_TRACKER_OPTIONS = ("bounds", "device", "dtype", "on_nonfinite", "rule")
-"""Options of `InnerTracker` that no recipe sets itself."""
+_TRACKER_OPTIONS = ("device", "dtype", "on_nonfinite")
+"""Options of `InnerTracker` that mean the same for every recipe."""
 
 _MEANING = {
     "penalty": "the weight of a penalty; dual and switching methods have none",
@@ -137,9 +137,12 @@ def constrained(
     missing = [name for name in needed if name not in settings]
     if wrong or missing:
         raise ValueError(_explained(method, wrong, missing, accepted))
-    objective = recipe(model, optimizer, constraints, **settings)
-    objective.method = method
-    return objective
+    return recipe(model, optimizer, constraints, **settings)
+
+
+def canonical_name(method: str) -> str:
+    """The name of a constrained method in the registry, from any of its names."""
+    return next(name for name, recipe in RECIPES.items() if recipe is RECIPES[method])
 
 
 @functools.cache
@@ -168,7 +171,10 @@ def _explained(
 
 def _reason(setting: str) -> str:
     """What a setting is, and who has it."""
-    by_recipe = {recipe: name for name, recipe in reversed(RECIPES.items())}
-    owners = [name for recipe, name in by_recipe.items() if setting in _settings(recipe)[0]]
+    owners = [
+        name
+        for name, recipe in RECIPES.items()
+        if name == canonical_name(name) and setting in _settings(recipe)[0]
+    ]
     meaning = _MEANING.get(setting, "a setting" if owners else "unknown")
     return f"{meaning} ({'for ' + ', '.join(owners) if owners else 'no method has it'})"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .. import _checks
 from .alexr import alexr
 from .alexr2 import alexr2
-from .constrained import RECIPES
+from .constrained import RECIPES, canonical_name
 from .icppac import icppac
 from .msvr import msvr
 from .ooa import ooa
@@ -114,9 +114,7 @@ def get(name: str) -> Method:
         'n eps^-5 / (B1 sqrt(B2))'
     """
     if name not in _METHODS and name in RECIPES:  # another name of a constrained method
-        same = [m for m in _METHODS.values() if m.recipe is RECIPES[name]]
-        if same:
-            return same[0]
+        name = canonical_name(name)
     _checks.one_of("methods.get", "name", name, tuple(_METHODS))
     return _METHODS[name]
 
