@@ -212,7 +212,8 @@ def hinge_stationarity(
         The paper, definition of approximate stationarity.
     """
     call = "hinge_stationarity"
-    _checks.at_least(call, "radius", radius, 0)
+    if radius is not None:
+        _checks.at_least(call, "radius", radius, 0)
     slopes = two_slopes(outer)
     if slopes is None:
         raise ValueError(
