@@ -68,10 +68,12 @@ def alexr(
         dual_step: alpha.
         theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
         smoothing: lambda for `"v1"`; 0 asks for a smooth f.
-        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine), for which f may decrease.
+        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine), for which f may
+            decrease.
         dim: d1, when `outer` leaves it open.
         process_group: see `Compositional`.
-        options: further options of `InnerTracker`; with `"v2"` only `on_nonfinite`, `dtype`, `device`.
+        options: further options of `InnerTracker`; with `"v2"` only `on_nonfinite`, `dtype` and
+            `device`.
 
     Example:
         >>> import torch, fcco
@@ -160,8 +162,8 @@ def _convex_composition(outer: AbstractOuter, inner_functions: str) -> None:
     """Refuse what does not make f(g_i(w)) convex."""
     if inner_functions in ("smooth", "weakly_convex"):
         raise ValueError(
-            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is convex inner "
-            "functions (inner_functions='convex') or affine ones ('linear'). For others use alexr2."
+            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is "
+            "convex inner functions ('convex') or affine ones ('linear'). For others use alexr2."
         )
     _checks.one_of("alexr", "inner_functions", inner_functions, ("convex", "linear"))
     if inner_functions == "convex":

@@ -76,7 +76,8 @@ def alexr2(
         dual: `"u"` tracks u; `"y"` keeps the dual variable in its box (scalar f whose conjugate
             lives on an interval: hinge, absolute value, pinball).
         dim: d1, when `outer` leaves it open.
-        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not decrease then).
+        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not
+            decrease then).
         process_group: see `Compositional`.
         offload: see `Compositional`.
         options: further options of `InnerTracker`.
