@@ -163,10 +163,9 @@ def test_parts_do_not_know_what_is_built_on_them(part):
 FOREIGN = {
     # torch: counters and registries without a public reader
     "_version", "_buffers", "_modules", "_backward_hooks", "_post_accumulate_grad_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_cdata",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
     "_static_graph_delay_allreduce_enqueued",
-    "_replace",  # of a NamedTuple, public in spite of its name
-    "_check_step", "_step_limit",  # of AbstractOuter, for the other files of its package
+    "_replace", "_fields", "_asdict",  # of a NamedTuple, public in spite of their names
 }  # fmt: skip
 
 
@@ -187,11 +186,13 @@ PROBES = {
     "_fsdp_flattened",  # FSDP 1 marks parameters so
     "_wrapped_by_lr_sched",  # a scheduler marks the step that it counts so
     "_orig_mod",  # the module inside torch.compile
+    "__self__",  # the owner of a bound method
+    "_asdict",  # a NamedTuple
 }
 
 
 def test_no_behaviour_is_found_by_looking_for_an_attribute():
-    """`hasattr`, or `getattr` with a default: only for marks that other libraries leave."""
+    """`hasattr`, or `getattr` with a default: only for marks that Python and others leave."""
     for file in LIBRARY:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call):

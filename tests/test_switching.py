@@ -23,9 +23,7 @@ from fcco.optim import (
     InverseRoot,
     PolyakStep,
     SwitchingOptimizer,
-    convex_step,
     project_after_step,
-    weakly_convex_step,
 )
 
 START = np.full(4, 0.1)
@@ -141,16 +139,6 @@ def test_a_polyak_step_without_gradient_stays():
     assert w.tolist() == [1.0, 1.0] and optimizer.last_size == 0.0
     with pytest.raises(ValueError, match="must return the value"):
         optimizer.step()
-
-
-def test_step_sizes_of_the_theory():
-    assert convex_step(0.02, 2.0) == 0.02 / 4
-    for eps, M, nu, rho in ((0.1, 2.0, 0.5, 1.0), (1.0, 2.0, 0.5, 3.0)):
-        eta = nu / (4 * M**2) * min(eps**2 / M, nu / (4 * rho))
-        step, threshold = weakly_convex_step(eps, M, nu, rho)
-        assert step == pytest.approx(eta) and threshold == pytest.approx(M**2 * eta)
-    with pytest.raises(ValueError, match=r"weakly_convex_step\(regularity=...\)` must be pos"):
-        weakly_convex_step(0.1, 1.0, 0.0, 1.0)
 
 
 # Invariants.

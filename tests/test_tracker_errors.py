@@ -133,6 +133,36 @@ def test_a_bad_call_through_an_objective_changes_nothing_either(name):
     assert ends[0][2] == ends[1][2] == 1 + 3  # one call before the objective
 
 
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", ["fresh", "previous"])
+@pytest.mark.parametrize(
+    "options",
+    [{"bounds": (0.0, 2.0)}, {"log_space": True}, {"gamma": 1.0}, {"gamma": 0.0}],
+    ids=["bounds", "log space", "gamma 1", "gamma 0"],
+)
+def test_a_bad_value_is_refused_also_when_u_would_be_finite(options, where, bad):
+    """Clamped to the bounds, or floored as a logarithm, u does not show what entered it."""
+    tracker = started(**options)
+    state = copy.deepcopy(tracker.state_dict())
+    good, wrong = torch.ones(4), T([1.0, bad, 1.0, 1.0])
+    fresh, previous = (wrong, good) if where == "fresh" else (good, wrong)
+    for index in (None, torch.arange(4)):
+        with pytest.raises(fcco.NonFiniteValue, match=r"blocks \[1\]"):
+            tracker(fresh, index, previous)
+    assert unchanged(tracker, state)
+
+
+def test_sums_that_overflow_or_cancel_are_no_reason_for_another_error():
+    tracker = fcco.ema_tracker(2, 0.3, dtype=torch.float64)
+    huge, bad = T([1e308, 0.0], dtype=torch.float64), T([INF, 0.0])
+    blocks = tracker.blocks()
+    tracker.update(tracker.entries(blocks, huge, None, huge.clone()))
+    assert torch.equal(tracker.value[:, 0], huge)
+    for fresh, carrier in ((bad, -bad), (huge, T([INF, -INF]))):
+        with pytest.raises(fcco.NonFiniteValue, match="NaN or infinite"):
+            tracker.update(tracker.entries(blocks, fresh, None, carrier))
+
+
 @pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
 def test_a_bad_value_of_one_term_changes_no_other_term(order):
     model = Point(np.array([1.0]))

@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import _checks
+from ..outer import AbstractOuter
 from ..tracker import NonFiniteValue
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
 
 __all__ = ["FullData", "Inner", "Loss", "check_outer", "inner_values", "norm", "trainable"]
 

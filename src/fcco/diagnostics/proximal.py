@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
+from ..outer import AbstractOuter
 from ._box import TwoSlopes, isometric_copy, quadratic_in_box, two_slopes
 from ._full_data import FullData, Inner, Loss, norm, trainable
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
 
 __all__ = ["ProxLinear", "prox_linear"]
 
@@ -76,21 +73,16 @@ def prox_linear(
 
     which needs only the Gram matrix. An f with two slopes (hinge, absolute value, CVaR hinge:
     every f with a `dual_zone`) leads to a quadratic program over a box, solved exactly; any other
-    convex f is solved by an accelerated proximal gradient method on the dual, through `outer.prox`,
-    until the gap is small or `max_iterations` is reached. The gap is part of the result.
+    convex f to an accelerated proximal gradient method on the dual, through `outer.prox`.
 
     Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic.
         outer: f, convex; f_lambda (`MoreauEnvelope`) measures the smoothed objective instead.
-        num_inner: n.
-        parameters: w.
         step: t, at most 1/rho_F with rho_F = sqrt(d1) C_f L_g for convex f.
         loss: g_0, if there is one; it enters through its gradient.
-        chunk: blocks per graph.
-        tile: blocks per tile of the Gram matrix (see `gram_matrix`).
-        per_layer: accumulate the Gram matrix over groups of layers.
         tolerance: gap at which the iterative method stops, relative to the size of the objective.
         max_iterations: limit of the iterative method.
+
+    The other arguments are those of `fcco.diagnostics`.
 
     Example:
         F(w) = (|w_1| + |w_2|) / 2; the step is soft thresholding by t / 2.

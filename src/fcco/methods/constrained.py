@@ -130,7 +130,8 @@ def constrained(
         >>> distance_above_the_limit("squared-hinge")
         0.033
     """
-    _checks.one_of("constrained", "method", method, tuple(RECIPES))
+    if method not in RECIPES:
+        _checks.one_of("constrained", "method", method, tuple(RECIPES))
     recipe = RECIPES[method]
     accepted, needed = _settings(recipe)
     wrong = [name for name in settings if name not in accepted]
