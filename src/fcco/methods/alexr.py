@@ -60,18 +60,15 @@ def alexr(
     `OutputIterate(optimizer, "average")` keeps.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         outer: f, convex; non-decreasing too unless the g_i are affine.
-        num_inner: n.
         version: `"v1"` or `"v2"`.
         dual_step: alpha.
         theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
         smoothing: lambda for `"v1"`; 0 asks for a smooth f.
-        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine), for which f may decrease.
-        dim: d1, when `outer` leaves it open.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker`; with `"v2"` only `on_nonfinite`, `dtype`, `device`.
+        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine; then f may decrease).
+        options: as in `sonex`; with `"v2"` only `on_nonfinite`, `dtype` and `device`.
+
+    The others as in `sonex`.
 
     Example:
         >>> import torch, fcco
@@ -108,6 +105,7 @@ def alexr(
                 f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
                 "give `smoothing`, or use version='v2', which needs the prox of f only."
             )
+        # The mirror step with psi = f* is a moving average of u with this weight.
         gamma = dual_step / (1 + dual_step)
         tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
         return coupled(
@@ -142,7 +140,8 @@ def constrained_alexr(
 
     The multipliers y/m collect the violations, up to penalty/m, and end where the constraint
     holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
-    the violation, measured on the same samples at both ends of a step, which damps the loop.
+    the violation, measured on the same samples at both ends of a step, which damps the loop. The
+    other arguments are those of `alexr` and of `constrained`.
     """
     _checks.at_least("alexr", "theta", theta, 0.0)
     _checks.positive("alexr", "penalty", penalty)
@@ -160,8 +159,8 @@ def _convex_composition(outer: AbstractOuter, inner_functions: str) -> None:
     """Refuse what does not make f(g_i(w)) convex."""
     if inner_functions in ("smooth", "weakly_convex"):
         raise ValueError(
-            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is convex inner "
-            "functions (inner_functions='convex') or affine ones ('linear'). For others use alexr2."
+            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is "
+            "inner functions that are 'convex' or affine ('linear'). For others use alexr2."
         )
     _checks.one_of("alexr", "inner_functions", inner_functions, ("convex", "linear"))
     if inner_functions == "convex":

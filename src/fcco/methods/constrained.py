@@ -102,15 +102,22 @@ def constrained(
     Args:
         model: your model.
         optimizer: your optimizer.
-        constraints: their number m, or their names.
+        constraints: their number m, or their names. Methods that do not sample them look at all of
+            them in each step.
         method: the method.
-        settings: `tolerance`, `margin` and `process_group` for each; and those of the method.
-            Penalties: `penalty` (rho) and, for sonex, alexr2 and recursive-hinge, `smoothing`
-            (lambda); `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and
-            `eta`, recursive-hinge `refresh_every`. The penalties on sampled constraints take
-            `objective`, a coupled term of the objective (see `methods.constrained_sonex`), and
-            `offload` (see `Compositional`). A wrong or missing setting gives an error that lists
-            them all.
+        settings: those of the method; a wrong or missing one gives an error that lists them all.
+
+    Settings of several methods:
+
+    * `tolerance`, one number or one per constraint, and `margin`: train for tolerance - margin (not
+      for equalities).
+    * `process_group`: see `Compositional`.
+    * Penalties and alexr: `penalty` (rho). sonex, alexr2 and recursive-hinge: `smoothing` (lambda).
+      sonex, alexr2, hinge and squared-hinge: `offload` (see `Compositional`), and `objective`, a
+      coupled term of the objective, when g0 or a part of it is coupled too; its tracker and outer
+      function are its own. The function you pass then returns
+      `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict
+      likewise.
 
     Example:
         >>> import torch
@@ -130,7 +137,8 @@ def constrained(
         >>> distance_above_the_limit("squared-hinge")
         0.033
     """
-    _checks.one_of("constrained", "method", method, tuple(RECIPES))
+    if method not in RECIPES:
+        _checks.one_of("constrained", "method", method, tuple(RECIPES))
     recipe = RECIPES[method]
     accepted, needed = _settings(recipe)
     wrong = [name for name in settings if name not in accepted]
@@ -160,11 +168,9 @@ def _explained(
 ) -> str:
     parts = []
     if wrong:
-        reasons = "; ".join(f"`{name}` is {_reason(name)}" for name in wrong)
-        parts.append(f"has no such setting: {reasons}")
+        parts.append("has no such setting: " + "; ".join(f"`{n}` is {_reason(n)}" for n in wrong))
     if missing:
-        reasons = "; ".join(f"`{name}`, {_reason(name)}" for name in missing)
-        parts.append(f"needs {reasons}")
+        parts.append("needs " + "; ".join(f"`{n}`, {_reason(n)}" for n in missing))
     settings = ", ".join(accepted)
     return f"`constrained(method={method!r})` {'; and '.join(parts)}. Settings: {settings}."
 

@@ -11,14 +11,7 @@ from torch import Tensor
 from .. import _checks
 from .wrapper import SharedGroupsOptimizer
 
-__all__ = [
-    "Decider",
-    "Decision",
-    "PolyakStep",
-    "SwitchingOptimizer",
-    "decide",
-    "polyak_length",
-]
+__all__ = ["Decider", "Decision", "PolyakStep", "SwitchingOptimizer", "decide", "polyak_length"]
 
 
 class Decision(NamedTuple):
