@@ -295,8 +295,9 @@ def test_every_accepted_setting_reaches_the_method(method):
         "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "tolerance": 0.1,
         "margin": 0.01, "process_group": None, "read": "old", "correction": 0.1,
         "theta": 0.1, "gamma": 0.3, "equality": False, "outer": None, "dim": None,
-        "average": 10, "ramp_steps": 3, "dual": "u", "inner_steps": 4, "project": None, "schedule": None, "burn_in": 1,
-        "constraint_optimizer": None, "objective": None, "offload": True,
+        "average": 10, "ramp_steps": 3, "dual": "u", "inner_steps": 4, "project": None,
+        "schedule": None, "burn_in": 1, "constraint_optimizer": None, "objective": None,
+        "offload": True,
     }  # fmt: skip
     for name in accepted:
         if name not in needed and name != "penalty":

@@ -75,8 +75,8 @@ def test_counts_weigh_entries_like_that_many_samples(log_space):
         tracker.set_values(None, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
         g = values.clone().requires_grad_()
         entries = g.repeat_interleave(counts) if repeated else g
-        where = ids.repeat_interleave(counts) if repeated else ids
-        u = tracker(entries, where, counts=None if repeated else counts)
+        index = ids.repeat_interleave(counts) if repeated else ids
+        u = tracker(entries, index, counts=None if repeated else counts)
         (u * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
         results.append((tracker.value, g.grad))
     for one, other in zip(*results, strict=True):
@@ -212,7 +212,9 @@ def test_evaluation_returns_fresh_means_and_changes_nothing(how):
 def test_u_is_never_narrowed_but_widens_and_moves(narrow):
     start = torch.tensor([1.0001, 2.0003, 1e-9], dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
-        inside: Any = torch.nn.Sequential(torch.nn.Linear(1, 1), fcco.ema_tracker(3, 0.1, dtype=dtype))
+        inside: Any = torch.nn.Sequential(
+            torch.nn.Linear(1, 1), fcco.ema_tracker(3, 0.1, dtype=dtype)
+        )
         inside[1].set_values(None, start)
         kept = inside[1].value.clone()
         narrow(inside)

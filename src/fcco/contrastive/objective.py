@@ -130,6 +130,15 @@ class ContrastiveTerm(AbstractTerm):
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
         self.chunk, self._process_group = chunk, process_group
 
+    def __getstate__(self) -> dict[str, Any]:
+        if callable(self._temperature):
+            raise TypeError(
+                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`: it "
+                "refers to the parameters of this model, not to those of the copy. Use "
+                "`state_dict()`, and build the copy with a function of its own."
+            )
+        return self.__dict__
+
     def temperature(self) -> float | Tensor:
         """The current tau, with gradient if it is learned."""
         return self._temperature() if callable(self._temperature) else self._temperature

@@ -159,7 +159,10 @@ class OuterTerm(AbstractTerm):
             )
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        self.smoothed_by(smoothing(0) if callable(smoothing) else smoothing)  # refused at once
+        first = smoothing(0) if callable(smoothing) else smoothing
+        if not (isinstance(first, float) and first > 0):
+            _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
+        self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
     def smoothing(self) -> float:

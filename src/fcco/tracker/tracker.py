@@ -581,20 +581,23 @@ def refuse_nonfinite(
 
     Args:
         updates: by term. The new u is looked at: it is finite only if all that entered it is, and
-            it may overflow by itself.
+            it may overflow by itself. Only bounds and other rules hide what entered.
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
     """
-    checked = [u.after for t, u in updates.values() if t.on_nonfinite == "raise"]
+    checked = [(t, u) for t, u in updates.values() if t.on_nonfinite == "raise"]
     if not checked and updates:
         return
-    parts = [*checked, *(c.detach() for c in (carriers or {}).values())]
+    parts = [update.after for _, update in checked]
+    for tracker, update in checked:
+        if tracker.bounds is not None or tracker.rule is not track:
+            entered = (update.batch.fresh, update.batch.previous)
+            parts += [part for part in entered if part is not None]
+    parts += [carrier.detach() for carrier in (carriers or {}).values()]
     if loss is not None:
         parts.append(loss.detach())
-    # One number to look at, and one wait for a GPU. A sum of finite values may overflow.
-    sums = [part.sum() for part in parts]
-    total = sums[0].item() if len(sums) == 1 else math.fsum(s.item() for s in sums)
-    if math.isfinite(total):
+    # One number to look at per tensor. A sum of finite values may overflow.
+    if all(math.isfinite(part.sum().item()) for part in parts):
         return
     for name, (tracker, update) in updates.items():
         if tracker.on_nonfinite == "raise":
