@@ -87,6 +87,7 @@ def penalized(
 ) -> ConstrainedObjective:
     """Constraints as a `CoupledTerm` of a penalty function, perhaps beside a coupled objective."""
     number, names = number_and_names(method, constraints)
+    # An outer function without a dimension of its own takes scalars unless the caller says more.
     values = InnerTracker(number, dim or outer.dim or 1, **like_model(model, tracker))
     term = CoupledTerm(
         outer, values, smoothing=smoothing, weight=weight, tolerance=tolerance, margin=margin,

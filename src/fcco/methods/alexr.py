@@ -53,11 +53,10 @@ def alexr(
     * `"v2"`, psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), for
       a hinge clip(y_i + alpha g~_i, 0, rho). See `DualTerm`.
 
-    The step on w is your optimizer: SGD with lr = eta for r = 0. For r(w) = |w - w_0|^2/(2 nu) step
-    a `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
-    gradient is `objective(inner, index, gradient=other)`; without it one batch serves both, which
-    is biased. The output of the convex theory is the average iterate, which
-    `OutputIterate(optimizer, "average")` keeps.
+    The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
+    `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
+    gradient is `objective(inner, index, gradient=other)`; with one batch for both it is biased. The
+    output of the theory is the average iterate, which `OutputIterate(optimizer, "average")` keeps.
 
     Args:
         outer: f, convex; non-decreasing too unless the g_i are affine.
@@ -107,6 +106,7 @@ def alexr(
             )
         # The mirror step with psi = f* is a moving average of u with this weight.
         gamma = dual_step / (1 + dual_step)
+        # The caller may choose `read`; gamma and gamma' follow from alpha and theta.
         tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
         return coupled(
             "alexr", model, optimizer, outer, num_inner, smoothing=smoothing, dim=size,
@@ -146,6 +146,7 @@ def constrained_alexr(
     _checks.at_least("alexr", "theta", theta, 0.0)
     _checks.positive("alexr", "penalty", penalty)
     number, names = number_and_names("alexr", constraints)
+    # The box [0, penalty] of y is the domain of the hinge's conjugate.
     term = DualTerm(
         Hinge(penalty), number, dual_step=dual_step, theta=theta, tolerance=tolerance,
         margin=margin, names=names, **like_model(model, options),

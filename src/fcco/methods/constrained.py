@@ -22,7 +22,7 @@ from .sox import squared_hinge_penalty
 from .spider import recursive_penalty
 from .ssg import ssg
 
-__all__ = ["RECIPES", "canonical_name", "constrained"]
+__all__ = ["ALIASES", "RECIPES", "constrained"]
 
 RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "sonex": constrained_sonex,
@@ -34,20 +34,17 @@ RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "ssg": ssg,
     "oss": oss,
     "icppac": icppac,
-    # The same by other names: plain words, algorithms, papers.
-    "smoothed-hinge": constrained_sonex,
-    "proximal-hinge": constrained_alexr2,
-    "dual": constrained_alexr,
-    "sonx": hinge_penalty,
-    "yang2025": hinge_penalty,
-    "sox": squared_hinge_penalty,
-    "li2024": squared_hinge_penalty,
-    "liu2025": recursive_penalty,
-    "switching": ssg,
-    "queues": oss,
-    "conex": icppac,
 }
-"""The constrained methods by name; the first name of each is the registry's."""
+"""The constrained methods by each of their names, that of the registry first."""
+
+ALIASES = {
+    "smoothed-hinge": "sonex", "proximal-hinge": "alexr2", "dual": "alexr", "sonx": "hinge",
+    "yang2025": "hinge", "sox": "squared-hinge", "li2024": "squared-hinge",
+    "liu2025": "recursive-hinge", "switching": "ssg", "queues": "oss", "conex": "icppac",
+}  # fmt: skip
+"""Other names of the constrained methods: plain words, algorithms, papers."""
+_NAMES = tuple(RECIPES)  # before the aliases join
+RECIPES.update((alias, RECIPES[name]) for alias, name in ALIASES.items())
 
 _TRACKER_OPTIONS = ("device", "dtype", "on_nonfinite")
 """Options of `InnerTracker` that mean the same for every recipe."""
@@ -78,10 +75,6 @@ def constrained(
 ) -> ConstrainedObjective:
     r"""Minimise g0(w) subject to g_i(w) <= tolerance_i, by the method of your choice.
 
-    .. math::
-        \min_w\; g_0(w) \qquad\text{subject to}\qquad
-        g_i(w) \le \text{tolerance}_i, \quad i = 1,\dots,m
-
     Every method is called in the same way: with a function that returns `(loss, values)`. Then
     `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
     loops and for switching, one around it. `violation()`, `multipliers()`, `report()` and
@@ -102,8 +95,7 @@ def constrained(
     Args:
         model: your model.
         optimizer: your optimizer.
-        constraints: their number m, or their names. Methods that do not sample them look at all of
-            them in each step.
+        constraints: their number m, or their names.
         method: the method.
         settings: those of the method; a wrong or missing one gives an error that lists them all.
 
@@ -148,11 +140,6 @@ def constrained(
     return recipe(model, optimizer, constraints, **settings)
 
 
-def canonical_name(method: str) -> str:
-    """The name of a constrained method in the registry, from any of its names."""
-    return next(name for name, recipe in RECIPES.items() if recipe is RECIPES[method])
-
-
 @functools.cache
 def _settings(recipe: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a recipe's settings, and those without a default."""
@@ -177,10 +164,6 @@ def _explained(
 
 def _reason(setting: str) -> str:
     """What a setting is, and who has it."""
-    owners = [
-        name
-        for name, recipe in RECIPES.items()
-        if name == canonical_name(name) and setting in _settings(recipe)[0]
-    ]
+    owners = [name for name in _NAMES if setting in _settings(RECIPES[name])[0]]
     meaning = _MEANING.get(setting, "a setting" if owners else "unknown")
     return f"{meaning} ({'for ' + ', '.join(owners) if owners else 'no method has it'})"

@@ -42,8 +42,7 @@ def icppac(
 
     (l_{-1} = l_0) and ends at the average of x_1, ..., x_T with weights gamma_t. Step
     `objective.optimizer`; y is `multipliers()`. The method draws two batches per step: pass
-    `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both. The
-    constraints are evaluated at x_{t-1} too, with the derivative along x_t - x_{t-1}.
+    `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both.
 
     Args:
         optimizer: makes the primal steps; plain SGD is the method. Its lr is eta for

@@ -103,9 +103,8 @@ def msvr(
     _checks.requires("msvr", outer, "smooth")
     if options.setdefault("read", "old") != "old":
         raise ValueError(
-            "`msvr(read=...)` must be 'old' but is: "
-            f"{options['read']!r}. MSVR takes the slope at u from before the batch, so that it is "
-            "independent of the batch."
+            f"`msvr(read=...)` must be 'old' but is: {options['read']!r}. MSVR takes the slope at "
+            "u from before the batch, so that it is independent of the batch."
         )
     _belongs(version, "beta", beta, ("v2", "v3"), "v1 averages in the optimizer: momentum_type")
     _belongs(version, "period", period, ("v3",), "only v3 takes snapshots")
@@ -120,7 +119,7 @@ def msvr(
         "msvr", model, optimizer, outer, num_inner, gamma=gamma, correction=correction, dim=dim,
         process_group=process_group, single_point=single_point, **options,
     )  # fmt: skip
-    if beta is None:
+    if beta is None:  # v1: your optimizer makes z
         return objective
     return RecursiveGradient(objective, beta, snapshot_every=period, normalized=normalized)
 

@@ -77,6 +77,7 @@ def oss(
         regularised problem with a common margin.
     """
     _checks.positive("oss", "proximal", proximal)
+    # A round adds c |. - w_k|^2 to every function; the source writes (rho-hat/2) |. - w_k|^2.
     objective = ProximalLagrangian(
         model, optimizer, constraints, rule=VirtualQueue(), coefficient=proximal / 2,
         inner_steps=inner_steps, tolerance=tolerance, margin=margin, process_group=process_group,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .. import _checks
 from .alexr import alexr
 from .alexr2 import alexr2
-from .constrained import RECIPES, canonical_name
+from .constrained import ALIASES
 from .icppac import icppac
 from .msvr import msvr
 from .ooa import ooa
@@ -78,8 +78,7 @@ _METHODS: dict[str, Method] = {}
 def register(method: Method) -> Method:
     """Add a method; refused unless it is documented and says which problems prove it.
 
-    The tests run every registered method on the problems that it names, against a literal
-    transcription and through a checkpoint, and fail for a method they know no case of.
+    The tests run it on these problems, against a transcription and through a checkpoint.
     """
     call = f"register({method.name!r})"
     if method.name in _METHODS:
@@ -107,8 +106,9 @@ def get(name: str) -> Method:
         >>> fcco.methods.get("sonex").complexity
         'n eps^-5 / (B1 sqrt(B2))'
     """
-    if name not in _METHODS and name in RECIPES:  # another name of a constrained method
-        name = canonical_name(name)
+    # Not before: "sonx" and "sox" are methods here and other names of penalties in `constrained`.
+    if name not in _METHODS:
+        name = ALIASES.get(name, name)
     _checks.one_of("methods.get", "name", name, tuple(_METHODS))
     return _METHODS[name]
 

@@ -126,7 +126,7 @@ def constrained_sonex(
         outer: an outer function of your own, such as `TwoSidedHinge`; it holds its own weight rho,
             and `smoothing` may be 0 for it.
 
-    `gamma`, `correction`, `read`, `dim` and `options` as in `sonex`, the others as in `constrained`.
+    The others as in `sonex` and in `constrained`.
 
     References:
         Paper, section 6.2: an eps-KKT point after O(eps^-5) steps.

@@ -39,9 +39,8 @@ def sox(
         v_{t+1} &= (1-\beta)v_t + \beta\,\frac{1}{B_1}\sum_{i\in\mathcal B_1^t}
             \nabla g_i(w_t;\mathcal B)\,\nabla f(u_{i,t}), \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`. (Code that uses SGD with
-    momentum 1 - beta and no dampening takes the same direction with steps 1/beta times as long.)
-    With gamma = 1, beta = 1 and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
+    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`. With gamma = 1, beta = 1
+    and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
 
     Args:
         outer: f, smooth, such as `SquaredHinge` or `TauLog`.
@@ -67,6 +66,7 @@ def sox(
         smooth Lipschitz f and g_i.
     """
     _checks.requires("sox", outer, "smooth")
+    # Without a correction there is no evaluation at w_{t-1}, and no copy of it is kept.
     return coupled(
         "sox", model, optimizer, outer, num_inner, gamma=gamma, correction=0.0, read=read, dim=dim,
         process_group=process_group, **options,

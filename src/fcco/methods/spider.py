@@ -39,9 +39,9 @@ def recursive_penalty(
         w_{k+1} &= w_k - \alpha\bigl(\zeta_0 + \beta\,\mathrm{clip}(u_k/\nu_s, 0, 1)\,\zeta_g\bigr),
         \qquad \zeta_0 \in \partial g_0,\ \zeta_g \in \partial g \text{ on independent samples}
 
-    The clipped slope is that of the hinge with weight beta smoothed with lambda = nu_s / beta. Every
-    q-th step wants a large batch: look at `objective.refresh_due` before you draw one. The recursion
-    has no memory of what it missed, so each call must hold all constraints. Give the independent
+    The clipped slope is that of the hinge with weight beta smoothed with lambda = nu_s / beta.
+    Every q-th step wants a large batch: look at `objective.refresh_due` before you draw one. The
+    recursion has no memory of what it missed, so each call must hold all constraints. Give the
     samples of zeta as `objective(inner, gradient=other)`; without them one batch serves both.
 
     Args:
@@ -63,6 +63,7 @@ def recursive_penalty(
     """
     call = "recursive-hinge"
     _checks.positive(call, "penalty", penalty)
+    # The recursion is MSVR's update with gamma = 0 and gamma' = 1.
     return penalized(
         call, model, optimizer, constraints, Hinge(penalty), smoothing=smoothing, gamma=0.0,
         correction=1.0, read="new", refresh_every=refresh_every, sampled=False,
