@@ -16,7 +16,7 @@ from ..outer import CVaR, CVaRHinge
 from ..tracker import InnerTracker, Tracked
 from .coupled import OuterTerm
 
-__all__ = ["CVaRTerm", "cvar_mean", "exact_threshold"]
+__all__ = ["CVaRTerm", "cvar_mean", "exact_threshold", "hard_threshold", "smooth_threshold"]
 
 
 def cvar_mean(
@@ -56,13 +56,14 @@ def cvar_mean(
         width = torch.where(hard, 1, smoothing)
         slope = (excess / width).clamp(torch.zeros_like(excess), cap + torch.zeros_like(excess))
         value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
-        step = torch.where(excess == 0, kink, (excess > 0) * cap)
+        step = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         slope = torch.where(hard, step, slope)
     elif smoothing:
         slope = (excess / smoothing).clamp_(0, cap)  # type: ignore[arg-type]
         value = slope * torch.add(excess, slope, alpha=-smoothing / 2)
     else:
-        slope = torch.where(excess == 0, kink, (excess > 0) * cap).to(excess)
+        # A bool times a number would be in single precision.
+        slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         value = relu(excess) * cap
     return threshold + value.sum() * share, slope * share
 
@@ -94,14 +95,13 @@ def exact_threshold(
     if number == 0:
         return losses.new_tensor(math.nan)
     if smoothing == 0:
-        rank = math.ceil(ratio * number - 1e-9)
-        return losses.sort(descending=True).values[max(rank, 1) - 1]
+        return hard_threshold(losses, ratio)
     if losses.device.type == "cpu" and math.isfinite(start):
         values = losses.detach().numpy().astype(np.float64, copy=False)
         root = _newton_threshold(values, ratio, smoothing, start)
         if root is not None:
             return losses.new_tensor(root)
-    return _sorted_threshold(losses, ratio, smoothing)
+    return smooth_threshold(losses, ratio, smoothing)
 
 
 def _newton_threshold(
@@ -133,12 +133,44 @@ def _newton_threshold(
     return None
 
 
-def _sorted_threshold(losses: Tensor, ratio: float, smoothing: float) -> Tensor:
+def hard_threshold(losses: Tensor, ratio: float | Tensor, seen: Tensor | None = None) -> Tensor:
+    """The exact threshold without smoothing: the ceil(r n)-th largest loss; pure.
+
+    Args:
+        losses: u_i, shape (n,).
+        ratio: r, a tensor in double precision.
+        seen: which losses count, at least one; None for all.
+    """
+    if seen is None:
+        rank = math.ceil(ratio * losses.shape[0] - 1e-9)
+        return losses.sort(descending=True).values[max(rank, 1) - 1]
+    ordered = torch.where(seen, losses, -torch.inf).sort(descending=True).values
+    rank = (ratio * seen.sum().double() - 1e-9).ceil().clamp(min=1).long()
+    return ordered.gather(0, rank.unsqueeze(0) - 1).squeeze(0)
+
+
+def smooth_threshold(
+    losses: Tensor, ratio: float | Tensor, smoothing: float | Tensor, seen: Tensor | None = None
+) -> Tensor:
+    """The exact threshold with smoothing, from sorted breakpoints; pure and branch-free.
+
+    Args:
+        losses: u_i, shape (n,).
+        ratio: r.
+        smoothing: lambda, above 0.
+        seen: which losses count, at least one; None for all.
+    """
     number, width = losses.shape[0], smoothing / ratio
     # Sums of losses are subtracted below: start from small ones, in the best precision there is.
-    largest = losses.max()
+    largest = (losses if seen is None else torch.where(seen, losses, -torch.inf)).max()
     wide = losses.dtype if losses.device.type == "mps" else torch.float64
-    ordered = (losses - largest).to(wide).sort().values
+    relative, count = (losses - largest).to(wide), number
+    if seen is not None:
+        # Others go below all breakpoints of those that count, where they add nothing.
+        lowest = torch.where(seen, relative, 0).min()
+        relative = torch.where(seen, relative, lowest - 2 * width)
+        count = seen.sum().to(wide)
+    ordered = relative.sort().values
     above = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
 
     def excess(point: Tensor) -> Tensor:
@@ -147,15 +179,17 @@ def _sorted_threshold(losses: Tensor, ratio: float, smoothing: float) -> Tensor:
         return above[first] - (number - first) * point
 
     knots = torch.cat([ordered, ordered - width]).sort().values
-    mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * number)
+    mean_slope = (excess(knots) - excess(knots + width)) / (smoothing * count)
     # mean_slope falls from 1/r >= 1 to 0: interpolate in the piece where it passes 1. Where it
     # rests at 1 (r n an integer, losses far apart) every s is a minimiser; rounding must not choose
     # among them, so take the largest.
-    slack = 8 * number * torch.finfo(wide).eps
+    slack = 8 * count * torch.finfo(wide).eps
     right = (mean_slope >= 1 - slack).sum().clamp(1, len(knots) - 1)
-    high, low = mean_slope[right - 1], mean_slope[right]
+    ends = torch.stack([right - 1, right])
+    high, low = mean_slope[ends]
     share = ((high - 1) / (high - low).clamp(min=torch.finfo(wide).tiny)).clamp(0, 1)
-    root = knots[right - 1] + share * (knots[right] - knots[right - 1])
+    left, end = knots[ends]
+    root = left + share * (end - left)
     return largest + root.to(losses.dtype)
 
 
