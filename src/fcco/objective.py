@@ -98,7 +98,7 @@ class Compositional(nn.Module):
         self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
-        self._process_group, self._single_point = process_group, single_point
+        self._process_group, self.single_point = process_group, single_point
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
@@ -195,7 +195,7 @@ class Compositional(nn.Module):
             if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
                 function, gradient, blocks, apart = gradient, None, apart or blocks, None
-        if previous is not None and updating and past is None and not self._single_point:
+        if previous is not None and updating and past is None and not self.single_point:
             # Before the first step w_{-1} = w_0, and there is nothing to correct.
             if previous.ready and any(t.tracker.corrects for t in self._terms.values()):
                 past = previous.evaluate(function)
@@ -212,7 +212,7 @@ class Compositional(nn.Module):
             loss = mean_loss(loss, group, check=updating)
         elif not entries or self._needs_objective:
             self._require_objective(entries)
-        if self._single_point and updating and previous is not None and previous.ready:
+        if self.single_point and updating and previous is not None and previous.ready:
             entries = {name: self._tangent(name, each) for name, each in entries.items()}
         if group is not None:
             entries = self._on_all_ranks(entries, group)
