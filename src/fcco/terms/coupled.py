@@ -160,7 +160,8 @@ class OuterTerm(AbstractTerm):
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
         first = smoothing(0) if callable(smoothing) else smoothing
-        _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
+        if not (isinstance(first, float) and first > 0):
+            _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
