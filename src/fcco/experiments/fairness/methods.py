@@ -58,9 +58,7 @@ class Built(Stepped):
         values = self.objective.multipliers().detach().nan_to_num(nan=0.0)
         if len(values) == 2 * constraints:
             return values
-        tracked = self.objective.term.tracker.value
-        above = tracked[:, 0] > tracked[:, 1]
-        return torch.cat([values * above, values * ~above])
+        return torch.cat([values.clamp(min=0), (-values).clamp(min=0)])  # of pairs: by their sign
 
 
 def build(model: nn.Module, method: Method, constraints: int, tolerance: float) -> Built:
