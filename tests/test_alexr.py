@@ -484,8 +484,9 @@ def test_refuses_what_cannot_work(outer, options, text):
 def test_dual_variables_have_no_options_of_inner_values(option):
     model = Point(np.zeros(3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrong: Any = {option: None}
     with pytest.raises(TypeError, match=option):
-        alexr(model, optimizer, fcco.Hinge(), 3, version="v2", **{option: None})
+        alexr(model, optimizer, fcco.Hinge(), 3, version="v2", **wrong)
 
 
 def test_a_dual_term_needs_a_convex_function():

@@ -77,6 +77,7 @@ def test_with_the_new_u_the_exact_threshold_is_that_of_the_new_u(smoothing):
             kink = (len(table) - above / ratio) / ties
             slope = np.where(u[blocks] == s, kink, (u[blocks] > s) / ratio)
         gradient = (slope * 2 * (w - centre[blocks])).mean()
+        assert model.w.grad is not None
         assert abs(model.w.grad.item() - gradient) < 1e-9
         assert abs(dro.threshold.item() - s) < 1e-9
         optimizer.step()
@@ -142,7 +143,7 @@ def test_the_second_evaluation_of_sam_replaces_the_first_or_follows_it(correctio
     model = Point(2.0)
     optimizer = sgd(model)
     objective = tracked(model, optimizer, correction)
-    u, previous = None, None
+    u, previous = None, 0.0
     for _ in range(4):
         w = model.w.item()
         objective(lambda: model.w.square()).backward()
@@ -333,7 +334,7 @@ def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
         model, optimizer, 1, "squared-hinge", penalty=1.0, gamma=1.0, ramp_steps=ramp
     )
     recursive = fcco.RecursiveGradient(objective, beta)
-    z = before = None
+    z, before = None, 0.0
     for step in range(8):
         w = model.w.item()
         recursive(lambda: (0 * model.w.sum(), model.w)).backward()
@@ -341,7 +342,7 @@ def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
         optimizer.zero_grad()
         left = max(ramp - 1 - step, 0)
         weight = (1 + np.cos(np.pi * left / ramp)) / 2 if left else 1.0
-        now = weight * max(w, 0.0)
+        now = float(weight) * max(w, 0.0)
         z = now if z is None else (1 - beta) * (z - before) + now
         before = now
         assert w - model.w.item() == pytest.approx(0.01 * z, abs=1e-13)
