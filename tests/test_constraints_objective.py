@@ -340,3 +340,26 @@ def test_a_recursive_gradient_of_both_terms():
     np.testing.assert_allclose(
         penalized.terms["objective"].tracker.value, own.u, rtol=0, atol=1e-12
     )
+
+
+def test_a_term_may_drop_bad_entries_beside_one_that_refuses_them():
+    """Its stand-ins too; a bad g0 is refused all the same."""
+    model = Point(START)
+    objective = made("sonex", model, own=term(on_nonfinite="skip"))
+    follow(objective, model, 3, g0=True)
+    inner, index = batch(model, drawn(np.random.default_rng(1)), g0=True)
+    factor = torch.ones(len(index["objective"]), 1, dtype=torch.float64)
+    factor[0] = torch.nan
+
+    def spoiled(g0: float = 1.0) -> Any:
+        loss, values = inner()
+        bad = values["objective"] * factor
+        return loss * g0, values | {"objective": fcco.Measured(bad.detach(), bad)}
+
+    before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
+    with pytest.raises(fcco.NonFiniteValue, match=r"g0 .* NaN or infinite; nothing was updated"):
+        objective(lambda: spoiled(torch.nan), index)
+    for name, buffer in objective.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, msg=name)
+    assert torch.isfinite(objective(spoiled, index))
+    assert objective.terms["objective"].tracker.skipped == 1

@@ -383,7 +383,7 @@ def test_no_copy_with_a_learned_temperature(copied):
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())
     term = fcco.ContrastiveTerm(8, temperature=model.tau)
     for each in (objective, term):
-        with pytest.raises(TypeError, match="function as `temperature`.*parameters of this model"):
+        with pytest.raises(TypeError, match=r"function as `temperature`.*parameters of this model"):
             copied(each)
 
 
@@ -518,7 +518,7 @@ def test_a_learned_temperature_below_zero_is_refused(chunk):
     model = Towers(6)
     for tau in (-0.3, 0.0, float("nan")):
         objective, _ = build(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
-        with pytest.raises(fcco.NonFiniteValue, match="NaN or infinite.*nothing was updated"):
+        with pytest.raises(fcco.NonFiniteValue, match=r"NaN or infinite.*nothing was updated"):
             objective(lambda: model(torch.arange(6)), torch.arange(6))
         assert not objective.term.tracker.seen.any()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,13 @@ def test_the_table_prints_and_filters():
     assert TABLE.as_dicts()[0]["recipe"] == "fcco.methods.sonex"
 
 
+def markdown(head: Sequence[str], *rows: Sequence[str]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def test_the_page_shows_the_registry():
     page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
-    assert TABLE.markdown() in page and TABLE.matrix() in page
+    assert markdown(TABLE.COLUMNS, *TABLE.rows()) in page
+    solved = ([m.name, *("yes" * (p in m.problems) for p in registry.PROBLEMS)] for m in TABLE)
+    assert markdown(["method", *registry.PROBLEMS], *solved) in page

@@ -179,6 +179,43 @@ def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
     assert torch.equal(once(False), once(True))
 
 
+@pytest.mark.parametrize("correction", [0.0, 0.5])
+@pytest.mark.parametrize("at", ["average", "anchor"])
+def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_alone(
+    at, correction
+):
+    """They come back, so that no parameter has moved; the graph of the batch stays valid too."""
+
+    def once(look: bool):
+        model = Point(np.array([0.8, -0.6]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        output = fcco.OutputIterate(optimizer, "average")
+        proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=3)
+        stepped, other = (optimizer, output.applied) if at == "average" else (
+            proximal, proximal.anchored
+        )  # fmt: skip
+        tracker = fcco.msvr_tracker(4, 0.3, correction, dtype=torch.float64)
+        term = fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
+        objective = fcco.Compositional(model, stepped, term)
+        rng, moved = np.random.default_rng(3), 0.0
+        for step in range(5):
+            for ids, offsets in split(*batch(rng), 2):
+                inner = lambda i=ids, o=offsets: values(model.w, i, o)  # noqa: E731
+                loss, here = objective(inner, torch.as_tensor(ids)), model.w.detach().clone()
+                if look and step:
+                    with other(), torch.no_grad():
+                        objective(inner, torch.as_tensor(ids))
+                        moved += (model.w - here).abs().sum().item()
+                    assert torch.equal(model.w, here)
+                loss.backward()
+            stepped.step()
+            stepped.zero_grad()
+        assert tracker.steps == 5 and (moved > 0.01) == look
+        return torch.cat([tracker.value[:, 0], model.w.detach()])
+
+    assert torch.equal(once(False), once(True))
+
+
 def test_two_optimizers_make_one_tracking_step():
     """Each owns one coordinate; the result equals one optimizer over both."""
     ends = []

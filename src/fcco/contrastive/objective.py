@@ -133,8 +133,8 @@ class ContrastiveTerm(AbstractTerm):
     def __getstate__(self) -> dict[str, Any]:
         if callable(self._temperature):
             raise TypeError(
-                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`: it "
-                "refers to the parameters of this model, not to those of the copy. Use "
+                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`: "
+                "it refers to the parameters of this model, not to those of the copy. Use "
                 "`state_dict()`, and build the copy with a function of its own."
             )
         return self.__dict__

@@ -70,6 +70,7 @@ class FullData:
             total = [gradient.to(torch.float64, copy=True) for gradient in gradients]
         for part in self.index.split(self.chunk):
             values = _block_values(self.call, self.inner, part)
+            # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
             cotangent = weights[part].reshape(values.shape).to(values)
             parts = torch.autograd.grad(values, self.parameters, cotangent, materialize_grads=True)
             for partial_sum, gradient in zip(total, parts, strict=True):
@@ -111,7 +112,7 @@ class FullData:
         else:
             assert self.loss is not None
             values = _loss_value(self.call, self.loss).reshape(1)
-        last = len(values) - 1
+        last = len(values) - 1  # one backward pass per value; the last one frees the graph
         rows = values.new_empty(len(values), sum(p.numel() for p in group), dtype=torch.float64)
         for position, value in enumerate(values):
             gradients = torch.autograd.grad(
@@ -158,6 +159,7 @@ def inner_values(call: str, inner: Inner, index: Tensor, chunk: int) -> Tensor:
 
 def check_outer(call: str, outer: AbstractOuter, values: Tensor) -> None:
     """Raise unless the outer function accepts inner values of this shape."""
+    # A scalar f takes the shapes (n,) and (n, 1), a vector f takes (n, d1).
     width = values.shape[1] if values.dim() == 2 else 1
     vector = values.dim() == 2 and outer.dim != 1
     if not (vector and outer.dim in (None, width)) and not (outer.dim == 1 and width == 1):

@@ -129,8 +129,9 @@ def smallest_eigenvalue(
         inner, num_inner, weights, with_threshold=with_threshold, tile=tile, per_layer=per_layer
     )
     eigenvalues = torch.linalg.eigvalsh(matrix)
+    # Rounding can make the smallest of a singular matrix slightly negative.
     smallest, largest = max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1])
-    columns = sum(weight.numel() for weight in weights) + with_threshold
+    columns = sum(weight.numel() for weight in weights) + with_threshold  # s is one more
     return Spectrum(
         smallest=smallest,
         largest=largest,

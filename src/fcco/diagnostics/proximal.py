@@ -159,8 +159,9 @@ def _accelerate(
             inner_product = inner_product.sum(-1)
         return float((outer(point) - outer(nearest) - inner_product).detach().mean())
 
+    # The dual is smooth with the constant t lambda_max(J J^T) / n; its inverse is the step.
     largest = float(torch.linalg.eigvalsh(gram)[-1]) * step / len(values)
-    inverse = largest if largest > 0 else 1.0  # inverse of the dual step
+    inverse = largest if largest > 0 else 1.0
     target_gap = tolerance * (1.0 + float(outer(values).detach().abs().mean()))
     y = extrapolated = best = torch.zeros_like(values)
     momentum, smallest_gap = 1.0, math.inf
@@ -174,6 +175,7 @@ def _accelerate(
             best, smallest_gap = new, gap
         if smallest_gap <= target_gap:
             break
+        # Restart (O'Donoghue and Candes 2015): the momentum points against the gradient step.
         if float(((extrapolated - new) * (new - y)).sum()) > 0:
             momentum = 1.0
         next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2

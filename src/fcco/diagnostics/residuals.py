@@ -172,6 +172,5 @@ def kkt_report(
     """
     problem = loss, inner, num_constraints, trainable("kkt_report", parameters)
     return KKTReport(
-        penalty=kkt(*problem, outer=outer, **options),
-        least_squares=kkt(*problem, **options),
+        penalty=kkt(*problem, outer=outer, **options), least_squares=kkt(*problem, **options)
     )

@@ -102,6 +102,7 @@ def approximate_stationarity(
     for step in grid:
         difference = values - outer.prox(values, step).detach()
         distance = float(difference.reshape(num_inner, -1).norm(dim=1).max())
+        # The weights are y_i / n, with y_i = (g_i - t_i) / lambda.
         rows.append((step, distance, norm(data.gradient(difference / (step * num_inner)))))
     best_step, distance, gradient = min(rows, key=lambda row: max(row[1:]))
     table = torch.tensor(rows, dtype=torch.float64)
@@ -217,6 +218,7 @@ def hinge_stationarity(
 
     def residual(epsilon: float) -> tuple[float, np.ndarray]:
         """q(epsilon) and its multipliers, over the slopes of f within epsilon of each value."""
+        # Beyond epsilon only one slope is left: equal bounds fix that multiplier.
         low = np.where(signed > epsilon, slopes.high, slopes.low)
         high = np.where(signed < -epsilon, slopes.low, slopes.high)
         solution = least_squares_in_box(call, matrix, target, low, high)

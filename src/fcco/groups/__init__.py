@@ -9,10 +9,4 @@ batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i),
 from .means import GroupMeans, group_mean
 from .samplers import BlockSampler, GroupBatchSampler, ResumableSampler
 
-__all__ = [
-    "BlockSampler",
-    "GroupBatchSampler",
-    "GroupMeans",
-    "ResumableSampler",
-    "group_mean",
-]
+__all__ = ["BlockSampler", "GroupBatchSampler", "GroupMeans", "ResumableSampler", "group_mean"]

@@ -210,7 +210,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
         self._members = np.argsort(ids, kind="stable")
         sorted_ids = ids[self._members]
-        self._starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
+        self._starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))  # the first one, too
         self._sizes = np.diff(self._starts, append=len(ids))
         present = sorted_ids[self._starts]
         absent = np.flatnonzero(present != np.arange(len(present)))
@@ -320,11 +320,13 @@ class BlockSampler(ResumableSampler[Tensor]):
 
 def _draw_sorted(generator: np.random.Generator, available: int, drawn: int) -> Ints:
     """Distinct numbers below `available`, in increasing order, each subset equally likely."""
+    # Sorted, so NumPy need not shuffle the subset first.
     return np.sort(generator.choice(available, drawn, replace=False, shuffle=False))
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:
     """The ranges start, ..., start + length - 1, one after another."""
+    # arange counts on over all ranges; the shift of a range makes it begin at its start.
     ends = np.cumsum(lengths)
     return np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
 

@@ -11,14 +11,7 @@ from torch import Tensor
 from .. import _checks
 from .wrapper import SharedGroupsOptimizer
 
-__all__ = [
-    "Decider",
-    "Decision",
-    "PolyakStep",
-    "SwitchingOptimizer",
-    "decide",
-    "polyak_length",
-]
+__all__ = ["Decider", "Decision", "PolyakStep", "SwitchingOptimizer", "decide", "polyak_length"]
 
 
 class Decision(NamedTuple):
@@ -114,6 +107,7 @@ class PolyakStep(torch.optim.Optimizer):
         value = closure()
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
+        # In double precision: |zeta|^2 of many parameters overflows float16.
         wide = torch.tensor([float(value), sum(squares)], dtype=torch.float64)
         length = float(polyak_length(*wide))
         for parameter, group in moving:
@@ -182,7 +176,7 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         decision, chosen = self._decider.open, self.objective_optimizer
         if decision.constraint is not None:
             chosen = self.constraint_optimizer
-        if isinstance(chosen, PolyakStep):
+        if isinstance(chosen, PolyakStep):  # its size comes from the value, not from a schedule
             self.step_wrapped(chosen, closure=lambda: decision.excess)
             size = chosen.last_size
         else:

@@ -138,14 +138,14 @@ def hard_threshold(losses: Tensor, ratio: float | Tensor, seen: Tensor | None = 
 
     Args:
         losses: u_i, shape (n,).
-        ratio: r; a tensor must be in double precision.
+        ratio: r, a tensor in double precision.
         seen: which losses count, at least one; None for all.
     """
     if seen is None:
         rank = math.ceil(ratio * losses.shape[0] - 1e-9)
         return losses.sort(descending=True).values[max(rank, 1) - 1]
     ordered = torch.where(seen, losses, -torch.inf).sort(descending=True).values
-    rank = (ratio * seen.sum() - 1e-9).ceil().clamp(min=1).long()
+    rank = (ratio * seen.sum().double() - 1e-9).ceil().clamp(min=1).long()
     return ordered.gather(0, rank.unsqueeze(0) - 1).squeeze(0)
 
 
@@ -168,7 +168,8 @@ def smooth_threshold(
     if seen is not None:
         # Others go below all breakpoints of those that count, where they add nothing.
         lowest = torch.where(seen, relative, 0).min()
-        relative, count = torch.where(seen, relative, lowest - 2 * width), seen.sum()
+        relative = torch.where(seen, relative, lowest - 2 * width)
+        count = seen.sum().to(wide)
     ordered = relative.sort().values
     above = torch.cat([ordered.flip(0).cumsum(0).flip(0), ordered.new_zeros(1)])
 

@@ -585,24 +585,24 @@ def refuse_nonfinite(
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
     """
-    checked = [(t, u) for t, u in updates.values() if t.on_nonfinite == "raise"]
-    if not checked and updates:
-        return
-    parts = [update.after for _, update in checked]
-    for tracker, update in checked:
+    if updates and all(t.on_nonfinite == "deferred" for t, _ in updates.values()):
+        return  # looking at a value would make the host wait
+    checked = {n: each for n, each in updates.items() if each[0].on_nonfinite == "raise"}
+    apart = {n: c.detach() for n, c in (carriers or {}).items() if n in checked}
+    parts = [update.after for _, update in checked.values()]
+    for tracker, update in checked.values():
         if tracker.bounds is not None or tracker.rule is not track:
             entered = (update.batch.fresh, update.batch.previous)
             parts += [part for part in entered if part is not None]
-    parts += [carrier.detach() for carrier in (carriers or {}).values()]
+    parts += apart.values()
     if loss is not None:
         parts.append(loss.detach())
     # One number to look at per tensor. A sum of finite values may overflow.
     if all(math.isfinite(part.sum().item()) for part in parts):
         return
-    for name, (tracker, update) in updates.items():
-        if tracker.on_nonfinite == "raise":
-            _refuse_blocks(update.batch, name, update.after)
-    for name, carrier in (carriers or {}).items():
+    for name, (_, update) in checked.items():
+        _refuse_blocks(update.batch, name, update.after)
+    for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
     if loss is not None and not bool(torch.isfinite(loss).all()):
