@@ -431,35 +431,29 @@ def test_two_threads_in_one_objective_are_refused():
 # Copies.
 
 
-def problems() -> dict[str, Any]:
-    def build(make: Any) -> Any:
-        torch.manual_seed(0)
-        model = nn.Linear(2, 1).double()
-        return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
+def build(make: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1).double()
+    return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
 
-    limits = {"penalty": 3.0, "tolerance": 0.2}
-    return {
-        "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
-        "sonex": lambda: build(lambda m, o: fcco.constrained(m, o, 4, smoothing=0.1, **limits)),
-        "alexr2": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, o, 4, "alexr2", smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3, **limits
-            )
-        ),
-        "alexr": lambda: build(lambda m, o: fcco.constrained(m, o, 4, "alexr", dual_step=1.0, **limits)),
-        "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
-        "ssg": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "ssg", threshold=0.0, tolerance=0.2
-            )
-        ),
-        "icppac": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "icppac", proximal=1.0,
-                inner_steps=3, tolerance=0.2,
-            )  # fmt: skip
-        ),
-    }  # fmt: skip
+
+def constrained(method: str, plain: bool = False, **settings: Any) -> Any:
+    def make(model: nn.Module, optimizer: Any) -> Any:
+        used = sgd(model, 0.01) if plain else optimizer
+        return fcco.constrained(model, used, 4, method, tolerance=0.2, **settings)
+
+    return lambda: build(make)
+
+
+PROBLEMS = {
+    "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
+    "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
+    "sonex": constrained("sonex", penalty=3.0, smoothing=0.1),
+    "alexr2": constrained("alexr2", penalty=3.0, smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3),
+    "alexr": constrained("alexr", penalty=3.0, dual_step=1.0),
+    "ssg": constrained("ssg", plain=True, threshold=0.0),
+    "icppac": constrained("icppac", plain=True, proximal=1.0, inner_steps=3),
+}
 
 
 def train(model: nn.Module, objective: Any, steps: int, seed: int) -> None:
@@ -493,9 +487,9 @@ def _through_file(pair: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", problems())
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
-    model, objective = problems()[name]()
+    model, objective = PROBLEMS[name]()
     train(model, objective, 4, seed=1)
     other, copied = COPIES[how]((model, objective))
     train(model, objective, 5, seed=2)

@@ -215,10 +215,10 @@ class Compositional(nn.Module):
             if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
                 function, gradient, blocks, apart = gradient, None, apart or blocks, None
-        if previous is not None and updating and past is None and not self.single_point:
-            # Before the first step w_{-1} = w_0, and there is nothing to correct.
-            if previous.ready and any(t.tracker.corrects for t in self._terms.values()):
-                past = previous.evaluate(function)
+        evaluates = previous is not None and updating and past is None and not self.single_point
+        # Before the first step w_{-1} = w_0, and there is nothing to correct.
+        if evaluates and previous.ready and any(t.tracker.corrects for t in self._terms.values()):
+            past = previous.evaluate(function)
         carriers = None
         if gradient is None:
             loss, values = split(function())
