@@ -83,7 +83,8 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Visit all objects once the package is loaded."""
-        subpackages = [module for module in pkg.modules.values() if module.exports]
+        public = [module for name, module in pkg.modules.items() if not name.startswith("_")]
+        subpackages = [module for module in public if module.exports]
         shared: dict[str, str] = {}
         for module in [pkg, *subpackages]:
             for name in _public(module):

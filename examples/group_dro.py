@@ -77,11 +77,10 @@ def train(name: str, data: Data, test: Data, seed: int) -> Curve:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, RATIO, smoothing=0.02, gamma=0.2)
     sampler = fcco.GroupBatchSampler(data.group, groups_per_batch=8, per_group=16, seed=seed)
-    batches = _forever(sampler)
     curve, start = Curve(), time.perf_counter()
     for step in range(STEPS):
         if name == "SONEX":
-            rows = torch.tensor(next(batches))
+            rows = torch.tensor(sampler.draw())
             x, y, group = data.x[rows], data.y[rows], data.group[rows]
             loss = dro(lambda x=x, y=y: sample_losses(model, x, y), group)
         else:
@@ -106,11 +105,6 @@ def train(name: str, data: Data, test: Data, seed: int) -> Curve:
 def group_values(data: Data, per_sample: Callable[[], Tensor]) -> Tensor:
     with torch.no_grad():
         return fcco.group_mean(per_sample(), data.group).values
-
-
-def _forever(sampler: fcco.GroupBatchSampler):
-    while True:
-        yield from sampler
 
 
 def _progress(name: str, step: int) -> None:

@@ -63,9 +63,9 @@ TRANSCRIPTIONS: dict[str, str] = {
     "oss": "test_lagrangian.py::test_oss_equals_the_transcription",
     "icppac": "test_lagrangian.py::test_icppac_equals_the_transcription",
     "ssg": "test_switching.py::test_equals_the_transcription",
-    "li2024": "test_penalties.py::test_li2024",
-    "yang2025": "test_penalties.py::test_yang2025",
-    "liu2025": "test_penalties.py::test_liu2025",
+    "squared-hinge": "test_penalties.py::test_squared_hinge",
+    "hinge": "test_penalties.py::test_hinge",
+    "recursive-hinge": "test_penalties.py::test_recursive_hinge",
 }
 
 SETUPS: dict[tuple[str, str], Build] = {}
@@ -241,27 +241,27 @@ def _(problem: MethodProblem, model: Point) -> Setup:
     return Setup(objective, 2000, 0.06, {"independent": True})
 
 
-@setup("yang2025", "S3", "S3b", "S4")
+@setup("hinge", "S3", "S3b", "S4")
 def _(problem: MethodProblem, model: Point) -> Setup:
     if name_of(problem) == "S4":
-        objective = constrained(problem, model, "yang2025", 0.05, penalty=3.0)
+        objective = constrained(problem, model, "hinge", 0.05, penalty=3.0)
         return Setup(objective, 2000, TOLERANCE["S4"], {})
-    return Setup(constrained(problem, model, "yang2025", 0.03), 2000, 0.06, {})
+    return Setup(constrained(problem, model, "hinge", 0.03), 2000, 0.06, {})
 
 
-@setup("li2024", "S3", "S3b")
+@setup("squared-hinge", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
     """Not exact: rho/m = 40 ends 0.7/41 = 0.017 above the limit."""
     objective = constrained(
-        problem, model, "li2024", 0.005, penalty=40.0 * problem.number, gamma=0.2, read="old"
+        problem, model, "squared-hinge", 0.005, penalty=40.0 * problem.number, gamma=0.2, read="old"
     )
     return Setup(objective, 3000, 0.06, {})
 
 
-@setup("liu2025", "S3", "S3b")
+@setup("recursive-hinge", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
     objective: Any = constrained(
-        problem, model, "liu2025", 0.02, penalty=2.0 * problem.number,
+        problem, model, "recursive-hinge", 0.02, penalty=2.0 * problem.number,
         smoothing=0.01, refresh_every=20,
     )  # fmt: skip
     large = lambda: objective.refresh_due  # noqa: E731

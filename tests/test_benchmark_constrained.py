@@ -341,8 +341,8 @@ def test_smoothing_follows_the_learning_rate():
     setting = {"penalty": 5.0, "smoothing": 0.04, "follow": 0.5, "from_zero": True}
     term = training.ours.penalized(problem, model, optimizer, setting).term
     assert term.smoothing == pytest.approx(0.04)
-    assert term._smoothing(20) == pytest.approx(0.04 * 0.1**0.5)
-    assert term._smoothing(39) == pytest.approx(0.004)
+    assert term.smoothing_schedule(20) == pytest.approx(0.04 * 0.1**0.5)
+    assert term.smoothing_schedule(39) == pytest.approx(0.004)
 
 
 # Jobs

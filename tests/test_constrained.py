@@ -15,7 +15,7 @@ from problems import Point, TorchQuadratics, box, decay, entries, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport, MultiplierAverage
-from fcco.methods.constrained import _RECIPES, _settings, constrained
+from fcco.methods.constrained import RECIPES, _settings, constrained
 from fcco.outer import SeparableHinge
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7
@@ -26,16 +26,27 @@ CASES: dict[str, tuple[dict[str, Any], float, int, bool]] = {
     "sonex": (PENALTY, 0.01, 800, True),
     "alexr2": (PENALTY | {"nu": 0.5, "eta": 0.02, "gamma": 0.2}, 0.5, 800, True),
     "alexr": ({"penalty": 6.0, "dual_step": 0.1}, 0.01, 800, True),
-    "sonx": ({"penalty": 6.0, "gamma": 0.05}, 0.01, 800, True),
-    "yang2025": ({"penalty": 6.0, "gamma": 0.05}, 0.01, 800, True),
-    "sox": ({"penalty": 60.0}, 0.01, 800, True),
-    "li2024": ({"penalty": 60.0}, 0.01, 800, True),
-    "liu2025": (PENALTY | {"refresh_every": 10}, 0.01, 800, True),
+    "hinge": ({"penalty": 6.0, "gamma": 0.05}, 0.01, 800, True),
+    "squared-hinge": ({"penalty": 60.0}, 0.01, 800, True),
+    "recursive-hinge": (PENALTY | {"refresh_every": 10}, 0.01, 800, True),
     "ssg": ({"threshold": 0.02, "burn_in": 200}, 0.01, 800, True),
     "oss": ({"proximal": 1.0, "inner_steps": 200}, 1.0, 2000, False),
     "icppac": ({"proximal": 0.5, "inner_steps": 100}, 0.1, 1000, False),
 }
-SAMPLED = {"sonex", "alexr2", "alexr", "sonx", "yang2025", "sox", "li2024"}
+SAMPLED = {"sonex", "alexr2", "alexr", "hinge", "squared-hinge"}
+ALIASES = {
+    "smoothed-hinge": "sonex",
+    "proximal-hinge": "alexr2",
+    "dual": "alexr",
+    "sonx": "hinge",
+    "yang2025": "hinge",
+    "sox": "squared-hinge",
+    "li2024": "squared-hinge",
+    "liu2025": "recursive-hinge",
+    "switching": "ssg",
+    "queues": "oss",
+    "conex": "icppac",
+}
 
 
 def objective_of(method: str, model: Any = None, constraints: Any = M, **more: Any) -> Any:
@@ -49,9 +60,8 @@ def objective_of(method: str, model: Any = None, constraints: Any = M, **more: A
 
 
 def test_every_method_has_a_case():
-    assert set(CASES) == set(_RECIPES)
-    constrained_ones = {m.name for m in fcco.methods.table() if m.constraints}
-    assert constrained_ones <= set(_RECIPES), "the registry's constrained methods"
+    assert set(CASES) | set(ALIASES) == set(RECIPES)
+    assert {m.name for m in fcco.methods.table() if m.constraints} == set(CASES)
     assert {m.name for m in fcco.methods.table().only(constraints="all")} == set(CASES) - SAMPLED
 
 
@@ -69,6 +79,34 @@ def test_the_word_is_all_that_changes(method):
     assert np.linalg.norm(model.w.detach().numpy() - B) < tolerance
     multipliers = objective.average_multipliers()
     np.testing.assert_allclose(multipliers, A - B, atol=0.25 if method == "oss" else 0.15)
+
+
+@pytest.mark.parametrize("alias, name", ALIASES.items())
+def test_an_alias_builds_the_same_method(alias, name):
+    """The same numbers, bit for bit, the same settings and the same entry of the registry."""
+    settings, lr, _, _ = CASES[name]
+    runs = []
+    for word in (alias, name):
+        model, problem = Point([0.5, -1.0, 2.0]), box(A, B, M, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        objective = constrained(model, optimizer, M, word, tolerance=0.1, **settings)
+        for _ in range(12):
+            take_step(objective, problem.sample(model.w, torch.arange(M)))
+        runs.append((model, objective))
+    (model, objective), (other, expected) = runs
+    assert torch.equal(model.w, other.w)
+    assert type(objective) is type(expected) and str(objective) == str(expected)
+    assert objective.method == expected.method == name
+    assert objective.state_dict().keys() == expected.state_dict().keys()
+    for key, value in expected.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(
+                objective.state_dict()[key], value, rtol=0, atol=0, equal_nan=True, msg=key
+            )
+    with pytest.raises(ValueError, match=re.escape(f"`constrained(method={alias!r})`")):
+        constrained(model, optimizer, M, alias, speed=9, **settings)
+    if alias not in ("sonx", "sox"):  # methods of their own, without constraints
+        assert fcco.methods.get(alias) is fcco.methods.get(name)
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -108,7 +146,7 @@ def test_sampled_constraints_are_taken_or_refused(method):
         assert torch.isnan(objective.violation()).tolist() == [False, False, True]
         assert objective.report().seen == 2
     else:
-        with pytest.raises(ValueError, match="all 3 constraints"):
+        with pytest.raises(ValueError, match="all 3 blocks"):
             objective(part, torch.tensor([0, 1]))
 
 
@@ -191,7 +229,7 @@ def test_alexr2():
     np.testing.assert_allclose(objective.term.tracker.value, u, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["sonex", "alexr2", "yang2025"])
+@pytest.mark.parametrize("method", ["sonex", "alexr2", "hinge"])
 def test_an_outer_function_of_ones_own(method):
     """Two tracked rates with |difference| <= 0.1."""
     model = Point([0.9, 0.5, 0.1, 0.2])
@@ -209,52 +247,117 @@ def test_an_outer_function_of_ones_own(method):
 
 
 @pytest.mark.parametrize("method, settings, message", [
-    ("ooa", {}, "method=...)` must be one of 'sonex', 'alexr2', 'alexr', 'sonx', 'yang2025', "
-                "'sox', 'li2024', 'liu2025', 'ssg', 'oss', 'icppac' but is: 'ooa'"),
+    ("ooa", {}, "method=...)` must be one of 'sonex', 'alexr2', 'alexr', 'hinge', "
+                "'squared-hinge', 'recursive-hinge', 'ssg', 'oss', 'icppac', "),
+    ("ooa", {}, "but is: 'ooa'"),
     ("msvr-v2", {}, "but is: 'msvr-v2'"),
     ("sonex", {}, "`constrained(method='sonex')` needs `smoothing`, how far the hinge is smoothed"),
     ("sonex", {"smoothing": 0.1}, "penalty=...)` is needed"),
     ("alexr2", PENALTY, "needs `nu`, the parameter of ALEXR2's proximal point (for alexr2); `eta`"),
-    ("liu2025", PENALTY, "needs `refresh_every`, how often"),
+    ("recursive-hinge", PENALTY, "needs `refresh_every`, how often"),
     ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` is "
      "the weight of a penalty; dual and switching methods have none (for sonex, alexr2, alexr, "
-     "sonx, yang2025, sox, li2024, liu2025). Settings of ssg: threshold"),
+     "hinge, squared-hinge, recursive-hinge). Settings: threshold"),
     ("oss", {"proximal": 1.0, "inner_steps": 5, "gamma": 0.1}, "`gamma` is the weight of the new "),
     ("icppac", {"inner_steps": 5}, "needs `proximal`"),
     ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` is how far the hinge is smoothed "
-     "(for sonex, alexr2, liu2025). Settings of li2024: penalty, gamma, read, ramp_steps"),
-    ("li2024", {"penalty": 1.0, "correction": 0.1}, "`correction` is the weight of MSVR's"),
-    ("liu2025", PENALTY | {"refresh_every": 2, "gamma": 0.1}, "`gamma` is the weight of the new"),
+     "(for sonex, alexr2, recursive-hinge). Settings: penalty, gamma, read, ramp_steps"),
+    ("squared-hinge", {"penalty": 1.0, "correction": 0.1}, "`correction` is the weight of MSVR's"),
+    ("recursive-hinge", PENALTY | {"refresh_every": 2, "gamma": 0.1}, "`gamma` is the weight of "),
     ("sonex", PENALTY | {"speed": 9}, "`speed` is unknown (no method has it)"),
     ("alexr2", PENALTY | {"nu": 0.1, "eta": 0.1, "theta": 1.5}, "`alexr2(theta=...)` must lie in"),
     ("alexr2", {"outer": fcco.outer.MCP(1.0, 2.0), "smoothing": 0.1, "nu": 0.1, "eta": 0.1},
      "must be convex"),
+    ("sonex", PENALTY | {"constraints": 0}, "constraints=...)` must be at least 1"),
+    ("ssg", {"threshold": 0.1, "constraints": 1.5}, "constraints=...)` must be an integer"),
+    ("oss", {"proximal": 1.0, "inner_steps": 5, "constraints": []}, "must be at least 1"),
+    ("alexr", {"penalty": 1.0, "dual_step": 0.1, "constraints": "gap"}, "a number or a list"),
 ])  # fmt: skip
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=re.escape(message)):
-        constrained(model, optimizer, M, method, **settings)
+        constrained(model, optimizer, method=method, **{"constraints": M} | settings)
+
+
+def test_a_number_of_constraints_may_come_from_numpy():
+    number = np.arange(M).size + np.int64(0)
+    assert objective_of("sonex", constraints=number).term.tracker.num_inner == M
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_every_accepted_setting_reaches_the_method(method):
     """No name that the door accepts makes the recipe fail for being unknown or given twice."""
-    accepted, needed = _settings(_RECIPES[method])
+    accepted, needed = _settings(RECIPES[method])
     assert {"tolerance", "margin", "process_group"} <= set(accepted)
     assert set(needed) <= set(CASES[method][0])
     values: dict[str, Any] = {
-        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "bounds": (-9.0, 9.0),
-        "rule": fcco.tracker.track, "tolerance": 0.1, "margin": 0.01, "process_group": None,
-        "read": "old", "correction": 0.1, "theta": 0.1, "gamma": 0.3, "equality": False,
-        "outer": None, "dim": None, "average": 10, "ramp_steps": 3, "aggregate": "each",
-        "inner_steps": 4, "project": None, "schedule": None, "burn_in": 1,
-        "constraint_optimizer": None, "objective": None, "offload": True,
+        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "tolerance": 0.1,
+        "margin": 0.01, "process_group": None, "read": "old", "correction": 0.1,
+        "theta": 0.1, "gamma": 0.3, "equality": False, "outer": None, "dim": None,
+        "average": 10, "ramp_steps": 3, "dual": "u", "inner_steps": 4, "project": None,
+        "schedule": None, "burn_in": 1, "constraint_optimizer": None, "objective": None,
+        "offload": True,
     }  # fmt: skip
     for name in accepted:
         if name not in needed and name != "penalty":
             take_part = objective_of(method, **{name: values[name]})
             assert isinstance(take_part, ConstrainedObjective)
+
+
+# The doors of SONEX take the same settings.
+
+DOORS: dict[str, Callable[..., fcco.Compositional]] = {
+    "sonex": lambda m, o, **more: fcco.sonex(m, o, fcco.Hinge(6.0), M, **more),
+    "CVaRGroupDRO": lambda m, o, **more: fcco.CVaRGroupDRO(m, o, M, ratio=0.5, **more),
+    "constrained": lambda m, o, **more: constrained(m, o, M, "sonex", penalty=6.0, **more),
+}
+SHARED: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # a value, and where it must be found
+    "gamma": (0.37, lambda o: o.term.tracker.gamma),
+    "correction": (0.21, lambda o: o.term.tracker.correction),
+    "read": ("new", lambda o: o.term.tracker.read),
+    "smoothing": (0.23, lambda o: o.term.smoothing),
+    "on_nonfinite": ("skip", lambda o: o.term.tracker.on_nonfinite),
+    "dtype": (torch.float64, lambda o: o.term.tracker.value.dtype),
+    "offload": (True, lambda o: o.previous.offload),
+    "process_group": (None, lambda o: o.group),
+}
+
+
+def opened(door: str, **settings: Any) -> fcco.Compositional:
+    model = torch.nn.Linear(M, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return DOORS[door](model, optimizer, **{"smoothing": 0.1} | settings)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_doors_of_sonex_take_the_same_settings(door):
+    for name, (value, place) in SHARED.items():
+        changed = place(opened(door, **{name: value}))
+        assert changed == value, name
+        assert name == "process_group" or place(opened(door)) != value, "not the default"
+    everything = opened(door, **{name: value for name, (value, _) in SHARED.items()})
+    assert all(place(everything) == value for value, place in SHARED.values())
+
+
+def test_the_doors_of_sonex_have_the_same_defaults():
+    found = {door: [place(opened(door)) for _, place in SHARED.values()] for door in DOORS}
+    assert found["sonex"] == found["CVaRGroupDRO"] == found["constrained"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name, value, limit", [
+    ("gamma", 1.5, "must lie in [0.0, 1.0] but is: 1.5"),
+    ("correction", -1.0, "must lie in [0.0, inf) but is: -1.0"),
+    ("correction", "best", "must be one of 'theory', 'auto' but is: 'best'"),
+    ("read", "stale", "must be one of 'old', 'new' but is: 'stale'"),
+    ("smoothing", -0.1, "must be at least 0.0 but is: -0.1"),
+    ("on_nonfinite", "ignore", "must be one of 'raise', 'skip', 'deferred' but is: 'ignore'"),
+    ("dtype", torch.int64, "must be a float type but is: torch.int64"),
+])  # fmt: skip
+def test_the_doors_of_sonex_refuse_the_same(door, name, value, limit):
+    with pytest.raises(ValueError, match=re.escape(f"({name}=...)` {limit}")):
+        opened(door, **{name: value})
 
 
 # Reports and averages.
@@ -331,7 +434,7 @@ def test_any_penalty_can_keep_an_average():
 def test_a_step_on_another_loss_is_not_averaged():
     model = Point(np.ones(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = constrained(model, optimizer, M, "yang2025", penalty=3.0, average=100)
+    objective = constrained(model, optimizer, M, "hinge", penalty=3.0, average=100)
     take_step(objective, lambda: (0 * model.w.sum(), model.w))
     assert objective.average_multipliers().tolist() == [1.0, 1.0, 1.0]
     objective.term.tracker.set_values(None, torch.full((M,), -1.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,40 @@ def test_a_saved_state_continues_to_the_last_bit():
     assert torch.equal(objective.term.tracker.value, resumed.term.tracker.value)
 
 
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_with_a_fixed_temperature_continues_like_the_original(copied):
+    objective, _ = build(Towers(8), temperature=0.3, gamma=0.6)
+
+    def train(objective: fcco.GlobalContrastive, steps: range) -> list[Tensor]:
+        model, optimizer = objective.model, objective.optimizer
+        for step in steps:
+            ids = (torch.arange(4) * 3 + step) % 8
+            objective(lambda ids=ids: model(ids), ids).backward()
+            optimizer.step()  # type: ignore[union-attr]
+            optimizer.zero_grad()  # type: ignore[union-attr]
+        return [*(p.detach().clone() for p in model.parameters()), objective.term.table()]
+
+    before = train(objective, range(5))
+    twin = copied(objective)
+    wanted = train(twin, range(5, 12))
+    torch.testing.assert_close(train(objective, range(0)), before, rtol=0, atol=0)
+    torch.testing.assert_close(train(objective, range(5, 12)), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_no_copy_with_a_learned_temperature(copied):
+    model = Towers(8)
+    objective, _ = build(model, temperature=lambda: model.log_tau.exp())
+    term = fcco.ContrastiveTerm(8, temperature=model.tau)
+    for each in (objective, term):
+        with pytest.raises(TypeError, match=r"function as `temperature`.*parameters of this model"):
+            copied(each)
+
+
 def test_conversions_reach_the_table_and_never_narrow_it():
     term = fcco.ContrastiveTerm(5)
     assert term.double().tracker.value.dtype == torch.float64
@@ -483,7 +518,7 @@ def test_a_learned_temperature_below_zero_is_refused(chunk):
     model = Towers(6)
     for tau in (-0.3, 0.0, float("nan")):
         objective, _ = build(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
-        with pytest.raises(ValueError, match=r"NaN or infinite inner value.*nothing was updated"):
+        with pytest.raises(fcco.NonFiniteValue, match=r"NaN or infinite.*nothing was updated"):
             objective(lambda: model(torch.arange(6)), torch.arange(6))
         assert not objective.term.tracker.seen.any()
 

@@ -18,13 +18,24 @@ from fcco.experiments.fairness import rates as r
 from fcco.experiments.fairness.methods import Built, build
 from fcco.experiments.fairness.training import FairnessTraining
 from fcco.experiments.task import Method
-from fcco.methods.constrained import _RECIPES
+from fcco.methods.constrained import RECIPES
 
 KAPPA = 0.02
 
 
 def test_every_word_of_the_door_is_tried_here() -> None:
-    assert set(METHODS) == {*_RECIPES, "erm"}
+    assert {RECIPES.get(word) for word in METHODS} == {*RECIPES.values(), None}  # None is erm
+
+
+@pytest.mark.parametrize(
+    ("name", "same"), [("sonx", "hinge"), ("sox", "squared-hinge"), ("icppac", "conex")]
+)
+def test_other_words_of_a_method_are_the_same_method(name: str, same: str) -> None:
+    one, other = start(name), start(replace(METHODS[name], method=same))
+    for _ in range(3):
+        one.step()
+        other.step()
+    assert weights(one).equal(weights(other))
 
 
 @pytest.mark.parametrize("name", METHODS)

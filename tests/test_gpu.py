@@ -172,7 +172,7 @@ def offloaded(
 def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
     (kept, one), (away, other) = offloaded(False), offloaded(True)
     assert all(torch.equal(a, b) for a, b in zip(kept, away, strict=True))
-    saved = other.previous._saved.values()  # type: ignore[union-attr]
+    saved = other.previous.tensors.values()  # type: ignore[union-attr]
     assert all(copied.device.type == "cpu" and copied.is_pinned() for copied in saved)
     first, second = (each.state_dict()["previous._extra_state"] for each in (one, other))
     assert first["parameters"].keys() == second["parameters"].keys()
@@ -265,7 +265,7 @@ def test_shards_of_one_rank_with_an_offloaded_copy():
         optimizer.step()
         torch.testing.assert_close(previous.evaluate(lambda: model(x)), before, rtol=0, atol=0)
         assert (model(x) - before).abs().max() > 0.1
-        assert all(copied.is_pinned() for copied in previous._saved.values())
+        assert all(copied.is_pinned() for copied in previous.tensors.values())
     finally:
         torch.distributed.destroy_process_group()
 

@@ -300,3 +300,55 @@ def test_the_first_threshold_after_a_warm_up_knows_all_groups():
     dro.warm_up([(lambda: losses, torch.arange(4))])
     dro(lambda: losses[:2] + 0 * model.weight.sum(), torch.tensor([0, 1]))
     assert dro.threshold.item() == 3.0
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_with_the_new_u_the_threshold_belongs_to_it(lam):
+    """read="new": loss and weights are those of the table after the batch, with its own best s."""
+    number, ratio, gamma = 5, 0.4, 0.5
+    rng = np.random.default_rng(1)
+    start, model = rng.normal(size=number), Point([0.0])
+    objective = dro(model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, read="new")
+    objective.term.tracker.set_values(None, torch.as_tensor(start))
+    for _ in range(6):
+        samples: list[list[float]] = [[] for _ in range(number)]
+        for _ in range(2):  # two batches before the optimizer steps
+            index, values = rng.choice(number, 3, replace=False), rng.normal(size=3)
+            for i, value in zip(index, values, strict=True):
+                samples[i].append(value)
+            data = torch.as_tensor(values)
+            loss = objective(lambda data=data: data + 0 * model.w, torch.as_tensor(index))
+            u = np.array([
+                (1 - gamma) * u_i + gamma * np.mean(seen) if seen else u_i
+                for u_i, seen in zip(start, samples, strict=True)
+            ])  # fmt: skip
+            of_s = lambda s, u=u: of_threshold(s, u, ratio, lam)  # noqa: E731
+            s = objective.threshold.item()
+            best = minimize_scalar(of_s, bounds=(u.min() - 2, u.max()), method="bounded")
+            assert of_s(s) <= best.fun + 1e-9
+            assert loss.item() == pytest.approx(of_threshold(s, u[index], ratio, lam))
+            assert objective.group_weights().sum().item() == pytest.approx(1)
+        objective.optimizer.step()  # type: ignore[union-attr]
+        assert objective.threshold.item() == s, "it moved with u already"
+        start = u
+
+
+def test_inside_a_proximal_point_it_has_the_defaults_of_alexr2():
+    def tracker(**options: Any) -> fcco.InnerTracker:
+        model = Point(np.zeros(3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.1, inner_steps=5)
+        return fcco.CVaRGroupDRO(model, proximal, 3, ratio=0.5, **options).term.tracker
+
+    model = Point(np.zeros(3))
+    recipe = fcco.alexr2(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), fcco.Hinge(), 3, smoothing=0.1, nu=0.5,
+        eta=0.1,
+    )  # fmt: skip
+    expected = recipe.term.tracker
+    ours = tracker()
+    assert (ours.gamma, ours.correction, ours.read) == (0.8, pytest.approx(0.1), "new")
+    assert ours.extra_repr() == expected.extra_repr()
+    given = tracker(gamma=0.4, correction=0.3, read="old")
+    assert (given.gamma, given.correction, given.read) == (0.4, 0.3, "old")
+    assert tracker(gamma=0.4).correction == pytest.approx(0.4 * 0.125), "theta gamma"

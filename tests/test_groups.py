@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
-from fcco.groups import BlockSampler, GroupBatchSampler, dense_group_mean, group_mean
+from fcco.groups import BlockSampler, GroupBatchSampler, group_mean
 
 # ---------------------------------------------------------------------------------------- means
 
@@ -54,40 +54,6 @@ def test_group_mean_and_gradient_equal_a_loop(batch: tuple[torch.Tensor, torch.T
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@given(batches())
-@settings(max_examples=40, deadline=None)
-def test_dense_mean_equals_group_mean(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    values, group = batch
-    sparse = group_mean(values, group, num_groups=24)
-    dense = dense_group_mean(values, group, 24)
-    assert dense.shape == (24, *values.shape[1:])
-    torch.testing.assert_close(dense[sparse.index], sparse.values)
-    empty = torch.ones(24, dtype=torch.bool)
-    empty[sparse.index] = False
-    assert (dense[empty] == 0).all()
-
-
-def test_dense_mean_has_the_right_derivatives_of_both_orders() -> None:
-    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
-    position = torch.tensor([0, 3, 3, 0, 3, 1])  # 2 is empty
-    assert torch.autograd.gradcheck(lambda v: dense_group_mean(v, position, 4) ** 2, values)
-    assert torch.autograd.gradgradcheck(lambda v: dense_group_mean(v, position, 4) ** 2, values)
-
-
-@pytest.mark.parametrize("tail", [(), (3,)])
-def test_dense_mean_under_vmap_and_compile(tail: tuple[int, ...]) -> None:
-    values, position = torch.randn(4, 7, *tail), torch.randint(0, 5, (4, 7))
-    expected = torch.stack(
-        [dense_group_mean(v, p, 5) for v, p in zip(values, position, strict=True)]
-    )
-    over_both = torch.func.vmap(lambda v, p: dense_group_mean(v, p, 5))(values, position)
-    torch.testing.assert_close(over_both, expected)
-    over_values = torch.func.vmap(lambda v: dense_group_mean(v, position[0], 5))(values)
-    torch.testing.assert_close(over_values[0], expected[0])
-    graph = torch.compile(dense_group_mean, backend="eager", fullgraph=True)
-    torch.testing.assert_close(graph(values[1], position[1], 5), expected[1])
-
-
 @pytest.mark.parametrize("kind", ["list", "tuple", np.int64, np.int32, np.uint8, np.uint16])
 def test_ids_may_be_a_sequence_or_an_array(kind: Any) -> None:
     values = torch.tensor([1.0, 2.0, 4.0, 6.0], requires_grad=True)
@@ -100,7 +66,6 @@ def test_ids_may_be_a_sequence_or_an_array(kind: Any) -> None:
     assert means.values.tolist() == [2.0, pytest.approx(11 / 3)]
     assert means.index.tolist() == [0, 3] and means.index.dtype == torch.int64
     assert means.counts.tolist() == [1, 3]
-    assert dense_group_mean(values, ids, 4).tolist() == [2.0, 0.0, 0.0, pytest.approx(11 / 3)]
     means.values[1].backward()
     assert values.grad is not None and values.grad.tolist() == pytest.approx(
         [1 / 3, 0, 1 / 3, 1 / 3]

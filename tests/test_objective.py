@@ -140,7 +140,9 @@ def term(outer, tracker, **options) -> fcco.CoupledTerm:
 def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
     terms = {
         "constraint": term(fcco.Hinge(2.0), fcco.ema_tracker(2, 0.5), smoothing=0.2, weight=3.0),
-        "fair": term(fcco.TwoSidedHinge(0.1), fcco.msvr_tracker(2, 0.2, correction, dim=2), smoothing=0.1),
+        "fair": term(
+            fcco.TwoSidedHinge(0.1), fcco.msvr_tracker(2, 0.2, correction, dim=2), smoothing=0.1
+        ),
     }
     return fcco.Compositional(model, sgd(model), terms)
 

@@ -87,6 +87,24 @@ def test_gradient_at_a_kink_is_zero_in_autograd_too(outer: AbstractOuter, kinks:
     assert (outer.gradient(u.detach()) == 0).all()
 
 
+@pytest.mark.parametrize("size", [1e20, 1e-30])
+@pytest.mark.parametrize("case", [*VECTOR_CONVEX, *WEAKLY_CONVEX, SMOOTH_ONLY[0]], ids=repr)
+def test_nothing_overflows_in_float32_that_float32_can_hold(case: Case, size: float):
+    f, u = case.outer, (size * case.points()).float()
+    asked = [f, f.gradient]
+    if case not in SMOOTH_ONLY:
+        asked += [lambda u: f.prox(u, 1e-3), lambda u: f.envelope(u, 1e-3)]
+        asked += [lambda u: f.envelope_gradient(u, 1e-3)]
+    if isinstance(f, (fo.EuclideanNorm, fo.PositiveMaximum, fo.TwoSidedHinge)):
+        asked += [f.violation, f.multiplier]
+    for function in asked:
+        exact = function(u.double())
+        exact = torch.where(exact.abs() < 3e38, exact, torch.inf * exact.sign())
+        torch.testing.assert_close(
+            function(u).double(), exact, rtol=1e-4, atol=1e-6 * min(size, 1.0)
+        )
+
+
 def test_ties_share_the_weight():
     u = torch.tensor([2.0, 2.0, 5.0, 2.0])
     torch.testing.assert_close(fo.TopMean(2).gradient(u), torch.tensor([1, 1, 3, 1]) / 6)

@@ -32,6 +32,46 @@ def test_user_defined_function_gets_gradient_and_prox():
     )
 
 
+def test_value_and_gradient_evaluate_a_user_s_function_once():
+    calls = []
+
+    def value(u: torch.Tensor) -> torch.Tensor:
+        calls.append(u.shape)
+        return torch.nn.functional.softplus(u)
+
+    u = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
+    found, gradient = Custom(value, lipschitz=1.0, convex=True).value_and_gradient(u)
+    assert len(calls) == 1
+    torch.testing.assert_close(found, torch.nn.functional.softplus(u))
+    torch.testing.assert_close(gradient, torch.sigmoid(u))
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), u)[0], torch.sigmoid(u).detach())
+
+
+@dataclass(frozen=True)
+class Threshold(AbstractOuter):
+    """[u]_+ with its own prox and its own choice of subgradient, 1 at the kink."""
+
+    convex = monotone = True
+    lipschitz = 1.0
+
+    def __call__(self, u):
+        return u.clamp(min=0)
+
+    def gradient(self, u):
+        return (u >= 0).to(u.dtype)
+
+    def prox(self, u, step):
+        return torch.where(u > 0, (u - step).clamp(min=0), u)
+
+
+def test_a_user_s_gradient_and_prox_are_used():
+    u = torch.tensor([-1.0, 0.0, 5e-7, 100.0])
+    assert Threshold().value_and_gradient(u)[1].tolist() == [0.0, 1.0, 1.0, 1.0]
+    slope = torch.tensor([0.0, 0.0, 0.5, 1.0])  # in float32, 100 - 1e-6 is 100
+    torch.testing.assert_close(Threshold().envelope_gradient(u, 1e-6), slope)
+    torch.testing.assert_close(fo.Hinge().envelope_gradient(u, 1e-6), slope)
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["lipschitz", "bracket by doubling"])
 @pytest.mark.parametrize("case", SCALAR_PROX, ids=repr)
 def test_numeric_prox_is_the_closed_form(case: Case, known: bool):

@@ -61,6 +61,89 @@ def test_value_gradient_autograd_and_differences_agree(case: Case):
     torch.testing.assert_close(along, slope, rtol=1e-5, atol=1e-5)
 
 
+def by_every_route(outer: fo.AbstractOuter, u: torch.Tensor, step: float) -> dict:
+    """The gradient of the envelope, as each of the four calls returns it."""
+    envelope, leaf = MoreauEnvelope(outer, step), u.clone().requires_grad_()
+    return {
+        "envelope_gradient": outer.envelope_gradient(u, step),
+        "gradient": envelope.gradient(u),
+        "value_and_gradient": envelope.value_and_gradient(u)[1],
+        "autograd": torch.autograd.grad(envelope(leaf).sum(), leaf)[0],
+    }
+
+
+@pytest.mark.parametrize("step", [1e-3, 1e-6])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *WITH_PROX,
+        Case(fo.Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), np.exp),
+        Case(fo.Custom(lambda u: (u - 100).abs(), lipschitz=1.0, convex=True), np.exp),
+        Case(MoreauEnvelope(fo.LogTruncatedHinge(0.8), 1e-4), np.exp),
+    ],
+    ids=lambda case: repr(case).split(" at 0x")[0],  # the address of a function differs
+)
+def test_gradient_keeps_its_digits_in_float32(case: Case, step: float):
+    """Far from 0 the prox shares all digits of u with it; near a kink it sits on the kink."""
+    points = case.points(60).float()
+    kinks = [points * step + kink for kink in (0.0, 0.25, 0.5, 1.0, 100.0)]
+    u = torch.cat([points, 100 * points, *kinks])
+    exact = (u.double() - case.outer.prox(u.double(), step)) / step
+    for name, gradient in by_every_route(case.outer, u, step).items():
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(
+            gradient.double(), exact, rtol=2e-6, atol=1e-6, msg=lambda text, name=name: name + text
+        )
+    values = case.outer.envelope(u, step).double()
+    torch.testing.assert_close(values, case.outer.envelope(u.double(), step), rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outer", "step", "slope"),
+    [
+        (fo.Hinge(1.0), 1e-6, 1.0),
+        (fo.LogTruncatedHinge(1.0), 1e-3, 1 / (101 - 1e-3 / 101)),  # 1 / (1 + prox)
+        (fo.OneSidedMCP(1.0, 1e-3), 1e-3, (1 - 0.1) / (1 - 1e-6)),
+        (fo.SquaredHinge(2.0), 1e-6, 200 / (1 + 2e-6)),
+    ],
+    ids=repr,
+)
+def test_gradient_at_100_in_float32_is_the_closed_form(outer: Any, step: float, slope: float):
+    for gradient in by_every_route(outer, torch.tensor(100.0), step).values():
+        assert gradient.item() == pytest.approx(slope, rel=2e-7)
+
+
+@pytest.mark.parametrize("case", WITH_PROX, ids=repr)
+def test_gradient_is_the_quotient_at_and_near_kinks(case: Case):
+    step, points = 0.3 * case.step, case.points(100)
+    offsets = torch.cat([points, points.round()])  # in units of the step, also whole ones
+    near = torch.cat([kink + step * offsets for kink in (-1.0, -0.5, 0.0, 0.25, 0.5, 1.0)])
+    u = torch.cat([near, torch.nextafter(near, near + 1), torch.nextafter(near, near - 1)])
+    quotient = (u - case.outer.prox(u, step)) / step
+    for gradient in by_every_route(case.outer, u, step).values():
+        torch.testing.assert_close(gradient, quotient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", WITH_PROX, ids=repr)
+def test_value_and_gradient_come_from_one_evaluation(case: Case, monkeypatch):
+    kind, counts = type(case.outer), {"prox": 0, "__call__": 0}
+
+    def counted(name: str, method: Callable) -> Callable:
+        def call(*arguments):
+            counts[name] += 1
+            return method(*arguments)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
+    MoreauEnvelope(case.outer, case.step).value_and_gradient(case.points())
+    assert max(counts.values()) <= 1
+    counts["__call__"] = 0
+    case.outer.value_and_gradient(case.points())
+    assert counts["__call__"] <= 1
+
+
 @pytest.mark.parametrize("case", SCALAR_CONVEX, ids=repr)
 def test_scalar_envelope_is_nesterov_smoothing(case: Case):
     points, y = np.linspace(-50, 50, 4001), np.linspace(-5, 5, 2001)

@@ -94,13 +94,13 @@ def test_constraints_behind_the_penalties():
     slopes = {
         fo.Hinge(2.0): (u, 2.0 * (u > 0)),
         fo.CVaRHinge(0.5, 0.25): (u - 0.25, 2.0 * (u > 0.25)),
-        fo.Absolute(2.0): (u.abs(), torch.full((2, 2), 2.0)),
-        fo.DeadZone(0.5): (u.abs() - 0.5, 1.0 * (u.abs() > 0.5)),
-        fo.MCP(2.0, 1.0): (u.abs(), torch.from_numpy(plus(2 - u.abs().numpy()))),
+        fo.Absolute(2.0): (u.abs(), 2.0 * u.sign()),
+        fo.DeadZone(0.5): (u.abs() - 0.5, u.sign() * (u.abs() > 0.5)),
+        fo.MCP(2.0, 1.0): (u.abs(), u.sign() * torch.from_numpy(plus(2 - u.abs().numpy()))),
         fo.PositiveMaximum(): (torch.tensor([0.75, 0.5]), torch.ones(2)),
         fo.EuclideanNorm(2.0): (u.norm(dim=-1), torch.full((2,), 2.0)),
         fo.SeparableHinge(2.0): (u, 2.0 * (u > 0)),
-        fo.TwoSidedHinge(1.0, 2.0): (torch.tensor([-0.5, 0.5]), torch.tensor([0.0, 2.0])),
+        fo.TwoSidedHinge(1.0, 2.0): (torch.tensor([-0.5, 0.5]), torch.tensor([0.0, -2.0])),
     }
     for outer, (violation, multiplier) in slopes.items():
         torch.testing.assert_close(outer.violation(u), violation)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from outer_cases import ALL, SMOOTH_ONLY, WITH_PROX, Case
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fcco.outer as fo
 
@@ -18,7 +20,7 @@ every_case = pytest.mark.parametrize("case", [*ALL, CUSTOM, ENVELOPE], ids=repr)
 
 def everything(case: Case, outer: fo.AbstractOuter, u: torch.Tensor, step: float | torch.Tensor):
     """Value and gradient, and what needs a prox where there is one."""
-    results = [outer(u), outer.gradient(u)]
+    results = [outer(u), *outer.value_and_gradient(u)]
     if case not in SMOOTH_ONLY:
         results += [outer.prox(u, step), outer.envelope(u, step), outer.envelope_gradient(u, step)]
     return tuple(results)
@@ -29,8 +31,7 @@ def test_compiles_to_one_graph(case: Case):
     torch._dynamo.reset()
 
     def run(u: torch.Tensor, step: float):
-        results = everything(case, case.outer, u, step)
-        return results[:3]
+        return everything(case, case.outer, u, step)
 
     u = case.points(6)
     compiled = torch.compile(run, fullgraph=True, backend="eager")
@@ -173,6 +174,45 @@ def test_prox_refuses_a_step_that_is_not_positive(case: Case):
 def test_wrong_arguments_are_refused(build, message: str):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+NUMBERS = [
+    (type(case.outer), field.name, case.outer)
+    for case in [*ALL, CUSTOM, ENVELOPE]
+    for field in dataclasses.fields(case.outer)  # type: ignore[arg-type]
+    if type(getattr(case.outer, field.name)) in (int, float)
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "outer"), NUMBERS)
+def test_every_number_must_be_a_number(kind: type, name: str, outer: fo.AbstractOuter):
+    value = getattr(outer, name)
+    for wrong in (str(value), None, True, [value], np.array([value])):
+        if name == "dim" and wrong is None:
+            continue  # an unknown dimension
+        with pytest.raises((TypeError, ValueError), match=rf"`{kind.__name__}\({name}=...\)` must"):
+            dataclasses.replace(outer, **{name: wrong})  # type: ignore[type-var]
+
+
+def test_a_wrong_type_is_named():
+    with pytest.raises(TypeError) as raised:
+        fo.CVaR(ratio="0.5")  # type: ignore[arg-type]
+    assert str(raised.value) == "`CVaR(ratio=...)` must be a number but is: '0.5' (str)."
+    with pytest.raises(TypeError, match=r"`Hinge.prox\(step=...\)` must be a number but is: None"):
+        fo.Hinge().prox(torch.zeros(2), None)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_tensors_without_a_value_are_accepted():
+    u = torch.linspace(-1, 2, 7)
+    for scale in (2, np.float32(2.0), np.int64(2), torch.tensor(2.0)):
+        torch.testing.assert_close(fo.Hinge(scale)(u), fo.Hinge(2.0)(u))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`Hinge\(scale=...\)` must be positive"):
+        fo.Hinge(np.float32(-2.0))  # type: ignore[arg-type]
+    for mode in (torch.device("meta"), FakeTensorMode()):
+        with mode:
+            one, u = torch.ones(()), torch.ones(4)
+            envelope = fo.MoreauEnvelope(fo.Hinge(one), one)  # type: ignore[arg-type]
+            assert envelope(u).shape == u.shape
 
 
 def test_every_public_name_exists_once():

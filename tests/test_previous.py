@@ -1,4 +1,4 @@
-"""The previous parameters: visited exactly, and without leaving a trace."""
+"""Evaluation at the previous parameters is exact and has no side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from previous_cases import X, moved, network, same, state
 from torch import nn
 
 import fcco
-from fcco.previous.swap import fits, empty_copy
+from fcco.previous.swap import empty_copy, fits
 
 
 class Tied(nn.Module):
@@ -165,24 +165,24 @@ def test_an_exception_restores_parameters_buffers_and_the_random_stream():
     assert torch.is_grad_enabled()
 
 
-def test_a_failed_exchange_restores_all_parameters():
+def test_a_failed_swap_restores_all_parameters():
     model = network()
     previous, *_ = moved(model)
     now, last = state(model), list(model.parameters())[-1]
-    previous._saved[last] = previous._saved[last].to_sparse()  # cannot be put in place
+    previous.tensors[last] = previous.tensors[last].to_sparse()  # cannot be put in place
     with pytest.raises(RuntimeError):
         previous.evaluate(lambda: None)
     assert same(state(model), now)
 
 
-def test_a_live_graph_at_w_t_survives_the_visit():
+def test_a_live_graph_at_w_t_survives_an_evaluation():
     gradients = []
-    for visit in (False, True):
+    for evaluated in (False, True):
         model = network()
         previous, *_, optimizer = moved(model)
         optimizer.zero_grad()
         loss = model(X).square().sum()
-        if visit:
+        if evaluated:
             previous.evaluate(lambda model=model: model(X))
         loss.backward()
         gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
@@ -301,8 +301,8 @@ def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
     for one in (kept, moved_away):
         previous = one.objective.previous
         assert previous is not None and previous.offload is (one is moved_away)
-        assert len(previous._saved) == len(list(one.model.parameters()))
-        assert {copied.device.type for copied in previous._saved.values()} == {"cpu"}
+        assert len(previous.tensors) == len(list(one.model.parameters()))
+        assert {copied.device.type for copied in previous.tensors.values()} == {"cpu"}
     one, other = kept.objective.state_dict(), moved_away.objective.state_dict()
     extra = "previous._extra_state"
     assert one.keys() == other.keys() and same(
@@ -331,13 +331,13 @@ def test_moves_from_an_offloaded_copy():
         assert torch.equal(previous.moved()[parameter], parameter.detach() - old)
 
 
-def test_room_on_the_host_is_told_from_room_on_the_device():
+def test_a_copy_on_the_host_is_told_from_one_on_the_device():
     """A device without memory stands for a GPU: where copies would be, not what is in them."""
     there, here = torch.empty(2, 3, device="meta").T, torch.empty(3, 2)
     for host, place in ((False, "meta"), (True, "cpu")):
-        room = empty_copy(there, host=host)
-        assert room.device.type == place and room.stride() == there.stride()
-        assert fits(room, there, host=host) and not fits(room, there, host=not host)
+        made = empty_copy(there, host=host)
+        assert made.device.type == place and made.stride() == there.stride()
+        assert fits(made, there, host=host) and not fits(made, there, host=not host)
     assert fits(here, there, host=True) and not fits(here.double(), there, host=True)
     assert not fits(here[:2], there, host=True)
     assert empty_copy(nn.Parameter(here), host=True).requires_grad is False
@@ -345,12 +345,12 @@ def test_room_on_the_host_is_told_from_room_on_the_device():
 
 MAKERS: dict[str, Any] = {
     "sonex": lambda m, o: fcco.constrained(m, o, 2, penalty=1.0, smoothing=0.1, offload=True),
-    "yang2025": lambda m, o: fcco.constrained(m, o, 2, "yang2025", penalty=1.0, offload=True),
+    "hinge": lambda m, o: fcco.constrained(m, o, 2, "hinge", penalty=1.0, offload=True),
     "alexr2": lambda m, o: fcco.constrained(
         m, o, 2, "alexr2", penalty=1.0, smoothing=0.1, nu=1.0, eta=0.1, offload=True
     ),
-    "li2024": lambda m, o: fcco.constrained(
-        m, o, 2, "li2024", penalty=1.0, objective=fcco.ContrastiveTerm(4), offload=True
+    "squared-hinge": lambda m, o: fcco.constrained(
+        m, o, 2, "squared-hinge", penalty=1.0, objective=fcco.ContrastiveTerm(4), offload=True
     ),
     "contrastive": lambda m, o: fcco.GlobalContrastive(m, o, 4, offload=True),
     "groups": lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5, offload=True),

@@ -113,7 +113,10 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
     """z_{-1} = z_0 = w_t; a second optimizer's parameters keep their own previous value."""
     z, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     optimizer, plain = proximal([z]), torch.optim.SGD([other], lr=1.0)
-    previous = fcco.PreviousParameters(nn.ParameterList([z, other]), [optimizer, plain])
+    term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(1))
+    objective = fcco.Compositional(nn.ParameterList([z, other]), [optimizer, plain], term)
+    previous = objective.previous
+    assert previous is not None
     z.grad = other.grad = -torch.ones(1)
     for step in range(1, 7):
         now = z.item()

@@ -20,7 +20,7 @@ from fcco.outer import (
     project_simplex,
     project_subsimplex,
 )
-from fcco.outer.projections import capped_threshold, indicator
+from fcco.outer.projections import capped_threshold, indicator, safe_norm
 
 SIZE = 6
 # name -> (projection, constraints for the solver, random member of the set)
@@ -156,6 +156,16 @@ def test_empty_set_is_refused():
         ValueError, match=r"`project_capped_simplex\(cap=...\)` must be at least 0.1"
     ):
         project_capped_simplex(torch.zeros(SIZE), 0.1)
+
+
+@pytest.mark.parametrize("size", [1e20, 1e-30])
+def test_norm_and_ball_where_squares_overflow_or_vanish(size: float):
+    points = size * torch.tensor([[3.0, 4.0], [0.0, -2.0], [0.0, 0.0]])
+    torch.testing.assert_close(safe_norm(points), size * torch.tensor([5.0, 2.0, 0.0]))
+    unit = torch.tensor([[0.6, 0.8], [0.0, -1.0], [0.0, 0.0]])
+    torch.testing.assert_close(project_ball(points, size), size * unit)
+    assert safe_norm(torch.tensor([torch.inf, 1.0])) == torch.inf
+    assert safe_norm(torch.tensor([torch.nan, 1.0])).isnan()
 
 
 def test_threshold_and_indicator():

@@ -132,9 +132,10 @@ def test_sonex_values() -> None:
     assert s.correction == pytest.approx(36 / (4 * (1 - gamma)) + 1 - gamma, rel=1e-12)
     assert s.lr == pytest.approx(eta, rel=1e-12)
     assert abs(s.iterations - T) <= 1 + 1e-9 * T
-    given_start = theory.sonex_settings(c, eps, gap, initial_samples=10, gradient_error=0.0)
-    U_1 = 9.0 / 10 + 0.1 * gamma**2 * 9.0 / 8
-    assert given_start.iterations == pytest.approx(4 / eps**2 * (gap / eta + P * U_1), rel=1e-9)
+    few = theory.sonex_settings(c, eps, gap, initial_samples=10)
+    assert few.iterations - s.iterations == pytest.approx(
+        4 / eps**2 * P * 9.0 * (1 / 10 - 1 / 8000), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_counts_weigh_entries_like_that_many_samples(log_space):
         tracker.set_values(None, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
         g = values.clone().requires_grad_()
         entries = g.repeat_interleave(counts) if repeated else g
-        where = ids.repeat_interleave(counts) if repeated else ids
-        u = tracker(entries, where, counts=None if repeated else counts)
+        index = ids.repeat_interleave(counts) if repeated else ids
+        u = tracker(entries, index, counts=None if repeated else counts)
         (u * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
         results.append((tracker.value, g.grad))
     for one, other in zip(*results, strict=True):
@@ -88,39 +88,39 @@ def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
     tracker.set_values(None, torch.tensor([0.2, 0.4, 0.8], dtype=torch.float64))
     right = torch.tensor([True, False, True, True])  # 0/1, without gradient
     surrogate = torch.tensor([9.0, 8.0, 7.0, 6.0], requires_grad=True)
-    where = tracker.layout(torch.tensor([2, 2, 0, 2]))
-    tracked = tracker.update(right, where, carrier=surrogate)
+    blocks = tracker.blocks(torch.tensor([2, 2, 0, 2]))
+    tracked = tracker.update(tracker.entries(blocks, right, carrier=surrogate))
     np.testing.assert_allclose(tracked.value, [0.2, 0.8])
     np.testing.assert_allclose(tracker.value[:, 0], [0.2 * 0.75 + 0.25, 0.4, 0.6 + 0.25 * 2 / 3])
     (tracked.carrying_gradient() * torch.tensor([3.0, 6.0])).sum().backward()
     np.testing.assert_allclose(gradient(surrogate), [2.0, 2.0, 3.0, 2.0])
 
 
-def test_an_independent_carrier_batch_may_have_another_layout_but_not_other_blocks():
+def test_an_independent_carrier_batch_may_have_other_entries_but_not_other_blocks():
     tracker = fcco.ema_tracker(5, 0.5, read="new", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
-    where = tracker.layout(torch.tensor([4, 1, 1]))
     values = torch.tensor([2.0, 1.0, 5.0])
     carrier = torch.tensor([7.0, 8.0, 9.0, 10.0], requires_grad=True)
-    tracked = tracker.update(
-        values, where, carrier=carrier, carrier_where=tracker.layout(torch.tensor([1, 4, 4, 4]))
-    )
+
+    def update(carrier_index):
+        blocks = [tracker.blocks(torch.tensor(ids)) for ids in ([4, 1, 1], carrier_index)]
+        return tracker.update(tracker.entries(blocks[0], values, None, carrier, blocks[1]))
+
+    tracked = update([1, 4, 4, 4])
     np.testing.assert_allclose(tracked.value, [1.5, 1.0])
     tracked.as_loss(torch.tensor(0.0), torch.tensor([1.0, 6.0], dtype=torch.float64)).backward()
     np.testing.assert_allclose(gradient(carrier), [1.0, 2.0, 2.0, 2.0])
     kept = tracker.value.clone()
     for other in ([1, 1, 1, 1], [1, 4, 3, 3], [1, 2, 2, 2]):
         with pytest.raises(ValueError, match="same blocks as the value batch"):
-            tracker.update(
-                values, where, carrier=carrier, carrier_where=tracker.layout(torch.tensor(other))
-            )
+            update(other)
     assert torch.equal(tracker.value, kept) and tracker.steps == 1
 
 
 def test_entries_need_not_be_contiguous():
     tracker = fcco.InnerTracker(3, 2, gamma=0.5, dtype=torch.float64)
     g = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_()
-    tracked = tracker.update(g.T, tracker.layout(None))
+    tracked = tracker.update(tracker.entries(tracker.blocks(), g.T))
     tracked.as_loss(torch.tensor(0.0), torch.ones(2, 3, dtype=torch.float64).T).backward()
     assert g.grad is not None and torch.equal(g.grad, torch.ones(2, 3, dtype=torch.float64))
 
@@ -212,7 +212,9 @@ def test_evaluation_returns_fresh_means_and_changes_nothing(how):
 def test_u_is_never_narrowed_but_widens_and_moves(narrow):
     start = torch.tensor([1.0001, 2.0003, 1e-9], dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
-        inside: Any = torch.nn.Sequential(torch.nn.Linear(1, 1), fcco.ema_tracker(3, 0.1, dtype=dtype))
+        inside: Any = torch.nn.Sequential(
+            torch.nn.Linear(1, 1), fcco.ema_tracker(3, 0.1, dtype=dtype)
+        )
         inside[1].set_values(None, start)
         kept = inside[1].value.clone()
         narrow(inside)
@@ -256,11 +258,12 @@ def test_state_dict_round_trip_with_weights_only():
     assert not other.refresh_due
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_a_block_marked_unseen_starts_anew_also_after_many_steps(accumulate):
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_block_marked_unseen_starts_anew_also_after_many_steps(waits):
     """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
     tracker = fcco.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
-    tracker.accumulate = accumulate
+    if waits:
+        tracker.wait_for_close()
     fresh = copy.deepcopy(tracker.state_dict())
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -285,7 +288,7 @@ def test_a_block_marked_unseen_starts_anew_also_after_many_steps(accumulate):
 def test_a_late_first_visit_spread_over_micro_batches_is_still_one():
     """The mask is looked over now and then: between two micro-batches it may be full and not."""
     tracker = fcco.msvr_tracker(2, 0.5, 0.3, dtype=torch.float64)
-    tracker.accumulate = True
+    tracker.wait_for_close()
     late, value = torch.tensor([1]), torch.tensor([1.0])
     for visit in range(130):
         for number in (1.0, 3.0):

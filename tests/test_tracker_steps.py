@@ -76,7 +76,7 @@ def test_micro_batches_with_shared_blocks_equal_one_batch(correction, k):
 def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
     """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
     tracker = fcco.msvr_tracker(4, 0.2, "theory", dtype=torch.float64)
-    tracker.accumulate = True
+    tracker.wait_for_close()
     old = np.array([1.0, 2.0, 3.0, 4.0])
     tracker.set_values(None, torch.as_tensor(old))
     first = tracker(torch.tensor([5.0, 6.0]), torch.tensor([0, 1]), torch.tensor([4.0, 7.0]))
@@ -100,7 +100,7 @@ def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step(
 
 def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
     tracker = fcco.msvr_tracker(2, 0.2, 0.5, dtype=torch.float64)
-    tracker.accumulate = True
+    tracker.wait_for_close()
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([1, 1]), torch.tensor([0.0, 0.0]))
     read = tracker(torch.tensor([6.0]), torch.tensor([1]), torch.tensor([0.0]))
     assert read.item() == tracker.value[1].item() == 3.0
@@ -112,7 +112,7 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     rng = np.random.default_rng(0)
     make = lambda: fcco.msvr_tracker(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
     one, several = make(), make()
-    several.accumulate = True
+    several.wait_for_close()
     for _ in range(20):
         ids = torch.as_tensor(rng.integers(0, 5, 7))
         fresh = torch.as_tensor(rng.normal(size=7))
@@ -175,6 +175,43 @@ def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
             optimizer.step()
             optimizer.zero_grad()
         return torch.cat([objective.term.tracker.value[:, 0], model.w.detach()])
+
+    assert torch.equal(once(False), once(True))
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.5])
+@pytest.mark.parametrize("at", ["average", "anchor"])
+def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_alone(
+    at, correction
+):
+    """They come back, so that no parameter has moved; the graph of the batch stays valid too."""
+
+    def once(look: bool):
+        model = Point(np.array([0.8, -0.6]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        output = fcco.OutputIterate(optimizer, "average")
+        proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=3)
+        stepped, other = (optimizer, output.applied) if at == "average" else (
+            proximal, proximal.anchored
+        )  # fmt: skip
+        tracker = fcco.msvr_tracker(4, 0.3, correction, dtype=torch.float64)
+        term = fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
+        objective = fcco.Compositional(model, stepped, term)
+        rng, moved = np.random.default_rng(3), 0.0
+        for step in range(5):
+            for ids, offsets in split(*batch(rng), 2):
+                inner = lambda i=ids, o=offsets: values(model.w, i, o)  # noqa: E731
+                loss, here = objective(inner, torch.as_tensor(ids)), model.w.detach().clone()
+                if look and step:
+                    with other(), torch.no_grad():
+                        objective(inner, torch.as_tensor(ids))
+                        moved += (model.w - here).abs().sum().item()
+                    assert torch.equal(model.w, here)
+                loss.backward()
+            stepped.step()
+            stepped.zero_grad()
+        assert tracker.steps == 5 and (moved > 0.01) == look
+        return torch.cat([tracker.value[:, 0], model.w.detach()])
 
     assert torch.equal(once(False), once(True))
 

@@ -112,7 +112,7 @@ def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
     tracker.set_values(None, torch.tensor([0.001, 0.003]))
     g = torch.tensor([1e6, -3e6], requires_grad=True)
     term = fcco.CoupledTerm(fcco.Absolute(2.0), tracker, smoothing=0.5)
-    loss = term.loss(tracker.update(g, tracker.layout(None), g.detach()))
+    loss = term.loss(tracker.update(tracker.entries(tracker.blocks(), g, g.detach())))
     np.testing.assert_allclose(loss.item(), (0.001**2 + 0.003**2) / (2 * 0.5) / 2, rtol=1e-6)
     loss.backward()
     np.testing.assert_allclose(gradient(g), np.array([0.001, 0.003]) / 0.5 / 2, rtol=1e-6)

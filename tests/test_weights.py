@@ -21,9 +21,9 @@ from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, tak
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
-from fcco.methods import ooa
-from fcco.methods import alexr
-from fcco.terms.group_weights import GroupWeights, OnlineGroupDRO, mirror_ascent, project_kl_capped
+from fcco.group_dro import OnlineGroupDRO
+from fcco.methods import alexr, ooa
+from fcco.terms.group_weights import GroupWeights, mirror_ascent, project_kl_capped
 
 DOUBLE = torch.float64
 GEOMETRIES = ["kl", "euclidean"]
@@ -415,7 +415,7 @@ def test_a_bad_loss_is_refused_before_the_weights_move(bad):
     objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2)
     take_step(objective, lambda: model.w.square())
     before = objective.group_weights()
-    with pytest.raises(ValueError, match=r"NaN or infinite inner value for blocks \[1\]"):
+    with pytest.raises(ValueError, match=r"NaN or infinite.*blocks \[1\]"):
         objective(lambda: model.w * tensor([1.0, bad, 1.0]))
     assert torch.equal(objective.group_weights(), before)
     skipping = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, on_nonfinite="skip")

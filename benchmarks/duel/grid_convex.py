@@ -70,7 +70,7 @@ GRID: dict[str, list[Setting]] = {
         "penalty gamma",
         product((50.0, 100.0, 200.0, 400.0), (0.02, 0.1)),
         method="squared-hinge",
-        correction=0.0,
+        read="old",
         margin=0.005,
         warm_up=25,
     ),

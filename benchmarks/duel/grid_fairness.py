@@ -91,7 +91,7 @@ GRID: dict[str, list[Setting]] = {
             (500.0, 0.05),
         ],
         method="squared-hinge",
-        correction=0.0,
+        read="old",
         margin=0.004,
         from_zero=True,
     ),

@@ -75,7 +75,7 @@ GRID: dict[str, list[Setting]] = {
             (2000.0, 0.01, 0.3),
         ],
         method="squared-hinge",
-        correction=0.0,
+        read="old",
     ),
     "Cooper simultaneous": r.ascent(0.03, 0.1, 0.2, 0.4),
     "Cooper alternating": r.ascent(0.1, 0.3, 0.6, 1.0),

@@ -25,7 +25,7 @@ __all__ = ["DOOR", "METHODS", "penalized"]
 def penalized(
     problem: Problem, model: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting
 ) -> fcco.ConstrainedObjective:
-    """`fcco.constrained` for a problem.
+    """A penalty of `fcco.constrained` for a problem.
 
     A hinge on gaps of two rates is stated as pairs, so that the rates are tracked before they are
     subtracted; everything else as signed constraints.
@@ -34,25 +34,20 @@ def penalized(
         problem: the problem.
         model: its model.
         optimizer: what steps it.
-        setting: options of `Penalized`, and `follow` and `from_zero` (see `grids`).
+        setting: of `fcco.constrained`, and `follow` and `from_zero` (see `grids`).
     """
     options: dict[str, Any] = dict(setting)
     margin, follow = options.pop("margin", 0.0), options.pop("follow", None)
     from_zero = options.pop("from_zero", False)
     if follow is not None:
         options["smoothing"] = _following(options["smoothing"], problem.schedule, follow)
+    number = problem.num_constraints
     if in_pairs(problem, setting):
         limit = problem.limit - margin  # type: ignore[attr-defined]
-        options.pop("kind", None)
-        options.setdefault("smoothing", 0.0)
         outer = fcco.TwoSidedHinge(max(limit, 0.0), options.pop("penalty"))
-        objective = fcco.constrained(
-            model, optimizer, problem.num_constraints // 2, outer=outer, **options
-        )
+        objective = fcco.constrained(model, optimizer, number // 2, outer=outer, **options)
     else:
-        objective = fcco.constrained(
-            model, optimizer, problem.num_constraints, margin=margin, **options
-        )
+        objective = fcco.constrained(model, optimizer, number, margin=margin, **options)
     if from_zero:
         tracker = objective.term.tracker
         value = 0.0 if tracker.dim == 2 else -margin
@@ -67,20 +62,21 @@ def _following(start: float, schedule: Schedule, power: float) -> Callable[[int]
 
 def in_pairs(problem: Problem, setting: Setting) -> bool:
     """Whether two rates are tracked for each gap."""
-    return "pairs" in problem.forms and setting.get("kind") != "squared_hinge"
+    return "pairs" in problem.forms and setting.get("method") != "squared-hinge"
 
 
-def _step(
-    problem: Problem,
-    model: nn.Module,
-    objective: fcco.ConstrainedObjective,
-    optimizer: torch.optim.Optimizer,
-    setting: Setting,
-    warm_up: int,
-) -> Callable[[Batch], None]:
-    """One step; the first batches only start the estimates, and count as steps all the same."""
+def tracking(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+    """SONEX, ALEXR2, SONX and the squared hinge, by `method` and its options.
+
+    The first `warm_up` batches only start the estimates, and count as steps all the same. Every
+    inner step of ALEXR2 is a gradient evaluation.
+    """
+    options = dict(setting)
+    warm_up, first = options.pop("warm_up", 0), []
+    primal = adam(problem, model)
+    objective = penalized(problem, model, primal, options)
+    optimizer: Any = objective.optimizer  # Adam, or ALEXR2's proximal point around it
     form = "pairs" if in_pairs(problem, setting) else "signed"
-    first: list[tuple[Callable[[], Any], torch.Tensor | None]] = []
 
     def step(batch: Batch) -> None:
         def inner() -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,31 +91,13 @@ def _step(
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
-
-
-def single_loop(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
-    """SONEX, SONX and the squared hinge, by their options."""
-    options = dict(setting)
-    warm_up = options.pop("warm_up", 0)
-    optimizer = adam(problem, model)
-    objective = penalized(problem, model, optimizer, options)
     extra = int(objective.term.tracker.needs_previous)
-    step = _step(problem, model, objective, optimizer, options, warm_up)
-    return Stepper(step, [optimizer], extra_forwards=extra)
+    return Stepper(step, [primal], extra_forwards=extra)
 
 
 def alexr2(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
-    """ALEXR2: every inner step is a gradient evaluation."""
-    options = dict(setting)
-    warm_up, theta = options.pop("warm_up", 0), options.pop("theta")
-    inner = {name: options.pop(name) for name in ("nu", "eta", "inner_steps")}
-    options.update(correction=theta * options["gamma"], read="new")
-    outer = adam(problem, model)
-    optimizer = fcco.ProximalPoint(outer, **inner)
-    objective = penalized(problem, model, optimizer, options)
-    step = _step(problem, model, objective, optimizer, options, warm_up)
-    return Stepper(step, [outer], extra_forwards=1)
+    """ALEXR2 with the settings of the grids."""
+    return tracking(problem, model, {**setting, "method": "alexr2"})
 
 
 def alexr(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
@@ -186,11 +164,11 @@ def behind_the_door(
 
 
 METHODS: dict[str, Builder] = {
-    "SONEX": single_loop,
+    "SONEX": tracking,
     "ALEXR": alexr,
     "ALEXR2": alexr2,
-    "SONX": single_loop,
-    "squared hinge": single_loop,
+    "SONX": tracking,
+    "squared hinge": tracking,
 }
 
 # Name in the tables: word of the method, gradient evaluations of a step, passes beside those.

@@ -13,10 +13,7 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.constraints import ConstantConEx
-from fcco.methods import ooa
-from fcco.methods import recursive_penalty
-from fcco.methods import icppac, oss
-from fcco.methods import ssg
+from fcco.methods import icppac, ooa, oss, recursive_penalty, ssg
 from fcco.storm import RecursiveGradient
 
 from .engine import batches

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fcco.constraints import DualRule
-from fcco.tracker import track
 from fcco.terms.group_weights import mirror_ascent
+from fcco.tracker import track
 
 from .problem import Batch, Problem
 from .single import Tracking

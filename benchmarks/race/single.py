@@ -32,14 +32,14 @@ class Tracking:
         """Start u from one batch of every block."""
         self.u = self.problem.values(self.w, batch)
 
-    def tracked(self, at: Tensor, batch: Batch, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of the drawn blocks after the update, and the table with them."""
+    def tracked(self, at: Tensor, batch: Batch, blocks: Tensor) -> Tensor:
+        """The table after the update of the drawn blocks."""
         fresh, old = self.problem.values(at, batch), self.u.gather(-1, blocks)
         correction = self.h.get("correction")
         before = None if correction is None else self.problem.values(self.previous, batch)
         weight = 0.0 if correction is None else correction
         _, after = track(old, None, fresh, before, self.h["gamma"], weight)
-        return after, self.u.scatter(-1, blocks, after)
+        return self.u.scatter(-1, blocks, after)
 
     def gradient(self, at: Tensor, batch: Batch, slope: Tensor) -> Tensor:
         """G = grad g_0 + (1/B) sum_i y_i grad g_i."""
@@ -74,10 +74,10 @@ class SingleLoop(Tracking):
     def step(self, batch: Batch, other: Batch) -> None:
         """One step; `other` is an independent batch of the same blocks, used by ALEXR only."""
         blocks = batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
-        after, table = self.tracked(self.w, batch, blocks)
-        reading = self.slopes.read(self.u)
-        slope = reading.of(blocks, after if self.fresh else None)
-        gradient = self.gradient(self.w, other if self.fresh else batch, slope)
+        table = self.tracked(self.w, batch, blocks)
+        # The threshold of CVaR, too, is that of the table which the gradient reads.
+        reading = self.slopes.read(table if self.fresh else self.u)
+        gradient = self.gradient(self.w, other if self.fresh else batch, reading.of(blocks))
         moved = self.w - self.h["lr"] * self._direction(gradient, batch, blocks)
         self.previous, self.w = self.w, self.problem.project(moved)
         self.older, self.u = reading, table
@@ -107,9 +107,8 @@ class DoubleLoop(Tracking):
     def step(self, batch: Batch, other: Batch) -> None:
         """One inner step, the outer one after it where a round ends."""
         h, blocks = self.h, batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
-        after, table = self.tracked(self.z, batch, blocks)
-        slope = self.slopes.read(self.u).of(blocks, after)
-        gradient = self.gradient(self.z, other, slope)
+        table = self.tracked(self.z, batch, blocks)
+        gradient = self.gradient(self.z, other, self.slopes.read(table).of(blocks))
         z = proximal_step(self.z, self.w, gradient, h["eta"], h["nu"])
         self.previous, self.z, self.u = self.z, self.problem.project(z), table
         self.count += 1

@@ -27,9 +27,9 @@ class Elementwise:
         """Everything that depends on the whole table: nothing here."""
         return Reading(self, table, table)
 
-    def of(self, reading: Reading, blocks: Tensor, fresh: Tensor | None) -> Tensor:
+    def of(self, reading: Reading, blocks: Tensor) -> Tensor:
         """The slopes of some blocks."""
-        u = reading.table.gather(-1, blocks) if fresh is None else fresh
+        u = reading.table.gather(-1, blocks)
         if self.smoothing is None:
             return self.outer.gradient(u)
         return self.outer.envelope_gradient(u, self.smoothing)
@@ -48,13 +48,11 @@ class Tail:
             return Reading(self, table, table.shape[-1] * CVaR(self.ratio).gradient(table))
         return Reading(self, table, smoothed_threshold(table, self.ratio, self.smoothing))
 
-    def of(self, reading: Reading, blocks: Tensor, fresh: Tensor | None) -> Tensor:
-        """The slopes of some blocks; fresh values are compared with the threshold of the table."""
+    def of(self, reading: Reading, blocks: Tensor) -> Tensor:
+        """The slopes of some blocks."""
         if self.smoothing is None:
-            if fresh is not None:
-                raise ValueError("The hard CVaR is read at the table only.")
             return reading.known.gather(-1, blocks)
-        u = reading.table.gather(-1, blocks) if fresh is None else fresh
+        u = reading.table.gather(-1, blocks)
         return CVaRHinge(self.ratio).envelope_gradient(u - reading.known, self.smoothing)
 
 
@@ -69,9 +67,9 @@ class Reading:
     table: Tensor
     known: Tensor
 
-    def of(self, blocks: Tensor, fresh: Tensor | None = None) -> Tensor:
-        """The slopes of some blocks at the table, or at values that are not in it yet."""
-        return self.slopes.of(self, blocks, fresh)
+    def of(self, blocks: Tensor) -> Tensor:
+        """The slopes of some blocks."""
+        return self.slopes.of(self, blocks)
 
 
 def smoothed_threshold(table: Tensor, ratio: float, smoothing: Tensor) -> Tensor:

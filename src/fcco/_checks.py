@@ -1,7 +1,7 @@
-"""Validation: each error names the call, the limit and the reason.
+"""Validation of arguments: each error names the call, the limit and the reason.
 
-Only plain numbers are checked. A tensor passes through, so that the same classes can be built
-inside `torch.func.vmap` or a compiled graph, where looking at a value is not possible.
+The value of a tensor is never looked at, so that the same classes can be built inside
+`torch.func.vmap` or a compiled graph, and without waiting for a GPU.
 """
 
 from __future__ import annotations
@@ -10,22 +10,49 @@ import math
 import numbers
 from typing import Any
 
-__all__ = ["at_least", "below", "in_interval", "integer", "one_of", "positive", "requires"]
+import torch
+from torch import Tensor
+
+__all__ = [
+    "at_least",
+    "below",
+    "in_interval",
+    "integer",
+    "number",
+    "one_of",
+    "positive",
+    "requires",
+]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def number(call: str, name: str, value: Any) -> bool:
+    """Raise unless `value` is a number or a tensor; return whether it may be compared."""
+    # The plain numbers come first: a compiled graph then traces nothing else of this function.
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return True
+    # A tensor may have any shape: batches of parameters are used by vmap and by broadcasting.
+    if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)):
+        return False
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # of NumPy
+        return True
+    raise TypeError(
+        f"`{call}({name}=...)` must be a number but is: {value!r} ({type(value).__name__})."
+    )
+
+
+_PLAIN = (int, float)
+"""Types that need no further look, nearly always what is given (`bool` is another type)."""
 
 
 def positive(call: str, name: str, value: Any) -> None:
     """Raise unless `value` is a finite number above zero."""
-    if _is_number(value) and not 0 < value < math.inf:
+    if (type(value) in _PLAIN or number(call, name, value)) and not 0 < value < math.inf:
         raise ValueError(f"`{call}({name}=...)` must be positive and finite but is: {value}.")
 
 
 def at_least(call: str, name: str, value: Any, low: float) -> None:
     """Raise unless `value >= low`."""
-    if _is_number(value) and not value >= low:
+    if (type(value) in _PLAIN or number(call, name, value)) and not value >= low:
         raise ValueError(f"`{call}({name}=...)` must be at least {low} but is: {value}.")
 
 
@@ -33,7 +60,8 @@ def integer(call: str, name: str, value: Any, low: int) -> None:
     """Raise unless `value` is an integer of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"`{call}({name}=...)` must be an integer but is: {value!r}.")
-    at_least(call, name, int(value), low)
+    if value < low:
+        raise ValueError(f"`{call}({name}=...)` must be at least {low} but is: {value}.")
 
 
 def in_interval(
@@ -47,7 +75,7 @@ def in_interval(
     open_high: bool = False,
 ) -> None:
     """Raise unless `value` lies between `low` and `high`."""
-    if not _is_number(value):
+    if type(value) not in _PLAIN and not number(call, name, value):
         return
     above = value > low if open_low else value >= low
     under = value < high if open_high else value <= high
@@ -60,7 +88,9 @@ def in_interval(
 
 def below(call: str, name: str, value: Any, limit: float, limit_name: str, reason: str) -> None:
     """Raise unless `value < limit`; the message says what the limit is and why."""
-    if _is_number(value) and _is_number(limit) and not value < limit:
+    plain = type(value) in _PLAIN and type(limit) in _PLAIN
+    comparable = plain or (number(call, name, value) and number(call, limit_name, limit))
+    if comparable and not value < limit:
         raise ValueError(
             f"`{call}({name}=...)` must be below {limit_name} = {limit:g} but is: {value} "
             f"({reason})."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DISTRIBUTED",
     "Group",
     "RanksOutOfStep",
     "find_group",
@@ -16,6 +17,9 @@ __all__ = [
     "row_counts",
     "sum_over_ranks",
 ]
+
+DISTRIBUTED = torch.distributed.is_available()
+"""Whether this build of torch can communicate at all."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def find_group(process_group: Any = "auto") -> Group | None:
         process_group: `"auto"` takes the default group when `torch.distributed` is initialised;
             None never communicates; otherwise a `torch.distributed.ProcessGroup`.
     """
-    if process_group is None or not torch.distributed.is_available():
+    if process_group is None or not DISTRIBUTED:
         return None
     if not torch.distributed.is_initialized():
         return None

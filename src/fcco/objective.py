@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ._derivatives import Directional
-from ._distributed import Group, RanksOutOfStep, find_group, sum_over_ranks
+from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer, project_after_step
 from .previous import PreviousParameters, unwrap
@@ -25,6 +26,20 @@ __all__ = ["Compositional"]
 
 Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
+
+
+@dataclass
+class _CallState:
+    """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
+
+    Attributes:
+        calls: number of calls so far, to notice ranks out of step.
+        open_at: version of the parameters and number of snapshots when the open step was
+            evaluated.
+    """
+
+    calls: int = 0
+    open_at: tuple[int, int] | None = None
 
 
 class Compositional(nn.Module):
@@ -104,11 +119,11 @@ class Compositional(nn.Module):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
         self._needs_objective = any(term.needs_objective for term in named.values())
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
-        self._calls = 0
-        self._open_at: tuple[int, int] | None = None  # where the open step was evaluated
+        self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._projections: list[Any] = []
+        self._after_close: list[Callable[[], None]] = []
         self._attach()
 
     def _attach(self) -> None:
@@ -168,11 +183,15 @@ class Compositional(nn.Module):
         try:
             return self._loss(function, index, counts, gradient, gradient_index, past)
         except RanksOutOfStep as error:
-            self._calls = error.latest  # the next call is the same on all ranks again
+            self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
             self._busy.release()
 
+    # Trackers and w_{t-1} change between calls in ways that Dynamo's guards do not see. What the
+    # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
+    # takes a second when this module is imported.
+    @torch._disable_dynamo
     def _loss(
         self,
         function: Function,
@@ -183,8 +202,9 @@ class Compositional(nn.Module):
         past: Any,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
-        group = find_group(self._process_group)
-        self._calls += 1
+        distributed = DISTRIBUTED and torch.distributed.is_initialized()
+        group = find_group(self._process_group) if distributed else None
+        self._state.calls += 1
         reader, previous = self._reader, self.previous
         blocks = reader.blocks(index, counts)
         apart = None if gradient_index is None else reader.blocks(gradient_index)
@@ -222,7 +242,7 @@ class Compositional(nn.Module):
         self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
     ) -> dict[str, Tracked]:
         """Update every tracker, or none: all values are checked before the first is written."""
-        terms, call = self._terms, self._calls
+        terms, call = self._terms, self._state.calls
         if not updating:
             return {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
         updates, tracked = {}, {}
@@ -263,12 +283,12 @@ class Compositional(nn.Module):
         count = 0 if self.previous is None else self.previous.snapshots
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
-        there, self._open_at = self._open_at, here
+        there, self._state.open_at = self._state.open_at, here
         if there is None or there[0] == here[0]:
             return
         if self.previous is None or there[1] != count:
             self.close()  # w_{t-1} is where the open step was (L-BFGS): it counts as a step
-            self._open_at = here
+            self._state.open_at = here
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
@@ -351,9 +371,11 @@ class Compositional(nn.Module):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        self._open_at = None
+        self._state.open_at = None
         for term in self._terms.values():
             term.close()
+        for action in self._after_close:
+            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

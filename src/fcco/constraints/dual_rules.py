@@ -70,12 +70,10 @@ class VirtualQueue(DualRule):
     r"""OSS: queues that collect the linearised violations (Yu, Neely and Wei 2017).
 
     .. math::
-        x_{t+1} = \Pi_X\Bigl(x_t - \tfrac1{2\alpha}\bigl(V\nabla\phi_0
-            + \textstyle\sum_i Q_i\nabla\phi_i\bigr)(x_t)\Bigr), \qquad
         Q_i^+ = \bigl[Q_i + \phi_i(x_t) + \langle\nabla\phi_i(x_t), x_{t+1}-x_t\rangle\bigr]_+
 
-    with V = sqrt(T) and alpha = T. In terms of y = Q/V the step is 1/(2 sqrt(T)) on the
-    Lagrangian, and y_i moves by l_i / sqrt(T).
+    In terms of y = Q/V, with the source's V = sqrt(T) and alpha = T, the step is 1/(2 sqrt(T)) on
+    the Lagrangian, and y_i moves by l_i / sqrt(T).
 
     Example:
         >>> import torch
@@ -93,20 +91,16 @@ class VirtualQueue(DualRule):
         return (y + now / _root(steps)).clamp(min=0)
 
     def step(self, t: Count, steps: Count) -> Number:
-        """1 / (2 sqrt(T))."""
+        """1 / (2 sqrt(T)): the 2 comes from the source's quadratic term alpha |x - x_t|^2."""
         return 1 / (2 * _root(steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConEx(DualRule):
-    r"""Constraint extrapolation (Boob, Deng and Lan 2023).
+    r"""Constraint extrapolation (Boob, Deng and Lan 2023), whose loop is that of `icppac`.
 
     .. math::
-        \ell_t &= \phi(x_{t-1}) + \phi'(x_{t-1})(x_t - x_{t-1}), \qquad
-        s_t = (1+\theta_t)\ell_t - \theta_t\ell_{t-1} \\
-        y_{t+1} &= [y_t + s_t/\tau_t]_+, \qquad
-        x_{t+1} = \Pi_X\Bigl(x_t - \eta_t\bigl(\phi_0'
-            + \textstyle\sum_i y_{t+1,i}\phi_i'\bigr)(x_t)\Bigr)
+        y_{t+1} = \bigl[y_t + \bigl((1+\theta_t)\ell_t - \theta_t\ell_{t-1}\bigr)/\tau_t\bigr]_+
 
     The paper's eta is the inverse of the step here. The output of a round is the average of
     x_{t+1} with the weights of the schedule.
@@ -123,6 +117,7 @@ class ConEx(DualRule):
     def dual(self, y: Tensor, now: Tensor, before: Tensor, t: Count, steps: Count) -> Tensor:
         """y+ = [y + ((1 + theta) l_t - theta l_{t-1}) / tau]_+."""
         theta = self.extrapolation(t)
+        # At t = 0 `before` is `now`: the first step is not extrapolated.
         ahead = (1 + theta) * now - theta * before
         return (y + ahead / self.divisor(t, steps)).clamp(min=0)
 

@@ -15,7 +15,7 @@ from ..previous import PreviousParameters
 from ..previous.swap import any_sharded
 from ..terms.coupled import Tolerance
 from ..terms.unsampled import UnsampledTerm
-from ..tracker import Tracked
+from ..tracker import NonFiniteValue, Tracked
 from .dual_rules import DualRule
 from .objective import ConstrainedObjective
 
@@ -119,7 +119,13 @@ class LagrangianTerm(UnsampledTerm):
             proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
             return line.values.sum(), regularised(line.values, line.change(own), proximal)
 
-        self.ahead = previous.gradient(measure, ())[1]
+        ahead = previous.gradient(measure, ())[1]
+        if not bool(torch.isfinite(ahead).all()):
+            raise NonFiniteValue(
+                "Constraint values are NaN or infinite at the parameters of the last step, where "
+                "this method linearises them; nothing was updated."
+            )
+        self.ahead = ahead
 
     def loss(self, tracked: Tracked) -> Tensor:
         """sum_i y_i (g_i - tolerance_i)."""

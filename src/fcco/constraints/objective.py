@@ -168,7 +168,16 @@ class ConstrainedObjective(Compositional):
         A multiplier read from tracked values carries their noise, and that of the hinge is either
         0 or rho/m; the average over steps is the estimate. It costs some tensor operations a step.
         """
+        first = self.multiplier_average is None
         self.multiplier_average = MultiplierAverage(self.term.multipliers(), horizon)
+        self._averaged_step = self.term.step
+        if first:
+            self._after_close.append(self._average_multipliers)
+
+    def _average_multipliers(self) -> None:
+        if self.multiplier_average is not None and self.term.step > self._averaged_step:
+            self._averaged_step = self.term.step
+            self.multiplier_average.add(self.term.multipliers())
 
     def average_multipliers(self) -> Any:
         """The running average of `multipliers()`, since `keep_average` was called."""
@@ -178,14 +187,6 @@ class ConstrainedObjective(Compositional):
                 "average of the multipliers was kept."
             )
         return self.term.limits.named(self.multiplier_average.mean())
-
-    def close(self) -> None:
-        """End the tracking step; a hook calls it after each optimizer step."""
-        average = self.multiplier_average
-        before = 0 if average is None else self.term.step
-        super().close()
-        if average is not None and self.term.step > before:
-            average.add(self.term.multipliers())
 
     def report(self, values: Tensor | Mapping[str, Tensor] | None = None) -> ConstraintReport:
         """Largest violation, number of violated constraints, largest multiplier.

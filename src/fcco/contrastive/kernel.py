@@ -87,7 +87,8 @@ def log_means(
         tensor([[-1., -2.],
                 [-2., -1.]])
     """
-    _checks.positive("log_means", "temperature", temperature)
+    if not isinstance(temperature, Tensor):
+        _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
         _checks.integer("log_means", "chunk", chunk, 1)
     dtype = compute_dtype(images, texts)

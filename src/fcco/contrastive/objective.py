@@ -12,7 +12,7 @@ from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
 from ..objective import Compositional
-from ..outer.xrisk import LogMeanExp
+from ..outer import LogMeanExp
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked, for_model, value_of
 from .kernel import compute_dtype, log_means
@@ -129,6 +129,15 @@ class ContrastiveTerm(AbstractTerm):
         self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
         self.chunk, self._process_group = chunk, process_group
+
+    def __getstate__(self) -> dict[str, Any]:
+        if callable(self._temperature):
+            raise TypeError(
+                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`: "
+                "it refers to the parameters of this model, not to those of the copy. Use "
+                "`state_dict()`, and build the copy with a function of its own."
+            )
+        return self.__dict__
 
     def temperature(self) -> float | Tensor:
         """The current tau, with gradient if it is learned."""

@@ -10,15 +10,18 @@
 | the Gram matrix of the stacked Jacobian | `gram_matrix` |
 | its smallest eigenvalue | `smallest_eigenvalue` |
 | the singular value of violated constraints | `constraint_condition` |
-| tracking error of u, gradient error of v | `tracking_error`, `gradient_error` |
+| tracking error of u | `tracking_error` |
 | is lambda of the right scale | `smoothed_zone` |
-| bounds of Adam-type step sizes | `step_size_bounds` |
 
-All are functions of the model at its current parameters and return small frozen dataclasses. The
-inner functions are given as a callable that maps a LongTensor of blocks to g_i(w) on the full data,
-with an autograd graph to `parameters`; set the model to evaluation mode first. The graph of more
-than a chunk of blocks is never built. Those that solve a least-squares problem need scipy
-(`pip install 'fcco[solvers]'`).
+All are functions of the model at its current parameters and return small frozen dataclasses. Those
+that solve a least-squares problem need scipy (`pip install 'fcco[solvers]'`). Common arguments:
+
+* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or (B, d1), on the full data and with an
+  autograd graph to `parameters`; deterministic, so set the model to evaluation mode first.
+* `outer` is f, `num_inner` n, `num_constraints` m, `parameters` w.
+* `loss` returns g_0(w), if there is one.
+* `chunk` is the number of blocks per autograd graph; more than that is never built at a time.
+* `tile` and `per_layer` bound the memory of a Gram matrix, see `gram_matrix`.
 """
 
 from .jacobian import (
@@ -30,16 +33,7 @@ from .jacobian import (
 )
 from .proximal import ProxLinear, prox_linear
 from .residuals import KKT, KKTReport, kkt, kkt_report
-from .runs import (
-    GradientError,
-    SmoothedZone,
-    StepSizeBounds,
-    TrackingError,
-    gradient_error,
-    smoothed_zone,
-    step_size_bounds,
-    tracking_error,
-)
+from .runs import SmoothedZone, TrackingError, smoothed_zone, tracking_error
 from .stationarity import (
     ApproximateStationarity,
     HingeStationarity,
@@ -53,18 +47,15 @@ __all__ = [
     "KKT",
     "ApproximateStationarity",
     "ConstraintCondition",
-    "GradientError",
     "HingeStationarity",
     "KKTReport",
     "NearlyStationaryBounds",
     "ProxLinear",
     "SmoothedZone",
     "Spectrum",
-    "StepSizeBounds",
     "TrackingError",
     "approximate_stationarity",
     "constraint_condition",
-    "gradient_error",
     "gram_matrix",
     "hinge_stationarity",
     "kkt",
@@ -73,6 +64,5 @@ __all__ = [
     "prox_linear",
     "smallest_eigenvalue",
     "smoothed_zone",
-    "step_size_bounds",
     "tracking_error",
 ]

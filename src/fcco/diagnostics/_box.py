@@ -14,14 +14,13 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
+from ..outer import AbstractOuter
 
 __all__ = [
     "TwoSlopes",

@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import _checks
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
+from ..outer import AbstractOuter
+from ..tracker import NonFiniteValue
 
 __all__ = ["FullData", "Inner", "Loss", "check_outer", "inner_values", "norm", "trainable"]
 
@@ -72,6 +70,7 @@ class FullData:
             total = [gradient.to(torch.float64, copy=True) for gradient in gradients]
         for part in self.index.split(self.chunk):
             values = _block_values(self.call, self.inner, part)
+            # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
             cotangent = weights[part].reshape(values.shape).to(values)
             parts = torch.autograd.grad(values, self.parameters, cotangent, materialize_grads=True)
             for partial_sum, gradient in zip(total, parts, strict=True):
@@ -113,7 +112,7 @@ class FullData:
         else:
             assert self.loss is not None
             values = _loss_value(self.call, self.loss).reshape(1)
-        last = len(values) - 1
+        last = len(values) - 1  # one backward pass per value; the last one frees the graph
         rows = values.new_empty(len(values), sum(p.numel() for p in group), dtype=torch.float64)
         for position, value in enumerate(values):
             gradients = torch.autograd.grad(
@@ -160,6 +159,7 @@ def inner_values(call: str, inner: Inner, index: Tensor, chunk: int) -> Tensor:
 
 def check_outer(call: str, outer: AbstractOuter, values: Tensor) -> None:
     """Raise unless the outer function accepts inner values of this shape."""
+    # A scalar f takes the shapes (n,) and (n, 1), a vector f takes (n, d1).
     width = values.shape[1] if values.dim() == 2 else 1
     vector = values.dim() == 2 and outer.dim != 1
     if not (vector and outer.dim in (None, width)) and not (outer.dim == 1 and width == 1):
@@ -192,7 +192,7 @@ def _block_values(call: str, inner: Inner, index: Tensor) -> Tensor:
     finite = torch.isfinite(values.detach()).reshape(len(index), -1).all(1)
     if not bool(finite.all()):
         first = int((~finite).nonzero()[0, 0])
-        raise ValueError(
+        raise NonFiniteValue(
             f"`{call}(inner=...)` must return finite values but block {int(index[first])} gives: "
             f"{values[first].tolist()}."
         )
@@ -209,13 +209,13 @@ def _loss_value(call: str, loss: Loss) -> Tensor:
             f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}."
         )
     if not bool(torch.isfinite(value.detach())):
-        raise ValueError(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
+        raise NonFiniteValue(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
     return value.reshape(())
 
 
 def _check_finite(call: str, *gradients: Tensor) -> None:
     if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-        raise ValueError(
+        raise NonFiniteValue(
             f"`{call}`: a gradient of inner or loss is not finite although the values are "
             "(a root or a norm at zero, or overflow in a low precision)."
         )

@@ -36,21 +36,19 @@ def gram_matrix(
         J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
         \mathbb{R}^{n d_1 \times n d_1}
 
-    Rows are ordered block by block. Two tiles of `tile` blocks are alive at a time and gradients
-    are recomputed, so the memory is 2 tile d1 d' numbers instead of n d1 d, at about
-    n^2 d1 / (2 tile) backward passes per group of layers (n d1 where n <= tile). d' is the size of
-    the largest parameter tensor with `per_layer` (smaller tensors share a group up to that size),
-    else d. Sums are in float64.
+    Rows are ordered block by block, sums are in float64. Two tiles are alive at a time and
+    gradients are recomputed, so the memory is 2 tile d1 d' numbers instead of n d1 d, at about
+    n^2 d1 / (2 tile) backward passes per group of layers (n d1 where n <= tile).
 
     Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic
-            (evaluation mode, no dropout).
+        inner: see `fcco.diagnostics`.
         num_inner: n.
         parameters: w.
         with_threshold: add the column of the CVaR threshold s, for inner = L_i: the gradient of
             L_i - s is (grad L_i, -1), which adds 1 to each entry.
         tile: blocks per tile.
-        per_layer: accumulate over groups of layers.
+        per_layer: accumulate over groups of layers: d' is then the size of the largest parameter
+            tensor (smaller ones share a group up to that size), else d.
 
     Example:
         L_i = |w - e_i|^2 / 2 at w = (1/3, 1/3, 1/3): the gradients are w - e_i.
@@ -110,22 +108,10 @@ def smallest_eigenvalue(
     tile: int = 32,
     per_layer: bool = True,
 ) -> Spectrum:
-    r"""The smallest eigenvalue of J J^T, which the assumption LBSV bounds from below.
+    r"""The smallest eigenvalue delta of J J^T, which the assumption LBSV bounds from below.
 
-    .. math::
-        \delta = \lambda_{\min}(J J^\top), \qquad J = [J_1; \dots; J_n] \in
-        \mathbb{R}^{n d_1 \times d}
-
-    The matrix is n d1 x n d1 (the transposed product of the paper would be d x d and singular; see
-    docs/mathematics.md). `nearly_stationary_bounds` turns delta into a guarantee.
-
-    Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, evaluation mode.
-        num_inner: n.
-        parameters: w.
-        with_threshold: include the CVaR threshold s as a parameter.
-        tile: blocks per tile (see `gram_matrix`).
-        per_layer: accumulate over groups of layers (see `gram_matrix`).
+    J J^T is `gram_matrix` with these arguments (the transposed product of the paper would be d x d
+    and singular; see docs/mathematics.md). `nearly_stationary_bounds` turns delta into a guarantee.
 
     Example:
         >>> import torch
@@ -143,8 +129,9 @@ def smallest_eigenvalue(
         inner, num_inner, weights, with_threshold=with_threshold, tile=tile, per_layer=per_layer
     )
     eigenvalues = torch.linalg.eigvalsh(matrix)
+    # Rounding can make the smallest of a singular matrix slightly negative.
     smallest, largest = max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1])
-    columns = sum(weight.numel() for weight in weights) + with_threshold
+    columns = sum(weight.numel() for weight in weights) + with_threshold  # s is one more
     return Spectrum(
         smallest=smallest,
         largest=largest,
@@ -197,15 +184,8 @@ def constraint_condition(
         \sigma_{\min}(J(w)) \ge \delta \quad \text{at every } w \text{ with } \max_i g_i(w) > 0
 
     As the assumption is written, J holds the gradients of all m constraints, violated or not; the
-    value over the violated ones, which its proof uses, is reported beside it.
-
-    Args:
-        inner: maps a LongTensor of constraints to g_i(w) with a graph; scalar constraints.
-        num_constraints: m.
-        parameters: w.
-        chunk: constraints per evaluation of the values.
-        tile: constraints per tile (see `gram_matrix`).
-        per_layer: accumulate over groups of layers (see `gram_matrix`).
+    value over the violated ones, which its proof uses, is reported beside it. The arguments are
+    those of `fcco.diagnostics`; constraints are scalar.
 
     Example:
         >>> import torch

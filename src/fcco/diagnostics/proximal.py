@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
+from ..outer import AbstractOuter
 from ._box import TwoSlopes, isometric_copy, quadratic_in_box, two_slopes
 from ._full_data import FullData, Inner, Loss, norm, trainable
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
 
 __all__ = ["ProxLinear", "prox_linear"]
 
@@ -76,21 +73,16 @@ def prox_linear(
 
     which needs only the Gram matrix. An f with two slopes (hinge, absolute value, CVaR hinge:
     every f with a `dual_zone`) leads to a quadratic program over a box, solved exactly; any other
-    convex f is solved by an accelerated proximal gradient method on the dual, through `outer.prox`,
-    until the gap is small or `max_iterations` is reached. The gap is part of the result.
+    convex f to an accelerated proximal gradient method on the dual, through `outer.prox`.
 
     Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic.
         outer: f, convex; f_lambda (`MoreauEnvelope`) measures the smoothed objective instead.
-        num_inner: n.
-        parameters: w.
         step: t, at most 1/rho_F with rho_F = sqrt(d1) C_f L_g for convex f.
         loss: g_0, if there is one; it enters through its gradient.
-        chunk: blocks per graph.
-        tile: blocks per tile of the Gram matrix (see `gram_matrix`).
-        per_layer: accumulate the Gram matrix over groups of layers.
         tolerance: gap at which the iterative method stops, relative to the size of the objective.
         max_iterations: limit of the iterative method.
+
+    The other arguments are those of `fcco.diagnostics`.
 
     Example:
         F(w) = (|w_1| + |w_2|) / 2; the step is soft thresholding by t / 2.
@@ -167,8 +159,9 @@ def _accelerate(
             inner_product = inner_product.sum(-1)
         return float((outer(point) - outer(nearest) - inner_product).detach().mean())
 
+    # The dual is smooth with the constant t lambda_max(J J^T) / n; its inverse is the step.
     largest = float(torch.linalg.eigvalsh(gram)[-1]) * step / len(values)
-    inverse = largest if largest > 0 else 1.0  # inverse of the dual step
+    inverse = largest if largest > 0 else 1.0
     target_gap = tolerance * (1.0 + float(outer(values).detach().abs().mean()))
     y = extrapolated = best = torch.zeros_like(values)
     momentum, smallest_gap = 1.0, math.inf
@@ -182,6 +175,7 @@ def _accelerate(
             best, smallest_gap = new, gap
         if smallest_gap <= target_gap:
             break
+        # Restart (O'Donoghue and Candes 2015): the momentum points against the gradient step.
         if float(((extrapolated - new) * (new - y)).sum()) > 0:
             momentum = 1.0
         next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2

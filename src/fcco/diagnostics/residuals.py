@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _checks
+from ..outer import AbstractOuter
 from ._box import isometric_copy, scipy_optimize
 from ._full_data import FullData, Inner, Loss, check_outer, norm, trainable
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
 
 __all__ = ["KKT", "KKTReport", "kkt", "kkt_report"]
 
@@ -62,31 +60,18 @@ def kkt(
         \Big\|\nabla g_0 + \sum_i \nu_i \nabla g_i\Big\|, \qquad \max_i [g_i]_+, \qquad
         \max_i |\nu_i g_i|
 
-    Three sources of nu, in this order:
-
-    * `multipliers`: nu itself;
-    * `outer`: nu_i = f'(g_i) / m, what the penalty (1/m) sum_i f(g_i) implies. For the smoothed
-      hinge f_lambda it is min([g_i]_+, lambda rho) / (lambda m);
-    * neither: nu = argmin |grad g_0 + J^T nu| over nu >= 0 with nu_i = 0 where g_i < -active,
-      which depends on the point alone and not on the method that found it.
-
-    The last is non-negative least squares with d equations. An isometric copy of the m + 1
-    gradients, a root of their Gram matrix, has the same lengths and angles and only m + 1
-    equations, so no matrix of size m x d is ever held. For nearly-KKT measures add
-    `prox_linear(...).displacement` to w first.
+    With neither `multipliers` nor `outer`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with
+    nu_i = 0 where g_i < -active, which depends on the point alone and not on the method that found
+    it. For nearly-KKT measures add `prox_linear(...).displacement` to w first.
 
     Args:
-        loss: g_0.
-        inner: maps a LongTensor of constraints to g_i(w) with a graph, full data; scalar.
-        num_constraints: m.
-        parameters: w.
-        multipliers: nu, shape (m,).
-        outer: the penalty's outer function, smoothed as in training (at the kink of an unsmoothed
-            hinge the multiplier is not determined: leave `outer` out).
+        multipliers: nu itself, shape (m,).
+        outer: the outer function f of a penalty (1/m) sum_i f(g_i), which implies
+            nu_i = f'(g_i) / m; smoothed as in training (at the kink of an unsmoothed hinge the
+            multiplier is not determined: leave `outer` out).
         active: constraints with g_i >= -active may have a multiplier.
-        chunk: constraints per graph.
-        tile: constraints per tile of the Gram matrix (see `gram_matrix`).
-        per_layer: accumulate the Gram matrix over groups of layers.
+
+    The other arguments are those of `fcco.diagnostics`; constraints are scalar.
 
     Example:
         min |w - 1|^2 / 2 subject to w <= 0.3, at the solution; the multipliers are 0.7.
@@ -119,7 +104,8 @@ def kkt(
         nu = torch.zeros_like(values)
         near = data.index[values >= -active]
         if len(near) > 0:
-            # The last column is the copy of grad g_0, the others are those of the constraints.
+            # Non-negative least squares with m + 1 equations instead of d: the columns of the copy
+            # have the lengths and angles of the gradients; the last one stands for grad g_0.
             copy = isometric_copy(data.gram(tile, per_layer, near))
             solution, _ = scipy_optimize(call).nnls(
                 copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy)
@@ -164,32 +150,13 @@ def kkt_report(
     num_constraints: int,
     parameters: Iterable[Tensor],
     outer: AbstractOuter,
-    *,
-    active: float = 1e-3,
-    chunk: int = 64,
-    tile: int = 32,
-    per_layer: bool = True,
+    **options: Any,
 ) -> KKTReport:
     r"""The KKT residuals with the penalty's multipliers and with the best ones, side by side.
 
-    .. math::
-        \nu_i = \tfrac1m f'(g_i) \qquad\text{and}\qquad
-        \nu = \arg\min_{\nu \ge 0}
-        \Big\|\nabla g_0 + \sum_{i: g_i \ge -\epsilon} \nu_i \nabla g_i\Big\|
-
     A large difference of the two stationarity residuals says that the penalty's multipliers have
-    not converged although the point may be good.
-
-    Args:
-        loss: g_0; this and the other arguments are those of `kkt`.
-        inner: maps a LongTensor of constraints to g_i(w).
-        num_constraints: m.
-        parameters: w.
-        outer: the penalty's outer function, smoothed as in training.
-        active: epsilon, constraints with g_i >= -active may have a least-squares multiplier.
-        chunk: constraints per graph.
-        tile: constraints per tile of the Gram matrix.
-        per_layer: accumulate the Gram matrix over groups of layers.
+    not converged although the point may be good. All arguments are those of `kkt`; `options` are
+    its `active`, `chunk`, `tile` and `per_layer`.
 
     Example:
         A point that violates w_1 <= 0.3 by 0.05; the penalty pushes back with 0.05 / (lambda m).
@@ -205,6 +172,5 @@ def kkt_report(
     """
     problem = loss, inner, num_constraints, trainable("kkt_report", parameters)
     return KKTReport(
-        penalty=kkt(*problem, outer=outer, chunk=chunk),
-        least_squares=kkt(*problem, active=active, chunk=chunk, tile=tile, per_layer=per_layer),
+        penalty=kkt(*problem, outer=outer, **options), least_squares=kkt(*problem, **options)
     )

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
+from ..outer import AbstractOuter
 from ._box import isometric_copy, least_squares_in_box, two_slopes
 from ._full_data import FullData, Inner, Loss, norm, trainable
-
-if TYPE_CHECKING:
-    from ..outer.base import AbstractOuter
 
 __all__ = [
     "ApproximateStationarity",
@@ -78,14 +75,11 @@ def approximate_stationarity(
     value for functions with two slopes. Each lambda costs one pass over the data.
 
     Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic.
         outer: f itself, not its envelope.
-        num_inner: n.
-        parameters: w.
         smoothing: lambda, one or several, each below 1/rho_f; by default the 17 half-decades from
             1e-6 to 1e2, those below 1/rho_f.
-        loss: g_0, if there is one.
-        chunk: blocks per graph.
+
+    The other arguments are those of `fcco.diagnostics`.
 
     Example:
         F(w) = (|w_1| + |w_2|) / 2 near its minimum: t = 0 is 0.01 away, and y = w / lambda.
@@ -108,6 +102,7 @@ def approximate_stationarity(
     for step in grid:
         difference = values - outer.prox(values, step).detach()
         distance = float(difference.reshape(num_inner, -1).norm(dim=1).max())
+        # The weights are y_i / n, with y_i = (g_i - t_i) / lambda.
         rows.append((step, distance, norm(data.gradient(difference / (step * num_inner)))))
     best_step, distance, gradient = min(rows, key=lambda row: max(row[1:]))
     table = torch.tensor(rows, dtype=torch.float64)
@@ -181,22 +176,16 @@ def hinge_stationarity(
         [0, \rho] \text{ otherwise}; \qquad
         q(\epsilon) = \min_{y \in \prod Y_i} \Big\|\tfrac1n J^\top y + \nabla g_0\Big\|
 
-    and epsilon* = inf{epsilon: q(epsilon) <= epsilon}. q is a non-increasing step function with
-    steps at |g_i|, so a binary search over these n values ends at epsilon* itself. Each q is a
-    least-squares problem over a box in R^n, after one Gram matrix. The same holds with other slopes
-    and another kink: |u|, the pinball loss, (1/r) [u - s]_+.
+    and epsilon* = inf{epsilon: q(epsilon) <= epsilon}. Each q is a least-squares problem over a box
+    in R^n, after one Gram matrix. The same holds with other slopes and another kink: |u|, the
+    pinball loss, (1/r) [u - s]_+.
 
     Args:
-        inner: maps a LongTensor of blocks to g_i(w) with a graph, full data, deterministic; d1 = 1.
         outer: f itself, a function with a `dual_zone`.
-        num_inner: n.
-        parameters: w.
         radius: evaluate q at this radius only, instead of the search; the value is then
             max(radius, q(radius)).
-        loss: g_0, if there is one.
-        chunk: blocks per graph.
-        tile: blocks per tile of the Gram matrix (see `gram_matrix`).
-        per_layer: accumulate the Gram matrix over groups of layers.
+
+    The other arguments are those of `fcco.diagnostics`; d1 = 1.
 
     Example:
         F(w) = (|w_1| + |w_2|) / 2 near its minimum: both kinks are within 0.01, and y = 0 will do.
@@ -212,7 +201,8 @@ def hinge_stationarity(
         The paper, definition of approximate stationarity.
     """
     call = "hinge_stationarity"
-    _checks.at_least(call, "radius", radius, 0)
+    if radius is not None:
+        _checks.at_least(call, "radius", radius, 0)
     slopes = two_slopes(outer)
     if slopes is None:
         raise ValueError(
@@ -228,6 +218,7 @@ def hinge_stationarity(
 
     def residual(epsilon: float) -> tuple[float, np.ndarray]:
         """q(epsilon) and its multipliers, over the slopes of f within epsilon of each value."""
+        # Beyond epsilon only one slope is left: equal bounds fix that multiplier.
         low = np.where(signed > epsilon, slopes.high, slopes.low)
         high = np.where(signed < -epsilon, slopes.low, slopes.high)
         solution = least_squares_in_box(call, matrix, target, low, high)
@@ -254,6 +245,8 @@ def _search(
     steps: np.ndarray, residual: Callable[[float], tuple[float, np.ndarray]]
 ) -> tuple[float, np.ndarray]:
     """The first step with q(step) < next step, after which q is below the radius."""
+    # q is a non-increasing step function that changes at these values only, so a binary search
+    # over them ends at epsilon* itself.
     first, last = 0, len(steps) - 1
     best = None
     while first < last:
@@ -305,9 +298,8 @@ def nearly_stationary_bounds(
         \mathrm{dist}(0, \partial F(w')) \le \Big(1 + \frac{4 C_g (C_f L_g + L_0) n}{\delta}\Big)
         \epsilon, \qquad \text{for } \epsilon \le \frac{\delta^2}{16 n^2 C_g^2 L_g}
 
-    Both are O(epsilon) but neither is epsilon itself, so the numbers are reported and not a
-    verdict. The limit carries n^2: the theorem needs the singular values of the stacked Jacobian
-    to persist between w and w', not those of each block (docs/mathematics.md).
+    The limit carries n^2: the theorem needs the singular values of the stacked Jacobian to persist
+    between w and w', not those of each block (docs/mathematics.md).
 
     Args:
         epsilon: epsilon, from `approximate_stationarity` or `hinge_stationarity`.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+from fcco import NonFiniteValue
 
 from . import ranks
 from .record import FolderError
@@ -16,7 +17,6 @@ __all__ = ["Diverged", "agreed", "check_plan", "fingerprint"]
 
 T = TypeVar("T")
 
-_NOT_FINITE = re.compile(r"\bnan\b|\binf\b|infinite|non-?finite|not finite", re.IGNORECASE)
 _ALONE = 60.0  # seconds that a rank which diverged waits for the others
 _ON, _STOP, _DIVERGED = range(3)
 
@@ -30,8 +30,8 @@ def agreed(
 ) -> tuple[T, bool]:
     """What a training says, and whether any rank is asked to stop.
 
-    The complaints of fcco about NaN, on any rank, end the run on all of them; other errors are
-    bugs and leave as they are.
+    A `FloatingPointError` or `fcco.NonFiniteValue` on any rank ends the run on all of them; other
+    errors are bugs and leave as they are.
 
     Args:
         call: of the training, on every rank.
@@ -43,9 +43,7 @@ def agreed(
     """
     try:
         value = call()
-    except (FloatingPointError, ValueError) as error:
-        if isinstance(error, ValueError) and _NOT_FINITE.search(str(error)) is None:
-            raise
+    except (FloatingPointError, NonFiniteValue) as error:
         reason = f"after {steps} steps: {error}"
         try:
             ranks.highest(_DIVERGED, _ALONE)

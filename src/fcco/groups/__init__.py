@@ -6,14 +6,7 @@ batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i),
 `BlockSampler` draws the first level alone.
 """
 
-from .means import GroupMeans, dense_group_mean, group_mean
+from .means import GroupMeans, group_mean
 from .samplers import BlockSampler, GroupBatchSampler, ResumableSampler
 
-__all__ = [
-    "BlockSampler",
-    "GroupBatchSampler",
-    "GroupMeans",
-    "ResumableSampler",
-    "dense_group_mean",
-    "group_mean",
-]
+__all__ = ["BlockSampler", "GroupBatchSampler", "GroupMeans", "ResumableSampler", "group_mean"]

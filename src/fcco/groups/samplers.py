@@ -37,15 +37,13 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     An iteration starts at the current count, and the count moves on to the next epoch by itself.
     When a batch counts as consumed depends on the loop:
 
-    * `for batch in sampler.consume(loader)`, the recommended loop: a batch counts once the loop
-      body has it, however many more the loader's workers have prefetched. A checkpoint written
-      after the step in the loop body then holds exactly the batches trained on.
-    * `for batch in loader`: a batch counts when the loader asks for its indices. With
-      `num_workers=0` that is the same; with workers the count runs ahead by the prefetched
-      batches (up to `num_workers * prefetch_factor`), and a resumed run would skip them.
-    * Where the loop belongs to a trainer with callbacks: call `advance(0)` once before training,
-      then `advance()` after each step, instead of `consume`.
-    * `batch = sampler.draw()`: no loader, the batch counts at once.
+    * `for batch in sampler.consume(loader)`, the recommended loop: once the loop body has it. A
+      checkpoint written after the step then holds exactly the batches trained on.
+    * `for batch in loader`: when the loader asks for its indices. With workers the count runs
+      ahead by the prefetched batches, and a resumed run would skip them.
+    * `advance(0)` once before training, `advance()` after each step: where the loop belongs to a
+      trainer with callbacks.
+    * `batch = sampler.draw()`: at once, without a loader.
 
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
     """
@@ -53,14 +51,12 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def __init__(self, call: str, batches_per_epoch: int, seed: int) -> None:
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
         _checks.integer(call, "seed", seed, 0)
-        self.seed = int(seed)
-        self.batches_per_epoch = int(batches_per_epoch)
-        self._epoch = 0
-        self._consumed = 0
+        self.seed, self.batches_per_epoch = int(seed), int(batches_per_epoch)
+        self._epoch = self._consumed = 0
         self._advanced_by_caller = False  # `advance` was called: iteration no longer counts
         self._open_consume_loops = 0  # while one is open, `consume` counts and iteration does not
-        # (epoch, consumed, stream): the stream of `draw` and the position it stands at
-        self._draw_stream: tuple[int, int, Iterator[Batch_co]] | None = None
+        # The stream of `draw`, and the place (epoch, consumed) it stands at.
+        self._draw_stream: tuple[tuple[int, int], Iterator[Batch_co] | None] = (0, 0), None
 
     @abc.abstractmethod
     def _stream(self, generator: np.random.Generator) -> Iterator[Batch_co]:
@@ -110,13 +106,12 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
 
     def draw(self) -> Batch_co:
         """The next batch, counted as consumed, for use without a loader; epochs follow on."""
-        epoch, consumed = self._epoch, self._consumed
-        if self._draw_stream is not None and self._draw_stream[:2] == (epoch, consumed):
-            stream = self._draw_stream[2]
-        else:  # the count has moved since the last draw: begin a new stream there
-            stream = self._remaining()
+        place, stream = self._draw_stream
+        if stream is None or place != (self._epoch, self._consumed):
+            stream = self._remaining()  # the count has moved since the last draw
         batch = next(stream)
-        self._draw_stream = (epoch, consumed + 1, stream)
+        # A stream ends with its epoch: the place after its last batch never comes.
+        self._draw_stream = (self._epoch, self._consumed + 1), stream
         self._count(1)
         return batch
 
@@ -144,7 +139,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             )
         self.seed = int(state["seed"])
         self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
-        self._draw_stream = None
+        self._draw_stream = (0, 0), None
 
     def _remaining(self) -> Iterator[Batch_co]:
         # A generator, so the count is read at the first batch and not at creation: a loader with
@@ -160,15 +155,14 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
 class GroupBatchSampler(ResumableSampler[list[int]]):
     r"""Batches of B1 groups with B2 samples each, for `DataLoader(batch_sampler=...)`.
 
-    Each batch takes `groups_per_batch` groups uniformly without replacement, so that the mean
-    over them is unbiased for the mean over all groups, and `per_group` samples of each. Each
-    group is read in shuffled passes: within an epoch each sample is used once before any is used
-    again (a batch in which one pass ends and the next begins may hold a sample twice).
-    The indices come group by group, by increasing group id: the order of `group_mean`.
+    Groups are drawn uniformly without replacement, so that the mean over them is unbiased for the
+    mean over all groups. Each group is read in shuffled passes: within an epoch each sample is
+    used once before any is used again (a batch in which one pass ends and the next begins may hold
+    a sample twice). The indices come by increasing group id, the order of `group_mean`.
 
     On several ranks the batch is cut into `world_size` contiguous slices of nearly equal length,
     one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
-    single process; hence a run may be resumed with another number of ranks.
+    single process: a run may be resumed with another number of ranks.
 
     `ResumableSampler` says how batches are counted and resumed.
 
@@ -216,7 +210,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
         self._members = np.argsort(ids, kind="stable")
         sorted_ids = ids[self._members]
-        self._starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
+        self._starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))  # the first one, too
         self._sizes = np.diff(self._starts, append=len(ids))
         present = sorted_ids[self._starts]
         absent = np.flatnonzero(present != np.arange(len(present)))
@@ -326,11 +320,13 @@ class BlockSampler(ResumableSampler[Tensor]):
 
 def _draw_sorted(generator: np.random.Generator, available: int, drawn: int) -> Ints:
     """Distinct numbers below `available`, in increasing order, each subset equally likely."""
+    # Sorted, so NumPy need not shuffle the subset first.
     return np.sort(generator.choice(available, drawn, replace=False, shuffle=False))
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:
     """The ranges start, ..., start + length - 1, one after another."""
+    # arange counts on over all ranges; the shift of a range makes it begin at its start.
     ends = np.cumsum(lengths)
     return np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
 

@@ -6,29 +6,20 @@ A recipe returns an objective; your optimizer steps it. `table()` lists the meth
 asks for and costs; `constrained` builds the constrained ones by name.
 """
 
-from .alexr import alexr as alexr
-from .alexr import constrained_alexr as constrained_alexr
-from .alexr2 import alexr2 as alexr2
-from .alexr2 import constrained_alexr2 as constrained_alexr2
-from .constrained import constrained as constrained
-from .icppac import icppac as icppac
-from .msvr import msvr as msvr
-from .ooa import ooa as ooa
-from .oss import oss as oss
-from .registry import Method as Method
-from .registry import get as get
-from .registry import register as register
-from .registry import table as table
-from .sonex import constrained_sonex as constrained_sonex
-from .sonex import sonex as sonex
-from .sonx import hinge_penalty as hinge_penalty
-from .sonx import sonx as sonx
-from .sox import sox as sox
-from .sox import squared_hinge_penalty as squared_hinge_penalty
-from .spider import recursive_penalty as recursive_penalty
-from .ssg import ssg as ssg
-from .updates import adam_type as adam_type
-from .updates import momentum_type as momentum_type
+from .alexr import alexr, constrained_alexr
+from .alexr2 import alexr2, constrained_alexr2
+from .constrained import constrained
+from .icppac import icppac
+from .msvr import msvr
+from .ooa import ooa
+from .oss import oss
+from .registry import Method, get, register, table
+from .sonex import constrained_sonex, sonex
+from .sonx import hinge_penalty, sonx
+from .sox import sox, squared_hinge_penalty
+from .spider import recursive_penalty
+from .ssg import ssg
+from .updates import adam_type, momentum_type
 
 __all__ = [
     "Method",

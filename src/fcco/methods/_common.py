@@ -1,4 +1,4 @@
-"""What recipes share: building the objective, and refusing problems a method is not for."""
+"""Building blocks of recipes: an objective of one term, and checks of what a method is for."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from ..objective import Compositional
 from ..outer import Absolute, AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm
 from ..terms.coupled import Tolerance, number_and_names
-from ..tracker import for_model
+from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [
-    "InnerFunctions",
-    "coupled",
-    "dimension",
-    "hinge_or",
-    "monotone_if_weakly_convex",
-    "penalized",
-]
+    "InnerFunctions", "coupled", "dimension", "hinge_or", "monotone_if_weakly_convex", "penalized",
+]  # fmt: skip
 
 InnerFunctions = Literal["smooth", "weakly_convex"]
 """What the inner functions g_i are: smooth, or only weakly convex (with kinks)."""
@@ -68,13 +63,9 @@ def coupled(
     values = for_model(model, num_inner, dimension(method, outer, dim), **tracker)
     term = CoupledTerm(outer, values, smoothing=smoothing)
     return Compositional(
-        model,
-        optimizer,
-        term,
-        process_group=process_group,
-        offload=offload,
+        model, optimizer, term, process_group=process_group, offload=offload,
         single_point=single_point,
-    )
+    )  # fmt: skip
 
 
 def penalized(
@@ -96,15 +87,12 @@ def penalized(
 ) -> ConstrainedObjective:
     """Constraints as a `CoupledTerm` of a penalty function, perhaps beside a coupled objective."""
     number, names = number_and_names(method, constraints)
+    # An outer function without a dimension of its own takes scalars unless the caller says more.
+    values = InnerTracker(number, dim or outer.dim or 1, **like_model(model, tracker))
     term = CoupledTerm(
-        outer,
-        for_model(model, number, dim or outer.dim or 1, **tracker),
-        smoothing=smoothing,
-        weight=weight,
-        tolerance=tolerance,
-        margin=margin,
+        outer, values, smoothing=smoothing, weight=weight, tolerance=tolerance, margin=margin,
         names=names,
-    )
+    )  # fmt: skip
     problem = ConstrainedObjective(
         model, optimizer, term, objective=objective, process_group=process_group, offload=offload
     )

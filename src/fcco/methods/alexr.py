@@ -53,25 +53,21 @@ def alexr(
     * `"v2"`, psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), for
       a hinge clip(y_i + alpha g~_i, 0, rho). See `DualTerm`.
 
-    The step on w is your optimizer: SGD with lr = eta for r = 0. For r(w) = |w - w_0|^2/(2 nu) step
-    a `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
-    gradient is `objective(inner, index, gradient=other)`; without it one batch serves both, which
-    is biased. The output of the convex theory is the average iterate, which
-    `OutputIterate(optimizer, "average")` keeps.
+    The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
+    `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
+    gradient is `objective(inner, index, gradient=other)`; with one batch for both it is biased. The
+    output of the theory is the average iterate, which `OutputIterate(optimizer, "average")` keeps.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         outer: f, convex; non-decreasing too unless the g_i are affine.
-        num_inner: n.
         version: `"v1"` or `"v2"`.
         dual_step: alpha.
         theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
         smoothing: lambda for `"v1"`; 0 asks for a smooth f.
-        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine), for which f may decrease.
-        dim: d1, when `outer` leaves it open.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker`; with `"v2"` only `on_nonfinite`, `dtype`, `device`.
+        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine; then f may decrease).
+        options: as in `sonex`; with `"v2"` only `on_nonfinite`, `dtype` and `device`.
+
+    The others as in `sonex`.
 
     Example:
         >>> import torch, fcco
@@ -108,7 +104,9 @@ def alexr(
                 f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
                 "give `smoothing`, or use version='v2', which needs the prox of f only."
             )
+        # The mirror step with psi = f* is a moving average of u with this weight.
         gamma = dual_step / (1 + dual_step)
+        # The caller may choose `read`; gamma and gamma' follow from alpha and theta.
         tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
         return coupled(
             "alexr", model, optimizer, outer, num_inner, smoothing=smoothing, dim=size,
@@ -142,11 +140,13 @@ def constrained_alexr(
 
     The multipliers y/m collect the violations, up to penalty/m, and end where the constraint
     holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
-    the violation, measured on the same samples at both ends of a step, which damps the loop.
+    the violation, measured on the same samples at both ends of a step, which damps the loop. The
+    other arguments are those of `alexr` and of `constrained`.
     """
     _checks.at_least("alexr", "theta", theta, 0.0)
     _checks.positive("alexr", "penalty", penalty)
     number, names = number_and_names("alexr", constraints)
+    # The box [0, penalty] of y is the domain of the hinge's conjugate.
     term = DualTerm(
         Hinge(penalty), number, dual_step=dual_step, theta=theta, tolerance=tolerance,
         margin=margin, names=names, **like_model(model, options),
@@ -160,8 +160,8 @@ def _convex_composition(outer: AbstractOuter, inner_functions: str) -> None:
     """Refuse what does not make f(g_i(w)) convex."""
     if inner_functions in ("smooth", "weakly_convex"):
         raise ValueError(
-            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is convex inner "
-            "functions (inner_functions='convex') or affine ones ('linear'). For others use alexr2."
+            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is "
+            "inner functions that are 'convex' or affine ('linear'). For others use alexr2."
         )
     _checks.one_of("alexr", "inner_functions", inner_functions, ("convex", "linear"))
     if inner_functions == "convex":

@@ -17,13 +17,7 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
 from ..tracker import GAMMA, THETA
-from ._common import (
-    InnerFunctions,
-    coupled,
-    hinge_or,
-    monotone_if_weakly_convex,
-    penalized,
-)
+from ._common import InnerFunctions, coupled, hinge_or, monotone_if_weakly_convex, penalized
 
 __all__ = ["alexr2", "constrained_alexr2"]
 
@@ -63,11 +57,8 @@ def alexr2(
     gradient as `objective(inner, index, gradient=other)`; without it one batch serves both.
 
     Args:
-        model: your model.
         optimizer: the outer optimizer (`momentum_type` with step alpha, Adam, ...).
         outer: f, convex.
-        num_inner: n.
-        smoothing: lambda.
         nu: proximal parameter, below 1/rho_F.
         eta: inner step size.
         inner_steps: K_t.
@@ -75,11 +66,10 @@ def alexr2(
         theta: extrapolation.
         dual: `"u"` tracks u; `"y"` keeps the dual variable in its box (scalar f whose conjugate
             lives on an interval: hinge, absolute value, pinball).
-        dim: d1, when `outer` leaves it open.
-        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not decrease then).
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker`.
+        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not
+            decrease then).
+
+    The others as in `sonex`.
 
     References:
         Paper, Algorithm 2 with line 13 corrected (docs/mathematics.md): nearly
@@ -142,8 +132,10 @@ def _tracker_options(
     _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
     if not callable(smoothing):
         _checks.positive("alexr2", "smoothing", smoothing)
+    # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form with gamma' = theta gamma.
     tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
     if dual == "y":
+        # The y-form is the u-form with u clamped to where y = grad f_lambda(u) is one to one.
         zone = None if callable(smoothing) else outer.dual_zone(smoothing)
         if zone is None:
             raise ValueError(

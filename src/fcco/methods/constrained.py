@@ -22,7 +22,7 @@ from .sox import squared_hinge_penalty
 from .spider import recursive_penalty
 from .ssg import ssg
 
-__all__ = ["RECIPES", "constrained"]
+__all__ = ["ALIASES", "RECIPES", "constrained"]
 
 RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "sonex": constrained_sonex,
@@ -34,23 +34,20 @@ RECIPES: dict[str, Callable[..., ConstrainedObjective]] = {
     "ssg": ssg,
     "oss": oss,
     "icppac": icppac,
-    # The same by other names: plain words, algorithms, papers.
-    "smoothed-hinge": constrained_sonex,
-    "proximal-hinge": constrained_alexr2,
-    "dual": constrained_alexr,
-    "sonx": hinge_penalty,
-    "yang2025": hinge_penalty,
-    "sox": squared_hinge_penalty,
-    "li2024": squared_hinge_penalty,
-    "liu2025": recursive_penalty,
-    "switching": ssg,
-    "queues": oss,
-    "conex": icppac,
 }
-"""The constrained methods by name."""
+"""The constrained methods by each of their names, that of the registry first."""
 
-_TRACKER_OPTIONS = ("bounds", "device", "dtype", "on_nonfinite", "rule")
-"""Options of `InnerTracker` that no recipe sets itself."""
+ALIASES = {
+    "smoothed-hinge": "sonex", "proximal-hinge": "alexr2", "dual": "alexr", "sonx": "hinge",
+    "yang2025": "hinge", "sox": "squared-hinge", "li2024": "squared-hinge",
+    "liu2025": "recursive-hinge", "switching": "ssg", "queues": "oss", "conex": "icppac",
+}  # fmt: skip
+"""Other names of the constrained methods: plain words, algorithms, papers."""
+_NAMES = tuple(RECIPES)  # before the aliases join
+RECIPES.update((alias, RECIPES[name]) for alias, name in ALIASES.items())
+
+_TRACKER_OPTIONS = ("device", "dtype", "on_nonfinite")
+"""Options of `InnerTracker` that mean the same for every recipe."""
 
 _MEANING = {
     "penalty": "the weight of a penalty; dual and switching methods have none",
@@ -78,10 +75,6 @@ def constrained(
 ) -> ConstrainedObjective:
     r"""Minimise g0(w) subject to g_i(w) <= tolerance_i, by the method of your choice.
 
-    .. math::
-        \min_w\; g_0(w) \qquad\text{subject to}\qquad
-        g_i(w) \le \text{tolerance}_i, \quad i = 1,\dots,m
-
     Every method is called in the same way: with a function that returns `(loss, values)`. Then
     `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
     loops and for switching, one around it. `violation()`, `multipliers()`, `report()` and
@@ -104,13 +97,19 @@ def constrained(
         optimizer: your optimizer.
         constraints: their number m, or their names.
         method: the method.
-        settings: `tolerance`, `margin` and `process_group` for each; and those of the method.
-            Penalties: `penalty` (rho) and, for sonex, alexr2 and recursive-hinge, `smoothing`
-            (lambda); `gamma`, `correction`, `read`. alexr needs `dual_step`, alexr2 `nu` and
-            `eta`, recursive-hinge `refresh_every`. The penalties on sampled constraints take
-            `objective`, a coupled term of the objective (see `methods.constrained_sonex`), and
-            `offload` (see `Compositional`). A wrong or missing setting gives an error that lists
-            them all.
+        settings: those of the method; a wrong or missing one gives an error that lists them all.
+
+    Settings of several methods:
+
+    * `tolerance`, one number or one per constraint, and `margin`: train for tolerance - margin (not
+      for equalities).
+    * `process_group`: see `Compositional`.
+    * Penalties and alexr: `penalty` (rho). sonex, alexr2 and recursive-hinge: `smoothing` (lambda).
+      sonex, alexr2, hinge and squared-hinge: `offload` (see `Compositional`), and `objective`, a
+      coupled term of the objective, when g0 or a part of it is coupled too; its tracker and outer
+      function are its own. The function you pass then returns
+      `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict
+      likewise.
 
     Example:
         >>> import torch
@@ -130,16 +129,15 @@ def constrained(
         >>> distance_above_the_limit("squared-hinge")
         0.033
     """
-    _checks.one_of("constrained", "method", method, tuple(RECIPES))
+    if method not in RECIPES:
+        _checks.one_of("constrained", "method", method, tuple(RECIPES))
     recipe = RECIPES[method]
     accepted, needed = _settings(recipe)
     wrong = [name for name in settings if name not in accepted]
     missing = [name for name in needed if name not in settings]
     if wrong or missing:
         raise ValueError(_explained(method, wrong, missing, accepted))
-    objective = recipe(model, optimizer, constraints, **settings)
-    objective.method = method
-    return objective
+    return recipe(model, optimizer, constraints, **settings)
 
 
 @functools.cache
@@ -157,18 +155,15 @@ def _explained(
 ) -> str:
     parts = []
     if wrong:
-        reasons = "; ".join(f"`{name}` is {_reason(name)}" for name in wrong)
-        parts.append(f"has no such setting: {reasons}")
+        parts.append("has no such setting: " + "; ".join(f"`{n}` is {_reason(n)}" for n in wrong))
     if missing:
-        reasons = "; ".join(f"`{name}`, {_reason(name)}" for name in missing)
-        parts.append(f"needs {reasons}")
+        parts.append("needs " + "; ".join(f"`{n}`, {_reason(n)}" for n in missing))
     settings = ", ".join(accepted)
     return f"`constrained(method={method!r})` {'; and '.join(parts)}. Settings: {settings}."
 
 
 def _reason(setting: str) -> str:
     """What a setting is, and who has it."""
-    by_recipe = {recipe: name for name, recipe in reversed(RECIPES.items())}
-    owners = [name for recipe, name in by_recipe.items() if setting in _settings(recipe)[0]]
+    owners = [name for name in _NAMES if setting in _settings(RECIPES[name])[0]]
     meaning = _MEANING.get(setting, "a setting" if owners else "unknown")
     return f"{meaning} ({'for ' + ', '.join(owners) if owners else 'no method has it'})"

@@ -42,23 +42,19 @@ def icppac(
 
     (l_{-1} = l_0) and ends at the average of x_1, ..., x_T with weights gamma_t. Step
     `objective.optimizer`; y is `multipliers()`. The method draws two batches per step: pass
-    `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both. The
-    constraints are evaluated at x_{t-1} too, with the derivative along x_t - x_{t-1}.
+    `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both.
 
     Args:
-        model: your model.
         optimizer: makes the primal steps; plain SGD is the method. Its lr is eta for
             `ConstantConEx` (a step; the source's eta is its inverse) and 1 for the others.
-        constraints: their number m, or their names; all are looked at in each step.
         proximal: mu; convex rounds need 2 mu at least the weak convexity of every function.
         inner_steps: T.
         schedule: theta, tau, eta and gamma: `ConstantConEx` (the default, as in the authors'
             experiments, y carried from round to round), `StronglyConvexConEx` (values without
             noise only) or `StochasticConEx`.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: aim for tolerance - margin.
         project: puts the parameters into X, in place, after each step.
-        process_group: see `Compositional`.
+
+    The others as in `constrained`.
 
     Example:
         >>> import torch
@@ -87,16 +83,9 @@ def icppac(
     if not isinstance(rule, ConEx):
         raise TypeError(f"`icppac(schedule=...)` must be a ConEx but is: {type(rule).__name__}.")
     objective = ProximalLagrangian(
-        model,
-        optimizer,
-        constraints,
-        rule=rule,
-        coefficient=proximal,
-        inner_steps=inner_steps,
-        tolerance=tolerance,
-        margin=margin,
-        process_group=process_group,
-    )
+        model, optimizer, constraints, rule=rule, coefficient=proximal,
+        inner_steps=inner_steps, tolerance=tolerance, margin=margin, process_group=process_group,
+    )  # fmt: skip
     objective.method = "icppac"
     if project is not None:
         objective.project_after_step(optimizer, project)

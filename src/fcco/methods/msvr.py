@@ -57,7 +57,6 @@ def msvr(
       J_i(w_t; B) (w_t - w_{t-1}), without a second evaluation; see `Compositional`.
 
     Args:
-        model: your model.
         optimizer: your optimizer, with step eta.
         outer: f, smooth; for another f a `MoreauEnvelope` of it.
         num_inner: n, the number of blocks (MSVR: m).
@@ -68,9 +67,8 @@ def msvr(
         correction: gamma' (MSVR: gamma); `"theory"` is (n - B1) / (B1 (1 - gamma)) + 1 - gamma.
         period: steps between snapshots (MSVR: I); v3.
         normalized: steps of length eta, w_{t+1} = w_t - eta z_t / |z_t|; v2 and v3.
-        dim: d1, when `outer` leaves it open.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `sonex`.
 
     Example:
         >>> import torch, fcco
@@ -98,19 +96,15 @@ def msvr(
         estimator for coupled compositional optimization, NeurIPS 2022. An eps-stationary point
         after O(n eps^-3 + eps^-4) samples (v1), O(n eps^-3) (v2) and O(n sqrt(n_in) eps^-2) (v3),
         for smooth f and g_i; v2 and v3 need samples whose gradients are Lipschitz in mean square,
-        too, and v2 a small gamma^2 / beta, because noise in u enters z undamped. One batch of
-        sampled blocks per step; beside one forward and backward pass, v1 makes a forward pass at
-        w_{t-1}, v2 a forward and a backward there, v3 both also at w_tau, and full passes; the
-        single-point form two more backward passes and no forward. The form of MSVR v2 with
-        independent blocks for the gradient (and u after the batch) is not offered.
+        too, and v2 a small gamma^2 / beta, because noise in u enters z undamped. The form of v2
+        with independent blocks for the gradient (and u after the batch) is not offered.
     """
     _checks.one_of("msvr", "version", version, ("v1", "v2", "v3"))
     _checks.requires("msvr", outer, "smooth")
     if options.setdefault("read", "old") != "old":
         raise ValueError(
-            "`msvr(read=...)` must be 'old' but is: "
-            f"{options['read']!r}. MSVR takes the slope at u from before the batch, so that it is "
-            "independent of the batch."
+            f"`msvr(read=...)` must be 'old' but is: {options['read']!r}. MSVR takes the slope at "
+            "u from before the batch, so that it is independent of the batch."
         )
     _belongs(version, "beta", beta, ("v2", "v3"), "v1 averages in the optimizer: momentum_type")
     _belongs(version, "period", period, ("v3",), "only v3 takes snapshots")
@@ -125,7 +119,7 @@ def msvr(
         "msvr", model, optimizer, outer, num_inner, gamma=gamma, correction=correction, dim=dim,
         process_group=process_group, single_point=single_point, **options,
     )  # fmt: skip
-    if beta is None:
+    if beta is None:  # v1: your optimizer makes z
         return objective
     return RecursiveGradient(objective, beta, snapshot_every=period, normalized=normalized)
 

@@ -47,8 +47,6 @@ def ooa(
     sample. One batch serves both moves; there is no memory of losses but p.
 
     Args:
-        model: your model.
-        optimizer: your optimizer: SGD, `momentum_type`, Adam, ...
         num_groups: n.
         ratio: r, the share of groups that count; None (or 1/n) is plain group DRO, 1 the mean over
             groups.
@@ -58,8 +56,9 @@ def ooa(
             the released code of group DRO does: absent groups count as loss 0.
         adjustment: C; C / sqrt(group size) is added to the losses when p moves.
         group_sizes: samples per group in the training data, for `adjustment`.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker` (`on_nonfinite`, `dtype`, `device`).
+        options: `on_nonfinite`, `dtype` and `device` of `InnerTracker`.
+
+    The others as in `sonex`.
 
     Example:
         The point whose largest squared distance to 0, 1 and 4 is least is their midrange, 2.
@@ -87,13 +86,9 @@ def ooa(
     """
     _checks.integer("ooa", "num_groups", num_groups, 1)
     tracker = for_model(model, num_groups, gamma=1.0, correction=0.0, read="new", **options)
+    # ratio 1/n leaves the weights uncapped: the adversary may put all of p on one group.
     term = GroupWeights(
-        tracker,
-        step,
-        1 / num_groups if ratio is None else ratio,
-        geometry=geometry,
-        scaling=scaling,
-        adjustment=adjustment,
-        group_sizes=group_sizes,
-    )
+        tracker, step, 1 / num_groups if ratio is None else ratio, geometry=geometry,
+        scaling=scaling, adjustment=adjustment, group_sizes=group_sizes,
+    )  # fmt: skip
     return OnlineGroupDRO(model, optimizer, term, process_group=process_group)

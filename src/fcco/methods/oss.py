@@ -45,16 +45,13 @@ def oss(
     `objective.optimizer`; y is `multipliers()`.
 
     Args:
-        model: your model.
         optimizer: makes the primal steps; plain SGD with lr=1 is the printed method, another lr
             scales its step 1/(2 sqrt(T)).
-        constraints: their number m, or their names; all are looked at in each step.
         proximal: rho-hat, above the weak convexity rho of g_0 and of all g_i; 2 rho is usual.
         inner_steps: T.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: aim for tolerance - margin.
         project: puts the parameters into X, in place, after each step.
-        process_group: see `Compositional`.
+
+    The others as in `constrained`.
 
     Example:
         >>> import torch
@@ -80,17 +77,11 @@ def oss(
         regularised problem with a common margin.
     """
     _checks.positive("oss", "proximal", proximal)
+    # A round adds c |. - w_k|^2 to every function; the source writes (rho-hat/2) |. - w_k|^2.
     objective = ProximalLagrangian(
-        model,
-        optimizer,
-        constraints,
-        rule=VirtualQueue(),
-        coefficient=proximal / 2,
-        inner_steps=inner_steps,
-        tolerance=tolerance,
-        margin=margin,
-        process_group=process_group,
-    )
+        model, optimizer, constraints, rule=VirtualQueue(), coefficient=proximal / 2,
+        inner_steps=inner_steps, tolerance=tolerance, margin=margin, process_group=process_group,
+    )  # fmt: skip
     objective.method = "oss"
     if project is not None:
         objective.project_after_step(optimizer, project)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from .. import _checks
 from .alexr import alexr
 from .alexr2 import alexr2
-from .constrained import RECIPES
+from .constrained import ALIASES
 from .icppac import icppac
 from .msvr import msvr
 from .ooa import ooa
@@ -42,6 +42,10 @@ class Method:
         name: the word by which it is chosen.
         recipe: the function that builds it; its docstring holds the update.
         problem: the problem class: what f and g_i may be.
+        complexity: evaluations until the measure is at most eps.
+        measure: what the complexity bounds.
+        reference: where it comes from.
+        problems: the names of `PROBLEMS` that it solves; the tests run each.
         outer: facts that the outer function must declare.
         constraints: `""` for no constrained method, `"sampled"` when a step may look at a part of
             the constraints, `"all"` when it must see all of them.
@@ -50,32 +54,22 @@ class Method:
         sampling: which blocks a step looks at.
         batches: independent batches per step.
         extra: evaluations beside one forward and one backward pass.
-        complexity: evaluations until the measure is at most eps.
-        measure: what the complexity bounds.
-        reference: where it comes from.
-        problems: the names of `PROBLEMS` that it solves; the tests run each.
     """
 
     name: str
     recipe: Callable[..., Any]
     problem: str
-    outer: tuple[str, ...]
-    constraints: Literal["", "sampled", "all"]
-    loop: Literal["single", "double"]
-    update: str
-    sampling: str
-    batches: int
-    extra: str
     complexity: str
     measure: str
     reference: str
     problems: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The facts as plain values, for JSON."""
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "recipe"}
-        facts["recipe"] = f"fcco.methods.{self.recipe.__name__}"
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in facts.items()}
+    outer: tuple[str, ...] = ()
+    constraints: Literal["", "sampled", "all"] = ""
+    loop: Literal["single", "double"] = "single"
+    update: str = "momentum or Adam"
+    sampling: str = "blocks sampled"
+    batches: int = 1
+    extra: str = "none"
 
 
 _METHODS: dict[str, Method] = {}
@@ -84,8 +78,7 @@ _METHODS: dict[str, Method] = {}
 def register(method: Method) -> Method:
     """Add a method; refused unless it is documented and says which problems prove it.
 
-    The tests run every registered method on the problems that it names, against a literal
-    transcription and through a checkpoint, and fail for a method they know no case of.
+    The tests run it on these problems, against a transcription and through a checkpoint.
     """
     call = f"register({method.name!r})"
     if method.name in _METHODS:
@@ -113,10 +106,9 @@ def get(name: str) -> Method:
         >>> fcco.methods.get("sonex").complexity
         'n eps^-5 / (B1 sqrt(B2))'
     """
-    if name not in _METHODS and name in RECIPES:  # another name of a constrained method
-        same = [m for m in _METHODS.values() if m.recipe is RECIPES[name]]
-        if same:
-            return same[0]
+    # Not before: "sonx" and "sox" are methods here and other names of penalties in `constrained`.
+    if name not in _METHODS:
+        name = ALIASES.get(name, name)
     _checks.one_of("methods.get", "name", name, tuple(_METHODS))
     return _METHODS[name]
 
@@ -134,20 +126,32 @@ class Table(tuple[Method, ...]):
 
     def only(self, **facts: Any) -> Table:
         """Those with these facts: `only(loop="double")`, `only(constraints="sampled")`."""
-        return Table(m for m in self if all(_holds(m, k, v) for k, v in facts.items()))
+        for fact in facts:
+            _checks.one_of("Table.only", "fact", fact, tuple(f.name for f in fields(Method)))
+
+        def holds(value: Any, wanted: Any) -> bool:
+            return wanted in value if isinstance(value, tuple) else value == wanted
+
+        chosen = (m for m in self if all(holds(getattr(m, k), v) for k, v in facts.items()))
+        return Table(chosen)
 
     def names(self) -> list[str]:
         """The names, in order."""
         return [method.name for method in self]
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """All facts of each, for JSON."""
-        return [method.as_dict() for method in self]
+        """All facts of each as plain values, for JSON."""
 
-    def rows(self) -> Iterator[list[str]]:
+        def plain(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return list(value)
+            return f"fcco.methods.{value.__name__}" if callable(value) else value
+
+        return [{f.name: plain(getattr(m, f.name)) for f in fields(m)} for m in self]
+
+    def rows(self) -> list[list[str]]:
         """The cells of the printed table."""
-        for method in self:
-            yield [str(getattr(method, column)) for column in self.COLUMNS]
+        return [[str(getattr(method, column)) for column in self.COLUMNS] for method in self]
 
     def __str__(self) -> str:
         """Aligned columns."""
@@ -155,24 +159,6 @@ class Table(tuple[Method, ...]):
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in lines)
         return "\n".join("  ".join(row).rstrip() for row in padded)
-
-    def markdown(self) -> str:
-        """The same table in Markdown."""
-        lines = [self.COLUMNS, ["---"] * len(self.COLUMNS), *self.rows()]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def matrix(self) -> str:
-        """Which method must solve which of `PROBLEMS`, in Markdown."""
-        lines = [["method", *PROBLEMS], ["---"] * (len(PROBLEMS) + 1)]
-        lines += [[m.name, *("yes" if p in m.problems else "" for p in PROBLEMS)] for m in self]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _holds(method: Method, fact: str, wanted: Any) -> bool:
-    names = [f.name for f in fields(Method)]
-    _checks.one_of("Table.only", "fact", fact, tuple(names))
-    held = getattr(method, fact)
-    return wanted in held if isinstance(held, tuple) else held == wanted
 
 
 def table() -> Table:
@@ -186,153 +172,112 @@ def table() -> Table:
     return Table(_METHODS.values())
 
 
-_ADAPTIVE = "momentum or Adam"
-_SAMPLED = "blocks sampled"
-_ALL = "all constraints"
 _PAST = "forward at w_{t-1}"
-_MSVR = "Jiang et al. 2022"
+_WEAK = "g_0 and g_i weakly convex"
+_MSVR: dict[str, Any] = {
+    "outer": ("smooth",), "measure": "stationarity", "reference": "Jiang et al. 2022",
+    "problems": ("smooth",),
+}  # fmt: skip
+_STORM = "SGD on a STORM recursion"
+_ALL: dict[str, Any] = {"constraints": "all", "sampling": "all constraints"}
 
 for _method in (
     Method(
         "sonex", sonex,
-        problem="f weakly convex with a prox, g_i smooth",
-        outer=(), constraints="sampled", loop="single", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=1, extra=_PAST,
+        problem="f weakly convex with a prox, g_i smooth", constraints="sampled", extra=_PAST,
         complexity="n eps^-5 / (B1 sqrt(B2))", measure="approximate stationarity",
-        reference="the paper, Algorithm 1",
-        problems=("S1", "S2", "S3", "S3b", "smooth"),
+        reference="the paper, Algorithm 1", problems=("S1", "S2", "S3", "S3b", "smooth"),
     ),
     Method(
         "alexr2", alexr2,
         problem="f convex with a prox, g_i smooth; or f also non-decreasing, g_i weakly convex",
-        outer=("convex",), constraints="sampled", loop="double", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=2, extra="forward at z_{k-1}",
+        outer=("convex",), constraints="sampled", loop="double", batches=2,
+        extra="forward at z_{k-1}",
         complexity="n eps^-5 / (B1 B2)", measure="near stationarity of F_lambda",
-        reference="the paper, Algorithm 2",
-        problems=("S1", "S2", "S3", "S3b", "S4", "smooth"),
+        reference="the paper, Algorithm 2", problems=("S1", "S2", "S3", "S3b", "S4", "smooth"),
     ),
     Method(
         "sonx", sonx,
         problem="f weakly convex, g_i smooth; or f also non-decreasing, g_i weakly convex",
-        outer=(), constraints="", loop="single", update="SGD",
-        sampling=_SAMPLED, batches=1, extra=_PAST,
+        update="SGD", extra=_PAST,
         complexity="n eps^-6 / (B1 sqrt(B2))", measure="near stationarity",
-        reference="Hu, Zhu and Yang 2023",
-        problems=("S1", "S2", "S4"),
+        reference="Hu, Zhu and Yang 2023", problems=("S1", "S2", "S4"),
     ),
     Method(
         "sox", sox,
-        problem="f smooth, g_i smooth",
-        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=1, extra="none",
+        problem="f smooth, g_i smooth", outer=("smooth",),
         complexity="n eps^-4 / (B1 B2)", measure="stationarity",
-        reference="Wang and Yang 2022",
-        problems=("smooth",),
+        reference="Wang and Yang 2022", problems=("smooth",),
     ),
     Method(
         "msvr-v1", msvr,
-        problem="f smooth, g_i smooth",
-        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=1, extra=_PAST,
-        complexity="n eps^-3 + eps^-4", measure="stationarity",
-        reference=_MSVR, problems=("smooth",),
+        problem="f smooth, g_i smooth", extra=_PAST, complexity="n eps^-3 + eps^-4", **_MSVR,
     ),
     Method(
         "msvr-v2", msvr,
-        problem="f smooth, g_i smooth with mean-Lipschitz gradients",
-        outer=("smooth",), constraints="", loop="single", update="SGD on a STORM recursion",
-        sampling=_SAMPLED, batches=1, extra="forward and backward at w_{t-1}",
-        complexity="n eps^-3", measure="stationarity",
-        reference=_MSVR, problems=("smooth",),
+        problem="f smooth, g_i smooth with mean-Lipschitz gradients", update=_STORM,
+        extra="forward and backward at w_{t-1}", complexity="n eps^-3", **_MSVR,
     ),
     Method(
         "msvr-v3", msvr,
-        problem="f smooth, g_i finite sums of n_in smooth functions",
-        outer=("smooth",), constraints="", loop="single", update="SGD on a STORM recursion",
-        sampling=_SAMPLED, batches=1,
+        problem="f smooth, g_i finite sums of n_in smooth functions", update=_STORM,
         extra="forward and backward at w_{t-1} and at a snapshot; full passes",
-        complexity="n sqrt(n_in) eps^-2", measure="stationarity",
-        reference=_MSVR, problems=("smooth",),
+        complexity="n sqrt(n_in) eps^-2", **_MSVR,
     ),
     Method(
         "msvr-sp", msvr,
-        problem="f smooth, g_i smooth",
-        outer=("smooth",), constraints="", loop="single", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=1, extra="derivative along w_t - w_{t-1}, no second forward",
-        complexity="n eps^-3 + eps^-4", measure="stationarity",
-        reference=_MSVR, problems=("smooth",),
+        problem="f smooth, g_i smooth", extra="derivative along w_t - w_{t-1}, no second forward",
+        complexity="n eps^-3 + eps^-4", **_MSVR,
     ),
     Method(
         "alexr", alexr,
         problem="f convex and non-decreasing, g_i convex; or g_i affine",
-        outer=("convex",), constraints="sampled", loop="single", update="SGD",
-        sampling=_SAMPLED, batches=2, extra=_PAST,
+        outer=("convex",), constraints="sampled", update="SGD", batches=2, extra=_PAST,
         complexity="n eps^-2 / B1; n eps^-1 / B1 if strongly convex", measure="objective gap",
-        reference="Wang and Yang 2023",
-        problems=("S1", "S2", "S3", "smooth"),
+        reference="Wang and Yang 2023", problems=("S1", "S2", "S3", "smooth"),
     ),
     Method(
         "ooa", ooa,
-        problem="worst groups or CVaR over groups",
-        outer=(), constraints="", loop="single", update=_ADAPTIVE,
-        sampling=f"{_SAMPLED}, scaled by n/B1", batches=1, extra="none",
+        problem="worst groups or CVaR over groups", sampling="blocks sampled, scaled by n/B1",
         complexity="n log(n) eps^-2 / B1", measure="objective gap (convex)",
-        reference="Sagawa et al. 2020",
-        problems=("S2",),
+        reference="Sagawa et al. 2020", problems=("S2",),
     ),
     Method(
         "oss", oss,
-        problem="g_0 and g_i weakly convex, Slater",
-        outer=(), constraints="all", loop="double", update="SGD",
-        sampling=_ALL, batches=1, extra="derivative along the step",
+        problem=f"{_WEAK}, Slater", loop="double", update="SGD", extra="derivative along the step",
         complexity="eps^-6", measure="near KKT",
-        reference="Ma, Lin and Yang 2020",
-        problems=("S3", "S3b"),
+        reference="Ma, Lin and Yang 2020", problems=("S3", "S3b"), **_ALL,
     ),
     Method(
         "icppac", icppac,
-        problem="g_0 and g_i weakly convex, Slater",
-        outer=(), constraints="all", loop="double", update="SGD",
-        sampling=_ALL, batches=2, extra="forward and derivative at x_{t-1}",
-        complexity="eps^-6", measure="near KKT",
-        reference="Boob, Deng and Lan 2023",
-        problems=("S3", "S3b"),
+        problem=f"{_WEAK}, Slater", loop="double", update="SGD", batches=2,
+        extra="forward and derivative at x_{t-1}", complexity="eps^-6", measure="near KKT",
+        reference="Boob, Deng and Lan 2023", problems=("S3", "S3b"), **_ALL,
     ),
     Method(
         "ssg", ssg,
         problem="g_0 weakly convex, g_i convex (or weakly convex with regularity)",
-        outer=(), constraints="all", loop="single", update="SGD, or two optimizers",
-        sampling=_ALL, batches=2, extra="forward for the switch",
+        update="SGD, or two optimizers", batches=2, extra="forward for the switch",
         complexity="eps^-8", measure="near KKT",
-        reference="Huang and Lin 2023",
-        problems=("S3", "S3b"),
+        reference="Huang and Lin 2023", problems=("S3", "S3b"), **_ALL,
     ),
     Method(
         "squared-hinge", squared_hinge_penalty,
-        problem="g_0 and g_i smooth; squared hinge",
-        outer=(), constraints="sampled", loop="single", update=_ADAPTIVE,
-        sampling=_SAMPLED, batches=1, extra="none",
-        complexity="eps^-7", measure="KKT",
-        reference="Li et al. 2024",
-        problems=("S3", "S3b"),
+        problem="g_0 and g_i smooth; squared hinge", constraints="sampled",
+        complexity="eps^-7", measure="KKT", reference="Li et al. 2024", problems=("S3", "S3b"),
     ),
     Method(
         "hinge", hinge_penalty,
-        problem="g_0 and g_i weakly convex; hinge",
-        outer=(), constraints="sampled", loop="single", update="SGD",
-        sampling=_SAMPLED, batches=1, extra=_PAST,
+        problem=f"{_WEAK}; hinge", constraints="sampled", update="SGD", extra=_PAST,
         complexity="eps^-6", measure="near KKT",
-        reference="Yang et al. 2025",
-        problems=("S3", "S3b", "S4"),
+        reference="Yang et al. 2025", problems=("S3", "S3b", "S4"),
     ),
     Method(
         "recursive-hinge", recursive_penalty,
-        problem="g_0 and g_i weakly convex; smoothed hinge",
-        outer=(), constraints="all", loop="single", update="SGD",
-        sampling=_ALL, batches=2, extra=f"{_PAST}; a large batch every q steps",
+        problem=f"{_WEAK}; smoothed hinge", update="SGD", batches=2,
+        extra=f"{_PAST}; a large batch every q steps",
         complexity="eps^-6 values, eps^-4 subgradients", measure="near KKT",
-        reference="Liu and Xu 2025",
-        problems=("S3", "S3b"),
+        reference="Liu and Xu 2025", problems=("S3", "S3b"), **_ALL,
     ),
 ):  # fmt: skip
     register(_method)

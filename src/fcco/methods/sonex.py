@@ -117,30 +117,16 @@ def constrained_sonex(
     is not enforced): choose lambda by that law, or set `margin` to it.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
-        constraints: their number m, or their names.
-        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
-            `outer` is given.
         smoothing: lambda of the smoothed hinge (its quadratic zone is lambda rho wide), or a
             schedule such as `Annealed`.
-        gamma: weight of the new value.
-        correction: gamma' of the tracker, see `InnerTracker`.
-        read: `"old"` uses u_t in G_t as printed, `"new"` u_{t+1}.
+        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
+            `outer` is given.
         equality: penalise |g_i - tolerance_i| instead, for g_i = tolerance_i. (For
             |g_i| <= kappa give `outer=DeadZone(kappa, rho)`.)
         outer: an outer function of your own, such as `TwoSidedHinge`; it holds its own weight rho,
             and `smoothing` may be 0 for it.
-        dim: d1, when `outer` leaves it open.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: train for tolerance - margin; not for equalities.
-        objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
-            tracker and outer function are its own. The function you pass then returns
-            `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index` is a
-            dict likewise.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `sonex` and in `constrained`.
 
     References:
         Paper, section 6.2: an eps-KKT point after O(eps^-5) steps.

@@ -13,13 +13,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
-from ._common import (
-    InnerFunctions,
-    coupled,
-    hinge_or,
-    monotone_if_weakly_convex,
-    penalized,
-)
+from ._common import InnerFunctions, coupled, hinge_or, monotone_if_weakly_convex, penalized
 
 __all__ = ["hinge_penalty", "sonx"]
 
@@ -52,18 +46,11 @@ def sonx(
     [.]_+ the derivative 0 is taken. In the source gamma is called tau, and gamma' gamma.
 
     Args:
-        model: your model.
         optimizer: plain SGD is the method; others are allowed.
         outer: f, weakly convex and Lipschitz; non-decreasing when the g_i have kinks.
-        num_inner: n.
-        gamma: weight of the new value in u.
-        correction: gamma'; see `InnerTracker`.
-        read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}.
-        dim: d1, when `outer` leaves it open.
         inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `sonex`.
 
     Example:
         >>> import torch, fcco
@@ -77,8 +64,7 @@ def sonx(
         Q. Hu, D. Zhu, T. Yang, Non-smooth weakly-convex finite-sum coupled compositional
         optimization, NeurIPS 2023, Algorithm 1: a nearly eps-stationary point after
         O(n / (B1 sqrt(B2)) eps^-6) steps, for weakly convex f and g_i, f non-decreasing (or g_i
-        smooth), g_i(.; xi) Lipschitz in mean square. Blocks are sampled, one inner batch per
-        step, one more evaluation at w_{t-1} without gradient.
+        smooth), g_i(.; xi) Lipschitz in mean square.
     """
     monotone_if_weakly_convex("sonx", outer, inner_functions)
     return coupled(
@@ -122,32 +108,20 @@ def hinge_penalty(
     over time.
 
     Args:
-        model: your model.
         optimizer: `torch.optim.SGD` without momentum is the method; others run, without theory.
-        constraints: their number m, or their names.
-        penalty: rho; exact for rho/m above the largest multiplier.
         gamma: weight of the new value (the authors: 0.8).
         correction: gamma' (the authors: 0.1), see `InnerTracker`.
-        read: `"old"` uses u_t in G_t as printed, `"new"` u_{t+1}.
         average: steps over which to average the multipliers, None not to; some tensor
             operations per step, a noticeable part of the step of a small model.
-        equality: penalise |h_k - tolerance_k| instead.
-        outer: an outer function of your own instead of the hinge, see `constrained_sonex`.
-        dim: d1, when `outer` leaves it open.
-        tolerance: h_k <= tolerance_k, one number or one per constraint.
-        margin: train for tolerance - margin.
-        objective: a coupled term of the objective, see `constrained_sonex`.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `constrained_sonex`.
 
     References:
         M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, Single-loop algorithms for stochastic non-convex
         optimization with weakly-convex constraints, 2025 (arXiv:2504.15243). O(eps^-6) steps to a
         nearly eps-KKT point, with rho > m (C + 1)/delta, constant in eps. Assumes g_0 and h_k
         weakly convex and Lipschitz, h_k(.; xi) mean-Lipschitz, and the least singular value of the
-        constraints' subgradients at least delta wherever one is violated. Constraints may be
-        sampled, one batch serves values and subgradients; one more forward pass, at w_{t-1}.
+        constraints' subgradients at least delta wherever one is violated.
     """
     problem = penalized(
         "hinge", model, optimizer, constraints, hinge_or("hinge", outer, penalty, equality),

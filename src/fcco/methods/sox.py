@@ -39,21 +39,15 @@ def sox(
         v_{t+1} &= (1-\beta)v_t + \beta\,\frac{1}{B_1}\sum_{i\in\mathcal B_1^t}
             \nabla g_i(w_t;\mathcal B)\,\nabla f(u_{i,t}), \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`. (Code that uses SGD with
-    momentum 1 - beta and no dampening takes the same direction with steps 1/beta times as long.)
-    With gamma = 1, beta = 1 and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
+    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`. With gamma = 1, beta = 1
+    and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         outer: f, smooth, such as `SquaredHinge` or `TauLog`.
-        num_inner: n.
-        gamma: weight of the new value in u.
         read: `"old"` uses u_{i,t} in the gradient, unbiased with one batch; `"new"` uses
             u_{i,t+1}, as the authors' code does.
-        dim: d1, when `outer` leaves it open.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `sonex`.
 
     Example:
         >>> import torch, fcco
@@ -69,10 +63,10 @@ def sox(
     References:
         B. Wang, T. Yang, Finite-sum coupled compositional stochastic optimization: theory and
         applications, ICML 2022: an eps-stationary point after O(n / (B1 B2) eps^-4) steps, for
-        smooth Lipschitz f and g_i. Blocks are sampled, one inner batch per step, no further
-        evaluation.
+        smooth Lipschitz f and g_i.
     """
     _checks.requires("sox", outer, "smooth")
+    # Without a correction there is no evaluation at w_{t-1}, and no copy of it is kept.
     return coupled(
         "sox", model, optimizer, outer, num_inner, gamma=gamma, correction=0.0, read=read, dim=dim,
         process_group=process_group, **options,
@@ -103,18 +97,15 @@ def squared_hinge_penalty(
             \rho\,[u_{k,t+1}]_+\,\nabla h_k(w_t;\mathcal B), \qquad
         \min_w\; g_0(w) + \frac1m\sum_{k=1}^m \frac\rho2 [h_k(w)]_+^2
 
-    This is the SOX estimator on the squared hinge. In the paper h_k(w) = L_k(w) - L_k(w_old): no
-    protected task may get worse. Store the old per-sample losses once and return the difference
-    on the same samples; give each task a head of its own with `fcco.TaskHeads`.
+    In the paper h_k(w) = L_k(w) - L_k(w_old): no protected task may get worse. `ReferenceLosses`
+    stores the old per-sample losses, `TaskHeads` gives each task a head of its own.
 
     A constraint with multiplier nu* ends about m nu*/rho above its limit, at any rho: the penalty
     is not exact. Without a correction the loop lags: it oscillates unless
     lr (rho/m) |grad h|^2 (1/gamma + 1/beta) is at most about 1.
 
     Args:
-        model: your model.
         optimizer: your optimizer (the authors: AdamW).
-        constraints: their number m, or their names.
         penalty: rho (the paper's beta; the authors' code multiplies it by the temperature tau).
         gamma: gamma_2, weight of the new value (the authors: 0.8). The squared hinge penalises
             the noise of u, since E[u]_+^2 > [E u]_+^2: keep gamma small when batches are.
@@ -122,12 +113,8 @@ def squared_hinge_penalty(
             `"old"` uses u_t, which is unbiased.
         ramp_steps: raise rho from 0 along half a cosine over so many steps (the authors' option
             does so over all epochs); 0 is a constant rho.
-        tolerance: h_k <= tolerance_k, one number or one per constraint.
-        margin: train for tolerance - margin.
-        objective: a coupled term of the objective, see `constrained_sonex`.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker`.
+
+    The others as in `constrained_sonex`.
 
     Example:
         >>> import torch, fcco
@@ -150,7 +137,6 @@ def squared_hinge_penalty(
         safety-centric method and applications in vision-language models, 2024 (arXiv:2410.03955).
         O(eps^-7) steps to an eps-KKT point, with rho of order m/eps. Assumes g_0 and h_k smooth
         and the least singular value of their Jacobian at least delta wherever one is violated.
-        Constraints may be sampled, one batch serves values and gradients, no further evaluation.
     """
     call = "squared-hinge"
     _checks.positive(call, "penalty", penalty)

@@ -39,25 +39,18 @@ def recursive_penalty(
         w_{k+1} &= w_k - \alpha\bigl(\zeta_0 + \beta\,\mathrm{clip}(u_k/\nu_s, 0, 1)\,\zeta_g\bigr),
         \qquad \zeta_0 \in \partial g_0,\ \zeta_g \in \partial g \text{ on independent samples}
 
-    The clipped slope is that of the hinge with weight beta smoothed with
-    lambda = nu_s / beta. Every q-th step wants a large batch: look at `objective.refresh_due`
-    before you draw one. The recursion has no memory of what it missed, so each call
-    must hold all constraints.
+    The clipped slope is that of the hinge with weight beta smoothed with lambda = nu_s / beta.
+    Every q-th step wants a large batch: look at `objective.refresh_due` before you draw one. The
+    recursion has no memory of what it missed, so each call must hold all constraints. Give the
+    samples of zeta as `objective(inner, gradient=other)`; without them one batch serves both.
 
     Args:
-        model: your model.
         optimizer: `torch.optim.SGD` without momentum is the method (lr = alpha).
-        constraints: their number m, or their names.
         penalty: beta.
         smoothing: lambda = nu_s / beta, or a schedule; 0 is the hard hinge.
         refresh_every: q.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: train for tolerance - margin.
-        process_group: see `Compositional`.
-        options: further options of `InnerTracker`.
 
-    Give the independent samples of zeta as `objective(inner, gradient=other)`; without
-    them one batch serves both.
+    The others as in `constrained_sonex`.
 
     References:
         W. Liu and Y. Xu, A single-loop SPIDER-type stochastic subgradient method for
@@ -66,11 +59,11 @@ def recursive_penalty(
         nu_s of order eps^2, q and S_2 of order eps^-2, S_1 of order eps^-4: the surrogate's error
         beta (u - g)^2 / (2 nu_s) then stays of order eps^2, because E(u - g)^2 is at most
         sigma^2 / S_1 + (q / S_2) C_g^2 alpha^2 M^2 for steps of length alpha M (these orders are
-        derived here). Assumes g_0 and g weakly convex, g(.; xi) mean-Lipschitz. No sampling of
-        constraints; two batches, one more forward pass at w_{k-1} except at a refresh.
+        derived here). Assumes g_0 and g weakly convex, g(.; xi) mean-Lipschitz.
     """
     call = "recursive-hinge"
     _checks.positive(call, "penalty", penalty)
+    # The recursion is MSVR's update with gamma = 0 and gamma' = 1.
     return penalized(
         call, model, optimizer, constraints, Hinge(penalty), smoothing=smoothing, gamma=0.0,
         correction=1.0, read="new", refresh_every=refresh_every, sampled=False,

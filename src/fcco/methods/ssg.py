@@ -48,13 +48,11 @@ def ssg(
     :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the sizes of the steps
     made (with Adam, its step size is taken for that).
 
-    Step `objective.optimizer`. All constraints are looked at in each step; pass an independent
-    batch for the gradient as `objective(inner, gradient=other)`.
+    Step `objective.optimizer`; pass an independent batch for the gradient as
+    `objective(inner, gradient=other)`.
 
     Args:
-        model: your model.
-        optimizer: for steps on g_0; lr is eta_t (`convex_step`, `weakly_convex_step`).
-        constraints: their number m, or their names.
+        optimizer: for steps on g_0; lr is eta_t.
         threshold: eps_t, a number or a function of the step such as `InverseRoot`.
         constraint_optimizer: for steps on the worst constraint: `"polyak"` (the step
             g / |grad g|^2, for weakly convex constraints), an optimizer over the same parameters,
@@ -62,10 +60,9 @@ def ssg(
         schedule: factor of both step sizes as a function of the step: `InverseRoot(1.0)` makes
             eta_t ~ 1/sqrt(t+1).
         burn_in: S.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: aim for tolerance - margin.
         project: puts the parameters into X, in place, after each step.
-        process_group: see `Compositional`.
+
+    The others as in `constrained`.
 
     Example:
         min (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
@@ -92,24 +89,19 @@ def ssg(
         Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
         non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
         eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones
-        (batches of O(eps^-4) for the switch). Assumes g_0 weakly convex, bounded subgradients,
-        and g_i convex with a Slater point, or weakly convex with subgradients of max_i g_i bounded
-        away from 0 where it is violated.
+        (batches of O(eps^-4) for the switch). Assumes g_0 weakly convex, subgradients bounded by
+        M, and g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
+        convex (rho) with subgradients of max_i g_i of norm at least nu where it is violated
+        (eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta, Polyak steps).
     """
     if isinstance(constraint_optimizer, str):
         _checks.one_of("ssg", "constraint_optimizer", constraint_optimizer, ("polyak",))
         constraint_optimizer = PolyakStep(parameters_of(optimizer))
     switch = SwitchingOptimizer(optimizer, constraint_optimizer, schedule)
     objective = Switching(
-        model,
-        switch,
-        constraints,
-        threshold=threshold,
-        burn_in=burn_in,
-        tolerance=tolerance,
-        margin=margin,
-        process_group=process_group,
-    )
+        model, switch, constraints, threshold=threshold, burn_in=burn_in, tolerance=tolerance,
+        margin=margin, process_group=process_group,
+    )  # fmt: skip
     if project is not None:
         objective.project_after_step(switch, project)
     return objective

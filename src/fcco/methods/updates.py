@@ -20,8 +20,8 @@ def momentum_type(
 
     .. math:: v_{t+1} = (1-\beta) v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    This is SGD with `momentum = dampening = 1 - beta`, whose first buffer is v = G_0. (SGD
-    without dampening goes the same way with steps 1/beta times as long.)
+    This is SGD with `momentum = dampening = 1 - beta`. (SGD without dampening goes the same way
+    with steps 1/beta times as long.)
 
     Args:
         params: the parameters.
@@ -30,6 +30,7 @@ def momentum_type(
         options: further options of `torch.optim.SGD`.
     """
     _checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
+    # The first buffer of torch's SGD is v = G_0, without dampening, which the paper leaves open.
     return torch.optim.SGD(params, lr=lr, momentum=1 - beta, dampening=1 - beta, **options)
 
 

@@ -17,8 +17,6 @@ from .proximal_point import proximal_step as proximal_step
 from .proximal_round import ProximalRound as ProximalRound
 from .switching import PolyakStep as PolyakStep
 from .switching import SwitchingOptimizer as SwitchingOptimizer
-from .switching import convex_step as convex_step
-from .switching import weakly_convex_step as weakly_convex_step
 from .wrapper import MethodOptimizer as MethodOptimizer
 
 __all__ = [
@@ -29,8 +27,6 @@ __all__ = [
     "ProximalPoint",
     "ProximalRound",
     "SwitchingOptimizer",
-    "convex_step",
     "project_after_step",
     "proximal_step",
-    "weakly_convex_step",
 ]

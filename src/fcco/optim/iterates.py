@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..previous import after_closure, parameters_of, unwrap
+from ..previous.swap import versions_kept
 
 __all__ = ["OutputIterate", "project_after_step"]
 
@@ -123,11 +124,12 @@ class OutputIterate(nn.Module):
             raise RuntimeError("`OutputIterate.applied` needs at least one optimizer step.")
         parameters = parameters_of(self._optimizer)
         current = [p.detach().clone() for p in parameters]
-        self._write(parameters, self._kept)
-        try:
-            yield
-        finally:
-            self._write(parameters, current)
+        with versions_kept(parameters):
+            self._write(parameters, self._kept)
+            try:
+                yield
+            finally:
+                self._write(parameters, current)
 
     @staticmethod
     @torch.no_grad()

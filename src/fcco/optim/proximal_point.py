@@ -126,8 +126,7 @@ class ProximalPoint(MethodOptimizer):
     def anchored(self) -> Iterator[None]:
         """Inside, the parameters are w_t, the point between rounds: evaluate or save it here.
 
-        In the middle of a round they are z otherwise, a point on the way to a proximal point. No
-        graph may be open.
+        In the middle of a round they are z otherwise, a point on the way to a proximal point.
         """
         moved = {} if self.round_begins else self.state
         points = {z: state["anchor"] for z, state in moved.items() if state["moved"]}

@@ -11,17 +11,7 @@ from torch import Tensor
 from .. import _checks
 from .wrapper import SharedGroupsOptimizer
 
-__all__ = [
-    "Decider",
-    "Decision",
-    "PolyakStep",
-    "SwitchingOptimizer",
-    "convex_step",
-    "decide",
-    "keeps_state",
-    "polyak_length",
-    "weakly_convex_step",
-]
+__all__ = ["Decider", "Decision", "PolyakStep", "SwitchingOptimizer", "decide", "polyak_length"]
 
 
 class Decision(NamedTuple):
@@ -64,6 +54,8 @@ def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, T
         (tensor(0.3000), tensor(1), tensor(False))
     """
     worst, which = excess.max(0)
+    # In float32 a threshold such as 0.1 is rounded, and a tie could go the other way. (MPS has no
+    # float64.)
     wide = worst if worst.device.type == "mps" else worst.double()
     return worst, which, wide <= threshold
 
@@ -81,6 +73,7 @@ def polyak_length(value: Tensor, square: Tensor) -> Tensor:
         tensor([0.2500, 0.0000])
     """
     some = square > 0
+    # The inner `where` keeps 0/0 out of both branches: its NaN would reach a gradient.
     return torch.where(some, value / torch.where(some, square, 1), 0)
 
 
@@ -114,19 +107,13 @@ class PolyakStep(torch.optim.Optimizer):
         value = closure()
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
+        # In double precision: |zeta|^2 of many parameters overflows float16.
         wide = torch.tensor([float(value), sum(squares)], dtype=torch.float64)
         length = float(polyak_length(*wide))
         for parameter, group in moving:
             parameter.add_(parameter.grad, alpha=-float(group["lr"]) * length)  # type: ignore[arg-type]
         self.last_size = float(self.param_groups[0]["lr"]) * length
         return value
-
-
-def keeps_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step depends on more than the current gradient: anything but plain SGD."""
-    if type(optimizer) is not torch.optim.SGD:
-        return True
-    return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
 
 
 class SwitchingOptimizer(SharedGroupsOptimizer):
@@ -152,7 +139,7 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
     ) -> None:
         super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
         self.objective_optimizer, self.constraint_optimizer = self.wrapped[0], self.wrapped[-1]
-        if len(self.wrapped) == 1 and keeps_state(self.wrapped[0]):
+        if len(self.wrapped) == 1 and _keeps_state(self.wrapped[0]):
             raise ValueError(
                 "`SwitchingOptimizer(constraint_optimizer=...)` is needed: "
                 f"{type(self.wrapped[0]).__name__} keeps momentum, scales or weight decay, which "
@@ -189,7 +176,7 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         decision, chosen = self._decider.open, self.objective_optimizer
         if decision.constraint is not None:
             chosen = self.constraint_optimizer
-        if isinstance(chosen, PolyakStep):
+        if isinstance(chosen, PolyakStep):  # its size comes from the value, not from a schedule
             self.step_wrapped(chosen, closure=lambda: decision.excess)
             size = chosen.last_size
         else:
@@ -199,57 +186,8 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         return loss
 
 
-def convex_step(threshold: float, lipschitz: float) -> float:
-    r"""The step for convex constraints, :math:`\eta = \epsilon_t / M^2`.
-
-    To end nearly eps-stationary, the threshold is of order eps^2.
-
-    Args:
-        threshold: eps_t.
-        lipschitz: M, a bound on the subgradients of g_0 and all g_i.
-
-    Example:
-        >>> convex_step(0.02, lipschitz=2.0)
-        0.005
-    """
-    _checks.positive("convex_step", "threshold", threshold)
-    _checks.positive("convex_step", "lipschitz", lipschitz)
-    return threshold / lipschitz**2
-
-
-def weakly_convex_step(
-    accuracy: float, lipschitz: float, regularity: float, weak_convexity: float
-) -> tuple[float, float]:
-    r"""Step and threshold for weakly convex constraints; take `PolyakStep` for these.
-
-    .. math::
-        \eta = \frac{\nu}{4M^2}\min\Bigl\{\frac{\epsilon^2}{M}, \frac{\nu}{4\rho}\Bigr\},
-        \qquad \epsilon_t = M^2\eta
-
-    Args:
-        accuracy: eps.
-        lipschitz: M, a bound on the subgradients of g_0 and all g_i.
-        regularity: nu, a lower bound of the distance of 0 to the subdifferential of max g_i
-            where the constraints are violated.
-        weak_convexity: rho.
-
-    Returns:
-        eta for the objective branch, and the threshold.
-
-    Example:
-        >>> step, threshold = weakly_convex_step(
-        ...     0.1, lipschitz=1.0, regularity=1.0, weak_convexity=2.0)
-        >>> round(step, 6), round(threshold, 6)
-        (0.0025, 0.0025)
-    """
-    arguments = {
-        "accuracy": accuracy,
-        "lipschitz": lipschitz,
-        "regularity": regularity,
-        "weak_convexity": weak_convexity,
-    }
-    for name, value in arguments.items():
-        _checks.positive("weakly_convex_step", name, value)
-    least = min(accuracy**2 / lipschitz, regularity / (4 * weak_convexity))
-    step = regularity / (4 * lipschitz**2) * least
-    return step, lipschitz**2 * step
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step depends on more than the current gradient: anything but plain SGD."""
+    if type(optimizer) is not torch.optim.SGD:
+        return True
+    return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)

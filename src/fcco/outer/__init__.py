@@ -1,6 +1,6 @@
-"""Outer functions f: what is applied to each tracked inner value g_i(w).
+"""Outer functions f, applied to the tracked inner values g_i(w).
 
-| class | f(u) | kind |
+| class | f(u) | facts |
 |---|---|---|
 | `Hinge` | rho [u]_+ | convex, monotone |
 | `CVaRHinge` | [u - s]_+ / r | convex, monotone |
@@ -28,12 +28,13 @@
 | `Custom` | any value function | as declared |
 | `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |
 
-`AbstractOuter` is the contract; `numeric_prox` and the projections are the tools for a new one.
+`AbstractOuter` is the base class of your own; `numeric_prox` and the projections help to write one.
 """
 
-from .base import AbstractOuter
+from .base import AbstractOuter, numeric_prox
+from .custom import Custom
 from .envelope import MoreauEnvelope
-from .numeric import Custom, numeric_prox
+from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, Pinball, TwoSidedHinge
 from .projections import (
     project_ball,
     project_box,
@@ -41,18 +42,9 @@ from .projections import (
     project_simplex,
     project_subsimplex,
 )
-from .scalar import Absolute, CVaRHinge, DeadZone, Hinge, Pinball, SquaredHinge
-from .vector import (
-    CVaR,
-    EuclideanNorm,
-    Maximum,
-    PositiveMaximum,
-    SeparableHinge,
-    TopMean,
-    TwoSidedHinge,
-)
+from .smooth import NDCG, AveragePrecision, LogMeanExp, Power, SquaredHinge, TauLog
+from .support import CVaR, EuclideanNorm, Maximum, PositiveMaximum, SeparableHinge, TopMean
 from .weakly_convex import MCP, SCAD, AbsoluteSquareGap, LogTruncatedHinge, OneSidedMCP
-from .xrisk import NDCG, AveragePrecision, LogMeanExp, Power, TauLog
 
 __all__ = [
     "MCP",

@@ -1,12 +1,12 @@
-"""The outer function f: what every f_i must offer, and what it may declare.
+"""The contract of an outer function f: what it must offer and what it may declare.
 
-An outer function is a value object: a frozen dataclass of numbers with a value, a (sub)gradient
-and, wherever they exist, a proximal map and a conjugate. It holds no tensors and no state.
+An outer function is a frozen dataclass of numbers with a value, a (sub)gradient and, where they
+exist, a proximal map and a conjugate. It has no state.
 
 Scalar functions (`dim = 1`) act elementwise on a tensor of any shape. Vector functions act on the
 last axis and remove it: `(..., d1) -> (...)`; `dim = None` means any d1.
 
-Every method is free of data-dependent branches, so that it runs under `torch.func.vmap` and
+No method branches on the values of a tensor, so all of them run under `torch.func.vmap` and
 `torch.compile(fullgraph=True)`, also when a parameter such as `scale` is itself a tensor.
 """
 
@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .. import _checks
 
-__all__ = ["AbstractOuter"]
+__all__ = ["AbstractOuter", "check_step", "numeric_prox"]
 
 
 class AbstractOuter(abc.ABC):
     r"""An outer function f: R^{d1} -> R.
 
-    A subclass needs a value (`__call__`); `gradient` falls back to autograd and `prox` to a
-    numeric search (scalar f). The declared facts decide which methods accept it:
+    A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
+    autograd; without its own `prox` a scalar function uses `numeric_prox`. The declared facts
+    decide which methods accept it:
 
     Attributes:
         dim: d1; 1 acts elementwise, None accepts any length of the last axis.
@@ -72,33 +74,36 @@ class AbstractOuter(abc.ABC):
 
     def gradient(self, u: Tensor) -> Tensor:
         """A (sub)gradient of f at u, with the same shape as u; 0 is chosen at a kink of [.]_+."""
-        # torch.func.grad, unlike autograd.grad on a fresh leaf, also runs inside vmap.
-        return torch.func.grad(lambda point: self(point).sum())(u.detach())
+        return self._differentiate(u)[1]
+
+    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The value f(u) and a (sub)gradient, from one evaluation of each."""
+        # Autograd evaluates f anyway: where it provides the gradient, its value is used too.
+        if type(self).gradient is AbstractOuter.gradient:
+            return self._differentiate(u)
+        return self(u), self.gradient(u)
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         r"""prox_{step f}(u) = argmin_v f(v) + |u - v|^2 / (2 step), for step < 1/rho_f."""
-        from .numeric import numeric_prox
-
         return numeric_prox(self, u, step)
 
     def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The Moreau envelope f_step(u) = min_v f(v) + |u - v|^2 / (2 step)."""
-        nearest = self.prox(u, step)
-        distance = (u - nearest).square()
-        return self(nearest) + self._reduce(distance) / (2 * step)
+        return self.envelope_and_gradient(u, step)[0]
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The gradient of the envelope, (u - prox(u)) / step."""
-        return (u - self.prox(u, step)) / step
-
-    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """f(u) and a (sub)gradient, what a training step needs."""
-        return self(u), self.gradient(u)
+        return self.envelope_and_gradient(u, step)[1]
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """The envelope and its gradient from one prox."""
-        slope = self.envelope_gradient(u, step)
-        return self(u - step * slope) + self._reduce(slope.square()) * (step / 2), slope
+        # For a small step u and prox(u) share most of their digits. The difference is therefore
+        # taken in float64; subclasses of this package have formulas without a difference.
+        wide = _widen(u)
+        nearest = self.prox(wide, step)
+        slope = (wide - nearest) / step
+        value = self._envelope_value(nearest, slope, step)
+        return value.to(u.dtype), slope.to(u.dtype)
 
     def conjugate(self, y: Tensor) -> Tensor:
         r"""f*(y) = sup_u <y, u> - f(u), `inf` outside its domain (convex f only)."""
@@ -113,27 +118,18 @@ class AbstractOuter(abc.ABC):
         """
         return None
 
-    def _step_limit(self) -> float:
-        """1/rho_f, below which prox is single-valued and the envelope smooth; inf if convex."""
-        rho = self.weak_convexity
-        # A tensor is never compared: it may be a batch of parameters under vmap.
-        return math.inf if isinstance(rho, (int, float)) and rho == 0 else 1 / rho
-
-    def _check_step(self, step: float | Tensor) -> None:
-        """Raise unless 0 < step < 1/rho_f."""
-        call = f"{type(self).__name__}.prox"
-        _checks.positive(call, "step", step)
-        limit = self._step_limit()
-        _checks.below(call, "step", step, limit, "1/weak_convexity", "prox is not unique otherwise")
-
     def violation(self, u: Tensor) -> Tensor:
-        """How far a constraint with inner value u is exceeded; by default u <= 0 is meant."""
+        """The excess over the constraint that f penalises; by default the constraint is u <= 0."""
         if self.dim != 1:
             raise ValueError(f"{self!r} does not say which constraint it penalises.")
         return u
 
     def multiplier(self, u: Tensor) -> Tensor:
-        """The Lagrange multiplier that the penalty f implies at u: its slope along `violation`."""
+        """The Lagrange multiplier that the penalty f implies at u.
+
+        It is the slope of f along the constraint; that of an equality, or of a limit on both sides,
+        has the sign of u.
+        """
         return self.slope(self.gradient(u))
 
     def slope(self, gradient: Tensor) -> Tensor:
@@ -142,6 +138,120 @@ class AbstractOuter(abc.ABC):
             raise ValueError(f"{self!r} does not say which constraint it penalises.")
         return gradient
 
-    def _reduce(self, elementwise: Tensor) -> Tensor:
-        """Sum over the inner dimension: nothing to do for a scalar function."""
+    def _differentiate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The value and, by autograd, the gradient."""
+
+        def total(point: Tensor) -> tuple[Tensor, Tensor]:
+            value = self(point)
+            return value.sum(), value
+
+        # torch.func.grad, unlike autograd.grad on a fresh leaf, also runs inside vmap.
+        gradient, value = torch.func.grad(total, has_aux=True)(u)
+        return value, gradient
+
+    def _envelope_value(self, nearest: Tensor, slope: Tensor, step: float | Tensor) -> Tensor:
+        """The envelope from prox(u) and its gradient (u - prox(u)) / step."""
+        # The step stands between the slopes, whose square alone may overflow.
+        return self(nearest) + self._sum(slope * (step / 2) * slope)
+
+    def _check_step(self, step: float | Tensor) -> None:
+        """Raise unless 0 < step < 1/rho_f."""
+        call = f"{type(self).__name__}.prox"
+        check_step(self, call, "step", step, "prox is not unique otherwise")
+
+    def _sum(self, elementwise: Tensor) -> Tensor:
+        """The sum over the inner dimension, which a scalar function does not have."""
         return elementwise if self.dim == 1 else elementwise.sum(-1)
+
+
+def check_step(
+    outer: AbstractOuter, call: str, name: str, step: float | Tensor, reason: str
+) -> None:
+    """Raise unless 0 < step < 1/rho_f; below this limit the prox of f is unique.
+
+    Args:
+        outer: the function f.
+        call: the call that the error names.
+        name: the argument that the error names.
+        step: the step.
+        reason: why the limit holds.
+    """
+    _checks.positive(call, name, step)
+    rho = outer.weak_convexity
+    # A tensor is never compared: it may be a batch of parameters under vmap.
+    limit = math.inf if isinstance(rho, (int, float)) and rho == 0 else 1 / rho
+    _checks.below(call, name, step, limit, "1/weak_convexity", reason)
+
+
+# Each iteration keeps 0.618 of the bracket: after 62 of them 1e-13 of it is left.
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_ITERATIONS = 62
+_DOUBLINGS = 40
+
+
+def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tensor:
+    r"""prox_{step f}(u) by golden-section search, elementwise.
+
+    For step < 1/rho_f the objective f(v) + (u - v)^2/(2 step) is strongly convex, so the search
+    finds its minimum. With a finite C_f it lies within step C_f of u. Otherwise the bracket
+    starts at u +- step and each end doubles while it lies below the centre, up to 2^40 times.
+
+    The search runs in float64 (where the device has it) with a fixed number of iterations, and is
+    right to about 1e-8: comparing values resolves a minimum to the root of the precision.
+
+    Args:
+        outer: a scalar function (`dim == 1`) that is convex or declares `weak_convexity`.
+        u: where to evaluate, any shape; f may be `inf` or `nan` elsewhere, but not at u.
+        step: lambda, below 1/rho_f.
+
+    Example:
+        >>> from fcco.outer import Absolute, numeric_prox
+        >>> numeric_prox(Absolute(), torch.tensor([-3.0, 2.0]), 0.5)
+        tensor([-2.5000,  1.5000])
+    """
+    if outer.dim != 1:
+        raise ValueError(
+            f"`numeric_prox(outer=...)` must be scalar (dim=1) but is: {outer!r} "
+            f"(dim={outer.dim}); a vector function must define its own `prox`."
+        )
+    rho = outer.weak_convexity
+    if isinstance(rho, (int, float)) and math.isinf(rho):
+        raise ValueError(
+            f"{outer!r} has no known prox: declare `convex = True`, or `weak_convexity = rho` "
+            "where f + rho/2 u^2 is convex, so that a numeric search is sure to find it."
+        )
+    outer._check_step(step)
+
+    centre = _widen(u.detach())
+
+    def objective(v: Tensor) -> Tensor:
+        total = outer(v) + (centre - v).square() / (2 * step)
+        return torch.where(total.isnan(), torch.inf, total)  # outside the domain of f
+
+    low, high = _bracket(outer, objective, centre, step)
+    for _ in range(_ITERATIONS):
+        reach = _GOLDEN * (high - low)
+        left, right = high - reach, low + reach
+        in_left = objective(left) <= objective(right)
+        low, high = torch.where(in_left, low, left), torch.where(in_left, right, high)
+    return ((low + high) / 2).to(u.dtype)
+
+
+def _bracket(
+    outer: AbstractOuter, objective: Callable[[Tensor], Tensor], u: Tensor, step: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Two ends with the minimum between them."""
+    lipschitz = outer.lipschitz
+    if isinstance(lipschitz, Tensor) or math.isfinite(lipschitz):
+        return u - step * lipschitz, u + step * lipschitz
+    centre = objective(u)
+    below = above = step * torch.ones_like(u)
+    for _ in range(_DOUBLINGS):
+        below = torch.where(objective(u - below) < centre, 2 * below, below)
+        above = torch.where(objective(u + above) < centre, 2 * above, above)
+    return u - below, u + above
+
+
+def _widen(u: Tensor) -> Tensor:
+    """The tensor in float64, where the device has it (MPS does not)."""
+    return u if u.device.type == "mps" else u.double()

@@ -1,4 +1,4 @@
-"""The Moreau envelope of an outer function, as an outer function."""
+"""The Moreau envelope of an outer function, itself an outer function."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import _checks
-from .base import AbstractOuter
+from .base import AbstractOuter, check_step
 
 __all__ = ["MoreauEnvelope"]
 
@@ -20,9 +19,8 @@ class MoreauEnvelope(AbstractOuter):
         f_\lambda(u) = \min_v f(v) + \tfrac{1}{2\lambda}\|u - v\|^2, \qquad
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
-    Exact, with the gradient above through autograd (first derivatives only: the prox is held
-    constant). For convex f it equals Nesterov smoothing, and
-    f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
+    Both are exact; autograd gives the same gradient (first derivatives only). For convex f the
+    envelope equals Nesterov smoothing, and f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
 
     Args:
         outer: the function f.
@@ -44,15 +42,8 @@ class MoreauEnvelope(AbstractOuter):
     smooth = True
 
     def __post_init__(self) -> None:
-        _checks.positive("MoreauEnvelope", "smoothing", self.smoothing)
-        _checks.below(
-            "MoreauEnvelope",
-            "smoothing",
-            self.smoothing,
-            self.outer._step_limit(),
-            "1/weak_convexity",
-            "the envelope is not smooth otherwise",
-        )
+        reason = "the envelope is not smooth otherwise"
+        check_step(self.outer, "MoreauEnvelope", "smoothing", self.smoothing, reason)
 
     @property
     def dim(self) -> int | None:
@@ -86,10 +77,12 @@ class MoreauEnvelope(AbstractOuter):
         return max(1 / self.smoothing, self.weak_convexity)
 
     def __call__(self, u: Tensor) -> Tensor:
-        """The value f_lambda(u); autograd gives (u - prox(u)) / lambda."""
-        nearest = self.outer.prox(u.detach(), self.smoothing)
-        distance = self._reduce((u - nearest).square())
-        return self.outer(nearest) + distance / (2 * self.smoothing)
+        """The value f_lambda(u)."""
+        point = u.detach()
+        value, slope = self.value_and_gradient(point)
+        # u - point is 0 and its derivative is 1: the product leaves the value as it is and makes
+        # autograd return `slope`, with all its digits, instead of differentiating the formula.
+        return value + self._sum(slope * (u - point))
 
     def gradient(self, u: Tensor) -> Tensor:
         """The gradient (u - prox(u)) / lambda."""
@@ -100,13 +93,27 @@ class MoreauEnvelope(AbstractOuter):
         return self.outer.envelope_and_gradient(u, self.smoothing)
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Prox of an envelope (Beck 2017, theorem 6.63), exact when that of f is."""
-        total = self.smoothing + step
-        return u + (step / total) * (self.outer.prox(u, total) - u)
+        """Exact when that of f is, since the envelope of f_lambda is that of f at lambda + step.
+
+        References:
+            Beck (2017), First-order methods in optimization, theorem 6.63.
+        """
+        self._check_step(step)
+        return u - step * self.outer.envelope_gradient(u, self.smoothing + step)
+
+    def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
+        """The gradient of the envelope of f at lambda + step."""
+        self._check_step(step)
+        return self.outer.envelope_gradient(u, self.smoothing + step)
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The envelope of f at lambda + step, and its gradient."""
+        self._check_step(step)
+        return self.outer.envelope_and_gradient(u, self.smoothing + step)
 
     def conjugate(self, y: Tensor) -> Tensor:
         """f*(y) + lambda/2 |y|^2."""
-        return self.outer.conjugate(y) + self._reduce(y.square()) * (self.smoothing / 2)
+        return self.outer.conjugate(y) + self._sum(y.square()) * (self.smoothing / 2)
 
     def violation(self, u: Tensor) -> Tensor:
         """That of f."""

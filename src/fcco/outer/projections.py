@@ -1,9 +1,9 @@
 r"""Euclidean projections of the last axis, free of data-dependent branches.
 
-The convex outer functions of `fcco.outer.vector` are support functions f(u) = max_{y in Y} <y, u>,
-and prox_{lambda f}(u) = u - (projection of u onto lambda Y). Every set here therefore has a size
-(`total`, `radius`), so that lambda Y is projected onto directly: dividing u by a small lambda
-first would lose the digits that tell nearby entries apart.
+A support function f(u) = max_{y in Y} <y, u> has prox_{lambda f}(u) = u - (projection of u onto
+lambda Y). Every set here therefore has a size (`total`, `radius`), so that lambda Y is projected
+onto directly: dividing u by a small lambda first would lose the digits that tell nearby entries
+apart.
 
 | function | set |
 |---|---|
@@ -29,6 +29,7 @@ __all__ = [
     "project_capped_simplex",
     "project_simplex",
     "project_subsimplex",
+    "safe_norm",
 ]
 
 
@@ -71,8 +72,22 @@ def project_ball(point: Tensor, radius: float | Tensor = 1.0) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
-    norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
-    return point * (radius / norm.clamp(min=radius))
+    norm = safe_norm(point).unsqueeze(-1)
+    # Divided first: radius / norm may be too small a number for float32.
+    return torch.where(norm > radius, point / norm.clamp(min=radius) * radius, point)
+
+
+def safe_norm(point: Tensor) -> Tensor:
+    """The Euclidean norm, also where the squares of the entries would overflow or vanish.
+
+    Example:
+        >>> safe_norm(torch.tensor([[3e20, 4e20], [3e-30, 4e-30]]))
+        tensor([5.0000e+20, 5.0000e-30])
+    """
+    # A constant for autograd: the norm does not depend on the scale at which it is computed.
+    largest = point.detach().abs().amax(dim=-1, keepdim=True)
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return scale.squeeze(-1) * torch.linalg.vector_norm(point / scale, dim=-1)
 
 
 def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
@@ -132,13 +147,15 @@ def project_capped_simplex(
     centred = project_box(point - capped_threshold(point, cap, total), -cap, cap)
     leaves_cap = centred - cap
     breaks, order = torch.cat([leaves_cap, centred.expand_as(leaves_cap)], dim=-1).sort(dim=-1)
-    turns = torch.ones_like(leaves_cap)
-    slope = torch.cat([-turns, turns], dim=-1).gather(-1, order).cumsum(-1)
+    # The slope of the sum falls by 1 where an entry leaves its cap and rises by 1 where it
+    # reaches 0; `sums` are the sums of the weights at the breakpoints.
+    ones = torch.ones_like(leaves_cap)
+    slope = torch.cat([-ones, ones], dim=-1).gather(-1, order).cumsum(-1)
     change = (slope[..., :-1] * breaks.diff(dim=-1)).cumsum(-1)
-    mass = size * cap + torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
-    last = ((mass >= total).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
-    excess, fall = mass.gather(-1, last) - total, -slope.gather(-1, last)
-    centred = centred - breaks.gather(-1, last) - excess / fall.clamp(min=1)
+    sums = size * cap + torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
+    last = ((sums >= total).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    excess, descent = sums.gather(-1, last) - total, -slope.gather(-1, last)
+    centred = centred - breaks.gather(-1, last) - excess / descent.clamp(min=1)
 
     # One Newton step removes the rounding of the running sums. Entries at an end may move too:
     # they count, so that the step is never too long.
@@ -149,7 +166,7 @@ def project_capped_simplex(
 
 
 def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """The smallest entry with a share when the largest entries take `cap` each, up to `total`.
+    """The smallest entry with weight when the largest entries get `cap` each, up to `total`.
 
     With total = 1 and cap = 1/(r d) it is the upper quantile of level r: the value at risk.
 
@@ -158,12 +175,12 @@ def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor =
         tensor([0.9000])
     """
     ordered = point.sort(dim=-1, descending=True).values
-    left = total - cap * _counts(point, first=0)
-    return torch.where(left > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
+    remaining = total - cap * _counts(point, first=0)
+    return torch.where(remaining > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
 
 
 def _simplex_threshold(point: Tensor, total: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The point seen from its largest entry, the root t of sum [centred - t]_+ = total, the top."""
+    """The point minus its largest entry, the root t of sum [centred - t]_+ = total, that entry."""
     top = point.amax(dim=-1, keepdim=True)
     centred = point - top
     partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
@@ -172,6 +189,7 @@ def _simplex_threshold(point: Tensor, total: float | Tensor) -> tuple[Tensor, Te
 
 
 def _counts(point: Tensor, first: int) -> Tensor:
+    """The numbers first, first + 1, ..., one for each entry."""
     stop = point.shape[-1] + first
     return torch.arange(first, stop, dtype=point.dtype, device=point.device)
 

@@ -1,7 +1,7 @@
 r"""Weakly convex outer functions: f + rho_f/2 u^2 is convex, for a finite rho_f.
 
-They saturate, so that one hopeless block cannot dominate the mean; their envelope exists for
-lambda < 1/rho_f only, and prox refuses a larger step.
+Most of them saturate, so that one very large inner value cannot dominate the mean. Their envelope
+exists for lambda < 1/rho_f only, and prox refuses a larger step.
 
 The truncated hinge min([u]_+, c) is not offered: at its concave kink u = c no rho makes
 f + rho/2 u^2 convex, so it is not weakly convex and no theory here covers it. `OneSidedMCP` is
@@ -20,7 +20,7 @@ from torch.nn.functional import relu
 
 from .. import _checks
 from .base import AbstractOuter
-from .xrisk import TauLog
+from .smooth import TauLog
 
 __all__ = ["MCP", "SCAD", "AbsoluteSquareGap", "LogTruncatedHinge", "OneSidedMCP"]
 
@@ -40,6 +40,14 @@ class _Profile(AbstractOuter):
     def _shrink(self, t: Tensor, step: float | Tensor) -> Tensor:
         """The prox of h on t >= 0."""
 
+    def _envelope_slope(self, t: Tensor, nearest: Tensor, step: float | Tensor) -> Tensor:
+        """The slope of the envelope of h at t >= 0, where `nearest` is the prox."""
+        # It is h'(nearest) for nearest > 0, and t / step for nearest = 0. The smaller of the two is
+        # the right one, since nearest = t - step h'(nearest) in the first case and
+        # t <= step h'(0) in the second. The quotient (t - nearest) / step would lose all digits
+        # of a slope below t / step times the machine epsilon.
+        return torch.minimum(t / step, self._slope(nearest))
+
 
 class _Even(_Profile):
     """f(u) = h(|u|)."""
@@ -57,13 +65,15 @@ class _Even(_Profile):
         self._check_step(step)
         return u.sign() * self._shrink(u.abs(), step)
 
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one prox; the gradient has the sign of u."""
+        nearest = self.prox(u, step)
+        slope = u.sign() * self._envelope_slope(u.abs(), nearest.abs(), step)
+        return self._envelope_value(nearest, slope, step), slope
+
     def violation(self, u: Tensor) -> Tensor:
         """The magnitude of u."""
         return u.abs()
-
-    def slope(self, gradient: Tensor) -> Tensor:
-        """The magnitude of the gradient."""
-        return gradient.abs()
 
 
 class _OneSided(_Profile):
@@ -83,6 +93,12 @@ class _OneSided(_Profile):
         """The prox of h where u > 0, else u."""
         self._check_step(step)
         return u.clamp(max=0) + self._shrink(relu(u), step)
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one prox; the gradient is 0 for u <= 0."""
+        nearest = self.prox(u, step)
+        slope = self._envelope_slope(relu(u), relu(nearest), step)
+        return self._envelope_value(nearest, slope, step), slope
 
 
 @dataclass(frozen=True)
@@ -237,9 +253,9 @@ class SCAD(_Even):
         return 1 / (self.shape - 1)
 
     def _value(self, t: Tensor) -> Tensor:
-        end, less = self.shape * self.scale, self.shape - 1
-        # From t = s on: the height at the end minus the area still to come.
-        bent = self.scale**2 * (self.shape + 1) / 2 - relu(end - t).square() / (2 * less)
+        end, a_minus_1 = self.shape * self.scale, self.shape - 1
+        # From t = s on: the final height minus the area under the slope from t to the end.
+        bent = self.scale**2 * (self.shape + 1) / 2 - relu(end - t).square() / (2 * a_minus_1)
         return torch.where(t <= self.scale, self.scale * t, bent)
 
     def _slope(self, t: Tensor) -> Tensor:
@@ -247,9 +263,9 @@ class SCAD(_Even):
         return falling.clamp(max=self.scale)
 
     def _shrink(self, t: Tensor, step: float | Tensor) -> Tensor:
-        # The pieces cross exactly where one takes over from the other.
-        less, shift = self.shape - 1, step * self.scale
-        bent = (less * t - self.shape * shift) / (less - step)
+        # The three pieces intersect exactly where one takes over from the other.
+        a_minus_1, shift = self.shape - 1, step * self.scale
+        bent = (a_minus_1 * t - self.shape * shift) / (a_minus_1 - step)
         return torch.minimum(torch.maximum(relu(t - shift), bent), t)
 
 
@@ -287,3 +303,12 @@ class AbsoluteSquareGap(AbstractOuter):
         t = u.abs()
         inside = (t / (1 - 2 * step)).clamp(max=1)
         return u.sign() * torch.maximum(inside, t / (1 + 2 * step))
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one prox; the gradient has the sign of u."""
+        nearest, t = self.prox(u, step), u.abs()
+        # -2 prox below 1, 2 prox above 1, and (t - 1) / step where the prox sits on the kink. The
+        # three pieces intersect exactly where one takes over from the other.
+        slope = torch.maximum((t - 1) / step, -2 * t / (1 - 2 * step))
+        slope = u.sign() * torch.minimum(slope, 2 * t / (1 + 2 * step))
+        return self._envelope_value(nearest, slope, step), slope

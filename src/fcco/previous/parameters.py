@@ -163,7 +163,7 @@ class PreviousParameters(ParameterTensors):
     ) -> None:
         super().__init__(optimizer)
         self.offload = offload
-        if any(hasattr(p, "_fsdp_flattened") for p in self.parameters_in_order):
+        if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
             raise TypeError(
                 "`PreviousParameters` cannot put other values into a model wrapped by "
                 "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "

@@ -21,6 +21,7 @@ __all__ = [
     "local_part",
     "parameters_at",
     "reshard",
+    "versions_kept",
     "wait_for_copies",
     "without_reduction",
 ]
@@ -199,10 +200,24 @@ class ParameterSwap:
 
 
 @contextmanager
+def versions_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the version counters of tensors on exit; their values must be restored too.
+
+    Nothing has moved then: an open graph stays valid, and an open tracking step stays open, which
+    an objective would end at parameters that changed. Inside, the counters do differ, so that a
+    backward pass of a graph from outside is still refused.
+    """
+    with ExitStack() as stack:
+        for parameter in parameters:
+            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
+        yield
+
+
+@contextmanager
 def parameters_at(
     points: Mapping[Tensor, Tensor], model: nn.Module | None = None
 ) -> Iterator[None]:
-    """Copy other values into parameters for a while, between steps; no graph may be open.
+    """Copy other values into parameters for a while, between steps.
 
     Args:
         points: the values.
@@ -217,19 +232,20 @@ def parameters_at(
             "objective."
         )
     kept = {parameter: parameter.detach().clone() for parameter in points}
-    try:
-        with torch.no_grad():
-            for parameter, point in points.items():
-                parameter.copy_(point)
-        if sharded and model is not None:
-            reshard(model)
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept.items():
-                parameter.copy_(value)
-        if sharded and model is not None:
-            reshard(model)
+    with versions_kept(points):
+        try:
+            with torch.no_grad():
+                for parameter, point in points.items():
+                    parameter.copy_(point)
+            if sharded and model is not None:
+                reshard(model)
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in kept.items():
+                    parameter.copy_(value)
+            if sharded and model is not None:
+                reshard(model)
 
 
 @contextmanager

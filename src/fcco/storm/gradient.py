@@ -85,7 +85,7 @@ class RecursiveGradient(nn.Module):
 
     Example:
         >>> import torch, fcco
-        >>> from fcco.recursive import RecursiveGradient
+        >>> from fcco.storm import RecursiveGradient
         >>> _ = torch.manual_seed(0)
         >>> c, model = torch.tensor([1.0, -2.0]), torch.nn.Linear(2, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

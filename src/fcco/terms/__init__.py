@@ -2,7 +2,7 @@
 
 | module | term | used by |
 |---|---|---|
-| `coupled` | an outer function of u_i, perhaps a penalty on constraints | SONEX, SONX, SOX, MSVR, ALEXR2 |
+| `coupled` | an outer function of u_i; penalties too | SONEX, SONX, SOX, MSVR, ALEXR2 |
 | `cvar` | the worst values, with a threshold s | group DRO by SONEX, SONX, ALEXR2 |
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR |

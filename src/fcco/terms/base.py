@@ -43,6 +43,8 @@ class AbstractTerm(KeepsPrecision):
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
         self.tracker = tracker
+        # Found at once there, without nn.Module's slow search; assigning to it clears it again.
+        self.__dict__["tracker"] = tracker
         tracker.wait_for_close()
 
     @property

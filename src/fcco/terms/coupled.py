@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,9 +35,10 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
             f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
             f"{constraints!r}."
         )
-    if isinstance(constraints, int):
-        return constraints, None
-    return len(constraints), tuple(constraints)
+    names = tuple(constraints) if isinstance(constraints, Iterable) else None
+    number: Any = constraints if names is None else len(names)
+    _checks.integer(call, "constraints", number, 1)
+    return int(number), names
 
 
 class Limits(KeepsPrecision):
@@ -158,7 +159,10 @@ class OuterTerm(AbstractTerm):
             )
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        _ = self.smoothed  # refuse smoothing >= 1/weak_convexity at once
+        first = smoothing(0) if callable(smoothing) else smoothing
+        if not (isinstance(first, float) and first > 0):
+            _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
+        self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
     def smoothing(self) -> float:
@@ -178,7 +182,7 @@ class OuterTerm(AbstractTerm):
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
         if self._smoothed is None or self._smoothed[0] != smoothing:
-            _checks.at_least(type(self).__name__, "smoothing", smoothing, 0.0)
+            # The envelope refuses a negative lambda, or one above 1/weak_convexity.
             smoothed = MoreauEnvelope(self.outer, smoothing) if smoothing else self.outer
             self._smoothed = (smoothing, smoothed)
         return self._smoothed[1]
@@ -224,7 +228,7 @@ class CoupledTerm(OuterTerm):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(outer, tracker, smoothing)
-        if not callable(weight):
+        if not callable(weight) and weight != 1:
             _checks.positive("CoupledTerm", "weight", weight)
         self.weight_schedule = weight
         self.limits = Limits(

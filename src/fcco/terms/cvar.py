@@ -49,23 +49,23 @@ def cvar_mean(
         >>> cvar_mean(u, s, 0.5, smoothing=0.5, kink=s, blocks=3)[1] * 3
         tensor([0.0000, 0.4000, 2.0000])
     """
-    excess, cap = losses - threshold, 1 / ratio
-    share = 1 / blocks
+    excess, share, cap = losses - threshold, 1 / blocks, 1 / ratio
     if isinstance(smoothing, Tensor):
         hard = smoothing == 0
         width = torch.where(hard, 1, smoothing)
-        slope = (excess / width).clamp(torch.zeros_like(excess), cap + torch.zeros_like(excess))
+        slope = torch.minimum(relu(excess / width), cap + torch.zeros_like(excess))
         value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
         step = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         slope = torch.where(hard, step, slope)
-    elif smoothing:
-        slope = (excess / smoothing).clamp_(0, cap)  # type: ignore[arg-type]
-        value = slope * torch.add(excess, slope, alpha=-smoothing / 2)
-    else:
+        return threshold + value.sum() * share, slope * share
+    if not smoothing:
         # A bool times a number would be in single precision.
         slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
-        value = relu(excess) * cap
-    return threshold + value.sum() * share, slope * share
+        return threshold + relu(excess).sum() * (cap * share), slope * share
+    # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
+    slope = (excess * (share / smoothing)).clamp_(0, cap * share)  # type: ignore[arg-type]
+    value = torch.dot(slope, torch.add(excess, slope, alpha=-smoothing / (2 * share)))  # type: ignore[arg-type]
+    return threshold + value, slope
 
 
 def exact_threshold(
@@ -97,39 +97,39 @@ def exact_threshold(
     if smoothing == 0:
         return hard_threshold(losses, ratio)
     if losses.device.type == "cpu" and math.isfinite(start):
-        values = losses.detach().numpy().astype(np.float64, copy=False)
-        root = _newton_threshold(values, ratio, smoothing, start)
+        root = newton_threshold(losses.detach().numpy(), ratio, smoothing, start)
         if root is not None:
             return losses.new_tensor(root)
     return smooth_threshold(losses, ratio, smoothing)
 
 
-def _newton_threshold(
+def newton_threshold(
     losses: np.ndarray[Any, Any], ratio: float, smoothing: float, start: float
 ) -> float | None:
-    """Newton's method from `start`; None unless it ends inside one linear piece, where it is exact.
+    """Newton's method for the s of `exact_threshold`, from the last s.
 
-    In NumPy, because twelve operations on a short vector take a third of torch's time.
+    Returns None unless it ends inside one linear piece, where it is exact. In NumPy, because a
+    dozen operations on a short vector take a third of torch's time.
     """
     root, width = start, smoothing / ratio
+    losses = losses.astype(np.float64, copy=False)
     for _ in range(4):
         excess = losses - root
         above = excess[excess > 0]
-        inside = above < width
-        zone = above[inside]  # the blocks whose slope is between 0 and 1/r
-        if zone.size == 0:
+        zone = above[above < width]  # the blocks whose slope is between 0 and 1/r
+        inside, capped = zone.size, above.size - zone.size
+        if inside == 0:
             return None
-        capped = above.size - zone.size
-        move = (zone.sum() + capped * width - losses.size * smoothing) / zone.size
+        move = float((zone.sum() + capped * width - losses.size * smoothing) / inside)
         root += move
-        # Does any block leave or enter the zone on the way? Strictly, so that the root is unique.
-        if move >= 0:
-            stays = zone.min() > move and (capped == 0 or above[~inside].min() > width + move)
-        else:
-            below = excess[excess <= 0]
-            stays = zone.max() < width + move and (below.size == 0 or below.max() < move)
-        if stays:
-            return float(root)
+        # The step is exact if no block enters or leaves the zone on the way: if the numbers above
+        # both ends are the same at the new s. (A block on an end itself: the root may not be
+        # unique; `excess` is compared strictly on one side, so that the next round decides.)
+        left = excess > move
+        if np.count_nonzero(left) == above.size and (
+            np.count_nonzero(excess >= move + width) == capped
+        ):
+            return root
     return None
 
 
@@ -298,7 +298,7 @@ class CVaRTerm(OuterTerm):
         if losses.shape[0] == 0:
             return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
         smoothing = self.smoothing
-        on_host = self._started and self.threshold.device.type == "cpu"
+        on_host = self._started and losses.device.type == "cpu"
         start = self.threshold.item() if on_host else math.nan
         s = exact_threshold(losses, self.ratio, smoothing, start)
         if smoothing != 0 or self.rule != "exact":

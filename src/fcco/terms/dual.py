@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -111,7 +111,9 @@ class DualTerm(CoupledTerm):
         tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
         margin: train for g_i <= tolerance_i - margin.
         names: names of the blocks, for values given by name.
-        options: `on_nonfinite`, `dtype` and `device` of `InnerTracker`.
+        on_nonfinite: see `InnerTracker`.
+        dtype: precision of y_i.
+        device: where the buffers live at first.
 
     Example:
         >>> import torch, fcco
@@ -135,10 +137,12 @@ class DualTerm(CoupledTerm):
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         names: Sequence[str] | None = None,
-        **options: Any,
+        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
     ) -> None:
         rule = DualAscent(outer, dual_step)
-        like = torch.zeros((), dtype=options.get("dtype"), device=options.get("device"))
+        like = torch.zeros((), dtype=dtype, device=device)
         limits = Limits(num_inner, like, tolerance, margin, names, call="DualTerm")
         # The limit is part of what is tracked: v_i holds the excess over it.
         offset = None if limits.plain else limits.tolerance - margin
@@ -151,7 +155,9 @@ class DualTerm(CoupledTerm):
             rule=rule,
             offset=offset,
             keep_latest=True,
-            **options,
+            on_nonfinite=on_nonfinite,
+            dtype=dtype,
+            device=device,
         )
         super().__init__(
             outer,

@@ -157,7 +157,8 @@ class GroupWeights(AbstractTerm):
     the p that was known then.
 
     Args:
-        tracker: `fcco.ema_tracker(n, gamma=1.0, read="new")`: the losses of the groups in this batch.
+        tracker: `fcco.ema_tracker(n, gamma=1.0, read="new")`: the losses of the groups in the
+            batch.
         step: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
         geometry: `"kl"` or `"euclidean"`, see `mirror_ascent`.

@@ -46,15 +46,15 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
     """
     dtype = entries.dtype
     if entries.shape[0] > _EXACT_ADDITIONS and entries.device.type != "mps":
-        entries = entries.double()
+        if dtype != torch.float64:
+            return segment(entries.double(), inverse, size, log).to(dtype)
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
-        add = start.index_add if entries.requires_grad else start.index_add_
-        return add(0, inverse, entries).to(dtype)
+        return (start.index_add if entries.requires_grad else start.index_add_)(0, inverse, entries)
     rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
     sums = start.index_add(0, inverse, torch.exp(entries - largest[inverse]))
-    return (largest + sums.log()).to(dtype)
+    return largest + sums.log()
 
 
 class Blocks(NamedTuple):

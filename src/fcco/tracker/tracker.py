@@ -156,9 +156,26 @@ class InnerTracker(KeepsPrecision):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_settings(
-            num_inner, dim, gamma, correction, read, bounds, refresh_every, on_nonfinite, dtype
-        )
+        call = "InnerTracker"
+        _checks.integer(call, "num_inner", num_inner, 1)
+        _checks.integer(call, "dim", dim, 1)
+        _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+        _checks.one_of(call, "read", read, ("old", "new"))
+        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
+        if isinstance(correction, str):
+            _checks.one_of(call, "correction", correction, ("theory", "auto"))
+            if correction == "theory":
+                _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
+        else:
+            _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
+        if gamma == 0 and correction in (0, 0.0):
+            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+        if refresh_every is not None:
+            _checks.integer(call, "refresh_every", refresh_every, 1)
+        if bounds is not None and not bounds[0] <= bounds[1]:
+            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
+        if not dtype.is_floating_point:
+            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
         if not sampled and on_nonfinite == "skip":
             raise ValueError(
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
@@ -171,7 +188,8 @@ class InnerTracker(KeepsPrecision):
         self.rule = rule or (log_track if log_space else track)
         # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
         self._waits_for_close = False
-        self._progress, self._check = _Progress(), DeferredFiniteCheck()
+        self._progress = _Progress()
+        self._check = DeferredFiniteCheck() if on_nonfinite == "deferred" else None
         self._all_blocks: Blocks | None = None
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
@@ -197,10 +215,9 @@ class InnerTracker(KeepsPrecision):
 
     def seen_rows(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
-        progress, rows = self._progress, self.value.view(-1) if self.dim == 1 else self.value
-        if progress.complete and progress.version == self.seen._version:
-            return rows
-        return rows[self.seen]
+        progress, table, seen = self._progress, self.value, self.seen
+        rows = table.view(-1) if self.dim == 1 else table
+        return rows if progress.complete and progress.version == seen._version else rows[seen]
 
     @property
     def needs_previous(self) -> bool:
@@ -229,7 +246,7 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
         """Check `index` and `counts`; find the distinct blocks."""
-        if self._check.flags:
+        if self._check is not None:
             self._check.poll()
         if index is not None or counts is not None:
             return find_blocks(index, counts, self.num_inner, self.value)
@@ -273,7 +290,8 @@ class InnerTracker(KeepsPrecision):
         return Entries(blocks, fresh, previous, carrier, carrier_blocks)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
-        table, shape, expected = self.value, tuple(values.shape), blocks.size
+        table, shape, expected = self._buffers["value"], tuple(values.shape), blocks.size
+        assert table is not None
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
         elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
@@ -323,8 +341,9 @@ class InnerTracker(KeepsPrecision):
         batch = entries.batch(self.log_space)
         if group is not None:
             batch = over_ranks(batch, group, call)
-        if self.offset is None:
+        if self._buffers["offset"] is None:
             return batch
+        assert self.offset is not None
         offset = self.offset if self.offset.dim() == 0 else self.offset[batch.index]
         shift = per_row(offset * batch.counts, batch.fresh)
         past = None if batch.previous is None else batch.previous - shift
@@ -429,17 +448,24 @@ class InnerTracker(KeepsPrecision):
             ids: the same as Python numbers, if known.
             whole: whether these are all blocks.
         """
-        progress, step = self._progress, self._progress.open
-        rows = self.value.view(-1) if self.dim == 1 else self.value
+        # nn.Module finds a buffer by a slow search: a step takes each from the registry once.
+        progress, step, buffers = self._progress, self._progress.open, self._buffers
+        table, known = buffers["value"], buffers["seen"]
+        assert table is not None and known is not None
+        rows = table.view(-1) if self.dim == 1 else table
         value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
-        if progress.version == self.seen._version and (
-            progress.complete or (ids is not None and progress.visited.issuperset(ids))
+        opened = step is not None and step.seen is not None  # the mask knows the open step
+        if (
+            not opened
+            and progress.version == known._version
+            and (progress.complete or (ids is not None and progress.visited.issuperset(ids)))
         ):
             return value, None
-        seen = self.seen.index_select(0, index)
-        if step is not None and step.seen is not None:
+        seen = known.index_select(0, index)
+        if opened:
+            assert step is not None and step.seen is not None
             seen = overlay(seen, index, step.batch.index, step.seen)
         return value, seen
 
@@ -447,20 +473,22 @@ class InnerTracker(KeepsPrecision):
         """Write a proposed update; the step stays open until `close()` if an objective waits."""
         batch, progress = update.batch, self._progress
         progress.skipped += update.dropped
-        if update.finite is not None:
+        if update.finite is not None and self._check is not None:
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
-        rows = self.value.view(-1) if self.dim == 1 else self.value
+        table, latest = self._buffers["value"], self._buffers["latest"]
+        assert table is not None
+        rows = table.view(-1) if self.dim == 1 else table
         if batch.whole:
             rows.copy_(update.after)
         else:
             rows.index_copy_(0, batch.index, update.after)
-        if self.latest is not None:
+        if latest is not None:
             fresh = batch.mean(batch.fresh)
             if update.finite is not None:
-                fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[batch.index])
-            self.latest.index_copy_(0, batch.index, fresh)
+                fresh = torch.where(per_row(update.finite, fresh), fresh, latest[batch.index])
+            latest.index_copy_(0, batch.index, fresh)
         if self._waits_for_close:
             progress.open = update
         else:
@@ -535,7 +563,8 @@ class InnerTracker(KeepsPrecision):
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
         self._progress = _Progress(state["steps"], state["skipped"])
-        self._check = DeferredFiniteCheck()
+        if self._check is not None:
+            self._check = DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -552,25 +581,28 @@ def refuse_nonfinite(
 
     Args:
         updates: by term. The new u is looked at: it is finite only if all that entered it is, and
-            it may overflow by itself.
+            it may overflow by itself. Only bounds and other rules hide what entered.
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
     """
-    checked = [u.after for t, u in updates.values() if t.on_nonfinite == "raise"]
-    if not checked and updates:
-        return
-    parts = [*checked, *(c.detach() for c in (carriers or {}).values())]
+    if updates and all(t.on_nonfinite == "deferred" for t, _ in updates.values()):
+        return  # looking at a value would make the host wait
+    checked = {n: each for n, each in updates.items() if each[0].on_nonfinite == "raise"}
+    apart = {n: c.detach() for n, c in (carriers or {}).items() if n in checked}
+    parts = [update.after for _, update in checked.values()]
+    for tracker, update in checked.values():
+        if tracker.bounds is not None or tracker.rule is not track:
+            entered = (update.batch.fresh, update.batch.previous)
+            parts += [part for part in entered if part is not None]
+    parts += apart.values()
     if loss is not None:
         parts.append(loss.detach())
-    # One number to look at, and one wait for a GPU. A sum of finite values may overflow.
-    sums = [part.sum() for part in parts]
-    total = sums[0].item() if len(sums) == 1 else math.fsum(s.item() for s in sums)
-    if math.isfinite(total):
+    # One number to look at per tensor. A sum of finite values may overflow.
+    if all(math.isfinite(part.sum().item()) for part in parts):
         return
-    for name, (tracker, update) in updates.items():
-        if tracker.on_nonfinite == "raise":
-            _refuse_blocks(update.batch, name, update.after)
-    for name, carrier in (carriers or {}).items():
+    for name, (_, update) in checked.items():
+        _refuse_blocks(update.batch, name, update.after)
+    for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
     if loss is not None and not bool(torch.isfinite(loss).all()):
@@ -613,7 +645,7 @@ class DeferredFiniteCheck:
     """
 
     def __init__(self) -> None:
-        self.flags: deque[_Flag] = deque()
+        self._flags: deque[_Flag] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -622,51 +654,17 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self.flags.append(_Flag(good, arrived, finite, blocks))
+        self._flags.append(_Flag(good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self.flags and (self.flags[0].arrived is None or self.flags[0].arrived.query()):
-            flag = self.flags.popleft()
+        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
+            flag = self._flags.popleft()
             if not flag.good.item():
-                self.flags.clear()
+                self._flags.clear()
                 blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
                     f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
                     "step; these blocks kept their value, but the loss of that step, and so the "
                     "gradient, was not finite."
                 )
-
-
-def _check_settings(
-    num_inner: int,
-    dim: int,
-    gamma: float,
-    correction: Any,
-    read: str,
-    bounds: tuple[float, float] | None,
-    refresh_every: int | None,
-    on_nonfinite: str,
-    dtype: torch.dtype,
-) -> None:
-    """Raise unless an `InnerTracker` can be built from these."""
-    call = "InnerTracker"
-    _checks.integer(call, "num_inner", num_inner, 1)
-    _checks.integer(call, "dim", dim, 1)
-    _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
-    _checks.one_of(call, "read", read, ("old", "new"))
-    _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
-    if isinstance(correction, str):
-        _checks.one_of(call, "correction", correction, ("theory", "auto"))
-        if correction == "theory":
-            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
-    else:
-        _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-    if gamma == 0 and correction in (0, 0.0):
-        raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
-    if refresh_every is not None:
-        _checks.integer(call, "refresh_every", refresh_every, 1)
-    if bounds is not None and not bounds[0] <= bounds[1]:
-        raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
-    if not dtype.is_floating_point:
-        raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")

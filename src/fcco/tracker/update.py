@@ -140,8 +140,9 @@ def theory_correction(gamma: Number, num_inner: int, blocks: int | Tensor) -> Nu
         >>> round(theory_correction(0.1, num_inner=30, blocks=8), 2)
         3.96
     """
-    if not isinstance(blocks, Tensor) and blocks == 0:
-        return 0.0  # nothing to correct, and no number to divide by
+    if not isinstance(blocks, Tensor) and blocks in (0, num_inner):
+        # Nothing to correct; or every block is seen, and gamma = 1 is allowed.
+        return 1 - gamma if blocks else 0.0
     return (num_inner - blocks) / (blocks * (1 - gamma)) + (1 - gamma)
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fcco
+from fcco import methods
 from fcco.constraints import ConstantConEx
+from fcco.methods.constrained import RECIPES
 
 from ..task import Method
 from ..updates import Stepped
@@ -20,13 +22,14 @@ from . import rates as r
 __all__ = ["UNCONSTRAINED", "Built", "build"]
 
 UNCONSTRAINED = "erm"
-IN_PAIRS = ("sonex", "alexr2", "sonx", "yang2025")
+_PAIRED = (methods.constrained_sonex, methods.constrained_alexr2, methods.hinge_penalty)
+IN_PAIRS = tuple(word for word, recipe in RECIPES.items() if recipe in _PAIRED)
 """Methods with an outer function of our choice: the two-sided hinge on R^2."""
-AVERAGED = (*IN_PAIRS, "sox", "li2024")
+AVERAGED = (*IN_PAIRS, *(w for w, r in RECIPES.items() if r is methods.squared_hinge_penalty))
 """Methods whose multipliers follow from moving averages."""
 OURS = ("outer", "dim", "equality", "tolerance", "schedule", "project", "process_group")
 """Settings of `fcco.constrained` that the constraints of the task decide."""
-IN_WORDS = ("correction", "read", "aggregate", "constraint_optimizer", "on_nonfinite")
+IN_WORDS = ("correction", "read", "constraint_optimizer", "on_nonfinite")
 """Settings that may be words."""
 
 
@@ -91,7 +94,7 @@ def build(model: nn.Module, method: Method, constraints: int, tolerance: float) 
         more: dict[str, Any] = dict(settings)
         if "penalty" in more:
             more["penalty"] *= 2  # of twice as many constraints
-        if word == "icppac":
+        if RECIPES.get(word) is methods.icppac:
             tau, theta = more.pop("tau", 10.0), more.pop("theta", 0.1)
             more["schedule"] = ConstantConEx(tau=tau, theta=theta)
         objective = fcco.constrained(

@@ -112,7 +112,7 @@ class GroupDROTraining:
         pieces = self._pieces(self.batches.draw())
         while not self._moved(pieces):
             if self.scaler.get_scale() < _SMALLEST:
-                raise ValueError("The gradients are not finite, however they are scaled.")
+                raise FloatingPointError("The gradients are not finite, however they are scaled.")
         self.steps += 1
         self.seconds += time.perf_counter() - start
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ... import _checks
-from ...previous.swap import own_buffers
+from ...previous.swap import ParameterSwap
 
 __all__ = [
     "BatchNormMode",
@@ -195,7 +195,7 @@ def _statistics_rest(stage: Stage) -> Iterator[None]:
     """Let batch norm move copies of its statistics: the first pass has moved the originals."""
     with ExitStack() as stack:
         for layer in stage:
-            stack.enter_context(own_buffers(layer, {}))
+            stack.enter_context(ParameterSwap(layer).at({}))
         yield
 
 

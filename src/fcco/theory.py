@@ -1,14 +1,42 @@
-"""Settings and iteration counts of SONEX and ALEXR2 for a given accuracy, from the proofs."""
+r"""Formulas of the theorems, with explicit constants: hyperparameters, step sizes, error laws.
+
+| question | name |
+|---|---|
+| which hyperparameters make the proofs go through | `sonex_settings`, `alexr2_settings` |
+| the constants these need | `Constants` |
+| primal and dual step of ALEXR for a contraction theta | `inner_step`, `dual_step` |
+| steady error of a tracked value | `expected_tracking_error` |
+| a penalty that is exact | `penalty_size` |
+| violation that smoothing leaves | `smoothed_bias` |
+
+The settings are far more cautious than tuned values; their use is in the orders and in tests. All
+constants come from the proofs, corrected where those slip (docs/mathematics.md lists the errata).
+
+References:
+    The SONEX and ALEXR2 paper, arXiv 2506.02504: sections 4.1 (SONEX), 4.2 (ALEXR2), 5
+    (constraints) and the appendix on adaptive learning rates.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from .. import _checks
-from ..tracker import theory_correction
+from . import _checks
+from .tracker import theory_correction
 
-__all__ = ["Alexr2Settings", "Constants", "SonexSettings", "alexr2_settings", "sonex_settings"]
+__all__ = [
+    "Alexr2Settings",
+    "Constants",
+    "SonexSettings",
+    "alexr2_settings",
+    "dual_step",
+    "expected_tracking_error",
+    "inner_step",
+    "penalty_size",
+    "smoothed_bias",
+    "sonex_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -49,14 +77,15 @@ class Constants:
 
     def __post_init__(self) -> None:
         call = "Constants"
-        for name in ("num_inner", "blocks", "samples", "dim"):
+        for name in ("num_inner", "samples", "dim"):
             _checks.at_least(call, name, getattr(self, name), 1)
+        _checks.in_interval(call, "blocks", self.blocks, 1, self.num_inner)
         for name in ("outer_lipschitz", "inner_lipschitz"):
             _checks.positive(call, name, getattr(self, name))
         for name in ("inner_smoothness", "value_noise", "jacobian_noise", "outer_weak_convexity"):
             _checks.at_least(call, name, getattr(self, name), 0)
-        _checks.at_least(call, "inner_weak_convexity", self.inner_weak_convexity, 0)
-        _checks.in_interval(call, "blocks", self.blocks, 1, self.num_inner)
+        if self.inner_weak_convexity is not None:
+            _checks.at_least(call, "inner_weak_convexity", self.inner_weak_convexity, 0)
 
     @property
     def weak_convexity(self) -> float:
@@ -111,7 +140,6 @@ def sonex_settings(
     smallest_scale: float = 1.0,
     largest_scale: float = 1.0,
     initial_samples: int | None = None,
-    gradient_error: float | None = None,
 ) -> SonexSettings:
     r"""SONEX settings for an approximate eps-stationary point, also with Adam-type steps.
 
@@ -121,21 +149,9 @@ def sonex_settings(
         \eta = \Theta(\tfrac{B_1 \sqrt{B_2}}{n} \epsilon^3), \quad
         T = O(\tfrac{n}{B_1 \sqrt{B_2}} \epsilon^{-5}).
 
-    The mean of |grad F_lambda(w_t)|^2 over the T iterations is then at most eps^2 in
-    expectation. Two corrections to the proof: the noise of u is sigma_0, and U in the bound on
-    |u_{t+2} - u_{t+1}|^2 is a mean over blocks, so its factor is 4 B1 gamma^2 without 1/n.
-
-    With steps between eta c_l and eta c_u per coordinate,
-
-    .. math::
-        \beta, \gamma \propto \tfrac{c_l}{c_u}, \quad
-        \eta \propto \sqrt{\tfrac{c_l}{c_u^3}} \min\{\beta, \sqrt{\gamma}, ...\}, \quad
-        T = O(\tfrac{c_u^{2.5}}{c_l^{2.5}} \tfrac{n}{B_1 \sqrt{B_2}} \epsilon^{-5}):
-
-    the noise of the proof's final bound is multiplied by c_u/c_l, so beta and gamma shrink by
-    that ratio; steps of at most eta c_u must leave c_l/(4 c_u) of the descent, which gives the
-    factor of eta. The proof also asks for eta L_F <= c_l / (2 c_u^2), in eta, not in the scaled
-    step (the printed form depends on the unit of c). Only c_u/c_l matters for T.
+    The mean of |grad F_lambda(w_t)|^2 over the T iterations is then at most eps^2 in expectation.
+    With steps between eta c_l and eta c_u per coordinate, beta and gamma shrink by c_l/c_u, eta by
+    sqrt(c_l/c_u^3) (and eta L_F <= c_l/(2 c_u^2)), and T grows by at most (c_u/c_l)^2.5.
 
     Args:
         constants: the problem.
@@ -144,8 +160,6 @@ def sonex_settings(
         smallest_scale: c_l; for Adam with |G_j| <= G and damping e, 1/(G + e). 1 for SGD.
         largest_scale: c_u; for Adam 1/e. 1 for SGD.
         initial_samples: batch that initialises u; ceil(eps^-3) unless given.
-        gradient_error: E|v_1 - grad F_lambda(w_0)|^2; 4 C_f^2 C_1^2 unless given, which holds for
-            v_0 = G_0.
 
     Example:
         >>> from fcco.theory import Constants, sonex_settings
@@ -155,7 +169,7 @@ def sonex_settings(
         '0.1 2.6e-05 9.7e+07'
 
     References:
-        Section 4.1, and the appendix on adaptive learning rates.
+        Section 4.1 and the appendix on adaptive learning rates, with errata E4, E9 and E23.
     """
     call, c = "sonex_settings", constants
     low, high = smallest_scale, largest_scale
@@ -169,10 +183,8 @@ def sonex_settings(
             "inf (ALEXR2 does not need them)."
         )
     if c.outer_weak_convexity > 0:
-        limit, reason = (
-            c.outer_lipschitz / c.outer_weak_convexity,
-            "f_lambda is not smooth otherwise",
-        )
+        limit = c.outer_lipschitz / c.outer_weak_convexity
+        reason = "f_lambda is not smooth otherwise"
         _checks.below(call, "eps", eps, limit, "outer_lipschitz/outer_weak_convexity", reason)
     n, blocks, samples, noise = c.num_inner, c.blocks, c.samples, c.value_noise**2
     ratio = low / high
@@ -180,6 +192,7 @@ def sonex_settings(
     outer = c.outer_smoothness(smoothing) ** 2 * c.jacobian_moment  # L_f^2 C_1^2
     smoothness = c.smoothness(smoothing)
     # Each of the three noise terms of the proof gets a sixth of eps^2, the initial ones the half.
+    # The proof's final bound multiplies the noise by c_u/c_l: beta and gamma shrink by that ratio.
     share = ratio * eps**2 / 6
     moment = c.outer_lipschitz**2 * (c.inner_lipschitz**2 + c.jacobian_noise**2)
     beta = min(2 / 7, share * min(blocks, samples) / (4 * moment))
@@ -195,24 +208,20 @@ def sonex_settings(
         math.sqrt(blocks / (96 * n * lipschitz * weight)),
         math.sqrt(blocks * beta / (324 * n * outer * lipschitz)),
     )
+    # Steps of at most eta c_u must leave c_l/(4 c_u) of the descent. The second bound is that of
+    # the descent lemma; it is one on eta, not on the scaled step.
     lr = min(math.sqrt(ratio) * step / high, low / (2 * high**2 * smoothness))
     if initial_samples is None:
         initial_samples = math.ceil(eps**-3)
     _checks.at_least(call, "initial_samples", initial_samples, 1)
-    if gradient_error is None:
-        gradient_error = 4 * c.outer_lipschitz**2 * c.jacobian_moment
-    _checks.at_least(call, "gradient_error", gradient_error, 0)
+    gradient_error = 4 * c.outer_lipschitz**2 * c.jacobian_moment  # V_1, for v_0 = G_0
     value_error = noise / initial_samples + blocks / n * gamma**2 * noise / samples  # U_1
     start = initial_gap / (lr * high) + gradient_error / beta + weight * value_error
     return SonexSettings(
-        smoothing=smoothing,
-        beta=beta,
-        gamma=gamma,
+        smoothing=smoothing, beta=beta, gamma=gamma, lr=lr, initial_samples=initial_samples,
         correction=float(theory_correction(gamma, n, blocks)),
-        lr=lr,
         iterations=math.ceil(4 / (ratio * eps**2) * start),
-        initial_samples=initial_samples,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -242,12 +251,7 @@ class Alexr2Settings:
 
 
 def alexr2_settings(
-    constants: Constants,
-    eps: float,
-    initial_gap: float,
-    *,
-    beta: float = 0.5,
-    dual_distance: float | None = None,
+    constants: Constants, eps: float, initial_gap: float, *, beta: float = 0.5
 ) -> Alexr2Settings:
     r"""ALEXR2 settings for a nearly eps-stationary point of F_lambda.
 
@@ -257,23 +261,16 @@ def alexr2_settings(
         \alpha = \tfrac{\beta \nu}{2 \sqrt 3}, \quad
         K = \tilde O(\tfrac{n}{B_1 B_2} \epsilon^{-3} + \epsilon^{-3}), \quad T = O(\epsilon^{-2}).
 
-    Here rho = sqrt(d1) C_f rho_g. Each inner loop reaches (mu/2) E|z_K - prox|^2 <= eps' with
-    mu = 1/nu - rho and eps' = mu nu^2 eps^2 / 36; half of eps' is for the noise, which bounds
-    1 - theta, and half for the start, which gives K. The corrections: 1 - theta is of order
-    lambda eps' = eps^3, not eps^2; eta is that of `inner_step`; alpha has the factor 1/sqrt(3).
-
-    For smooth g_i, the polish runs the inner loop once more from the output, with (mu/2)
-    E|z - prox|^2 <= mu eps^2 / (2 L_F^2), so that |grad F_lambda(z)| <= 2 eps in expectation:
-    an approximate 2 eps-stationary point of F itself, with 1 - theta of order eps^5.
+    Here rho = sqrt(d1) C_f rho_g. For smooth g_i, the polish runs the inner loop once more from the
+    output, with 1 - theta of order eps^5, which gives |grad F_lambda(z)| <= 2 eps in expectation:
+    an approximate 2 eps-stationary point of F itself. K is for the y-form, or an f whose conjugate
+    is linear on its domain (hinge, absolute value, maximum).
 
     Args:
         constants: the problem; f_i must be convex and rho_g positive (any bound will do).
         eps: the accuracy.
         initial_gap: F_{lambda,nu}(w_0) minus its infimum, or a bound on it.
         beta: weight of the new gradient in the outer momentum, at most 1/2.
-        dual_distance: a bound on the Bregman divergence of f_lambda* between any two y_i;
-            2 lambda C_f^2 unless given, which holds for the y-form where f* is linear on its
-            domain (hinge, absolute value, maximum).
 
     Example:
         >>> from fcco.theory import Constants, alexr2_settings
@@ -283,7 +280,7 @@ def alexr2_settings(
         '0.25 1.2e-06 8463190 8764'
 
     References:
-        Section 4.2.
+        Section 4.2, with errata E10, E12, E13 and E14.
     """
     call, c = "alexr2_settings", constants
     _checks.positive(call, "eps", eps)
@@ -301,11 +298,9 @@ def alexr2_settings(
             f"nu = 1/(4 rho), but rho is: {rho} (any bound on rho_g will do, also for convex g_i)."
         )
     smoothing = eps / c.outer_lipschitz
-    if dual_distance is None:
-        dual_distance = 2 * smoothing * c.outer_lipschitz**2
-    _checks.at_least(call, "dual_distance", dual_distance, 0)
     nu, mu = 1 / (4 * rho), 3 * rho
-    rest, steps = _inner_loop(c, smoothing, mu * nu**2 * eps**2 / 36, dual_distance)
+    # Each inner loop must reach (mu/2) E|z_K - prox|^2 <= eps' = mu nu^2 eps^2 / 36.
+    rest, steps = _inner_loop(c, smoothing, mu * nu**2 * eps**2 / 36)
     theta = 1 - rest
     eta = rest / (theta / nu - rho)
     gamma_hat = c.num_inner * rest / c.blocks
@@ -315,32 +310,23 @@ def alexr2_settings(
     polish_theta = polish_steps = None
     if math.isfinite(c.inner_smoothness):
         accuracy = mu * eps**2 / (2 * c.smoothness(smoothing) ** 2)
-        polish_rest, polish_steps = _inner_loop(c, smoothing, accuracy, dual_distance)
+        polish_rest, polish_steps = _inner_loop(c, smoothing, accuracy)
         polish_theta = 1 - polish_rest
     return Alexr2Settings(
-        smoothing=smoothing,
-        nu=nu,
-        theta=theta,
-        eta=eta,
-        inner_lr=eta * nu / (eta + nu),
-        dual_step=gamma_hat / (1 - gamma_hat),
-        gamma_hat=gamma_hat,
-        correction=theta * gamma_hat,
-        beta=beta,
-        lr=lr,
-        inner_steps=steps,
-        rounds=rounds,
-        polish_theta=polish_theta,
+        smoothing=smoothing, nu=nu, theta=theta, eta=eta, inner_lr=eta * nu / (eta + nu),
+        dual_step=gamma_hat / (1 - gamma_hat), gamma_hat=gamma_hat, correction=theta * gamma_hat,
+        beta=beta, lr=lr, inner_steps=steps, rounds=rounds, polish_theta=polish_theta,
         polish_steps=polish_steps,
-    )
+    )  # fmt: skip
 
 
-def _inner_loop(c: Constants, smoothing: float, accuracy: float, dual: float) -> tuple[float, int]:
+def _inner_loop(c: Constants, smoothing: float, accuracy: float) -> tuple[float, int]:
     """1 - theta and K with which ALEXR reaches (mu/2) E|z_K - prox|^2 <= accuracy."""
     rho, outer, inner = c.weak_convexity, c.outer_lipschitz**2, c.inner_lipschitz**2
     per_block = c.num_inner / c.blocks
     # The proof's free weights lambda_2 = lambda_3 = C_g sqrt(lambda B1 / (n rho)) turn its
-    # conditions on gamma and eta into the first two bounds on 1 - theta.
+    # conditions on gamma and eta into the first two bounds on 1 - theta. The third gives half of
+    # the accuracy to the noise; the other half is for the start, and sets K.
     stiffness = math.sqrt(inner * per_block / (smoothing * rho))
     jacobian = c.jacobian_noise**2 / c.samples + inner / c.blocks + 4 * inner
     value = 6 * c.value_noise**2 * per_block / (smoothing * c.samples)
@@ -351,5 +337,165 @@ def _inner_loop(c: Constants, smoothing: float, accuracy: float, dual: float) ->
     )
     nu, mu = 1 / (4 * rho), 3 * rho
     eta = rest / ((1 - rest) / nu - rho)
+    # The Bregman divergence of f_lambda* between two y_i is at most 2 lambda C_f^2.
+    dual = 2 * smoothing * outer
     start = mu * (1 + eta * rho) * nu**2 * outer * inner / 2 + 2 * dual
     return rest, max(1, math.ceil(math.log(2 * start / accuracy) / -math.log1p(-rest)))
+
+
+def dual_step(theta: float, num_inner: int, blocks: int) -> float:
+    r"""The mirror-ascent step gamma of ALEXR and ALEXR2.
+
+    .. math::
+        \gamma = \Big(\frac{B_1}{n (1 - \theta)} - 1\Big)^{-1}, \qquad
+        \hat\gamma = \frac{\gamma}{1 + \gamma} = \frac{n (1 - \theta)}{B_1}.
+
+    The second is the weight of the new value in u. The paper's main theorem prints it as gamma.
+
+    Example:
+        >>> from fcco.theory import dual_step
+        >>> round(dual_step(0.9, num_inner=30, blocks=10), 6)
+        0.428571
+    """
+    call = "dual_step"
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    _checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    if not 1 - theta < blocks / num_inner:
+        raise ValueError(
+            f"`{call}(theta=...)` must be above 1 - blocks/num_inner = {1 - blocks / num_inner:g} "
+            f"but is: {theta} (the weight n (1 - theta) / B1 of a new value must be below 1)."
+        )
+    return 1 / (blocks / (num_inner * (1 - theta)) - 1)
+
+
+def inner_step(theta: float, nu: float, weak_convexity: float) -> float:
+    r"""The primal step of ALEXR2's inner loop, eta = (1 - theta) / (theta / nu - rho).
+
+    Args:
+        theta: extrapolation weight.
+        nu: parameter of the proximal term, below theta / rho.
+        weak_convexity: rho = sqrt(d1) C_f rho_g.
+
+    Example:
+        >>> from fcco.theory import inner_step
+        >>> round(inner_step(0.9, nu=0.25, weak_convexity=1.0), 6)
+        0.038462
+    """
+    call = "inner_step"
+    _checks.in_interval(call, "theta", theta, 0, 1, open_low=True, open_high=True)
+    _checks.positive(call, "nu", nu)
+    _checks.at_least(call, "weak_convexity", weak_convexity, 0)
+    if not theta / nu > weak_convexity:
+        raise ValueError(
+            f"`{call}(nu=...)` must be below theta/weak_convexity = {theta / weak_convexity:g} "
+            f"but is: {nu} (the inner problem does not contract by theta otherwise)."
+        )
+    return (1 - theta) / (theta / nu - weak_convexity)
+
+
+def expected_tracking_error(
+    gamma: float,
+    num_inner: int,
+    blocks: int,
+    *,
+    correction: float | None = None,
+    drift: float = 0.0,
+    systematic: bool = True,
+    value_noise: float = 0.0,
+    samples: int = 1,
+) -> float:
+    r"""Steady E(u_i - g_i)^2 after an update, exactly, for scalar g_i moving at constant speed.
+
+    With p = B1/n, a = gamma' - (1 - gamma) and g_i moving by delta per step,
+
+    .. math::
+        E(u - g)^2 = \frac{\gamma}{2 - \gamma} \frac{\sigma_0^2}{B_2}
+        + \frac{\delta^2 (p a^2 + 1 - p) + 2 \delta m (p (1 - \gamma) a - (1 - p))}
+        {p \gamma (2 - \gamma)}, \qquad m = \delta \frac{p a - (1 - p)}{p \gamma},
+
+    where m = E(u - g) is 0 for steps of random sign. The theory's gamma' makes the second
+    bracket 0: then the law is the same for any pattern of directions. The error of a run is
+    measured by `fcco.diagnostics.tracking_error`.
+
+    Args:
+        gamma: weight of the new value.
+        num_inner: n.
+        blocks: B1.
+        correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
+        drift: delta, the size of each g_i's motion per step.
+        systematic: the motion keeps its sign; otherwise each step has an independent random one.
+        value_noise: sigma_0; the same samples are used at both points of the correction, and the
+            noise does not depend on the point.
+        samples: B2.
+
+    Example:
+        >>> from fcco.theory import expected_tracking_error
+        >>> round(expected_tracking_error(0.5, 10, 10, value_noise=3.0, samples=4), 6)
+        0.75
+    """
+    call = "expected_tracking_error"
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    _checks.at_least(call, "samples", samples, 1)
+    if correction is None:
+        if blocks < num_inner:
+            reason = "the correction of the theory is infinite there unless all blocks are sampled"
+            _checks.below(call, "gamma", gamma, 1, "its limit", reason)
+        correction = float(theory_correction(gamma, num_inner, blocks))
+    excess = correction - (1 - gamma)  # a of the law
+    share = blocks / num_inner
+    lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
+    motion = drift**2 * (share * excess**2 + 1 - share)
+    motion += 2 * drift * lag * (share * (1 - gamma) * excess - (1 - share))
+    noise = gamma / (2 - gamma) * value_noise**2 / samples
+    return noise + motion / (share * gamma * (2 - gamma))
+
+
+def penalty_size(
+    num_constraints: int, inner_lipschitz: float, delta: float, *, margin: float = 0.01
+) -> float:
+    r"""A penalty rho = (1 + margin) m (C_g + 1) / delta, whose stationary points are KKT points.
+
+    The theorem's bound is strict, hence the margin. It is sufficient, not necessary: what a
+    problem needs is rho > m max_i nu_i for its multipliers nu.
+
+    Args:
+        num_constraints: m; the penalty is (rho/m) sum_i [g_i]_+.
+        inner_lipschitz: C_g, of the constraints and of the objective g_0.
+        delta: lower bound on the smallest singular value of the constraints' Jacobian at
+            infeasible points.
+        margin: relative distance above the bound.
+
+    Example:
+        >>> from fcco.theory import penalty_size
+        >>> penalty_size(14, inner_lipschitz=1.0, delta=0.5, margin=0.25)
+        70.0
+    """
+    call = "penalty_size"
+    _checks.at_least(call, "num_constraints", num_constraints, 1)
+    _checks.positive(call, "inner_lipschitz", inner_lipschitz)
+    _checks.positive(call, "delta", delta)
+    _checks.positive(call, "margin", margin)
+    return (1 + margin) * num_constraints * (inner_lipschitz + 1) / delta
+
+
+def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> float:
+    r"""The violation lambda m nu_i of a constraint at the solution of the smoothed problem.
+
+    It is exact for the multiplier 0 < nu_i < rho/m of the smoothed problem itself, and holds to
+    first order in lambda for that of the constrained problem. It is how to choose lambda.
+
+    Args:
+        smoothing: lambda, of f = rho [.]_+ with its scale.
+        num_constraints: m.
+        multiplier: nu_i, of the constraint g_i <= 0 with the objective's weight 1.
+
+    Example:
+        >>> from fcco.theory import smoothed_bias
+        >>> round(smoothed_bias(0.01, num_constraints=8, multiplier=0.6), 6)
+        0.048
+    """
+    _checks.positive("smoothed_bias", "smoothing", smoothing)
+    _checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
+    _checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
+    return smoothing * num_constraints * multiplier

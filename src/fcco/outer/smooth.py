@@ -1,9 +1,9 @@
-r"""Smooth outer functions of risks such as average precision, NDCG and contrastive losses.
+r"""Smooth outer functions: squared hinge, average precision, NDCG, contrastive losses.
 
-`smooth` holds on the domain where these risks live, away from its boundary: u >= 0 for the
-logarithm, u_2 > 0 bounded away from 0 for average precision, u > 0 bounded away from 0 for NDCG,
-bounded sets of u >= 0 for the power. Where no Lipschitz constant holds on the whole domain,
-`lipschitz` is `inf`, and so is `weak_convexity`.
+`smooth` holds on the domain of each function, away from its boundary: u >= 0 for the logarithm,
+u_2 > 0 bounded away from 0 for average precision, u > 0 bounded away from 0 for NDCG, bounded sets
+of u >= 0 for the power. Where no Lipschitz constant holds on the whole domain, `lipschitz` is
+`inf`, and so is `weak_convexity`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,68 @@ from .. import _checks
 from .base import AbstractOuter
 from .projections import indicator
 
-__all__ = ["NDCG", "AveragePrecision", "LogMeanExp", "Power", "TauLog"]
+__all__ = ["NDCG", "AveragePrecision", "LogMeanExp", "Power", "SquaredHinge", "TauLog"]
 
 
 class _SmoothOnly(AbstractOuter):
-    """A smooth function: value and gradient are all that a method needs of it."""
+    """A smooth function without a prox: methods use its value and gradient only."""
 
     smooth = True
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Always an error."""
+        """Raise a `ValueError`."""
         raise ValueError(
             f"{self!r} is smooth: it offers no prox and needs none; use it without smoothing."
         )
+
+
+@dataclass(frozen=True)
+class SquaredHinge(AbstractOuter):
+    r"""The squared hinge, a smooth but inexact penalty for g_i(w) <= 0.
+
+    .. math::
+        f(u) = \tfrac{\rho}{2}\,[u]_+^2
+
+    Args:
+        scale: the penalty weight rho.
+
+    Example:
+        >>> from fcco.outer import SquaredHinge
+        >>> SquaredHinge(scale=2.0)(torch.tensor([-1.0, 3.0]))
+        tensor([0., 9.])
+        >>> SquaredHinge(scale=2.0).prox(torch.tensor([-1.0, 3.0]), 1.0)
+        tensor([-1.,  1.])
+    """
+
+    scale: float = 1.0
+
+    convex = monotone = smooth = True
+
+    def __post_init__(self) -> None:
+        _checks.positive("SquaredHinge", "scale", self.scale)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """The value f(u)."""
+        return relu(u).square() * (self.scale / 2)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """The gradient rho [u]_+."""
+        return relu(u) * self.scale
+
+    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
+        """Shrink a positive u by the factor 1 + step rho."""
+        self._check_step(step)
+        return torch.where(u > 0, u / (1 + step * self.scale), u)
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient is f'(prox(u)): f has no kink."""
+        nearest = self.prox(u, step)
+        slope = self.gradient(nearest)
+        return self._envelope_value(nearest, slope, step), slope
+
+    def conjugate(self, y: Tensor) -> Tensor:
+        """y^2 / (2 rho) for y >= 0."""
+        return y.square() / (2 * self.scale) + indicator(relu(-y))
 
 
 @dataclass(frozen=True)
@@ -90,13 +139,22 @@ class TauLog(AbstractOuter):
         edge = step * self.temperature / self.offset
         beyond = u.clamp(min=edge)
         linear, constant = beyond - self.offset, self.offset * (beyond - edge)
-        root = torch.sqrt(linear.square() + 4 * constant)
-        # Of the two forms of the root, the one that adds numbers of the same sign.
+        # sqrt(linear^2 + 4 constant), divided by u + e first so that no square overflows.
+        size = beyond + self.offset
+        root = size * torch.sqrt((linear / size).square() + 4 * (constant / size) / size)
+        # Of the two forms of the larger root, the one that adds numbers of the same sign.
         return torch.where(
             linear > 0,
             (linear + root) / 2,
             2 * constant / (root - linear.clamp(max=0)),
         )
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient is f'(prox(u)) where prox(u) > 0, and u / step where it is 0."""
+        nearest = self.prox(u, step)
+        # The smaller is the right one: u - step f'(prox) = prox >= 0, with f'(0) >= u / step at 0.
+        slope = torch.minimum(u / step, self.gradient(nearest))
+        return self._envelope_value(nearest, slope, step), slope
 
 
 @dataclass(frozen=True)
@@ -120,13 +178,14 @@ class AveragePrecision(_SmoothOnly):
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""
-        above, below = u.unbind(dim=-1)
-        return -above / below
+        positives, total = u.unbind(dim=-1)
+        return -positives / total
 
     def gradient(self, u: Tensor) -> Tensor:
         """(-1/u_2, u_1/u_2^2)."""
-        above, below = u.unbind(dim=-1)
-        return torch.stack([-1 / below, above / below.square()], dim=-1)
+        positives, total = u.unbind(dim=-1)
+        # Divided twice: the square of u_2 may overflow.
+        return torch.stack([-1 / total, positives / total / total], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -169,8 +228,8 @@ class Power(_SmoothOnly):
         """(p - 1) (y/p)^(p/(p-1)) for y >= 0, 0 below; on y <= 1 only, for p = 1."""
         if not isinstance(self.exponent, Tensor) and self.exponent == 1:
             return indicator(relu(y - 1))
-        less = self.exponent - 1
-        return less * (relu(y) / self.exponent) ** (self.exponent / less)
+        p, p_minus_1 = self.exponent, self.exponent - 1
+        return p_minus_1 * (relu(y) / p) ** (p / p_minus_1)
 
 
 @dataclass(frozen=True)
@@ -180,8 +239,8 @@ class NDCG(_SmoothOnly):
     .. math::
         f(u) = \frac{c}{\log_2(1 + u)}, \qquad u > 0
 
-    Decreasing in the rank: the gain is what one wants large, so a loss to minimise has a negative
-    scale. The conjugate (convex case, c > 0) has no closed form.
+    Decreasing in the rank. A gain is maximised, so a loss to minimise has a negative scale. The
+    conjugate (convex case, c > 0) has no closed form.
 
     Args:
         scale: c, not 0; minus the normalised gain of the example makes f a loss.
@@ -195,6 +254,7 @@ class NDCG(_SmoothOnly):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        _checks.number("NDCG", "scale", self.scale)
         _checks.positive("NDCG", "abs(scale)", abs(self.scale))
 
     @property

@@ -1,0 +1,521 @@
+"""Mistakes that were once silent: each of them is right now, or refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fcco
+from fcco.previous import swap
+from fcco.terms import DualTerm
+from fcco.tracker import theory_correction
+
+F64 = torch.float64
+
+
+class Point(nn.Module):
+    """A model whose only parameter is w."""
+
+    def __init__(self, *w: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w, dtype=F64))
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+# The CVaR threshold.
+
+
+def best_threshold(u: np.ndarray, ratio: float, smoothing: float) -> float:
+    """Bisection for mean clip((u - s)/lambda, 0, 1/r) = 1."""
+    low, high = u.min() - 10 * smoothing / ratio - 1, u.max() + 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        slope = np.clip((u - middle) / smoothing, 0, 1 / ratio).mean()
+        low, high = (middle, high) if slope > 1 else (low, middle)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.07])
+def test_with_the_new_u_the_exact_threshold_is_that_of_the_new_u(smoothing):
+    rng = np.random.default_rng(0)
+    centre, ratio, gamma, lr = rng.normal(size=5), 0.45, 0.3, 0.05
+    model = Point(0.2)
+    optimizer = sgd(model, lr)
+    dro = fcco.CVaRGroupDRO(
+        model, optimizer, 5, ratio, smoothing=smoothing, gamma=gamma, correction=0.0, read="new"
+    )
+    w, u, seen = 0.2, np.zeros(5), np.zeros(5, bool)
+    for _ in range(60):
+        blocks = np.sort(rng.choice(5, size=2, replace=False))
+        noise = rng.normal(size=2) * 0.1
+        at = torch.tensor(centre[blocks]), torch.tensor(noise)
+        loss = dro(lambda at=at: (model.w - at[0]).square() + at[1], torch.tensor(blocks))
+        loss.backward()
+        for i, block in enumerate(blocks):
+            g = (w - centre[block]) ** 2 + noise[i]
+            u[block] = (1 - gamma) * u[block] + gamma * g if seen[block] else g
+        seen[blocks] = True
+        table = u[seen]
+        if smoothing:
+            s = best_threshold(table, ratio, smoothing)
+            slope = np.clip((u[blocks] - s) / smoothing, 0, 1 / ratio)
+        else:  # the k-th largest, with the subgradient for which the weights sum to 1
+            rank = int(np.ceil(ratio * len(table) - 1e-9))
+            s = np.sort(table)[::-1][max(rank, 1) - 1]
+            above, ties = (table > s).sum(), (table == s).sum()
+            kink = (len(table) - above / ratio) / ties
+            slope = np.where(u[blocks] == s, kink, (u[blocks] > s) / ratio)
+        gradient = (slope * 2 * (w - centre[blocks])).mean()
+        assert abs(model.w.grad.item() - gradient) < 1e-9
+        assert abs(dro.threshold.item() - s) < 1e-9
+        optimizer.step()
+        optimizer.zero_grad()
+        w -= lr * gradient
+
+
+def test_cvar_refuses_logarithms():
+    model = Point(0.0)
+    with pytest.raises(ValueError, match="log_space"):
+        fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5, log_space=True)
+
+
+def test_cvar_in_a_proximal_point_has_the_settings_of_alexr2():
+    model = Point(0.0)
+    proximal = fcco.ProximalPoint(sgd(model), nu=0.1, eta=0.1, inner_steps=2)
+    tracker = fcco.CVaRGroupDRO(model, proximal, 3, 0.5).term.tracker
+    plain = Point(0.0)
+    same = fcco.alexr2(
+        plain, sgd(plain), fcco.Hinge(), 3, smoothing=0.1, nu=0.1, eta=0.1
+    ).term.tracker
+    for name in ("gamma", "correction", "read"):
+        assert getattr(tracker, name) == getattr(same, name)
+    single = fcco.CVaRGroupDRO(plain, sgd(plain), 3, 0.5).term.tracker
+    assert (single.gamma, single.correction, single.read) == (0.1, "auto", "old")
+
+
+# Calls between two optimizer steps at moved parameters.
+
+
+def tracked(model: Point, optimizer: Any, correction: float) -> fcco.Compositional:
+    tracker = fcco.InnerTracker(1, gamma=0.5, correction=correction, dtype=F64)
+    return fcco.Compositional(model, optimizer, fcco.CoupledTerm(fcco.SquaredHinge(), tracker))
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_every_closure_of_lbfgs_at_new_parameters_is_a_step_of_its_own(correction):
+    model = Point(3.0)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    objective = tracked(model, optimizer, correction)
+    points: list[float] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        points.append(model.w.item())
+        loss = objective(lambda: model.w.square())
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert len(set(points)) > 4  # the parameters moved inside a step
+    u, before = None, 0.0
+    for point in points:
+        g = point**2
+        u = g if u is None else 0.5 * u + 0.5 * g + correction * (g - before)
+        before = g
+    assert objective.term.tracker.value.item() == pytest.approx(u, abs=1e-12)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_the_second_evaluation_of_sam_replaces_the_first_or_follows_it(correction):
+    model = Point(2.0)
+    optimizer = sgd(model)
+    objective = tracked(model, optimizer, correction)
+    u, previous = None, None
+    for _ in range(4):
+        w = model.w.item()
+        objective(lambda: model.w.square()).backward()
+        with torch.no_grad():
+            model.w.add_(0.05)  # to the worst point nearby
+        model.w.grad = None
+        objective(lambda: model.w.square()).backward()
+        with torch.no_grad():
+            model.w.sub_(0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        first, second = w**2, (w + 0.05) ** 2
+        if correction:  # w_{t-1} is known for one of them only: the second replaces the first
+            u = second if u is None else 0.5 * u + 0.5 * second + correction * (second - previous)
+        else:  # two measurements, one after the other
+            for value in (first, second):
+                u = value if u is None else 0.5 * u + 0.5 * value
+        # w_{t-1} is where the optimizer's step began
+        previous = w**2
+    assert objective.term.tracker.value.item() == pytest.approx(u, abs=1e-12)
+
+
+def test_batches_at_the_same_parameters_are_pooled():
+    model = Point(2.0)
+    objective = tracked(model, sgd(model), 0.0)
+    for shift in (0.0, 1.0):
+        objective(lambda shift=shift: model.w.square() + shift).backward()
+    assert objective.term.tracker.value.item() == pytest.approx(4.5)
+
+
+# Trackers.
+
+
+def test_recursive_estimates_refuse_a_part_of_the_blocks():
+    tracker = fcco.spider_tracker(3, refresh_every=5)
+    tracker(torch.ones(3))
+    before = tracker.value.clone()
+    with pytest.raises(ValueError, match="all 3 blocks"):
+        tracker(torch.ones(2), torch.tensor([0, 1]), torch.zeros(2))
+    assert torch.equal(tracker.value, before)
+
+
+def test_the_correction_of_the_theory_is_one_formula_also_at_gamma_1():
+    assert theory_correction(1.0, 4, 4) == 0.0
+    law = fcco.theory.expected_tracking_error
+    assert law(1.0, 4, 4, drift=0.1) == law(1.0, 4, 4, drift=0.1, correction=0.0)
+    gamma = 0.3
+    same = law(gamma, 4, 2, drift=0.1, correction=float(theory_correction(gamma, 4, 2)))
+    assert law(gamma, 4, 2, drift=0.1) == pytest.approx(same, rel=1e-12)
+
+
+def test_long_float32_sums_keep_their_digits():
+    values = torch.full((2**25,), 0.1)
+    tracker = fcco.InnerTracker(1, gamma=1.0, correction=0.0)
+    tracker(values, torch.zeros(2**25, dtype=torch.int64))
+    assert tracker.value.item() == pytest.approx(0.1, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.uint8)])
+def test_an_index_may_be_a_list_or_an_array(form):
+    model = Point(1.0, 2.0)
+    losses = []
+    for index in (form([2, 0]), torch.tensor([2, 0])):
+        objective = fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5)
+        losses.append(objective(lambda: model.w * 2, index).item())
+    assert losses[0] == losses[1]
+
+
+def test_an_index_of_words_is_refused():
+    model = Point(1.0)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5)
+    with pytest.raises(TypeError, match="`index`"):
+        objective(lambda: model.w, ["a"])
+
+
+def test_values_that_make_u_overflow_are_refused():
+    tracker = fcco.InnerTracker(1, gamma=0.5, correction=3.0)
+    tracker(torch.tensor([0.0]))
+    with pytest.raises(fcco.NonFiniteValue, match="overflow"):
+        tracker(torch.tensor([2e38]), None, torch.tensor([-2e38]))
+    assert tracker.value.item() == 0.0
+
+
+@pytest.mark.parametrize("loss", [torch.tensor(torch.nan), torch.tensor([1.0, torch.inf])])
+def test_a_loss_that_is_not_finite_is_refused_before_anything_is_tracked(loss):
+    model = Point(1.0)
+    objective = fcco.constrained(model, sgd(model), 1, penalty=1.0, smoothing=0.1)
+    with pytest.raises(fcco.NonFiniteValue, match="loss g0"):
+        objective(lambda: (loss, model.w))
+    assert not objective.term.tracker.seen.any()
+
+
+def test_a_loss_without_samples_is_refused():
+    model = Point(1.0)
+    objective = fcco.constrained(model, sgd(model), 1, penalty=1.0, smoothing=0.1)
+    with pytest.raises(ValueError, match="no samples"):
+        objective(lambda: (torch.zeros(0), model.w))
+
+
+def test_a_warm_up_that_is_refused_writes_no_term():
+    model = Point(1.0)
+    terms = {
+        name: fcco.CoupledTerm(fcco.SquaredHinge(), fcco.ema_tracker(1, dtype=F64))
+        for name in ("good", "bad")
+    }
+    objective = fcco.Compositional(model, sgd(model), terms)
+    values = {"good": torch.ones(1), "bad": torch.full((1,), torch.nan)}
+    index = {"good": torch.tensor([0]), "bad": torch.tensor([0])}
+    with pytest.raises(fcco.NonFiniteValue, match="bad"):
+        objective.warm_up([(lambda: values, index)])
+    assert not any(term.tracker.seen.any() for term in terms.values())
+
+
+# Constraints.
+
+
+def test_multipliers_of_equalities_have_a_sign():
+    model = Point(0.0, 0.0)
+    target = torch.tensor([2.0, -2.0], dtype=F64)
+    optimizer = sgd(model, 0.02)
+    objective = fcco.constrained(
+        model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0, equality=True,
+        tolerance=[0.5, -0.5],
+    )  # fmt: skip
+    for _ in range(600):
+        objective(lambda: ((model.w - target).square().sum() / 2, model.w)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # grad g0 + sum_i nu_i grad g_i = 0: w - target + nu = 0.
+    expected = (target - model.w).detach()
+    assert torch.allclose(objective.multipliers(), expected, atol=1e-3)
+    assert expected[0] > 1 and expected[1] < -1
+    assert objective.report().multiplier == pytest.approx(expected.abs().max().item(), abs=1e-3)
+
+
+def test_the_report_of_dual_variables_shows_them_at_any_values():
+    model = Point(0.0)
+    optimizer = sgd(model, 0.02)
+    objective = fcco.constrained(
+        model, optimizer, 1, "alexr", penalty=5.0, dual_step=0.5, tolerance=0.3
+    )
+    for _ in range(800):
+        objective(lambda: ((model.w - 1).square().sum() / 2, model.w)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report = objective.report(torch.tensor([-1.0]))
+    assert report.multiplier == pytest.approx(0.7, abs=0.01)  # nu* = 1 - 0.3
+    assert report.violation == pytest.approx(-1.3)
+
+
+def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
+    model = Point(1.0)
+    objective = fcco.Compositional(
+        model, sgd(model), DualTerm(fcco.Hinge(), 1, dual_step=1.0, tolerance=0.25, dtype=F64)
+    )
+    for shift in (0.0, 2.0):
+        objective(lambda shift=shift: model.w + shift).backward()
+    assert objective.term.violation().item() == pytest.approx(2.0 - 0.25)
+
+
+def test_the_violation_of_a_dual_term_survives_a_deferred_nan():
+    model = Point(1.0)
+    term = DualTerm(fcco.Hinge(), 1, dual_step=1.0, dtype=F64, on_nonfinite="deferred")
+    objective = fcco.Compositional(model, sgd(model), term)
+    objective(lambda: model.w)
+    objective.close()
+    objective(lambda: model.w * torch.nan)
+    assert term.violation().item() == 1.0
+
+
+def test_a_projection_ends_with_detach_hooks():
+    model = Point(0.0)
+    optimizer = sgd(model, 1.0)
+    objective = fcco.constrained(
+        model, optimizer, 1, "ssg", threshold=0.1, project=lambda: model.w.clamp_(max=0.5)
+    )
+    model.w.grad = torch.tensor([-2.0], dtype=F64)
+    objective.detach_hooks()
+    optimizer.step()
+    assert model.w.item() == 2.0
+
+
+def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
+    """z_t = (1-b) z_{t-1} + G(w_t) weight_t - (1-b) G(w_{t-1}) weight_{t-1}, here by hand."""
+    model, beta, ramp = Point(2.0), 0.3, 5
+    optimizer = sgd(model, 0.01)
+    objective = fcco.constrained(
+        model, optimizer, 1, "squared-hinge", penalty=1.0, gamma=1.0, ramp_steps=ramp
+    )
+    recursive = fcco.RecursiveGradient(objective, beta)
+    z = before = None
+    for step in range(8):
+        w = model.w.item()
+        recursive(lambda: (0 * model.w.sum(), model.w)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        left = max(ramp - 1 - step, 0)
+        weight = (1 + np.cos(np.pi * left / ramp)) / 2 if left else 1.0
+        now = weight * max(w, 0.0)
+        z = now if z is None else (1 - beta) * (z - before) + now
+        before = now
+        assert w - model.w.item() == pytest.approx(0.01 * z, abs=1e-13)
+
+
+# The parameters before the step.
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(2, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)).sum(1)
+
+
+def stepped() -> tuple[Normalised, torch.optim.SGD, fcco.PreviousParameters]:
+    torch.manual_seed(0)
+    model = Normalised()
+    optimizer = sgd(model)
+    previous = fcco.PreviousParameters(model, optimizer)
+    model(torch.randn(4, 2)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer, previous
+
+
+def test_running_out_of_memory_while_buffers_are_copied_changes_nothing(monkeypatch):
+    model, _, previous = stepped()
+    state = copy.deepcopy(model.state_dict())
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(swap, "copy_all", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        previous.evaluate(lambda: model(torch.ones(2, 2)))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_an_interrupt_inside_the_restoring_is_made_good_by_the_next_use(monkeypatch):
+    model, optimizer, previous = stepped()
+    state = copy.deepcopy(model.state_dict())
+    original, calls = swap._put, 0
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the one that restores
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    monkeypatch.setattr(swap, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        previous.evaluate(lambda: model(torch.ones(2, 2)))
+    assert not torch.equal(model.layer.weight, state["layer.weight"])  # still at w_{t-1}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # its hook restores first
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_two_threads_in_one_objective_are_refused():
+    model = Point(1.0)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 1, 1.0)
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> Tensor:
+        inside.set()
+        leave.wait(10)
+        return model.w
+
+    first = threading.Thread(target=lambda: objective(slow, [0]))
+    first.start()
+    inside.wait(10)
+    with pytest.raises(RuntimeError, match="another thread"):
+        objective(lambda: model.w, [0])
+    leave.set()
+    first.join()
+    objective(lambda: model.w, [0])  # free again
+    with pytest.raises(RuntimeError, match="inside the function"):
+        objective(lambda: objective(lambda: model.w, [0])[None], [0])
+
+
+# Copies.
+
+
+def problems() -> dict[str, Any]:
+    def build(make: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1).double()
+        return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
+
+    limits = {"penalty": 3.0, "tolerance": 0.2}
+    return {
+        "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
+        "sonex": lambda: build(lambda m, o: fcco.constrained(m, o, 4, smoothing=0.1, **limits)),
+        "alexr2": lambda: build(
+            lambda m, o: fcco.constrained(
+                m, o, 4, "alexr2", smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3, **limits
+            )
+        ),
+        "alexr": lambda: build(lambda m, o: fcco.constrained(m, o, 4, "alexr", dual_step=1.0, **limits)),
+        "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
+        "ssg": lambda: build(
+            lambda m, o: fcco.constrained(
+                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "ssg", threshold=0.0, tolerance=0.2
+            )
+        ),
+        "icppac": lambda: build(
+            lambda m, o: fcco.constrained(
+                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "icppac", proximal=1.0,
+                inner_steps=3, tolerance=0.2,
+            )  # fmt: skip
+        ),
+    }  # fmt: skip
+
+
+def train(model: nn.Module, objective: Any, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x = torch.randn(8, 2, dtype=F64, generator=generator)
+        index = torch.arange(4).repeat_interleave(2)
+
+        def values(x: Tensor = x) -> Any:
+            losses = (model(x).squeeze(1) - 1).square()
+            groups_only = isinstance(objective, fcco.group_dro.GroupObjective)
+            return losses if groups_only else (losses, losses)
+
+        objective(values, index).backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
+    "torch.save": lambda pair: _through_file(pair),
+}
+
+
+def _through_file(pair: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(pair, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", problems())
+def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
+    model, objective = problems()[name]()
+    train(model, objective, 4, seed=1)
+    other, copied = COPIES[how]((model, objective))
+    train(model, objective, 5, seed=2)
+    kept = [p.detach().clone() for p in model.parameters()]
+    train(other, copied, 5, seed=2)
+    for mine, theirs, before in zip(model.parameters(), other.parameters(), kept, strict=True):
+        assert torch.equal(mine, before) and torch.equal(mine, theirs)
+        assert mine is not theirs
+    assert copied.term.step == objective.term.step > 4
+
+
+def test_what_cannot_be_copied_says_why():
+    model = Point(0.0)
+    with_projection = fcco.constrained(
+        model, sgd(model), 1, "ssg", threshold=0.1, project=lambda: model.w.clamp_(max=0.5)
+    )
+    recursive = fcco.methods.msvr(
+        model, sgd(model), fcco.SquaredHinge(), 1, version="v2", gamma=0.1, beta=0.5
+    )
+    for objective, reason in ((with_projection, "projection"), (recursive, "hooks")):
+        for how in COPIES.values():
+            with pytest.raises(TypeError, match=reason):
+                how(objective)
