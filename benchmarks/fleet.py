@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from fcco.experiments import environment
+from fcco.experiments import fleet_memory as memory
 from fcco.experiments.fairness.task import FairnessProblem
-from fcco.fleet import memory
 
 from .fleet_cases import (
     ADULT,
@@ -161,7 +161,9 @@ def measure(
         training.fleet.mode = mode
         found[mode] = meter(training.step, fit)
     built = (time.perf_counter() - start) / len(modes)
-    forward = (2 if runs[0][0].independent else 1) + training.fleet.kind.estimator.remembers
+    forward = (
+        2 if runs[0][0].independent else 1
+    ) + training.fleet.signature.estimator.needs_previous
     features = single.train.inputs.shape[1]
     alone = products(case, features, fit, forward, device)
     found["products"] = meter(alone, fit)

@@ -19,13 +19,9 @@ from torch.nn.functional import softplus
 
 import fcco
 from fcco.constraints import ConstantConEx, StochasticConEx, StronglyConvexConEx
-from fcco.optim import InverseRoot, PolyakStep
 from fcco.fleet import Fleet, Member
-from fcco.methods import ooa
-from fcco.methods import squared_hinge_penalty, hinge_penalty
-from fcco.methods import alexr
-from fcco.methods import icppac, oss
-from fcco.methods import ssg
+from fcco.methods import alexr, hinge_penalty, icppac, ooa, oss, squared_hinge_penalty, ssg
+from fcco.optim import InverseRoot, PolyakStep
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 40, 11, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -156,7 +152,7 @@ class Case:
         if not self.independent:
             return fleet.step(first, **index)
         if self.indexed:
-            index["other_index"] = other["block"]
+            index["gradient_index"] = other["block"]
         return fleet.step(first, other, **index)
 
     def step_alone(self, member: Member, run: int, step: int) -> None:
@@ -214,6 +210,7 @@ TRACKED = (("tracked", tracked), ("seen", lambda objective: objective.term.track
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), ("tracked", tracked))
 VALUES = (("tracked", tracked),)
+THRESHOLD = (*TRACKED, ("threshold", lambda objective: objective.threshold))
 
 
 def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
@@ -409,12 +406,40 @@ def online(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
+def cvar(update: Any, **options: Any) -> Any:
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        settings = {"gamma": 0.2 + 0.2 * run, "threshold_lr": 0.05 * (run + 1)} | options
+        if callable(smoothing := settings.pop("smoothing")):
+            smoothing = smoothing(run)
+        return fcco.CVaRGroupDRO(
+            model, optimizer, BLOCKS, [0.3, 0.5, 0.8][run], smoothing=smoothing, **settings
+        )
+
+    return _objective(build, update)
+
+
+def proximal(model: nn.Module, run: int) -> Any:
+    return fcco.ProximalPoint(momentum(model, run), 0.5 + run, 0.03 + 0.01 * run, [2, 3, 3][run])
+
+
+def positive(run: int) -> float:
+    return 0.02 + 0.1 * run
+
+
+def falling(run: int) -> Any:
+    """Schedules of which two end at 0, at different steps."""
+    return [lambda t: 0.1 / (t + 1), lambda t: max(0.0, 0.1 - 0.002 * t), lambda t: 0.2 * (t < 9)][
+        run
+    ]
+
+
 def step(lr: float = 0.03) -> Any:
     return lambda model, run: sgd(model, lr * (1 + 0.5 * run))
 
 
 SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
-GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True, "of": GROUPS}
+ROWS_OF_GROUPS: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
+GROUPED: dict[str, Any] = ROWS_OF_GROUPS | {"of": GROUPS}
 CASES: dict[str, Case] = {
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
@@ -458,4 +483,25 @@ CASES: dict[str, Case] = {
     "ooa-euclidean": Case(online(momentum, geometry="euclidean"), independent=True, **GROUPED),
     "ooa-batch": Case(online(adam, scaling="batch"), **GROUPED, steps=SOME),
     "ooa-every": Case(online(step(), scaling="batch"), of=GROUPS, steps=SOME),
+    "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED,
+                              **ROWS_OF_GROUPS),
+    "cvar-annealed-new": Case(cvar(momentum, smoothing=falling, read="new"), of=THRESHOLD,
+                              **ROWS_OF_GROUPS, steps=SOME),
+    "cvar-annealed-table": Case(cvar(momentum, smoothing=falling, threshold="table"), of=TRACKED,
+                                **ROWS_OF_GROUPS, steps=SOME),
+    "cvar-alexr2": Case(cvar(proximal, smoothing=positive), of=THRESHOLD, **ROWS_OF_GROUPS),
+    "cvar-independent": Case(cvar(adam, smoothing=positive), of=TRACKED, **ROWS_OF_GROUPS,
+                             independent=True, steps=SOME),
+    "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED, steps=SOME),
 }  # fmt: skip
+for rule in ("exact", "gradient", "table"):
+    for read in ("old", "new"):
+        # A term moves s after the step, a fleet before the next one: the s of `exact` with the old
+        # u and of `table` show one step later.
+        same = rule == "gradient" or (rule, read) == ("exact", "new")
+        for name, smoothing in {"smooth": positive, "hard": 0.0}.items():
+            CASES[f"cvar-{rule}-{read}-{name}"] = Case(
+                cvar(momentum, smoothing=smoothing, threshold=rule, read=read),
+                of=THRESHOLD if same else TRACKED,
+                **ROWS_OF_GROUPS,
+            )

@@ -355,7 +355,7 @@ def test_a_checkpoint_that_does_not_fit_any_more_is_started_anew(whole, monkeypa
 
 
 def test_how_many_fit_is_asked(monkeypatch):
-    from fcco.fleet import memory
+    from fcco.experiments import fleet_memory
 
     asked: list[Any] = []
 
@@ -364,7 +364,7 @@ def test_how_many_fit_is_asked(monkeypatch):
         step(make(2))
         return 9
 
-    monkeypatch.setattr(memory, "capacity", capacity)
+    monkeypatch.setattr(fleet_memory, "capacity", capacity)
     rates = [0.01 * k for k in range(1, 11)]
     execute(plan(methods(*rates)))
     assert asked == [(20, "cpu", 3)]

@@ -12,11 +12,11 @@ from problems import Point
 from torch import Tensor, nn
 
 import fcco
-from fcco.fleet import Fleet, Member, Unsupported, groups
+from fcco.fleet import Fleet, Member, Unsupported, group_members
 from fcco.methods import oss
 
 DOUBLE = torch.float64
-METHODS = ("plain", "sonex", "alexr2")
+METHODS = ("plain", "sonex", "cvar", "alexr2")
 MODES = ("eager", "traced")
 GOOD = 0.05
 
@@ -45,6 +45,9 @@ def member(
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
     if method == "plain":
         return Member(model, optimizer)
+    if method == "cvar":
+        rule = {"smoothing": 0.05, "gamma": 0.5, "threshold": "gradient"} | settings
+        return Member(model, optimizer, fcco.CVaRGroupDRO(model, optimizer, 4, 0.4, **rule))
     own = {"penalty": 2.0, "smoothing": 0.05, "gamma": 0.5}
     own |= {
         "sonex": {"correction": 0.3},
@@ -198,7 +201,9 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "build"), [("eager", network), ("eager", normed), ("traced", normed)]
 )
-@pytest.mark.parametrize(("method", "lengths"), [("sonex", [1] * 3), ("alexr2", [2, 4, 4])])
+@pytest.mark.parametrize(
+    ("method", "lengths"), [("sonex", [1] * 3), ("cvar", [1] * 3), ("alexr2", [2, 4, 4])]
+)
 def test_a_resumed_fleet_goes_on_bitwise(
     mode: str, build: Callable[[], nn.Module], method: str, lengths: list[int]
 ) -> None:
@@ -211,7 +216,7 @@ def test_a_resumed_fleet_goes_on_bitwise(
     fleet = fresh()
     for batch in data[:6]:  # in the middle of a round of 4
         fleet.step(batch)
-    fleet.set_numbers(lr=[0.02, 0.03, 0.04])
+    fleet.set_hyperparameters(lr=[0.02, 0.03, 0.04])
     saved = through_a_file(fleet.state_dict())
     untouched = {name: value.clone() for name, value in saved["state"].items()}
     again = fresh()
@@ -328,16 +333,16 @@ def test_runs_that_differ_in_nothing_are_equal() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
-def test_set_numbers_of_each_run(mode: str, method: str) -> None:
+def test_set_hyperparameters_of_each_run(mode: str, method: str) -> None:
     rates = [0.01, 0.1, 0.3]
     fleet = Fleet([member(method, s) for s in range(3)], function(method), mode=mode)
-    fleet.set_numbers(lr=torch.tensor(rates, dtype=DOUBLE))
+    fleet.set_hyperparameters(lr=torch.tensor(rates, dtype=DOUBLE))
     singles = [member(method, s, lr) for s, lr in enumerate(rates)]
     data = batches(3, 8)
     for batch in data[:4]:
         fleet.step(batch)
     models = [alone(run, [row(b, r) for b in data[:4]]) for r, run in enumerate(singles)]
-    fleet.set_numbers(lr=0.02)
+    fleet.set_hyperparameters(lr=0.02)
     for batch in data[4:]:
         fleet.step(batch)
     for place, run in enumerate(singles):
@@ -585,24 +590,45 @@ def test_a_stream_that_is_not_there() -> None:
             call(batches(2, 1)[0])
 
 
-def test_unknown_numbers() -> None:
+def test_unknown_hyperparameters() -> None:
     fleet = Fleet([member(seed=s) for s in range(2)], inner)
-    with pytest.raises(ValueError, match=r"set_numbers.*'rate'.*gamma.*lr.*smoothing"):
-        fleet.set_numbers(rate=1.0)
+    with pytest.raises(ValueError, match=r"set_hyperparameters.*'rate'.*gamma.*lr.*smoothing"):
+        fleet.set_hyperparameters(rate=1.0)
     with pytest.raises(RuntimeError):
-        fleet.set_numbers(lr=[0.1, 0.2, 0.3])
+        fleet.set_hyperparameters(lr=[0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match="'rate'"):  # all or nothing
-        fleet.set_numbers(lr=9.0, rate=1.0)
-    assert fleet.numbers["lr"].tolist() == [GOOD, GOOD]
+        fleet.set_hyperparameters(lr=9.0, rate=1.0)
+    assert fleet.hyperparameters["lr"].tolist() == [GOOD, GOOD]
 
 
-def test_numbers_that_follow_a_schedule_cannot_be_set() -> None:
+def test_hyperparameters_that_follow_a_schedule_cannot_be_set() -> None:
     fleet = Fleet([member(smoothing=lambda step: 0.1 / (step + 1))], inner)
     with pytest.raises(ValueError, match=r"'smoothing'.*follows a schedule"):
-        fleet.set_numbers(smoothing=0.5)
+        fleet.set_hyperparameters(smoothing=0.5)
 
 
-def test_limits_of_zero_and_others_are_of_one_kind() -> None:
+def test_hyperparameters_have_short_names() -> None:
+    """Of two optimizers, the first has the short ones."""
+    model = network().to(DOUBLE)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    polyak = fcco.optim.PolyakStep(model.parameters(), lr=0.5)
+    objective = fcco.methods.ssg(
+        model, steps, 4, threshold=0.2, constraint_optimizer=polyak, tolerance=[1.0, 2.0, 3.0, 4.0]
+    )
+    objective_optimizer: Any = objective.optimizer
+    fleet = Fleet([Member(model, objective_optimizer, objective)] * 2, inner)
+    names = {name: value.tolist() for name, value in fleet.hyperparameters.items()}
+    assert names.pop("tolerance") == [[1.0, 2.0, 3.0, 4.0]] * 2
+    assert {name: value[0] for name, value in names.items()} == {
+        "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0,
+        "constraint.lr": 0.5, "factor": 1.0, "threshold": 0.2, "margin": 0.0,
+    }  # fmt: skip
+    fleet.set_hyperparameters(lr=0.3, **{"constraint.lr": [0.6, 0.7]})
+    assert fleet.hyperparameters["lr"].tolist() == [0.3, 0.3]
+    assert fleet.hyperparameters["constraint.lr"].tolist() == [0.6, 0.7]
+
+
+def test_limits_of_zero_and_others_are_of_one_method() -> None:
     members = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
     fleet = Fleet(members, inner)
     singles = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
@@ -612,11 +638,11 @@ def test_limits_of_zero_and_others_are_of_one_kind() -> None:
     close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
 
 
-def test_members_of_several_kinds() -> None:
+def test_members_of_several_methods() -> None:
     members = [member("sonex"), member("plain"), member("sonex", 1), member("alexr2")]
-    with pytest.raises(Unsupported, match=r"run 1 .*run 0.*groups"):
+    with pytest.raises(Unsupported, match=r"run 1 .*run 0.*group_members"):
         Fleet(members, inner)
-    assert list(groups(members).values()) == [[0, 2], [1], [3]]
+    assert list(group_members(members).values()) == [[0, 2], [1], [3]]
 
 
 def test_models_of_other_shapes() -> None:
@@ -688,7 +714,7 @@ def test_parameters_that_nothing_depends_on() -> None:
     assert fleet.steps == 0
 
 
-def test_names_in_another_order_are_another_kind() -> None:
+def test_names_in_another_order_are_another_signature() -> None:
     members = []
     for names in ("abcd", "dcba", "abcd"):
         model = network().to(DOUBLE)
@@ -696,7 +722,7 @@ def test_names_in_another_order_are_another_kind() -> None:
         objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.1)
         objective.term.names = tuple(names)
         members.append(Member(model, optimizer, objective))
-    assert list(groups(members).values()) == [[0, 2], [1]]
+    assert list(group_members(members).values()) == [[0, 2], [1]]
 
 
 def test_a_last_round_that_ends_at_z() -> None:
@@ -715,7 +741,7 @@ def test_a_run_that_has_stepped(method: str, what: str) -> None:
 
 
 def test_an_optimizer_of_another_model() -> None:
-    own = member()
+    own = member("plain")
     with pytest.raises(Unsupported, match="another model"):
         Fleet([Member(Point([1.0, 2.0]), own.optimizer)], plain_inner)
 

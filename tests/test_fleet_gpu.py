@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_fleet import batches, held, inner, member, same
 
+from fcco.experiments.fleet_memory import available
 from fcco.fleet import Fleet
-from fcco.fleet.memory import available
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,7 +56,7 @@ def test_a_captured_fleet_resumes_bitwise_and_follows_its_numbers() -> None:
     second.load_state_dict(state)
     for batch in data[5:]:
         for each in (first, second):
-            each.set_numbers(lr=0.01)
+            each.set_hyperparameters(lr=0.01)
             each.step(batch)
     assert same(held(first), held(second), [0, 1, 2])
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fleet_cases import CASES, STEPS, Case, every, network, sgd
 from torch import nn
 
 import fcco
-from fcco.optim import PolyakStep
-from fcco.fleet import Fleet, Member, Unsupported, groups
-from fcco.methods import recursive_penalty
-from fcco.methods import ssg
-from fcco.optim import project_after_step
+from fcco.fleet import Fleet, Member, Unsupported, group_members
+from fcco.methods import recursive_penalty, ssg
+from fcco.optim import PolyakStep, project_after_step
+from fcco.terms.cvar import exact_threshold, hard_threshold, smooth_threshold
 from fcco.terms.group_weights import GroupWeights
 
 LONG = [name for name, case in CASES.items() if case.steps == STEPS]
@@ -72,7 +72,7 @@ def test_both_branches_are_taken():
 
 def refused(match: str, optimizer: Any, objective: Any = None, model: Any = None) -> None:
     with pytest.raises(Unsupported, match=match):
-        groups([Member(model or network(0), optimizer, objective)])
+        group_members([Member(model or network(0), optimizer, objective)])
 
 
 def test_optimizers_without_a_rule_are_refused():
@@ -92,42 +92,74 @@ def test_what_acts_at_each_step_unseen_is_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
     handle = project_after_step(optimizer, lambda: None)
-    refused("fcco.projected", optimizer)
+    refused("project_after_step", optimizer)
     handle.remove()
-    optimizer.register_step_pre_hook(lambda *_: None)
-    refused("cannot follow", optimizer)
-    optimizer = sgd(model, 0.1)
+    handle = optimizer.register_step_pre_hook(lambda *_: None)
+    refused("lambda", optimizer)
+    handle.remove()
+    assert group_members([Member(model, optimizer)])
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     refused("scheduler", optimizer)
     objective = ssg(
         model, sgd(model, 0.1), 4, threshold=0.1, constraint_optimizer="polyak",
         project=lambda: None,
     )  # fmt: skip
-    refused("fcco.projected", objective.optimizer, objective)
+    refused("project_after_step", objective.optimizer, objective)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sonex-momentum", "alexr2-momentum", "ssg", "oss"])
+def test_an_output_iterate_would_be_left_out_and_is_refused(name):
+    """On the optimizer that is stepped, or on one inside it."""
+    for inside in (False, True):
+        member = CASES[name].member(0)
+        optimizer: Any = member.optimizer
+        wrapped = getattr(optimizer, "wrapped", (optimizer,))[-1]
+        output = fcco.OutputIterate(wrapped if inside else optimizer, "average")
+        refused("leave out what OutputIterate does", optimizer, member.objective, member.model)
+        assert output.count == 0
+
+
+def test_hooks_of_another_objective_are_refused():
+    model = network(0)
+    optimizer = sgd(model, 0.1)
+    first = fcco.sonx(model, optimizer, fcco.Hinge(), 4)
+    refused("what (Compositional|PreviousParameters) does", optimizer)  # a loss without it
+    second = fcco.sonx(model, optimizer, fcco.Hinge(), 4)
+    refused("what (Compositional|PreviousParameters) does", optimizer, second)
+    first.detach_hooks()
+    assert group_members([Member(model, optimizer, second)])
 
 
 @pytest.mark.parametrize("name", ["adam", "sonex-momentum", "icppac", "alexr2-dual"])
 def test_runs_that_have_begun_are_refused(name):
     member = CASES[name].member(0)
     CASES[name].step_alone(member, 0, 0)
-    refused("first step|within", member.optimizer, member.objective, member.model)
-    if name == "icppac":  # the state of the round is the optimizer's
-        refused("within", member.optimizer, None, member.model)
+    refused("first step", member.optimizer, member.objective, member.model)
+
+
+def test_a_round_that_was_begun_by_hand_is_refused():
+    member = CASES["icppac"].member(0)
+    member.optimizer.step()
+    refused("within", member.optimizer, member.objective, member.model)
 
 
 def test_a_method_in_two_parts_must_be_whole():
     for name in ("icppac", "ssg"):
         member = CASES[name].member(0)
         optimizer: Any = member.optimizer
-        refused("objective.optimizer", optimizer, None, member.model)
-        refused("make one method", optimizer.inner[0], member.objective, member.model)
+        refused("without its objective", optimizer, None, member.model)
+        refused("objective.optimizer", optimizer.wrapped[0], member.objective, member.model)
+    member = CASES["alexr2-momentum"].member(0)
+    other = sgd(member.model, 0.1)  # the proximal point would be left out
+    refused("objective.optimizer", other, member.objective, member.model)
 
 
 def test_terms_without_a_rule_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
     refused("cannot read", optimizer, nn.Linear(1, 1))
-    refused("CVaRTerm", optimizer, fcco.CVaRGroupDRO(model, optimizer, 4, 0.5))
+    dual = fcco.terms.DualTerm(fcco.Hinge(), 4, dual_step=1.0)
+    refused("DualTerm", optimizer, fcco.Compositional(model, optimizer, dual))
     hinge: dict[str, Any] = {"outer": fcco.Hinge(), "num_inner": 4}
     skip = fcco.sonx(model, optimizer, **hinge, on_nonfinite="skip")
     refused("skip", optimizer, skip)
@@ -136,6 +168,14 @@ def test_terms_without_a_rule_are_refused():
     one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
     refused("one coupled term", optimizer, both)
+    tangent = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(4))
+    optimizer = sgd(model, 0.1)
+    single = fcco.Compositional(model, optimizer, tangent, single_point=True)
+    refused("single_point", optimizer, single)
+    for options in ({"offset": torch.ones(4)}, {"sampled": False}):
+        optimizer = sgd(model, 0.1)
+        term = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4, **options))
+        refused(next(iter(options)), optimizer, fcco.Compositional(model, optimizer, term))
     for options in ({"gamma": 0.5}, {"gamma": 1.0, "on_nonfinite": "skip"}):
         weights = GroupWeights(fcco.ema_tracker(4, read="new", **options), 0.1, 0.5)
         refused("A fleet has", optimizer, fcco.Compositional(model, optimizer, weights))
@@ -153,14 +193,15 @@ def test_numbers_that_a_fleet_cannot_see_are_refused():
         table: Any = dataclasses.field(default_factory=lambda: torch.ones(2))
 
     refused("Held.table", optimizer, fcco.sox(model, optimizer, Held(), 4))
+    optimizer = sgd(model, 0.1)
     plain = fcco.sox(model, optimizer, Own(), 4)
-    assert list(groups([Member(model, optimizer, plain)]).values()) == [[0]]
+    assert list(group_members([Member(model, optimizer, plain)]).values()) == [[0]]
 
 
 def test_runs_of_several_kinds_are_sorted_and_not_mixed():
     members = [CASES[name].member(run) for run in (0, 1) for name in ("ssg", "oss", "ssg-polyak")]
-    assert list(groups(members).values()) == [[0, 3], [1, 4], [2, 5]]
-    with pytest.raises(Unsupported, match="one kind"):
+    assert list(group_members(members).values()) == [[0, 3], [1, 4], [2, 5]]
+    with pytest.raises(Unsupported, match="one method"):
         Fleet(members, CASES["ssg"].inner)
 
 
@@ -175,3 +216,123 @@ def test_values_that_a_lagrangian_cannot_use_are_refused():
     case = dataclasses.replace(CASES["icppac-growing"], independent=True)
     with pytest.raises(Unsupported, match="exact values"):
         case.step_fleet(case.fleet("eager"), 0)
+
+
+def test_values_of_another_shape_are_refused():
+    """One value would be taken for all four blocks otherwise."""
+    case = dataclasses.replace(CASES["sonex-momentum"], inner=lambda m, b: every(m, b)[1][:1])
+    with pytest.raises(ValueError, match=r"shape \(4,\).* have shape \(1,\)"):
+        case.step_fleet(case.fleet("eager"), 0)
+
+
+@pytest.mark.parametrize("name", ["sgd", "ssg"])
+def test_a_loss_that_is_missing_is_noticed(name):
+    case = dataclasses.replace(CASES[name], inner=lambda model, batch: every(model, batch)[1])
+    with pytest.raises(ValueError, match="needs the objective"):
+        case.step_fleet(case.fleet("eager"), 0)
+
+
+@pytest.mark.parametrize("name", ["ssg-two", "oss-independent", "icppac-cold"])
+def test_a_batch_without_one_of_the_constraints_freezes_the_run(name):
+    """Alone, the run would be stopped by an error: these methods look at all constraints."""
+    case = dataclasses.replace(CASES[name], independent=False)
+    rows = [batches.at(0) for batches, _ in case.batches]
+    first = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    first["block"][1] = first["block"][1].clamp(max=2)
+    fleet = case.fleet("eager")
+    fleet.step(first, index=first["block"])
+    assert fleet.died.tolist() == [-1, 0, -1]
+    member = case.member(1)
+    with pytest.raises(ValueError, match="looks at all 4"):
+        block = first["block"][1]
+        member.objective(lambda: case.inner(member.model, rows[1]), block)
+
+
+# Smoothing.
+
+
+def test_f_and_its_envelope_are_evaluated_where_a_run_needs_them(monkeypatch):
+    """f alone, the envelope alone, and both only in steps where runs differ."""
+    calls: list[str] = []
+    for name in ("gradient", "envelope_and_gradient"):
+        original = getattr(fcco.Hinge, name)
+
+        def counted(self, *arguments, name=name, original=original):
+            calls.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(fcco.Hinge, name, counted)
+
+    def fleet(*smoothing: Any) -> Fleet:
+        members = []
+        for run, each in enumerate(smoothing):
+            model = network(run)
+            optimizer = sgd(model, 0.1)
+            objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=each)
+            members.append(Member(model, optimizer, objective))
+        return Fleet(members, every, mode="eager", streams=[0] * len(members))
+
+    row = CASES["sgd"].batches[0][0].at(0)
+    batch = {key: value[None] for key, value in row.items()}
+
+    def evaluated(some: Fleet) -> list[str]:
+        calls.clear()
+        some.step(batch)
+        return sorted(calls)
+
+    assert evaluated(fleet(0.0, 0.0)) == ["gradient"]
+    annealed = fleet(0.1, lambda step: 0.2 * (step < 1))
+    assert evaluated(annealed) == ["envelope_and_gradient"]
+    assert evaluated(annealed) == ["envelope_and_gradient", "gradient"]
+    constant = fleet(0.1, 0.2)
+    assert evaluated(constant) == ["envelope_and_gradient"]
+    constant.set_hyperparameters(smoothing=0.0)
+    assert evaluated(constant) == ["gradient"]
+    again = fleet(0.1, 0.2)
+    again.load_state_dict(constant.state_dict())
+    assert evaluated(again) == ["gradient"]
+
+
+# The threshold of CVaR.
+
+
+def slope_at(s: float, losses: np.ndarray, ratio: float, smoothing: float) -> float:
+    return float(np.clip((losses - s) / smoothing, 0, 1 / ratio).mean())
+
+
+def smallest_and_largest(losses: np.ndarray, ratio: float, smoothing: float) -> tuple[float, float]:
+    """The interval of minimisers of s + mean f_lambda(u - s), by bisection of its derivative."""
+    ends = []
+    for strict in (False, True):
+        low, high = losses.min() - 2 * smoothing / ratio - 1, losses.max() + 1.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            slope = slope_at(middle, losses, ratio, smoothing)
+            above = slope > 1 + 1e-13 if not strict else slope >= 1 - 1e-13
+            low, high = (middle, high) if above else (low, middle)
+        ends.append(high)
+    return ends[0], ends[1]
+
+
+@pytest.mark.parametrize("ratio", [0.07, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("smoothing", [1e-3, 0.1, 5.0])
+def test_masked_thresholds_of_many_runs_are_those_of_the_losses_that_count(ratio, smoothing):
+    draw = np.random.default_rng(3)
+    losses = draw.normal(size=(40, 17)) + 5
+    losses[:10] = losses[:10].round(1)  # ties
+    seen = draw.random((40, 17)) < 0.6
+    seen[:, 3] = True
+    table, mask = torch.tensor(losses), torch.tensor(seen)
+    ratios = torch.full((40,), ratio, dtype=torch.float64)
+    smooth = torch.func.vmap(smooth_threshold)(table, ratios, smoothing * ratios / ratio, mask)
+    hard = torch.func.vmap(hard_threshold)(table, ratios, mask)
+    for run in range(40):
+        own = losses[run][seen[run]]
+        low, high = smallest_and_largest(own, ratio, smoothing)
+        assert low - 1e-9 <= smooth[run] <= high + 1e-9
+        rank = max(1, int(np.ceil(ratio * len(own) - 1e-9)))
+        assert hard[run] == np.sort(own)[::-1][rank - 1]
+        # Where all of an interval are minimisers, they give the same weights.
+        both = smooth[run].item(), exact_threshold(torch.tensor(own), ratio, smoothing).item()
+        weights, alone = (np.clip((own - s) / smoothing, 0, 1 / ratio) for s in both)
+        np.testing.assert_allclose(weights, alone, rtol=1e-9, atol=1e-9)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import environment, fleet_files, ranks, record, tasks
+from . import environment, fleet_files, fleet_memory, ranks, record, tasks
 from .agreement import fingerprint
 from .events import Event, Outcome
 from .fleet_files import FOLDER, LINES, FleetCheckpoint
@@ -134,8 +134,6 @@ class Fleets:
 
     def _kind(self, specs: list[RunSpec], size: int | None = None) -> None:
         """All runs of one kind, as many at a time as fit."""
-        from fcco.fleet.memory import chunks
-
         whole, number = len(specs), 0
         while specs and not self.stop():
             try:
@@ -144,7 +142,7 @@ class Fleets:
                 self._failed(specs, _title(specs), error)
                 return
             number += 1
-            here = [specs[place] for place in chunks(len(specs), size)[0]]
+            here = [specs[place] for place in fleet_memory.chunks(len(specs), size)[0]]
             title = _title(here) + (f", part {number}" if len(here) < whole else "")
             if self._train(here, self.path, title):
                 specs = specs[len(here) :]
@@ -156,8 +154,6 @@ class Fleets:
         if self.chunk is not None or len(specs) <= _FEW:
             return self.chunk or len(specs)
         most = len(specs) if self.device.type == "cuda" else min(len(specs), _ON_CPU)
-        from fcco.fleet.memory import capacity
-
         def make(runs: int) -> Any:  # settings far apart: neighbours in a grid are alike
             return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
 
@@ -166,7 +162,7 @@ class Fleets:
             fleet.step()
             fleet.state_dict()
 
-        return capacity(make, step, most, self.device)
+        return fleet_memory.capacity(make, step, most, self.device)
 
     def _fleet(self, specs: Sequence[RunSpec]) -> Any:
         return self.problem.fleet([(spec.method, spec.seed) for spec in specs], self.device)

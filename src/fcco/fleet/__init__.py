@@ -1,22 +1,25 @@
-"""Thousands of training runs as one program.
+"""Many training runs as one program.
 
 A run is a `Member`: a model, an optimizer and an objective, as you would train it alone. A `Fleet`
-steps many of them together. The step of one run is written once, in the library's own rules, and
-`torch.func.vmap` makes it that of all.
+steps many of them together. The step of one run (`program.step_one_run`) is an estimator of the
+gradient and an update of the weights, made of the library's own pure functions; `torch.func.vmap`
+maps it over all runs.
 
 | module | idea |
 |---|---|
-| `member`, `reading` | from ordinary objects to rules, numbers and state |
-| `plain`, `penalty`, `lagrangian`, `switching`, `groups` | estimators: the gradient of one run |
-| `updates` | what steps its weights |
-| `program`, `stepper` | one function of tensors, and ways to run it |
 | `fleet` | all runs: state, steps, checkpoints |
-| `memory` | how many fit |
+| `member` | from ordinary objects to a method, its numbers and its state |
+| `run` | one run in one step: passes of the user's function |
+| `coupled`, `cvar`, `group_weights`, `switching`, `lagrangian` | estimators of the gradient |
+| `updates` | updates of the weights, rounds |
+| `hyperparameters` | the numbers of all runs, as tensors |
+| `program` | the step of one run, and ways to execute it for all |
 """
 
 from .fleet import Fleet as Fleet
 from .member import Member as Member
-from .member import Unsupported as Unsupported
-from .reading import groups as groups
+from .member import group_members as group_members
+from .member import signature_of as signature_of
+from .run import Unsupported as Unsupported
 
-__all__ = ["Fleet", "Member", "Unsupported", "groups"]
+__all__ = ["Fleet", "Member", "Unsupported", "group_members", "signature_of"]

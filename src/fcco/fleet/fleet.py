@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,37 +11,37 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
 from .. import _checks
-from .member import Fixed, Member, Numbers, State, stacked
-from .packing import Packing
-from .program import Inputs
-from .reading import read_all
-from .rounds import Rounds
-from .run import Call, Inner, Phase, Task
-from .schedules import Schedules
-from .stepper import MODES, Stepper
-from .updates import check_decay, unprefixed
+from .hyperparameters import Hyperparameters
+from .member import Member, read_members, stack_weights
+from .program import MODES, Program
+from .run import BUFFER, Data, Flags, ModelFunction, Run, State, Unsupported
+from .updates import Rounds
 
 __all__ = ["Fleet"]
 
-_BUFFER = "buffer."  # before the names of buffers in the state
-
 
 class Fleet:
-    r"""R runs of one method, each with its own settings, weights and data, stepped together.
+    r"""R runs of one method, each with its own hyperparameters, weights and data, as one program.
 
     Every run does what it would do alone, to rounding: the step is `torch.func.vmap` of the step
-    of one run, which is made of the library's own rules. A run whose values are no longer finite is
-    frozen where it was before that step; the others do not notice.
+    of one run, which is made of the library's own functions. A run whose values are no longer
+    finite is frozen as it was before that step, and the others stay bitwise the same.
 
     Args:
-        members: the runs. They must be of one kind (`fcco.fleet.groups` sorts them): the same
-            method and update, with any numbers.
-        inner: `inner(model, batch)` returns what the closure of the objective would: a loss, inner
-            values, or both. It is called with tensors of one run.
+        members: the runs. They must have the same method and update, with any numbers
+            (`fcco.fleet.group_members` sorts a mixed list).
+        function: `function(model, batch)` returns what the closure of the objective would: a loss,
+            inner values, or both. It is called with tensors of one run.
         streams: which row of a batch each run reads; run r reads row r unless given. Runs with the
             same data order then share rows.
         device: where to train.
         mode: `"auto"`, `"eager"`, `"traced"`, and on a GPU `"graph"` or `"compiled"`.
+
+    Attributes:
+        state: all that a step changes, by name, one row per run.
+        hyperparameters: by name, one row per run.
+        died: the step at which each run was frozen, or -1.
+        steps: steps made.
 
     Example:
         Forty runs that differ in their learning rate, here of plain SGD on (w - 1)^2:
@@ -64,7 +63,7 @@ class Fleet:
     def __init__(
         self,
         members: Sequence[Member],
-        inner: Inner,
+        function: Callable[[Any, Any], Any],
         *,
         streams: Sequence[int] | Tensor | None = None,
         device: torch.device | str | None = None,
@@ -73,84 +72,79 @@ class Fleet:
         if not members:
             raise ValueError("`Fleet(members=...)` must hold at least one run.")
         _checks.one_of("Fleet", "mode", mode, MODES)
-        plans = read_all(members)
-        self.kind, self.runs, self.steps = plans[0].kind, len(members), 0
-        weights, held = stacked(members)
-        self.packing = Packing.of({name: each[0] for name, each in weights.items()})
-        first = next(iter(weights.values()))
-        self.device = first.device if device is None else torch.device(device)
-        self.fixed: Fixed = {name: each.to(self.device) for name, each in held.items()}
-        self.streams = None if streams is None else self._streams(streams)
-        self.rounds = None
-        if self.kind.rounds:
-            self.rounds = Rounds([plan.length for plan in plans], self.device)
-        self._schedules = Schedules([plan.numbers for plan in plans], self.device)
-        self.numbers: Numbers = self._schedules.at(0)
-        vectors = torch.cat([each.flatten(1) for each in weights.values()], 1).to(self.device)
-        own = [plan.state for plan in plans]
+        parts = read_members(members)
+        self.signature = signature = parts[0].signature
+        self.runs, self.steps, self.mode = len(members), 0, mode
+        weights, others = stack_weights(members)
+        self.device = next(iter(weights.values())).device
+        if device is not None:
+            self.device = torch.device(device)
+        self.streams = None if streams is None else self._checked_streams(streams)
+        numbers = [each.hyperparameters for each in parts]
+        self.hyperparameters = Hyperparameters(numbers, self.device)
+        lengths = [each.round_length for each in parts if each.round_length is not None]
+        self.rounds = Rounds(lengths, self.device) if lengths else None
+        shapes = {name: value.shape[1:] for name, value in weights.items()}
+        self._function = ModelFunction(
+            members[0].model, function, shapes, signature.names, signature.needs_loss
+        )
+        # Buffers that a forward pass changes move from here to the state in the first step.
+        self._fixed: State = {name: value.to(self.device) for name, value in others.items()}
+        vectors = torch.cat([value.flatten(1) for value in weights.values()], 1).to(self.device)
+        states = [each.state for each in parts]
         self.state: State = {
             "weights": vectors,
-            **({"previous": vectors.clone()} if self.kind.estimator.remembers else {}),
-            **{key: torch.stack([each[key] for each in own]).to(self.device) for key in own[0]},
-            **vmap(self.kind.update.start)(vectors),
+            **{name: torch.stack([s[name] for s in states]).to(self.device) for name in states[0]},
+            **vmap(signature.update.start)(vectors),
         }
-        if self.kind.rounds:
-            self.state["settled"] = torch.ones(self.runs, dtype=torch.bool, device=self.device)
+        if signature.estimator.needs_previous:
+            self.state["previous"] = vectors.clone()
         self.died = torch.full((self.runs,), -1, device=self.device)
-        self._model, self._inner = members[0].model, inner
-        self._stepper: Stepper | None = None
-        self.mode = mode
+        if signature.rounds:
+            self.state["between_rounds"] = self.alive
+        self._program: Program | None = None
 
     @property
     def alive(self) -> Tensor:
         """Which runs are still trained; the others have left the finite numbers."""
         return self.died < 0
 
-    def set_numbers(self, **values: float | Sequence[float] | Tensor) -> None:
-        """Change settings from the next step on, such as `lr`: one number, or one per run.
+    def set_hyperparameters(self, **values: float | Sequence[float] | Tensor) -> None:
+        """Change hyperparameters from the next step on, such as `lr`: one number, or one per run.
 
         Args:
-            values: by the names in `numbers`.
+            values: by the names in `hyperparameters`. A name that two optimizers have, such as
+                `lr`, is that of the objective; the other one is `constraint.lr`.
         """
-        given = {}
-        for name, value in values.items():
-            if name not in self.numbers or name in self._schedules.moving:
-                free = sorted(set(self.numbers) - set(self._schedules.moving))
-                raise ValueError(
-                    f"`Fleet.set_numbers` cannot set {name!r} (it follows a schedule, or is not "
-                    f"known) but: {', '.join(free)}."
-                )
-            row = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-            given[name] = row.expand_as(self.numbers[name])  # raises when it does not fit
-        for name, row in given.items():
-            self.numbers[name].copy_(row)
+        self.hyperparameters.set(values)
 
     def step(
         self,
         batch: Any,
-        other: Any = None,
+        gradient_batch: Any = None,
         *,
         index: Tensor | None = None,
-        other_index: Tensor | None = None,
+        gradient_index: Tensor | None = None,
     ) -> Tensor:
-        """One step of every run; the losses g_0, NaN or stale for runs that are frozen.
+        """One step of every run; returns the losses g_0, without meaning for frozen runs.
 
         Args:
             batch: a tensor or any nesting of tensors; rows as `streams` says.
-            other: an independent batch that carries the gradient (Alg. 2, line 5).
+            gradient_batch: an independent batch that carries the gradient (Alg. 2, line 5).
             index: block of each entry of a batch, for sampled blocks; rows like `batch`.
-            other_index: that of `other`, where it differs.
+            gradient_index: that of `gradient_batch`, where it differs.
         """
-        self._schedules.move(self.numbers, self.steps)
-        phase = Phase() if self.rounds is None else self.rounds.phase()
-        rows = [None if each is None else self._rows(each) for each in (batch, other)]
-        where = [None if each is None else self._rows(each) for each in (index, other_index)]
-        inputs = Inputs(self.state, self.numbers, self.fixed, phase, *rows, *where)
-        if self._stepper is None:
-            self._stepper = Stepper(self._task(inputs), self.kind, self.mode, self.device)
-            self.mode = self._stepper.mode
-        loss = self._stepper(inputs, self.died, self.steps)
-        self.state = inputs.state
+        self.hyperparameters.advance(self.steps)
+        begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
+        flags = Flags(begins, ends, self.hyperparameters.smoothed())
+        data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
+        if self._program is None:
+            self._look_at_first_pass(data)
+            self._program = Program(self.signature, self.mode, self.device)
+        numbers = self.hyperparameters.tensors
+        runs = Run(self._function, self.state, numbers, self._fixed, data, flags)
+        self.state, loss = self._program(runs, self.died, self.steps)
+        self.mode = self._program.mode
         self.steps += 1
         if self.rounds is not None:
             self.rounds.advance()
@@ -160,12 +154,18 @@ class Fleet:
         """The weights of all runs by parameter, (R, ...); in a double loop those between rounds."""
         vectors = self.state["weights"]
         if self.rounds is not None:
-            vectors = torch.where(self.state["settled"][:, None], vectors, self.state["anchor"])
-        return self.packing.unpack(vectors)
+            between = self.state["between_rounds"][:, None]
+            vectors = torch.where(between, vectors, self.state["anchor"])
+        return self._function.unpack(vectors)
+
+    def current_weights(self) -> dict[str, Tensor]:
+        """The weights of the next forward pass, also in the middle of a round; views."""
+        return self._function.unpack(self.state["weights"])
 
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of all runs by name, and parameters that are not trained."""
-        return {**self.fixed, **unprefixed(self.state, _BUFFER)}
+        """The buffers of all runs by name, and parameters that are not trained; no copies."""
+        changing = {name: self.state[BUFFER + name] for name in _names_of_buffers(self.state)}
+        return {**self._fixed, **changing}
 
     def map(self, function: Callable[..., Any], *rows: Any, chunk: int | None = None) -> Any:
         """`function(model, ...)` of each run, without gradient; the results are stacked.
@@ -175,22 +175,23 @@ class Fleet:
             rows: further arguments, one row per stream (or per run, without streams).
             chunk: runs at a time; all unless given.
         """
-        call = Call(self._model, function)
-        values = {**tree_map_only(Tensor, Tensor.clone, self.buffers()), **self.weights()}
+        call = ModelFunction(self._function.model, function, {})
+        buffers = {name: value.clone() for name, value in self.buffers().items()}
         if self.streams is None:
-            shared, own_rows, streams = None, self._rows(rows), self.died
-        else:  # looked up run by run: all rows of all runs at once may not fit
-            shared = tree_map_only(Tensor, lambda x: self._checked(x.to(self.device)), rows)
+            shared, own_rows, streams = None, self._rows_of_runs(rows), self.died
+        else:  # looked up run by run: the rows of all runs at once may not fit
+            shared = tree_map_only(Tensor, lambda x: self._checked_rows(x.to(self.device)), rows)
             own_rows, streams = None, self.streams
 
-        def one(own: dict[str, Tensor], more: Any, stream: Tensor) -> Any:
+        def one(weights: State, more: Any, stream: Tensor) -> Any:
             if shared is not None:
                 more = tree_map_only(Tensor, lambda x: x.index_select(0, stream[None])[0], shared)
-            return functional_call(call, {f"model.{k}": v for k, v in own.items()}, more)
+            return functional_call(call, {f"model.{k}": v for k, v in weights.items()}, more)
 
         with torch.no_grad():
             dims = (0, None if own_rows is None else 0, 0)
-            return vmap(one, dims, chunk_size=chunk)(values, own_rows, streams)
+            mapped = vmap(one, dims, chunk_size=chunk)
+            return mapped({**buffers, **self.weights()}, own_rows, streams)
 
     def load_into(self, run: int, model: nn.Module) -> None:
         """Put the weights and buffers of a run into a model of its own.
@@ -204,67 +205,75 @@ class Fleet:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later steps depend on, but for the members themselves."""
-        rounds = {} if self.rounds is None else self.rounds.state_dict()
-        held = {"state": self.state, "numbers": self.numbers, "fixed": self.fixed}
-        copies = {k: {n: v.clone() for n, v in part.items()} for k, part in held.items()}
-        return {**copies, "steps": self.steps, "died": self.died.clone(), "rounds": rounds}
+        return {
+            "state": {name: value.clone() for name, value in self.state.items()},
+            "fixed": {name: value.clone() for name, value in self._fixed.items()},
+            "hyperparameters": self.hyperparameters.state_dict(),
+            "rounds": {} if self.rounds is None else self.rounds.state_dict(),
+            "steps": self.steps,
+            "died": self.died.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, bit for bit; for a fleet of the same members."""
+        """Go on where `state_dict` was taken, bitwise; for a fleet of the same members."""
         own, given = self.state["weights"].shape, tuple(state["state"]["weights"].shape)
         if given != tuple(own):
             raise ValueError(
                 f"`Fleet.load_state_dict`: the checkpoint has {given[0]} runs of {given[1]} "
                 f"weights but this fleet {own[0]} of {own[1]}."
             )
-        parts = {name: dict(state[name]) for name in ("state", "numbers", "fixed")}
-        for key in self.state.keys() - parts["state"].keys():  # found since, in the first step
-            if (name := key.removeprefix(_BUFFER)) in parts["fixed"]:
-                parts["state"][key] = parts["fixed"].pop(name)
-        lacking = {*self.state, *self.numbers} - {*parts["state"], *parts["numbers"]}
-        if lacking or parts["numbers"].keys() != self.numbers.keys():
+        saved, fixed = dict(state["state"]), dict(state["fixed"])
+        for name in self.state.keys() - saved.keys():  # a checkpoint from before the first step
+            if (buffer := name.removeprefix(BUFFER)) in fixed:
+                saved[name] = fixed.pop(buffer)
+        names = {name for name, _ in self.hyperparameters.items()}
+        if self.state.keys() - saved.keys() or state["hyperparameters"].keys() != names:
             raise ValueError("`Fleet.load_state_dict`: the checkpoint is that of another method.")
-        for name, part in parts.items():
-            held = getattr(self, name)
-            places = [each.data_ptr() for each in held.values()]
-            for key, value in part.items():
-                if key in held and places.count(held[key].data_ptr()) == 1:
-                    held[key].copy_(value)  # where a captured step looks for it
-                else:  # one tensor under two names, or a buffer found in the first step
-                    held[key] = value.to(self.device, copy=True)
-                if key.startswith(_BUFFER):
-                    self.fixed.pop(key.removeprefix(_BUFFER), None)
+        self._load(self.state, saved)
+        self._load(self._fixed, fixed)
+        for name in self._fixed.keys() & set(_names_of_buffers(saved)):
+            del self._fixed[name]
+        self.hyperparameters.load_state_dict(state["hyperparameters"])
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:
             self.rounds.load_state_dict(state["rounds"])
 
-    def _streams(self, streams: Sequence[int] | Tensor) -> Tensor:
-        found = torch.as_tensor(streams, device=self.device)
-        if found.shape != (self.runs,) or bool((found < 0).any()):
+    def _load(self, held: State, saved: State) -> None:
+        """Write saved tensors where a captured step looks for them."""
+        places = [value.data_ptr() for value in held.values()]
+        for name, value in saved.items():
+            if name in held and places.count(held[name].data_ptr()) == 1:
+                held[name].copy_(value)
+            else:  # one tensor under two names, or a buffer found in the first step
+                held[name] = value.to(self.device, copy=True)
+
+    def _checked_streams(self, streams: Sequence[int] | Tensor) -> Tensor:
+        rows = torch.as_tensor(streams, device=self.device)
+        if rows.shape != (self.runs,) or bool((rows < 0).any()):
             raise ValueError(
                 f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has shape "
-                f"{tuple(found.shape)}."
+                f"{tuple(rows.shape)}."
             )
-        self._needed = int(found.max()) + 1
-        return found
+        self._rows_needed = int(rows.max()) + 1
+        return rows
 
-    def _checked(self, value: Tensor) -> Tensor:
+    def _checked_rows(self, value: Tensor) -> Tensor:
         """A batch with the rows that `streams` names: on a GPU others would end the process."""
-        if value.dim() == 0 or len(value) < self._needed:
+        if value.dim() == 0 or len(value) < self._rows_needed:
             raise ValueError(
-                f"`Fleet(streams=...)` names {self._needed} rows, but a batch has shape "
+                f"`Fleet(streams=...)` names {self._rows_needed} rows, but a batch has shape "
                 f"{tuple(value.shape)}."
             )
         return value
 
-    def _rows(self, values: Any) -> Any:
+    def _rows_of_runs(self, values: Any) -> Any:
         """Values with one row per run."""
 
-        def own(value: Tensor) -> Tensor:
+        def rows(value: Tensor) -> Tensor:
             value = value.to(self.device)
             if self.streams is not None:
-                return self._checked(value).index_select(0, self.streams)
+                return self._checked_rows(value).index_select(0, self.streams)
             if value.shape[:1] != (self.runs,):
                 raise ValueError(
                     f"`Fleet.step`: a batch has shape {tuple(value.shape)} but must have one row "
@@ -272,28 +281,27 @@ class Fleet:
                 )
             return value
 
-        return tree_map_only(Tensor, own, values)
+        return tree_map_only(Tensor, rows, values)
 
-    def _task(self, inputs: Inputs) -> Task:
-        """Find out which buffers a pass changes; they become a part of the state."""
-        task = Task(self._model, self._inner, self.packing, (), self.kind.names)
-        weights = self.packing.unpack(self.state["weights"][0])
-        with torch.no_grad():
-            own = (self.buffers(), inputs.batch)
-            (held, batch), (spare, again) = (
-                tree_map_only(Tensor, lambda x: x[0].clone(), own) for _ in range(2)
-            )
-            held = {name: held[name] for name in self.fixed}
-            versions = {name: value._version for name, value in held.items()}
-            task.look(weights, {**spare, **held}, batch)
-        check_decay(task.without_gradient(weights, spare, again, self.kind.switches), self.numbers)
-        # Batch norm writes its statistics without a new version.
-        moving = [
-            name
-            for name, value in held.items()
-            if value._version != versions[name] or not torch.equal(value, self.fixed[name][0])
-        ]
-        known = unprefixed(self.state, _BUFFER)
-        for name in moving:
-            self.state[_BUFFER + name] = self.fixed.pop(name)
-        return dataclasses.replace(task, moving=tuple(dict.fromkeys([*known, *moving])))
+    def _look_at_first_pass(self, data: Data) -> None:
+        """Find out, with run 0, which buffers a pass changes and which parameters it uses."""
+        function = self._function
+        rows = (self.current_weights(), self.buffers(), data.batch)
+        first_run = tree_map_only(Tensor, lambda value: value[0], rows)
+        for name in function.changed_buffers(*first_run):
+            if name in self._fixed:
+                self.state[BUFFER + name] = self._fixed.pop(name)
+        function.changing = _names_of_buffers(self.state)
+        decays = [v for name, v in self.hyperparameters.items() if name.endswith("weight_decay")]
+        if any(bool(decay.any()) for decay in decays):
+            # `torch.optim` skips a parameter without a gradient; here it is 0, which decays it.
+            unused = function.unused_parameters(*first_run, either=self.signature.switches)
+            if unused:
+                raise Unsupported(
+                    "`Fleet.step`: with `weight_decay` every trained parameter must have a part in "
+                    f"the loss, but {unused[0]} has none; leave it out of the optimizer."
+                )
+
+
+def _names_of_buffers(state: State) -> tuple[str, ...]:
+    return tuple(name.removeprefix(BUFFER) for name in state if name.startswith(BUFFER))

@@ -1,26 +1,39 @@
-"""One run of a fleet, as the ordinary objects that would train it alone."""
+"""One run of a fleet, as the ordinary objects that would train it alone, and how it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Fixed", "Member", "Numbers", "State", "Unsupported", "stacked", "trained"]
+from ..constraints import LagrangianTerm, SwitchingTerm
+from ..inputs import ONLY
+from ..objective import Compositional
+from ..optim import MethodOptimizer, ProximalPoint, ProximalRound, SwitchingOptimizer
+from ..previous import parameters_of, unwrap
+from ..terms import CoupledTerm, CVaRTerm, GroupWeights
+from .coupled import Coupled
+from .cvar import CVaREstimator
+from .group_weights import Adversary
+from .hyperparameters import RunHyperparameters
+from .lagrangian import Lagrangian, RoundUpdate
+from .run import Estimator, PlainLoss, State, Unsupported
+from .switching import Switch, SwitchingUpdate
+from .updates import ProximalPointUpdate, RoundLength, Update, read_torch_optimizer
 
-State = dict[str, Tensor]
-"""What a run changes, by name; in a fleet every tensor has one row per run."""
-Numbers = dict[str, Tensor]
-"""The settings of a run that may differ between runs, by name."""
-Fixed = dict[str, Tensor]
-"""Buffers of the model that no step changes, by name."""
-
-
-class Unsupported(ValueError):
-    """A run that cannot be part of a fleet; train it alone."""
+__all__ = [
+    "Member",
+    "MemberParts",
+    "Signature",
+    "group_members",
+    "read_members",
+    "signature_of",
+    "stack_weights",
+]
 
 
 @dataclass(frozen=True)
@@ -41,15 +54,221 @@ class Member:
     objective: Any = None
 
 
-def trained(member: Member) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Signature:
+    """What all runs of a fleet share: the method, without its numbers."""
+
+    estimator: Estimator  # finds the gradient
+    update: Update  # steps the weights
+    rounds: bool = False  # steps come in rounds
+    names: tuple[str, ...] | None = None  # of the blocks, in order
+    needs_loss: bool = False  # the function must return g_0
+
+    @property
+    def switches(self) -> bool:
+        """Whether a step is for the loss or for the values, never for both."""
+        return isinstance(self.update, SwitchingUpdate)
+
+
+class MemberParts(NamedTuple):
+    """What a fleet takes from a member."""
+
+    signature: Signature
+    hyperparameters: RunHyperparameters
+    state: State  # of the estimator
+    round_length: RoundLength | None
+
+
+_TERMS: dict[type, Callable[[Any], tuple[Estimator, Any, State]]] = {
+    CoupledTerm: Coupled.of,
+    CVaRTerm: CVaREstimator.of,
+    GroupWeights: Adversary.of,
+    LagrangianTerm: Lagrangian.of,
+    SwitchingTerm: Switch.of,
+}
+_METHOD_OPTIMIZERS: dict[type, Callable[[Any], tuple[Update, Any, Any]]] = {
+    ProximalPoint: ProximalPointUpdate.of,
+    ProximalRound: RoundUpdate.of,
+    SwitchingOptimizer: SwitchingUpdate.of,
+}
+
+
+def signature_of(member: Member) -> Signature:
+    """The method of a member; members with the same one can be in one fleet.
+
+    Raises:
+        Unsupported: with the reason, when no fleet can hold it.
+    """
+    return _read(member).signature
+
+
+def group_members(members: Sequence[Member]) -> dict[Signature, list[int]]:
+    """Which members can be in one fleet: their positions by signature, in order."""
+    groups: dict[Signature, list[int]] = {}
+    for position, parts in enumerate(_read_each(members)):
+        groups.setdefault(parts.signature, []).append(position)
+    return groups
+
+
+def read_members(members: Sequence[Member]) -> list[MemberParts]:
+    """Read the members of one fleet.
+
+    Raises:
+        Unsupported: when one cannot be in a fleet, or two not in the same.
+    """
+    parts = _read_each(members)
+    for run, (signature, *_) in enumerate(parts):
+        if signature != parts[0].signature:
+            differences = _differences(signature, parts[0].signature, "")
+            raise Unsupported(
+                f"A fleet holds runs of one method, but run {run} and run 0 differ in: "
+                f"{', '.join(differences)}; `fcco.fleet.group_members` sorts them."
+            )
+    return parts
+
+
+def _read_each(members: Sequence[Member]) -> list[MemberParts]:
+    """Members that share an objective and an optimizer are read once."""
+    known: dict[tuple[int, int], MemberParts] = {}
+    keys = [(id(member.objective), id(member.optimizer)) for member in members]
+    for key, member in zip(keys, members, strict=True):
+        if key not in known:
+            known[key] = _read(member)
+    return [known[key] for key in keys]
+
+
+def _read(member: Member) -> MemberParts:
+    optimizer, objective = unwrap(member.optimizer), member.objective
+    estimator, numbers, state, names, needs_loss = PlainLoss(), None, {}, None, True
+    if objective is not None:
+        term = _only_term(objective)
+        estimator, numbers, state = _TERMS[type(term)](term)
+        names, needs_loss = term.names, term.needs_objective
+    stepped = optimizer if objective is None else objective.optimizer
+    alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
+    if alone or isinstance(stepped, (list, tuple)) or unwrap(stepped) is not optimizer:
+        raise Unsupported(
+            f"`Member(optimizer=...)` is a {type(optimizer).__name__} without its objective, or "
+            "not the one that the objective follows: give `objective.optimizer` and the objective."
+        )
+    if type(optimizer) in _METHOD_OPTIMIZERS:
+        update, own, length = _METHOD_OPTIMIZERS[type(optimizer)](optimizer)
+    else:
+        (update, own), length = read_torch_optimizer(optimizer), None
+    _check_hooks(optimizer, member)
+    signature = Signature(estimator, update, length is not None, names, needs_loss)
+    return MemberParts(signature, RunHyperparameters(own, numbers), state, length)
+
+
+def _only_term(objective: Any) -> Any:
+    if not isinstance(objective, Compositional):
+        raise Unsupported(f"A fleet cannot read a {type(objective).__name__}.")
+    if set(objective.terms) != {ONLY}:
+        raise Unsupported("A fleet holds objectives with one coupled term.")
+    term = objective.terms[ONLY]
+    if type(term) not in _TERMS:
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
+    if term.step:
+        raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
+    if objective.single_point and term.tracker.needs_previous:
+        raise Unsupported(
+            "A fleet corrects by values at w_{t-1}, not by a derivative: `single_point=True`."
+        )
+    return term
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer, member: Member) -> None:
+    """Refuse what acts at each step and would be left out: schedulers, projections, averages.
+
+    The hooks of the member's own objective and optimizer are part of the method: they end a
+    tracking step, copy w_{t-1} and guard wrapped optimizers.
+    """
+    name, objective = type(optimizer).__name__, member.objective
+    if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+        raise Unsupported(
+            "A fleet does not see a learning rate scheduler; use "
+            "`Fleet.set_hyperparameters(lr=...)`."
+        )
+    owners = [unwrap(member.optimizer)]
+    if objective is not None:
+        owners += [objective, objective.previous]
+    hooks = [*optimizer._optimizer_step_pre_hooks.values()]
+    hooks += optimizer._optimizer_step_post_hooks.values()
+    for hook in hooks:
+        owner = getattr(hook, "__self__", None)  # of a bound method
+        if owner is None or not any(owner is own for own in owners):
+            what = hook.__qualname__ if owner is None else type(owner).__name__
+            raise Unsupported(
+                f"A fleet would leave out what {what} does at each step of {name}: only the hooks "
+                "of the member's own objective are part of the method."
+            )
+    if isinstance(optimizer, MethodOptimizer):
+        for wrapped in optimizer.wrapped:
+            _check_hooks(wrapped, member)
+
+
+def _differences(one: Any, other: Any, path: str) -> list[str]:
+    if type(one) is not type(other):
+        return [f"{path} ({type(one).__name__}, {type(other).__name__})"]
+    if not dataclasses.is_dataclass(one):
+        return [] if one == other else [f"{path} ({one!r}, {other!r})"]
+    names = [field.name for field in dataclasses.fields(one) if field.compare]
+    parts = ((name, getattr(one, name), getattr(other, name)) for name in names)
+    return [d for n, a, b in parts for d in _differences(a, b, f"{path}.{n}".lstrip("."))]
+
+
+def stack_weights(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The trained weights of all runs by name, (R, ...), and all else that the models hold.
+
+    Raises:
+        Unsupported: when models differ in more than their weights.
+    """
+    names = _trained_by_all(members)
+    models = {id(member.model): member.model for member in members}
+    facts = {key: _facts(model) for key, model in models.items()}
+    first = facts[id(members[0].model)]
+    for run, member in enumerate(members):
+        for fact, own in facts[id(member.model)].items():
+            if own != first[fact]:
+                raise Unsupported(f"The model of run {run} has another {fact} than that of run 0.")
+    tensors = {key: _tensors(model) for key, model in models.items()}
+    rows = [tensors[id(member.model)] for member in members]
+    dtypes = {rows[0][name].dtype for name in names}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise Unsupported(
+            "A fleet trains weights that are all of single or all of double precision, not of "
+            f"{', '.join(sorted(map(str, dtypes)))}."
+        )
+    table = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: table.pop(name) for name in names}, table
+
+
+def _trained_by_all(members: Sequence[Member]) -> tuple[str, ...]:
+    """Names of the parameters that every run trains; runs that share an optimizer agree."""
+    first = _trained(members[0])
+    if not first:
+        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
+    known = {id(members[0].optimizer): first}
+    for run, member in enumerate(members):
+        key = id(member.optimizer)
+        if key not in known:
+            known[key] = _trained(member)
+        if other := sorted(set(known[key]) ^ set(first)):
+            raise Unsupported(
+                f"All runs of a fleet train the same parameters, but run {run} and run 0 differ "
+                f"in: {', '.join(other)}."
+            )
+    return first
+
+
+def _trained(member: Member) -> tuple[str, ...]:
     """Names of the parameters that the optimizer moves, in the order of the model."""
-    held = [p for group in member.optimizer.param_groups for p in group["params"]]
-    own = dict(member.model.named_parameters())
-    ids = {id(p) for p in held}
+    stepped = parameters_of(unwrap(member.optimizer))
+    own, ids = dict(member.model.named_parameters()), {id(p) for p in stepped}
     moving = {name: p for name, p in own.items() if p.requires_grad}
     if {id(p) for p in own.values()} & ids:  # an optimizer of this very model
         return tuple(name for name, p in moving.items() if id(p) in ids)
-    shapes = [tuple(p.shape) for p in held if p.requires_grad]
+    shapes = [tuple(p.shape) for p in stepped if p.requires_grad]
     if shapes != [tuple(p.shape) for p in moving.values()]:
         raise Unsupported(
             "`Member(optimizer=...)` holds parameters of another model than `model`, and of other "
@@ -58,71 +277,25 @@ def trained(member: Member) -> tuple[str, ...]:
     return tuple(moving)
 
 
-def stacked(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trained weights of all runs by name, (R, ...), and everything else that they hold.
-
-    Raises:
-        Unsupported: when models differ in their shape.
-    """
-    names = _trained_by_all(members)
-    held = {id(each.model): _held(each.model) for each in members}
-    rows = [held[id(each.model)] for each in members]
-    facts = {key: _facts(each.model) for key, each in {id(m.model): m for m in members}.items()}
-    first = facts[id(members[0].model)]
-    for place, member in enumerate(members):
-        for word, own in facts[id(member.model)].items():
-            if own != first[word]:
-                raise Unsupported(
-                    f"The model of run {place} has another {word} than that of run 0."
-                )
-    kinds = {rows[0][name].dtype for name in names}
-    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        raise Unsupported(
-            "A fleet trains weights that are all of single or all of double precision, not of "
-            f"{', '.join(sorted(str(each) for each in kinds))}."
-        )
-    table = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return {name: table.pop(name) for name in names}, table
-
-
-def _trained_by_all(members: Sequence[Member]) -> tuple[str, ...]:
-    """What every run trains; runs that share an optimizer train the same."""
-    first = trained(members[0])
-    if not first:
-        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
-    known = {id(members[0].optimizer): first}
-    for place, member in enumerate(members):
-        key = id(member.optimizer)
-        if key not in known:
-            known[key] = trained(member)
-        if other := sorted(set(known[key]) ^ set(first)):
-            raise Unsupported(
-                f"All runs of a fleet train the same parameters, but run {place} and run 0 differ "
-                f"in: {', '.join(other)}."
-            )
-    return first
-
-
 def _facts(model: nn.Module) -> dict[str, object]:
     """What models of one fleet must share, by a word for it.
 
     Raises:
         Unsupported: when a parameter has hooks.
     """
-    for name, value in model.named_parameters():
-        if value._backward_hooks or value._post_accumulate_grad_hooks:
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise Unsupported(f"A fleet cannot follow the hooks of the parameter {name}.")
-    held = _held(model)
-    modules = [(name, type(each), each) for name, each in model.named_modules()]
+    tensors, modules = _tensors(model), list(model.named_modules())
     return {
-        "shape": {name: tuple(value.shape) for name, value in held.items()},
-        "precision": {name: value.dtype for name, value in held.items()},
+        "shape": {name: tuple(value.shape) for name, value in tensors.items()},
+        "precision": {name: value.dtype for name, value in tensors.items()},
         "set of frozen parameters": {n: p.requires_grad for n, p in model.named_parameters()},
-        "mode (`train` or `eval`)": [each.training for _, _, each in modules],
-        "structure": [(name, kind, each.extra_repr()) for name, kind, each in modules],
+        "mode (`train` or `eval`)": [module.training for _, module in modules],
+        "structure": [(name, type(m), m.extra_repr()) for name, m in modules],
     }
 
 
-def _held(model: nn.Module) -> dict[str, Tensor]:
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
     both = [*model.named_parameters(), *model.named_buffers()]
     return {name: value.detach() for name, value in both}

@@ -1,169 +1,236 @@
-"""The step of a whole fleet as one function of tensors, and ways to run it."""
+"""The step of a whole fleet: `vmap` of the step of one run, and ways to execute it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functionalize, vmap
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from .member import Fixed, Numbers, State, Unsupported
-from .reading import Kind
-from .run import Flag, Phase, Run, Task, finite
+from .member import Signature
+from .run import Run, State, Unsupported, finite
 
-__all__ = ["Inputs", "Program", "Result", "step_of_one"]
+__all__ = ["MODES", "Program", "step_one_run"]
+
+MODES = ("auto", "eager", "traced", "graph", "compiled")
+
 
 Result = tuple[State, Tensor, Tensor]
-"""The state after a step, which runs made it, and their losses."""
+"""The state after a step, whether all was finite, and the loss."""
 
 
-@dataclass
-class Inputs:
-    """What a step depends on; every tensor has one row per run.
-
-    Args:
-        state: before the step.
-        numbers: settings.
-        fixed: buffers.
-        phase: of the rounds, tensors or one answer for all.
-        batch: for the values.
-        other: for the gradient, or None.
-        index: block of each entry, or None.
-        other_index: that of `other`.
-    """
-
-    state: State
-    numbers: Numbers
-    fixed: Fixed
-    phase: Phase
-    batch: Any
-    other: Any = None
-    index: Tensor | None = None
-    other_index: Tensor | None = None
-
-    def tensors(self) -> tuple[Any, ...]:
-        """The parts as arguments."""
-        masks = [flag for flag in self.phase if isinstance(flag, Tensor)]
-        more = [self.other, self.index, self.other_index]
-        there = [each for each in more if each is not None]
-        return (self.state, self.numbers, self.fixed, masks, self.batch, *there)
-
-    def shape(self) -> tuple[Any, ...]:
-        """What the same program can serve: everything but the values of tensors."""
-        leaves, spec = tree_flatten((self.batch, self.other, self.index, self.other_index))
-        known = tuple(
-            (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each for each in leaves
-        )
-        flags = tuple(flag if isinstance(flag, bool) else "mask" for flag in self.phase)
-        return flags, known, str(spec)
-
-
-def step_of_one(task: Task, kind: Kind, like: Inputs) -> Callable[..., Result]:
-    """The step of one run, to be mapped over all: a pure function of tensors without a run axis.
-
-    Args:
-        task: model and function.
-        kind: the rules.
-        like: for which parts are there.
-    """
-    flags = [flag if isinstance(flag, bool) else None for flag in like.phase]
-    given = [each is not None for each in (like.other, like.index, like.other_index)]
-
-    def step(
-        state: State, numbers: Numbers, fixed: Fixed, masks: list[Tensor], batch: Any, *rest: Any
-    ) -> Result:
-        left, more = iter(masks), iter(rest)
-        phase: list[Flag] = [next(left) if flag is None else flag for flag in flags]
-        other, index, other_index = (next(more) if there else None for there in given)
-        weights = state["weights"]
-        narrow = {name: value.to(weights.dtype) for name, value in numbers.items()}
-        run = Run(
-            task, state, narrow, numbers, fixed, Phase(*phase), batch, other, index, other_index
-        )
-        found = kind.estimator.gradient(run)
-        held = {**state, **found.state}
-        if kind.estimator.remembers:
-            held["previous"] = weights
-        held |= kind.update.step(run, weights, found.gradient, held)
-        if kind.rounds:  # kept with the state, so that a frozen run knows where it stood
-            held["settled"] = torch.ones_like(state["settled"]) & run.phase.ends
-        good = found.good & finite(held["weights"])
-        return held, good, found.loss
-
-    return step
+def step_one_run(signature: Signature, run: Run) -> Result:
+    """The step of one run: a pure function of tensors without an axis for the runs."""
+    hyperparameters = run.hyperparameters
+    estimate = signature.estimator.gradient(run, hyperparameters.estimator)
+    state = {**run.state, **estimate.state}
+    if signature.estimator.needs_previous:
+        state["previous"] = run.weights
+    state |= signature.update.step(run, hyperparameters.update, estimate.gradient, state)
+    if signature.rounds:  # a part of the state, so that a frozen run knows where it stood
+        state["between_rounds"] = torch.ones_like(state["between_rounds"]) & run.flags.ends
+    return state, estimate.good & finite(state["weights"]), estimate.loss
 
 
 class Program:
-    """The step of a fleet, traced once for each shape of its inputs.
+    """Executes the steps of a fleet, and freezes runs whose values are no longer finite.
 
-    `vmap` of the step of one run is the whole program. Tracing it to a graph of plain operations
-    takes the cost of the transforms, some milliseconds, out of every step.
+    Tracing takes the cost of the transforms, some milliseconds, out of every step. There is one
+    program for each shape of the data and each combination of flags.
 
     Args:
-        task: model and function.
-        kind: the rules.
-        mode: `"eager"`, `"compiled"`, or anything else for traced.
+        signature: the method.
+        mode: `"eager"` maps the step of one run as it is; `"traced"` runs the plain operations that
+            this consists of; `"graph"` replays them as a CUDA graph, which takes away the time to
+            launch them; `"compiled"` lets `torch.compile` fuse them first. `"auto"` is `"graph"`
+            on a GPU and `"traced"` elsewhere.
+        device: of the fleet.
     """
 
-    def __init__(self, task: Task, kind: Kind, mode: str = "traced") -> None:
-        self.task, self.kind, self.mode = task, kind, mode
-        self._known: dict[Any, Callable[..., Result]] = {}
+    def __init__(self, signature: Signature, mode: str, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        if mode == "auto":
+            mode = "graph" if self._on_gpu else "traced"
+        if mode == "graph" and not self._on_gpu:
+            raise ValueError(f"`Fleet(mode='graph')` needs a GPU but the fleet is on: {device}.")
+        self.mode = mode
+        self._step = functools.partial(step_one_run, signature)
+        self._programs: dict[Any, Callable[[Run], Result]] = {}
+        self._captured: dict[Any, _CapturedStep] = {}
+        self._memory_pool: Any = None
+        self._step_number = torch.zeros((), dtype=torch.int64, device=device)
 
-    def function(self, inputs: Inputs) -> Callable[..., Result]:
-        """The program for inputs of this shape."""
-        key = inputs.shape()
-        if key not in self._known:
-            self._known[key] = self._make(inputs)
-        return self._known[key]
+    def __call__(self, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
+        """One step: returns the new state and the losses.
 
-    def __call__(self, inputs: Inputs) -> Result:
-        """One step."""
-        with torch.no_grad():
-            return self.function(inputs)(*inputs.tensors())
+        Args:
+            runs: all runs.
+            died: the step at which each run was frozen, or -1; changed in place.
+            step: the number of this step.
+        """
+        key = _shape_of(runs)
+        if self._on_gpu and self.mode in ("graph", "compiled"):
+            captured = self._captured.get(key) or self._capture(key, runs, died)
+            if captured is not None:
+                self._step_number.fill_(step)
+                return runs.state, captured.replay(runs)
+        program = self._programs.get(key) or self._build(key, runs)
+        with torch.no_grad(), _random_numbers_refused():
+            state, good, loss = program(runs)
+        alive = died < 0
+        # On a CPU a look at the flags costs nothing, and copies of all weights do.
+        if self._on_gpu or not bool((good & alive).all()):
+            kept = good & alive
+            state = {
+                name: torch.where(_like(kept, new), new, runs.state[name])
+                for name, new in state.items()
+            }
+            died.copy_(torch.where(alive & ~good, step, died))
+        return state, loss
 
-    def _make(self, inputs: Inputs) -> Callable[..., Result]:
-        mapped = _explained(vmap(step_of_one(self.task, self.kind, inputs)))
-        if self.mode == "eager":
-            return mapped
+    def _build(self, key: Any, runs: Run) -> Callable[[Run], Result]:
+        """The program for data of this shape."""
+        dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)
+        program: Any = vmap(self._step, in_dims=(dims,))
+        if self.mode != "eager":
+            try:
+                program = self._traced(program, runs)
+            except Unsupported:
+                raise
+            except Exception as error:  # whatever a user's model does: `vmap` works or explains
+                warnings.warn(
+                    f"The step of this fleet could not be traced and runs as it is: {error}",
+                    stacklevel=3,
+                )
+                self.mode = "eager"
+        self._programs[key] = program
+        return program
+
+    def _traced(self, mapped: Callable[[Run], Result], runs: Run) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        try:
-            with torch.no_grad():
-                # Copies: two inputs that happen to be one tensor now would be one for ever.
-                apart = tree_map_only(Tensor, Tensor.clone, inputs.tensors())
-                # Without operations in place, what nobody uses can be left out.
-                graph = make_fx(functionalize(mapped, remove="mutations"))(*apart)
-        except Unsupported:
-            raise
-        except Exception as error:  # whatever a user's model does: the plain way works or explains
-            warnings.warn(
-                f"The step of this fleet could not be traced and runs as it is: {error}",
-                stacklevel=2,
-            )
-            self.mode = "eager"
-            return mapped
+        leaves, spec = tree_flatten(runs)
+        # Tensors are the arguments of the program; flags and None are a part of it.
+        constants = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+        def of_tensors(*tensors: Tensor) -> Result:
+            given = iter(tensors)
+            parts = [next(given) if part is Tensor else part for part in constants]
+            return mapped(tree_unflatten(parts, spec))
+
+        with torch.no_grad(), _random_numbers_refused():
+            # Copies: two inputs that are one tensor by chance would be traced as one for ever.
+            copies = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
+            # Without operations in place, what nobody uses can be left out.
+            graph = make_fx(functionalize(of_tensors, remove="mutations"))(*copies)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        return torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
+        run: Any = torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
+        return lambda runs: run(*_tensors(runs))
 
-
-def _explained(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The same function; what `vmap` says of random numbers means something else here."""
-
-    def call(*arguments: Any) -> Result:
+    def _capture(self, key: Any, runs: Run, died: Tensor) -> _CapturedStep | None:
+        """The step as a CUDA graph; None, from now on, when it cannot be captured."""
+        _separate(runs.state)
+        program, captured = self._build(key, runs), _CapturedStep(runs)
         try:
-            return function(*arguments)
+            with torch.no_grad():
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):  # libraries set themselves up in the first calls
+                    for _ in range(2):
+                        program(captured.runs)
+                torch.cuda.current_stream().wait_stream(side)
+                if self._memory_pool is None:
+                    self._memory_pool = torch.cuda.graph_pool_handle()
+                with torch.cuda.graph(captured.graph, pool=self._memory_pool):
+                    captured.loss = self._step_in_place(program, captured.runs, died)
         except RuntimeError as error:
-            if "randomness" not in str(error):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise Unsupported(
-                "A fleet needs a model and a function without random numbers (such as dropout): a "
-                "run alone could not draw the same ones."
-            ) from error
+            warnings.warn(
+                f"The step of this fleet could not be captured and runs as it is: {error}",
+                stacklevel=3,
+            )
+            self.mode = "traced"
+            return None
+        self._captured[key] = captured
+        return captured
 
-    return call
+    def _step_in_place(self, program: Callable[[Run], Result], runs: Run, died: Tensor) -> Tensor:
+        after, good, loss = program(runs)
+        alive, state = died < 0, runs.state
+        kept = good & alive
+        died.copy_(torch.where(alive & ~good, self._step_number, died))
+        before = {id(value) for value in state.values()}
+        # w_{t-1} is the very tensor of w_t: it is written before that one changes.
+        for name in sorted(after, key=lambda name: id(after[name]) not in before):
+            torch.where(_like(kept, after[name]), after[name], state[name], out=state[name])
+        return loss
+
+
+class _CapturedStep:
+    """A step as a CUDA graph, with tensors of its own for what changes from step to step.
+
+    Args:
+        runs: in the first step; state, hyperparameters and fixed buffers are used in place.
+    """
+
+    def __init__(self, runs: Run) -> None:
+        data, flags = tree_map_only(Tensor, Tensor.clone, (runs.data, runs.flags))
+        self.runs = runs._replace(data=data, flags=flags)
+        self.graph = torch.cuda.CUDAGraph()
+        self.loss: Tensor | None = None
+
+    def replay(self, runs: Run) -> Tensor:
+        """One step on other data."""
+        own = _tensors((self.runs.data, self.runs.flags))
+        for place, value in zip(own, _tensors((runs.data, runs.flags)), strict=True):
+            place.copy_(value)
+        self.graph.replay()
+        assert self.loss is not None
+        return self.loss.clone()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _shape_of(runs: Run) -> tuple[Any, ...]:
+    """What one program can serve: everything but the values of tensors."""
+    leaves, spec = tree_flatten((runs.data, runs.flags))
+    known = ((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    return (str(spec), *known)
+
+
+def _like(mask: Tensor, value: Tensor) -> Tensor:
+    return mask.view(-1, *(1 for _ in value.shape[1:]))
+
+
+def _separate(state: State) -> None:
+    """A captured step changes tensors in place: no two parts of the state may share one."""
+    places: set[int] = set()
+    for name, value in state.items():
+        place = value.untyped_storage().data_ptr()
+        if place in places or not value.is_contiguous():
+            state[name] = value.clone()
+        places.add(place)
+
+
+@contextlib.contextmanager
+def _random_numbers_refused() -> Iterator[None]:
+    """What `vmap` says of random numbers means something else for a fleet."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "randomness" not in str(error):
+            raise
+        raise Unsupported(
+            "A fleet needs a model and a function without random numbers (such as dropout): a "
+            "run alone could not draw the same ones."
+        ) from error

@@ -1,236 +1,68 @@
-"""What a rule sees of one run in one step. No rule knows that there are others."""
+"""One run of a fleet in one step: its state, its data, and passes of the user's function.
+
+No rule sees the other runs. `torch.func.vmap` maps the step of one run over all, so that a tensor
+here has no axis for the runs.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, jvp, vjp
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..inner import Parsed, mean_loss, parse, split
-from .member import Fixed, Numbers, State, Unsupported
-from .packing import Packing
+from ..inputs import mean_loss, parse, split
+from ..tracker.blocks import Blocks, Tracked, segment
 
-__all__ = ["Call", "Flag", "Inner", "Outcome", "Phase", "Run", "Seen", "Task", "choose", "finite"]
+__all__ = [
+    "Data",
+    "Estimate",
+    "Estimator",
+    "Flag",
+    "Flags",
+    "Forward",
+    "ModelFunction",
+    "Outputs",
+    "PlainLoss",
+    "Run",
+    "State",
+    "Unsupported",
+    "all_blocks",
+    "choose",
+    "finite",
+]
 
+State = dict[str, Tensor]
+"""What a step changes, by name; in a fleet every tensor has one row per run."""
 Flag = bool | Tensor
-"""A yes or no that is the same for all runs (and then decides what is computed), or per run."""
-Inner = Callable[[Any, Any], Any]
+"""A bool that holds for all runs and selects what is computed, or a tensor with one per run."""
+BUFFER = "buffer."
+"""Prefix of the buffers of the model in the state."""
 
 
-class Phase(NamedTuple):
-    """Where a run stands in its round; single loops have none."""
-
-    begins: Flag = False
-    ends: Flag = False
+class Unsupported(ValueError):
+    """A run that cannot be part of a fleet; train it alone."""
 
 
-class Seen(NamedTuple):
-    """What the user's function returned: g_0 and the entries of the coupled values."""
+class Data(NamedTuple):
+    """The batches of a step."""
 
-    loss: Tensor
-    values: Parsed | None
-
-
-class Outcome(NamedTuple):
-    """What an estimator found.
-
-    Attributes:
-        gradient: G_t as one vector.
-        state: what changed.
-        loss: g_0 of the batch, for logs.
-        good: whether all values were finite; a step with others is not made.
-    """
-
-    gradient: Tensor
-    state: State
-    loss: Tensor
-    good: Tensor
+    batch: Any  # gives the values and, alone, the gradient
+    gradient_batch: Any = None  # an independent batch that carries the gradient (Alg. 2, line 5)
+    index: Tensor | None = None  # type: ignore[assignment] # block of each entry of `batch`
+    gradient_index: Tensor | None = None  # that of `gradient_batch`, where it differs
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """The user's model and function, without weights.
+class Flags(NamedTuple):
+    """What the host knows of a step."""
 
-    Args:
-        model: the modules; its own weights are not used.
-        inner: `inner(model, batch)` returns what a closure of the objective would.
-        packing: of the weights.
-        moving: names of the buffers that a pass changes.
-        names: of the blocks, where values come by name.
-    """
-
-    model: nn.Module
-    inner: Inner
-    packing: Packing
-    moving: tuple[str, ...] = ()
-    names: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_call", Call(self.model, self.inner))
-
-    def look(self, weights: dict[str, Tensor], buffers: State, batch: Any) -> tuple[Seen, State]:
-        """One pass; what it does to buffers is returned."""
-        own = {name: value.clone() for name, value in buffers.items() if name in self.moving}
-        used = {**weights, **buffers, **own}
-        call: Any = self._call  # type: ignore[attr-defined]
-        result = functional_call(call, {f"model.{k}": v for k, v in used.items()}, (batch,))
-        return self._seen(result), own
-
-    def without_gradient(
-        self, weights: dict[str, Tensor], buffers: State, batch: Any, apart: bool
-    ) -> list[str]:
-        """Names of the parameters that the loss or the values do not depend on.
-
-        Args:
-            weights: of one run.
-            buffers: of it.
-            batch: of it.
-            apart: those that one of the two does not depend on; else only those that none does.
-        """
-        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        with torch.enable_grad():
-            seen = self.look(leaves, buffers, batch)[0]
-        parts = [seen.loss] + ([] if seen.values is None else [seen.values.carrier.sum()])
-        missing = [self._missing(part, leaves) for part in parts if part.requires_grad]
-        if not missing:
-            return []
-        return sorted(set.union(*missing) if apart else set.intersection(*missing))
-
-    @staticmethod
-    def _missing(part: Tensor, leaves: dict[str, Tensor]) -> set[str]:
-        found = torch.autograd.grad(part, [*leaves.values()], retain_graph=True, allow_unused=True)
-        return {name for name, each in zip(leaves, found, strict=True) if each is None}
-
-    def _seen(self, result: Any) -> Seen:
-        loss, values = split(result)
-        if loss is None and isinstance(values, Tensor) and values.dim() == 0:
-            return Seen(values, None)
-        parsed = None if values is None else parse("inner", self.names, values)
-        if parsed is not None and parsed.index is not None:
-            if len(parsed.index) != len(self.names or ()):
-                raise Unsupported("In a fleet, values by name must be there for every name.")
-            # Known while the step is traced: an order, not data.
-            given: Any = values
-            order = [list(given).index(name) for name in self.names or ()]
-            rows = [None if each is None else each[order] for each in parsed[:2]]
-            parsed = Parsed(rows[0], rows[1], None)  # type: ignore[arg-type]
-        if loss is None:
-            assert parsed is not None
-            return Seen(torch.zeros_like(parsed.value.sum()), parsed)
-        return Seen(mean_loss(loss, None), parsed)
-
-
-class Call(nn.Module):
-    """The user's function as the pass of a module, so that weights can be put in from outside."""
-
-    def __init__(self, model: nn.Module, inner: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._inner = (inner,)  # hidden: it may be a module that holds the model again
-
-    def forward(self, *arguments: Any) -> Any:
-        """The function, with the model first."""
-        return self._inner[0](self.model, *arguments)
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One run in one step.
-
-    Args:
-        task: model and function.
-        state: before the step.
-        numbers: the settings, in the precision of the weights.
-        exact: the same in double precision.
-        fixed: buffers.
-        phase: of the round.
-        batch: for the values.
-        other: an independent batch for the gradient, or None.
-        index: block of each entry of `batch`, None for all in order.
-        other_index: that of `other`.
-    """
-
-    task: Task
-    state: State
-    numbers: Numbers
-    exact: Numbers
-    fixed: Fixed
-    phase: Phase
-    batch: Any
-    other: Any = None
-    index: Tensor | None = None
-    other_index: Tensor | None = None
-
-    @property
-    def weights(self) -> Tensor:
-        """w_t as one vector."""
-        return self.state["weights"]
-
-    @property
-    def buffers(self) -> State:
-        """Those that passes change, and the others."""
-        moving = {name: self.state[f"buffer.{name}"] for name in self.task.moving}
-        return {**self.fixed, **moving}
-
-    @property
-    def previous(self) -> Tensor:
-        """w_{t-1}; at the start of a round it is w_t."""
-        return choose(self.phase.begins, lambda: self.weights, lambda: self.state["previous"])
-
-    def look(self, weights: Tensor, batch: Any) -> Seen:
-        """A pass that leaves nothing behind."""
-        return self.pass_at(weights, batch)[0]
-
-    def pass_at(self, weights: Tensor, batch: Any) -> tuple[Seen, State]:
-        """A pass, and the buffers that it changed."""
-        seen, moved = self.task.look(self.task.packing.unpack(weights), self.buffers, batch)
-        return seen, _as_state(moved)
-
-    def after(self, moved: State) -> Run:
-        """The same run when a pass has changed some buffers."""
-        return dataclasses.replace(self, state={**self.state, **moved})
-
-    def differentiate(
-        self, scalar: Callable[[Seen], tuple[Tensor, Any]], batch: Any
-    ) -> tuple[Tensor, Any, State]:
-        """The gradient at w_t of a function of what a pass sees.
-
-        Args:
-            scalar: from a pass to the number to differentiate and anything else.
-            batch: of the pass.
-
-        Returns:
-            The gradient as one vector, the rest of what `scalar` gave, the buffers that changed.
-        """
-
-        def function(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Any, State]]:
-            seen, moved = self.task.look(weights, self.buffers, batch)
-            value, rest = scalar(seen)
-            return value, (rest, _as_state(moved))
-
-        found, (rest, moved) = grad(function, has_aux=True)(self.task.packing.unpack(self.weights))
-        return self.task.packing.pack(found), rest, moved
-
-    def along(self, weights: Tensor, move: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """The coupled values at some weights and their derivative along a move."""
-        unpack = self.task.packing.unpack
-
-        def values(point: dict[str, Tensor]) -> Tensor:
-            seen = self.task.look(point, self.buffers, batch)[0]
-            assert seen.values is not None
-            return seen.values.value
-
-        found: Any = jvp(values, (unpack(weights),), (unpack(move),))
-        return found[0], found[1]
-
-
-def _as_state(buffers: State) -> State:
-    return {f"buffer.{name}": value for name, value in buffers.items()}
+    begins: Flag = False  # it is the first of a round, where w_{t-1} = w_t
+    ends: Flag = False  # it is the last of a round
+    smoothed: Flag = False  # lambda is above 0
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
@@ -241,6 +73,339 @@ def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> T
 
 
 def finite(*values: Tensor | None) -> Tensor:
-    """Whether all are finite: one number per run, from sums, which is nearly always the same."""
-    totals = [value.detach().sum() for value in values if value is not None]
-    return torch.isfinite(torch.stack([each.to(totals[0]) for each in totals])).all()
+    """Whether all values of a run are finite; looks at their sums, which may also overflow."""
+    totals = [value.sum() for value in values if value is not None]
+    return torch.isfinite(torch.stack([total.to(totals[0]) for total in totals])).all()
+
+
+def all_blocks(index: Tensor | None, number: int, like: Tensor) -> Blocks:
+    """The blocks of some entries. All n are listed; those that no entry names have a count of 0.
+
+    `find_blocks` would list the sampled ones only, but their number differs between runs.
+
+    Args:
+        index: block of each entry, or None when entry k is block k.
+        number: n.
+        like: gives precision and device of the counts.
+    """
+    every = torch.arange(number, device=like.device)
+    if index is None:
+        return Blocks(
+            size=number, index=every, inverse=None, counts=like.new_ones(number), whole=True
+        )
+    ones = torch.ones_like(index, dtype=like.dtype)
+    counts = segment(ones, index, number)
+    return Blocks(size=index.shape[0], index=every, inverse=index, counts=counts)
+
+
+class Outputs(NamedTuple):
+    """What the user's function returned in one forward pass."""
+
+    loss: Tensor | None  # g_0
+    values: Tensor | None  # the entries to track
+    surrogate: Tensor | None  # the entries that carry the gradient, where they are others
+    buffers: State  # the buffers of the model that the pass changed
+
+
+class ModelFunction(nn.Module):
+    """The user's function with the weights of a run as an argument: one vector.
+
+    One vector makes an update of the weights a few large operations instead of many small ones.
+
+    Args:
+        model: the modules; its own weights are not used.
+        function: `function(model, batch)` returns what the closure of the objective would.
+        shapes: shapes of the trained parameters by name, in the order of the vector.
+        names: of the blocks, for values that are given by name.
+        needs_loss: the function must return g_0.
+
+    Attributes:
+        changing: names of the buffers that a pass changes, once they are known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        function: Callable[..., Any],
+        shapes: Mapping[str, torch.Size],
+        names: tuple[str, ...] | None = None,
+        needs_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model, self.shapes, self.names, self.needs_loss = model, shapes, names, needs_loss
+        self.changing: tuple[str, ...] = ()
+        self._function = (function,)  # a tuple hides it: it may be a module that holds the model
+
+    def forward(self, *arguments: Any) -> Any:
+        """The function itself, with the model first."""
+        return self._function[0](self.model, *arguments)
+
+    def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The parameters by name, as views of a vector, or of one per run."""
+        parts = vectors.split([shape.numel() for shape in self.shapes.values()], dim=-1)
+        shapes = self.shapes.items()
+        return {
+            name: part.view(*vectors.shape[:-1], *shape)
+            for (name, shape), part in zip(shapes, parts, strict=True)
+        }
+
+    def outputs(self, weights: Mapping[str, Tensor], buffers: State, batch: Any) -> Outputs:
+        """One forward pass, with parameters by name."""
+        # Copies: a pass writes into its buffers, and every pass of a step starts from the same.
+        changed = {name: buffers[name].clone() for name in self.changing}
+        used = {**buffers, **changed, **weights}
+        result = functional_call(self, {f"model.{k}": v for k, v in used.items()}, (batch,))
+        loss, values = split(result)
+        if loss is None and isinstance(values, Tensor) and values.dim() == 0:
+            loss, values = values, None
+        if loss is not None:
+            loss = mean_loss(loss)
+        elif self.needs_loss:
+            raise ValueError(
+                "This method needs the objective too: the function must return (loss, values)."
+            )
+        if values is None:
+            return Outputs(loss, None, None, changed)
+        if self.names is not None and isinstance(values, Mapping):
+            if missing := [name for name in self.names if name not in values]:
+                raise Unsupported(
+                    f"In a fleet, values by name must be there for every name; no {missing[0]!r}."
+                )
+            values = {**{name: values[name] for name in self.names}, **values}  # in this order
+        values, surrogate, _ = parse("inner", self.names, values)
+        return Outputs(loss, values, surrogate, changed)
+
+    def changed_buffers(
+        self, weights: Mapping[str, Tensor], buffers: State, batch: Any
+    ) -> list[str]:
+        """Names of the buffers that a forward pass writes to."""
+        copies = {name: value.clone() for name, value in buffers.items()}
+        versions = {name: value._version for name, value in copies.items()}
+        with torch.no_grad():
+            self.outputs(weights, copies, batch)
+        # Batch norm writes its statistics without a new version.
+        return [
+            name
+            for name, value in copies.items()
+            if value._version != versions[name] or not torch.equal(value, buffers[name])
+        ]
+
+    def unused_parameters(
+        self, weights: Mapping[str, Tensor], buffers: State, batch: Any, either: bool
+    ) -> list[str]:
+        """Names of the parameters that neither the loss nor the values depend on.
+
+        Args:
+            weights: of one run.
+            buffers: of it.
+            batch: of it.
+            either: those that one of the two does not depend on.
+        """
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        copies = {name: value.clone() for name, value in buffers.items()}
+        with torch.enable_grad():
+            loss, values, surrogate, _ = self.outputs(leaves, copies, batch)
+        carrier = values if surrogate is None else surrogate
+        missing: list[set[str]] = []
+        for part in (loss, carrier):
+            if part is not None and part.requires_grad:
+                gradients = torch.autograd.grad(
+                    part.sum(), [*leaves.values()], retain_graph=True, allow_unused=True
+                )
+                pairs = zip(leaves, gradients, strict=True)
+                missing.append({name for name, gradient in pairs if gradient is None})
+        if not missing:
+            return []
+        return sorted(set.union(*missing) if either else set.intersection(*missing))
+
+
+class Estimate(NamedTuple):
+    """The result of an estimator."""
+
+    gradient: Tensor  # G_t as one vector
+    state: State  # what changed
+    loss: Tensor  # g_0 of the batch, for logs
+    good: Tensor  # whether all values were finite; else the run is frozen before this step
+
+
+class Forward(NamedTuple):
+    """A forward pass at w_t that can be differentiated."""
+
+    loss: Tensor  # g_0, or 0
+    values: Tensor  # the entries to track
+    carrier: Tensor  # the entries that carry the gradient
+    blocks: Blocks  # their blocks
+    state: State  # the buffers that the pass changed, by their names in the state
+    pull_back: Callable[..., Any]  # from derivatives by loss and carrier to that by the weights
+
+    def estimate(
+        self,
+        slope: Tensor,
+        changed: State,
+        *checked: Tensor | None,
+        loss_weight: Tensor | None = None,
+        log_values: Tensor | None = None,
+    ) -> Estimate:
+        r"""The estimate :math:`G_t = c \nabla g_0 + \sum_i \langle s_i, \nabla g_i\rangle`.
+
+        Args:
+            slope: s_i of all blocks; those of absent ones are not used.
+            changed: the new state of the estimator.
+            checked: values that must be finite.
+            loss_weight: c, 1 unless given.
+            log_values: u_i, when entries and u are logarithms.
+        """
+        blocks, weight = self.blocks, torch.ones_like(self.loss)
+        if loss_weight is not None:
+            weight = loss_weight.to(weight)
+        u, log = (slope, False) if log_values is None else (log_values, True)
+        tracked = Tracked(u, blocks.index, self.carrier, blocks, blocks.counts, log=log)
+        (gradient,) = self.pull_back((weight, tracked.factors(slope)))
+        good = finite(self.loss, *checked)
+        return Estimate(gradient, {**changed, **self.state}, self.loss, good)
+
+
+class Run(NamedTuple):
+    """What a step depends on. A fleet makes one whose tensors have one row per run."""
+
+    function: ModelFunction
+    state: State  # before the step
+    hyperparameters: Any  # of the update and of the estimator, in double precision
+    fixed: State  # buffers that no pass changes, and parameters that are not trained
+    data: Data
+    flags: Flags
+
+    @property
+    def weights(self) -> Tensor:
+        """w_t as one vector."""
+        return self.state["weights"]
+
+    @property
+    def previous(self) -> Tensor:
+        """w_{t-1}; at the start of a round it is w_t."""
+        return choose(self.flags.begins, lambda: self.weights, lambda: self.state["previous"])
+
+    @property
+    def buffers(self) -> State:
+        """All buffers of the model."""
+        changing = {name: self.state[BUFFER + name] for name in self.function.changing}
+        return {**self.fixed, **changing}
+
+    def narrow(self, hyperparameters: Any) -> Any:
+        """Hyperparameters in the precision of the weights."""
+        leaves, spec = tree_flatten(hyperparameters)
+        dtype = self.weights.dtype
+        leaves = [leaf.to(dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return tree_unflatten(leaves, spec)
+
+    def evaluate(self, vector: Tensor, table: Tensor) -> tuple[Tensor, State]:
+        """The values of the batch at some weights, and the buffers that the pass changed.
+
+        Args:
+            vector: the weights.
+            table: the tracked values, whose shape and precision the entries take.
+        """
+        weights = self.function.unpack(vector)
+        outputs = self.function.outputs(weights, self.buffers, self.data.batch)
+        return _as_entries(outputs.values, self.data.index, table), outputs.buffers
+
+    def differentiate(self, table: Tensor, changed: State | None = None) -> Forward:
+        """A pass at w_t, of the batch that carries the gradient, that can be differentiated.
+
+        Args:
+            table: the tracked values.
+            changed: buffers that an earlier pass of the step has changed.
+        """
+        function, buffers = self.function, {**self.buffers, **(changed or {})}
+        batch, index = self.gradient_batch
+
+        def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, State]]:
+            weights = function.unpack(vector)
+            loss, values, surrogate, own = function.outputs(weights, buffers, batch)
+            loss = vector.new_zeros(()) if loss is None else loss
+            carrier = _as_entries(values if surrogate is None else surrogate, index, table)
+            tracked = carrier if surrogate is None else _as_entries(values, index, table)
+            return (loss, carrier), (tracked, own)
+
+        results: Any = vjp(outputs, self.weights, has_aux=True)
+        (loss, carrier), pull_back, (values, own) = results
+        state = {BUFFER + name: value for name, value in own.items()}
+        blocks = all_blocks(index, table.shape[0], table)
+        return Forward(loss, values, carrier, blocks, state, pull_back)
+
+    @property
+    def gradient_batch(self) -> tuple[Any, Tensor | None]:
+        """The batch that carries the gradient, and the block of each of its entries."""
+        batch, other, index, other_index = self.data
+        return (batch if other is None else other, index if other_index is None else other_index)
+
+    def passes(self, table: Tensor) -> tuple[Tensor, Forward]:
+        """The values to track at w_t, and the pass that carries the gradient.
+
+        One batch serves both, unless there is an independent one for the gradient.
+        """
+        if self.data.gradient_batch is None:
+            forward = self.differentiate(table)
+            return forward.values, forward
+        values, changed = self.evaluate(self.weights, table)
+        return values, self.differentiate(table, changed)
+
+    def along(
+        self, vector: Tensor, move: Tensor, batch: Any, index: Tensor | None, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The means of the blocks of a batch at some weights, and their derivative along a move."""
+
+        def means(point: Tensor) -> Tensor:
+            outputs = self.function.outputs(self.function.unpack(point), self.buffers, batch)
+            if outputs.surrogate is not None:
+                raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
+            return self.means(_as_entries(outputs.values, index, table), index, table)[0]
+
+        return jvp(means, (vector,), (move,))  # type: ignore[return-value]
+
+    def means(self, values: Tensor, index: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of the entries of each block, NaN where it has none; which blocks have any."""
+        blocks = all_blocks(index, table.shape[0], table)
+        return blocks.sums(values) / blocks.counts, blocks.counts > 0
+
+
+def _as_entries(values: Tensor | None, index: Tensor | None, table: Tensor) -> Tensor:
+    """Entries in the precision of the table, and in its shape: (E,) or (E, d1)."""
+    if table.shape[0] == 0:  # a plain loss has no blocks
+        return table
+    if values is None:
+        raise ValueError("The function of a fleet must return (loss, values) for this method.")
+    if values.dim() > table.dim():
+        values = values.squeeze(-1)
+    number = table.shape[0] if index is None else index.shape[0]
+    if values.shape != (number, *table.shape[1:]):
+        raise ValueError(
+            f"The values of a run must have shape {(number, *table.shape[1:])}, one row per block "
+            f"or per entry of `index`, but have shape {tuple(values.shape)}."
+        )
+    return values.to(table.dtype)
+
+
+class Estimator(Protocol):
+    """Finds the gradient of one run."""
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether it evaluates values at w_{t-1}."""
+        ...
+
+    def gradient(self, run: Run, hyperparameters: Any) -> Estimate:
+        """G_t of one run."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainLoss:
+    """The gradient of the loss of a batch."""
+
+    needs_previous = False
+
+    def gradient(self, run: Run, hyperparameters: None) -> Estimate:
+        """G_t of one run."""
+        no_blocks = run.weights[:0]
+        return run.differentiate(no_blocks).estimate(no_blocks, {})

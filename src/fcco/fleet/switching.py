@@ -3,79 +3,95 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..constraints.steps import decide, polyak_length
-from ..constraints.switching import SwitchingTerm
-from .member import State
-from .run import Outcome, Run, Seen
-from .updates import Update, renamed, scaled, unprefixed
-from .values import attached, entries, excess, in_two, limit_numbers, pooled
+from ..constraints import SwitchingTerm
+from ..optim import PolyakStep, SwitchingOptimizer
+from ..optim.switching import decide, polyak_length
+from .hyperparameters import Hyperparameter, LimitHyperparameters
+from .run import Estimate, Run, State
+from .updates import Update, only_group, read_torch_optimizer
 
-__all__ = ["CONSTRAINT", "PolyakUpdate", "Switch", "SwitchingUpdate"]
+__all__ = ["Switch", "SwitchingUpdate"]
 
 CONSTRAINT = "constraint."
-"""Before the numbers and the state of the optimizer of the constraints."""
+"""Prefix of the state of the optimizer of the constraints."""
+
+
+class SwitchHyperparameters(NamedTuple):
+    """The numbers of a `SwitchingTerm`."""
+
+    threshold: Hyperparameter  # eps_t
+    limits: LimitHyperparameters
 
 
 @dataclass(frozen=True)
 class Switch:
-    """The objective or the worst constraint, see `fcco.constraints.Switching`.
+    """The gradient of g_0 or of the worst constraint, see `fcco.constraints.Switching`."""
 
-    Args:
-        number: m.
-    """
-
-    number: int
-    remembers = False
+    number: int  # m
+    needs_previous = False
 
     @classmethod
-    def read_from(cls, term: SwitchingTerm) -> tuple[Switch, dict[str, Any], State]:
+    def of(cls, term: SwitchingTerm) -> tuple[Switch, SwitchHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        numbers = {"threshold": term.schedule, **limit_numbers(term.limits)}
-        own = cls(term.tracker.num_inner)
-        tracked = term.tracker.value[:, 0].clone()
-        state = {"tracked": tracked, "feasible": torch.tensor(True), "worst": tracked.new_zeros(())}
-        return own, numbers, {k: v.to(tracked.device) for k, v in state.items()}
+        own = SwitchHyperparameters(term.schedule, LimitHyperparameters.of(term.limits))
+        table = term.tracker.rows.clone()
+        feasible = torch.ones((), dtype=torch.bool, device=table.device)
+        state = {"tracked": table, "feasible": feasible, "worst": table.new_zeros(())}
+        return cls(term.tracker.num_inner), own, state
 
-    def gradient(self, run: Run) -> Outcome:
-        """G_t of one run: of g_0, or of the worst constraint."""
+    def gradient(self, run: Run, hyperparameters: SwitchHyperparameters) -> Estimate:
+        """G_t of one run."""
+        numbers: SwitchHyperparameters = run.narrow(hyperparameters)
+        table = run.state["tracked"]
+        values, forward = run.passes(table)
+        means, _ = run.means(values, run.data.index, table)
+        worst, which, feasible = decide(numbers.limits.excess(means), hyperparameters.threshold)
+        chosen = torch.arange(self.number, device=means.device) == which
+        slope = (chosen & ~feasible).to(means)
+        changed = {"tracked": means, "feasible": feasible, "worst": worst}
+        # A mean is NaN when a constraint is missing from the batch.
+        return forward.estimate(slope, changed, values, means, loss_weight=feasible)
 
-        def branch(fresh: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
-            values, _ = pooled(fresh, run.index, self.number)
-            worst, which, feasible = decide(excess(run, values), run.exact["threshold"])
-            slope = (torch.arange(self.number, device=values.device) == which).to(values)
-            return (feasible, slope), {"tracked": values, "feasible": feasible, "worst": worst}
 
-        def scalar(seen: Seen, decided: tuple[Tensor, Tensor], index: Tensor | None) -> Tensor:
-            feasible, slope = decided
-            constraint = attached(entries(seen, carrier=True), slope, index)
-            return torch.where(feasible, seen.loss, constraint)
+class PolyakHyperparameters(NamedTuple):
+    """The number of a `PolyakStep`."""
 
-        return in_two(run, branch, scalar)
+    lr: Hyperparameter
 
 
 @dataclass(frozen=True)
 class PolyakUpdate:
-    """Polyak's step on the worst constraint, see `fcco.constraints.PolyakStep`."""
+    """Polyak's step on the worst constraint, see `fcco.optim.PolyakStep`."""
 
     def start(self, weights: Tensor) -> State:
         """It has no state."""
         return {}
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
+    def step(
+        self, run: Run, hyperparameters: PolyakHyperparameters, gradient: Tensor, state: State
+    ) -> State:
         """One step of one run."""
-        wide = gradient.double()
+        point, wide = state["weights"], gradient.double()
         length = polyak_length(state["worst"].double(), (wide * wide).sum())
-        return {"weights": point - (run.exact["lr"] * length).to(point) * gradient}
+        return {"weights": point - (hyperparameters.lr * length).to(point) * gradient}
+
+
+class SwitchingHyperparameters(NamedTuple):
+    """The numbers of a `SwitchingOptimizer`."""
+
+    objective: Any
+    constraint: Any  # None where one optimizer makes all steps
+    factor: Hyperparameter  # of the step sizes
 
 
 @dataclass(frozen=True)
 class SwitchingUpdate:
-    """The step of the optimizer whose branch was taken, see `fcco.constraints.SwitchingOptimizer`.
+    """The step of the optimizer whose branch was taken, see `fcco.optim.SwitchingOptimizer`.
 
     Args:
         objective: steps on g_0.
@@ -85,28 +101,47 @@ class SwitchingUpdate:
     objective: Update
     constraint: Update | None
 
+    @classmethod
+    def of(
+        cls, optimizer: SwitchingOptimizer
+    ) -> tuple[SwitchingUpdate, SwitchingHyperparameters, None]:
+        """The update of an optimizer, and its numbers; it has no rounds."""
+        objective, numbers = read_torch_optimizer(optimizer.objective_optimizer)
+        constraint, others = None, None
+        if isinstance(optimizer.constraint_optimizer, PolyakStep):
+            lr = only_group(optimizer.constraint_optimizer)["lr"]
+            constraint, others = PolyakUpdate(), PolyakHyperparameters(float(lr))
+        elif len(optimizer.wrapped) > 1:
+            constraint, others = read_torch_optimizer(optimizer.constraint_optimizer)
+        factor = 1.0 if optimizer.schedule is None else optimizer.schedule
+        own = SwitchingHyperparameters(numbers, others, factor)
+        return cls(objective, constraint), own, None
+
     def start(self, weights: Tensor) -> State:
         """The state of both."""
-        other = {} if self.constraint is None else self.constraint.start(weights)
-        return {
-            **self.objective.start(weights),
-            **{CONSTRAINT + name: value for name, value in other.items()},
-        }
+        others = {} if self.constraint is None else self.constraint.start(weights)
+        prefixed = {CONSTRAINT + name: value for name, value in others.items()}
+        return {**self.objective.start(weights), **prefixed}
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
+    def step(
+        self, run: Run, hyperparameters: SwitchingHyperparameters, gradient: Tensor, state: State
+    ) -> State:
         """One step of one run; the optimizer of the other branch stays as it was."""
-        factor = run.exact["factor"]
-        first = self.objective.step(scaled(run, factor), point, gradient, state)
+        objective, constraint, factor = hyperparameters
+        objective = objective._replace(lr=objective.lr * factor)
+        first = self.objective.step(run, objective, gradient, state)
         if self.constraint is None:
             return first
-        other, own = renamed(run, CONSTRAINT), unprefixed(state, CONSTRAINT)
-        if not isinstance(self.constraint, PolyakUpdate):
-            other = scaled(other, factor)
-        own["worst"] = state["worst"]
-        second = self.constraint.step(other, point, gradient, own)
-        yes, weights = state["feasible"], (first.pop("weights"), second.pop("weights"))
-        return {
-            "weights": torch.where(yes, *weights),
-            **{name: torch.where(yes, new, state[name]) for name, new in first.items()},
-            **{CONSTRAINT + k: torch.where(yes, own[k], new) for k, new in second.items()},
+        if not isinstance(self.constraint, PolyakUpdate):  # which finds its own size
+            constraint = constraint._replace(lr=constraint.lr * factor)
+        own = {
+            name.removeprefix(CONSTRAINT): value
+            for name, value in state.items()
+            if name.startswith(CONSTRAINT)
         }
+        own |= {name: state[name] for name in ("weights", "worst")}
+        second = self.constraint.step(run, constraint, gradient, own)
+        feasible, weights = state["feasible"], (first.pop("weights"), second.pop("weights"))
+        kept = {k: torch.where(feasible, new, state[k]) for k, new in first.items()}
+        others = {CONSTRAINT + k: torch.where(feasible, own[k], v) for k, v in second.items()}
+        return {"weights": torch.where(feasible, *weights), **kept, **others}

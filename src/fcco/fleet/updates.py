@@ -1,4 +1,7 @@
-r"""The rules of torch's optimizers as pure functions: `torch.optim` refuses a step size per run.
+r"""What steps the weights of a run: SGD, Adam, and rounds of ALEXR2.
+
+The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
+parameters, not one per run:
 
 .. math::
     \text{SGD:}\quad v^+ = \mu v + (1-d)\,G,\quad w^+ = w - \eta v^+ \qquad
@@ -7,164 +10,112 @@ r"""The rules of torch's optimizers as pure functions: `torch.optim` refuses a s
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..proximal_point import proximal_step
-from .member import Numbers, State, Unsupported
-from .run import Run, choose
+from ..optim import ProximalPoint, proximal_step
+from .hyperparameters import Hyperparameter, as_flag
+from .run import Flag, Run, State, Unsupported, choose
 
 __all__ = [
     "SGD",
     "Adam",
-    "ProximalUpdate",
+    "ProximalPointUpdate",
+    "RoundLength",
+    "Rounds",
     "Update",
-    "adam",
-    "check_decay",
-    "renamed",
-    "scaled",
-    "sgd",
-    "unprefixed",
+    "only_group",
+    "read_torch_optimizer",
 ]
+
+RoundLength = int | Callable[[int], int]
+"""The number of steps of a round, or a function of the round that gives it."""
 
 
 class Update(Protocol):
-    """What steps the weights of one run."""
+    """Steps the weights of one run."""
 
     def start(self, weights: Tensor) -> State:
         """Its state before the first step."""
         ...
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
-        """The weights after a step from a point, and what else changed."""
+    def step(self, run: Run, hyperparameters: Any, gradient: Tensor, state: State) -> State:
+        """The weights after a step from those in `state`, and what else changed."""
         ...
 
 
-def scaled(run: Run, factor: Tensor | float) -> Run:
-    """The same run with `factor` times its step size."""
-    rate = run.exact["lr"] * factor
-    numbers = {**run.numbers, "lr": rate.to(run.numbers["lr"])}
-    return dataclasses.replace(run, numbers=numbers, exact={**run.exact, "lr": rate})
+class SGDHyperparameters(NamedTuple):
+    """The numbers of `torch.optim.SGD`."""
 
-
-def renamed(run: Run, prefix: str) -> Run:
-    """The same run as the second of two optimizers sees it, whose numbers have a prefix."""
-    numbers = {**run.numbers, **unprefixed(run.numbers, prefix)}
-    exact = {**run.exact, **unprefixed(run.exact, prefix)}
-    return dataclasses.replace(run, numbers=numbers, exact=exact)
-
-
-def unprefixed(values: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The values with a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-
-
-def check_decay(unused: list[str], numbers: Numbers) -> None:
-    """`torch.optim` skips parameters without a gradient; here it is 0, which decays them.
-
-    Args:
-        unused: names of such parameters.
-        numbers: of all runs.
-
-    Raises:
-        Unsupported: when there is one and a run has weight decay.
-    """
-    decays = [row for name, row in numbers.items() if name.endswith("weight_decay")]
-    if unused and any(bool(row.any()) for row in decays):
-        raise Unsupported(
-            "`Fleet.step`: with `weight_decay` every trained parameter must have a part in the "
-            f"loss, but {unused[0]} has none; leave it out of the optimizer."
-        )
-
-
-def sgd(
-    point: Tensor,
-    gradient: Tensor,
-    velocity: Tensor | None,
-    first: Tensor,
-    numbers: Numbers,
-) -> tuple[Tensor, Tensor | None]:
-    """`torch.optim.SGD` of one run: the next point and the next velocity.
-
-    Args:
-        point: w.
-        gradient: G.
-        velocity: v, None without momentum.
-        first: whether this is the first step, where v = G.
-        numbers: lr, momentum, dampening, weight_decay.
-    """
-    gradient = gradient + numbers["weight_decay"] * point
-    if velocity is None:
-        return point - numbers["lr"] * gradient, None
-    kept = numbers["momentum"] * velocity + (1 - numbers["dampening"]) * gradient
-    velocity = torch.where(first, gradient, kept)
-    return point - numbers["lr"] * velocity, velocity
-
-
-def adam(
-    point: Tensor,
-    gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    count: Tensor,
-    numbers: Numbers,
-    exact: Numbers,
-    decoupled: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.optim.Adam` and `AdamW` of one run: the next point and moments.
-
-    Args:
-        point: w.
-        gradient: G.
-        mean: of the gradients.
-        square: mean of their squares.
-        count: steps made, this one included.
-        numbers: lr, beta1, beta2, eps, weight_decay.
-        exact: the same in double precision: 1 - beta^t cancels in single.
-        decoupled: whether weight decay is apart from the gradient (AdamW).
-    """
-    if decoupled:
-        point = point * (1 - numbers["lr"] * numbers["weight_decay"])
-    else:
-        gradient = gradient + numbers["weight_decay"] * point
-    mean = torch.lerp(mean, gradient, (1 - exact["beta1"]).to(mean))
-    fresh = (1 - exact["beta2"]).to(square)
-    square = numbers["beta2"] * square + fresh * (gradient * gradient)
-    size = exact["lr"] / (1 - exact["beta1"] ** count)
-    spread = (1 - exact["beta2"] ** count).sqrt()
-    scale = square.sqrt() / spread.to(square) + numbers["eps"]
-    return point - size.to(mean) * (mean / scale), mean, square
+    lr: Hyperparameter
+    momentum: Hyperparameter
+    dampening: Hyperparameter
+    weight_decay: Hyperparameter
 
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD, with momentum or without."""
+    """`torch.optim.SGD`, with momentum or without."""
 
     momentum: bool
 
-    def start(self, weights: Tensor) -> State:
-        """The velocity and the number of steps."""
-        count = weights.new_zeros((), dtype=torch.float64)
-        return {"count": count} | ({"mean": torch.zeros_like(weights)} if self.momentum else {})
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[SGD, SGDHyperparameters]:
+        """The update of an optimizer, and its numbers."""
+        group = only_group(optimizer)
+        numbers = SGDHyperparameters(*(float(group[name]) for name in SGDHyperparameters._fields))
+        return cls(numbers.momentum != 0), numbers
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
+    def start(self, weights: Tensor) -> State:
+        """The number of steps and the velocity."""
+        count = weights.new_zeros((), dtype=torch.float64)
+        return {"count": count} | ({"velocity": torch.zeros_like(weights)} if self.momentum else {})
+
+    def step(
+        self, run: Run, hyperparameters: SGDHyperparameters, gradient: Tensor, state: State
+    ) -> State:
         """One step of one run."""
-        count = state["count"]
-        weights, velocity = sgd(point, gradient, state.get("mean"), count == 0, run.numbers)
-        return {"weights": weights, "count": count + 1} | (
-            {} if velocity is None else {"mean": velocity}
-        )
+        numbers: SGDHyperparameters = run.narrow(hyperparameters)
+        direction = gradient + numbers.weight_decay * state["weights"]
+        changed = {"count": state["count"] + 1}
+        if self.momentum:
+            kept = numbers.momentum * state["velocity"] + (1 - numbers.dampening) * direction
+            # torch starts with v = G, without dampening.
+            direction = torch.where(state["count"] == 0, direction, kept)
+            changed["velocity"] = direction
+        return {"weights": state["weights"] - numbers.lr * direction, **changed}
+
+
+class AdamHyperparameters(NamedTuple):
+    """The numbers of `torch.optim.Adam` and `AdamW`."""
+
+    lr: Hyperparameter
+    beta1: Hyperparameter
+    beta2: Hyperparameter
+    eps: Hyperparameter
+    weight_decay: Hyperparameter
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, or AdamW when the weight decay is decoupled."""
+    """`torch.optim.Adam`, or `AdamW` when the weight decay is decoupled."""
 
     decoupled: bool
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[Adam, AdamHyperparameters]:
+        """The update of an optimizer, and its numbers."""
+        group = only_group(optimizer)
+        numbers = [float(group["lr"]), *map(float, group["betas"])]
+        numbers += [float(group["eps"]), float(group["weight_decay"])]
+        decoupled = isinstance(optimizer, torch.optim.AdamW)
+        own = cls(decoupled or bool(group.get("decoupled_weight_decay")))
+        return own, AdamHyperparameters(*numbers)
 
     def start(self, weights: Tensor) -> State:
         """Both moments and the number of steps."""
@@ -172,24 +123,64 @@ class Adam:
         count = weights.new_zeros((), dtype=torch.float64)
         return {"mean": zeros, "square": zeros.clone(), "count": count}
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
+    def step(
+        self, run: Run, hyperparameters: AdamHyperparameters, gradient: Tensor, state: State
+    ) -> State:
         """One step of one run."""
-        count = state["count"] + 1
-        weights, mean, square = adam(
-            point,
-            gradient,
-            state["mean"],
-            state["square"],
-            count,
-            run.numbers,
-            run.exact,
-            self.decoupled,
-        )
+        # 1 - beta^t cancels in single precision: such numbers are formed in double.
+        exact, point, count = hyperparameters, state["weights"], state["count"] + 1
+        numbers: AdamHyperparameters = run.narrow(exact)
+        if self.decoupled:
+            point = point * (1 - numbers.lr * numbers.weight_decay)
+        else:
+            gradient = gradient + numbers.weight_decay * point
+        mean = torch.lerp(state["mean"], gradient, (1 - exact.beta1).to(gradient))
+        fresh = (1 - exact.beta2).to(gradient)
+        square = numbers.beta2 * state["square"] + fresh * (gradient * gradient)
+        size = (exact.lr / (1 - exact.beta1**count)).to(gradient)
+        spread = (1 - exact.beta2**count).sqrt().to(gradient)
+        weights = point - size * (mean / (square.sqrt() / spread + numbers.eps))
         return {"weights": weights, "mean": mean, "square": square, "count": count}
 
 
+_TORCH: dict[type, type[SGD] | type[Adam]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: Adam,
+}
+
+
+def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Update, Any]:
+    """The update of an optimizer that steps by itself, alone or inside another, and its numbers."""
+    update = _TORCH.get(type(optimizer))
+    if update is None:
+        raise Unsupported(f"A fleet has no rule for the optimizer {type(optimizer).__name__} here.")
+    return update.of(optimizer)
+
+
+def only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The only parameter group of an optimizer that has made no step."""
+    name = type(optimizer).__name__
+    if len(optimizer.param_groups) != 1:
+        raise Unsupported(f"A fleet needs one group of parameters, but {name} has several.")
+    if optimizer.state:
+        raise Unsupported(f"A fleet starts from the first step, but {name} has made some.")
+    group = optimizer.param_groups[0]
+    if unknown := [key for key in ("nesterov", "maximize", "amsgrad") if group.get(key)]:
+        raise Unsupported(f"A fleet has no rule for {name}({unknown[0]}=True).")
+    return group
+
+
+class ProximalPointHyperparameters(NamedTuple):
+    """The numbers of a `ProximalPoint`, and those of its outer optimizer."""
+
+    outer: Any
+    nu: Hyperparameter
+    eta: Hyperparameter
+
+
 @dataclass(frozen=True)
-class ProximalUpdate:
+class ProximalPointUpdate:
     """The double loop of ALEXR2, see `fcco.ProximalPoint`.
 
     Args:
@@ -198,21 +189,92 @@ class ProximalUpdate:
 
     outer: Update
 
+    @classmethod
+    def of(
+        cls, optimizer: ProximalPoint
+    ) -> tuple[ProximalPointUpdate, ProximalPointHyperparameters, RoundLength]:
+        """The update of an optimizer, its numbers, and the length of its rounds."""
+        group = only_group(optimizer)
+        if optimizer.polish_steps is not None:
+            raise Unsupported("A fleet has no last round that ends at z: `ProximalPoint.polish`.")
+        outer, numbers = read_torch_optimizer(optimizer.outer)
+        own = ProximalPointHyperparameters(numbers, float(group["nu"]), float(group["lr"]))
+        return cls(outer), own, optimizer.inner_steps
+
     def start(self, weights: Tensor) -> State:
         """The anchor, and the state of the outer loop."""
         return {"anchor": weights.clone(), **self.outer.start(weights)}
 
-    def step(self, run: Run, point: Tensor, gradient: Tensor, state: State) -> State:
+    def step(
+        self,
+        run: Run,
+        hyperparameters: ProximalPointHyperparameters,
+        gradient: Tensor,
+        state: State,
+    ) -> State:
         """One inner step; where a round ends, one outer step too."""
-        numbers, ends = run.numbers, run.phase.ends
-        anchor = choose(run.phase.begins, lambda: point, lambda: state["anchor"])
-        inner = proximal_step(point, anchor, gradient, numbers["eta"], numbers["nu"])
+        numbers: ProximalPointHyperparameters = run.narrow(hyperparameters)
+        z, ends = state["weights"], run.flags.ends
+        anchor = choose(run.flags.begins, lambda: z, lambda: state["anchor"])
+        after = proximal_step(z, anchor, gradient, numbers.eta, numbers.nu)
         if ends is False:
-            return {"weights": inner, "anchor": anchor}
-        outer = self.outer.step(run, anchor, (anchor - inner) / numbers["nu"], state)
-        held = {**state, "weights": inner}
-        chosen = {
-            name: choose(ends, lambda value=value: value, lambda name=name: held[name])
-            for name, value in outer.items()
-        }
-        return {**chosen, "anchor": anchor}
+            return {"weights": after, "anchor": anchor}
+        envelope_gradient = (anchor - after) / numbers.nu
+        at_anchor = {**state, "weights": anchor}
+        outer = self.outer.step(run, hyperparameters.outer, envelope_gradient, at_anchor)
+        if ends is not True:
+            inside = {**state, "weights": after}
+            outer = {name: torch.where(ends, new, inside[name]) for name, new in outer.items()}
+        return {**outer, "anchor": anchor}
+
+
+class Rounds:
+    """Where each run is in its rounds of inner steps; counted on the host.
+
+    Args:
+        lengths: K of each run.
+        device: of the flags.
+
+    Example:
+        >>> rounds = Rounds([1, 2], torch.device("cpu"))
+        >>> rounds.flags()
+        (True, tensor([ True, False]))
+        >>> rounds.advance()
+        >>> rounds.flags()
+        (tensor([ True, False]), True)
+    """
+
+    def __init__(self, lengths: Sequence[RoundLength], device: torch.device) -> None:
+        self.lengths, self.device = list(lengths), device
+        self.inner_step = np.zeros(len(self.lengths), dtype=np.int64)
+        self.round = np.zeros_like(self.inner_step)
+        self.current = self._lengths_of(range(len(self.lengths)))
+
+    def _lengths_of(self, runs: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The lengths of the current rounds of some runs."""
+        found = ((self.lengths[run], int(self.round[run])) for run in runs)
+        return np.array([k(number) if callable(k) else k for k, number in found])
+
+    def flags(self) -> tuple[Flag, Flag]:
+        """Which runs begin a round with the next step, and which end one."""
+        begins, ends = self.inner_step == 0, self.inner_step + 1 >= self.current
+        return as_flag(begins, self.device), as_flag(ends, self.device)
+
+    def advance(self) -> None:
+        """Count a step."""
+        self.inner_step += 1
+        over = np.flatnonzero(self.inner_step >= self.current)
+        self.inner_step[over] = 0
+        self.round[over] += 1
+        if len(over):
+            self.current[over] = self._lengths_of(over.tolist())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counters."""
+        return {"inner_step": torch.tensor(self.inner_step), "round": torch.tensor(self.round)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.inner_step[:] = state["inner_step"].numpy()
+        self.round[:] = state["round"].numpy()
+        self.current = self._lengths_of(range(len(self.lengths)))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fcco.fleet import Fleet, Member, Unsupported
-from fcco.fleet.reading import read
+from fcco.fleet import Fleet, Member, Unsupported, signature_of
 
 from ..task import Method, Row
 from .cells import Cells
@@ -58,10 +57,10 @@ class Settings:
     def _kind(self, method: Method) -> Hashable | None:
         built = self.built(method)
         try:
-            plan = read(Member(self.model, built.optimizer, built.objective))
+            signature = signature_of(Member(self.model, built.optimizer, built.objective))
         except Unsupported:
             return None
-        return plan.kind, method.independent, method.method in IN_PAIRS
+        return signature, method.independent, method.method in IN_PAIRS
 
 
 class FairnessFleet:
@@ -161,13 +160,13 @@ class FairnessFleet:
             start += len(own["train"])
         # Steps, batches, then the rows of all seeds in one line.
         self._rows = torch.stack(rows, 2).flatten(2).to(self.device)
-        self.fleet.set_numbers(lr=factor(self.config, epoch) * self._rates)
+        self.fleet.set_hyperparameters(lr=factor(self.config, epoch) * self._rates)
         if self.config.threshold_kind == "quantile" and self.steps % self.steps_per_epoch == 0:
-            weights = self.fleet.packing.unpack(self.fleet.state["weights"])
+            weights = self.fleet.current_weights()
             for own, chosen in self._portions():
                 output = self._outputs(weights, self._inputs[own]["train"], chosen)
                 for name, value in self.model.level(output)._asdict().items():
-                    self.fleet.fixed[name].index_copy_(0, chosen, value)
+                    self.fleet.buffers()[name].index_copy_(0, chosen, value)
 
     def _portions(self) -> list[tuple[int, Tensor]]:
         """Runs of one seed at a time, as many as the memory for figures allows."""

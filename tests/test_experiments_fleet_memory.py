@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fcco.fleet import Fleet, Member, memory
+from fcco.experiments import fleet_memory as memory
+from fcco.fleet import Fleet, Member
 
 WIDE = 1000
 

@@ -1,4 +1,4 @@
-"""How many runs fit: the device is asked, and small fleets tell what a run takes."""
+"""Estimate how many runs fit into a fleet, by measuring the memory of small fleets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .. import _checks
+from fcco import _checks
 
 __all__ = ["LiveBytes", "available", "capacity", "chunks"]
 
 DEFAULT = 4 << 30
-"""Bytes of memory where the system does not tell: 4 GiB."""
+"""Bytes of memory where the system does not report any: 4 GiB."""
 F = TypeVar("F")
 PROBES = (16, 64)
-"""Runs of the fleets that are measured, after one of a single run."""
+"""Sizes of the fleets that are measured, after one of a single run."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors that operations made inside and that still live; a storage counts once.
+    """Counts the bytes of tensors that were made inside and are still in use, each storage once.
 
-    What an operation allocates and frees within itself is not seen.
+    Memory that an operation allocates and frees within itself is not counted.
 
     Attributes:
         now: bytes at this moment.
@@ -50,28 +50,28 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """The operation as it is; storages in its result are noted."""
+        """Run the operation and record the storages of its result."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._note(leaf)
+                self._record(leaf)
         return result
 
-    def _note(self, tensor: Tensor) -> None:
+    def _record(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.device.type == "meta":  # a shape without memory, such as tracing makes
             return
         key, size = storage._cdata, storage.nbytes()
-        held, before = self._known.get(key, (None, 0))
-        if held is None or held() is None:
-            held, before = weakref.ref(storage, lambda gone: self._forget(key, gone)), 0
-        self._known[key] = (held, size)  # an `out=` may have grown
+        reference, before = self._known.get(key, (None, 0))
+        if reference is None or reference() is None:
+            reference, before = weakref.ref(storage, lambda gone: self._forget(key, gone)), 0
+        self._known[key] = (reference, size)  # an `out=` may have grown
         self.now += size - before
         self.peak = max(self.peak, self.now)
 
     def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
-        held, size = self._known.get(key, (None, 0))
-        if held is gone:
+        reference, size = self._known.get(key, (None, 0))
+        if reference is gone:
             del self._known[key]
             self.now -= size
 
@@ -79,10 +79,10 @@ class LiveBytes(TorchDispatchMode):
 def available(device: torch.device | str) -> int:
     """Bytes that new tensors can take on a device.
 
-    On a GPU: what is free there, and what the allocator of this process holds without use. On the
-    host (also for other devices, which share its memory): on Linux `MemAvailable`, or what the
-    control groups of this process leave when that is less; elsewhere the free pages, half of the
-    memory, or `DEFAULT`, whichever the system tells first.
+    On a GPU: free memory, and what the allocator of this process has reserved but does not use. On
+    the host (also for other devices, which share its memory): on Linux `MemAvailable`, or the rest
+    of the control groups of this process when that is less; elsewhere the free pages, half of the
+    memory, or `DEFAULT`, whichever the system reports first.
 
     Example:
         >>> available("cpu") > 0
@@ -113,11 +113,11 @@ def capacity(
     runs.
 
     Args:
-        make: builds a fleet of the first r runs, or what holds one. These should be like the
-            others: when runs share data, the first 16 should know most of them.
+        make: builds a fleet of r runs, or an object that holds one. These runs should be typical:
+            when runs share data, the first 16 should use most of them.
         step: makes its most expensive steps, evaluations included; twice for a fleet whose first
-            step is not like the others.
-        runs: all there are.
+            step differs from the others.
+        runs: the number of all runs.
         device: of the fleets.
         share: of the memory that may be used; peaks are not quite linear.
 
@@ -147,8 +147,8 @@ def capacity(
             f"available is {_size(budget)}. Take smaller batches, or evaluate in chunks."
         )
     for most in PROBES:
-        sure = budget * sizes[-1] // max(1, peaks[-1])  # with fixed bytes even more
-        if (size := min(runs, most, sure)) > sizes[-1]:
+        safe = budget * sizes[-1] // max(1, peaks[-1])  # more fit, because some bytes are fixed
+        if (size := min(runs, most, safe)) > sizes[-1]:
             sizes.append(size)
             peaks.append(_peak(make, step, size, device))
     if sizes[-1] == runs and peaks[-1] <= budget:
@@ -156,18 +156,18 @@ def capacity(
     if len(sizes) == 1:
         return 1
     # The last two: the first runs may bring data that all others share, and libraries workspaces.
-    each = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
-    if each <= 0:
+    per_run = (peaks[-1] - peaks[-2]) / (sizes[-1] - sizes[-2])
+    if per_run <= 0:
         return runs
-    return max(1, min(runs, sizes[-1] + int((budget - peaks[-1]) // each)))
+    return max(1, min(runs, sizes[-1] + int((budget - peaks[-1]) // per_run)))
 
 
 def chunks(runs: int, size: int) -> list[range]:
-    """Runs in as few parts as a size allows, of nearly equal length.
+    """Split runs into as few parts as their size allows, of nearly equal length.
 
     Args:
-        runs: their number.
-        size: the most in one part.
+        runs: the number of runs.
+        size: the largest number of runs in a part.
 
     Example:
         >>> chunks(10, 4)
@@ -184,8 +184,8 @@ def chunks(runs: int, size: int) -> list[range]:
 def _peak(
     make: Callable[[int], F], step: Callable[[F], Any], runs: int, device: torch.device
 ) -> int:
-    """Most bytes that a fleet takes at once, from its building on."""
-    make(runs)  # what this loads once and keeps, such as data, is not a part of a fleet
+    """The peak of the bytes in use while a fleet is built and stepped."""
+    make(runs)  # what is loaded once and kept, such as data, is not a part of a fleet
     gc.collect()
     if device.type != "cuda":
         with LiveBytes() as live:
@@ -196,23 +196,25 @@ def _peak(
     torch.cuda.reset_peak_memory_stats(device)
     step(make(runs))
     torch.cuda.synchronize(device)
-    found = torch.cuda.max_memory_allocated(device) - before
-    gc.collect()  # a fleet may hold itself by its graphs
+    peak = torch.cuda.max_memory_allocated(device) - before
+    gc.collect()  # the graphs of a fleet may refer to it
     torch.cuda.empty_cache()
-    return found
+    return peak
 
 
 def _size(number: float) -> str:
-    """Bytes in words."""
+    """A number of bytes with its unit."""
     return f"{number / 2**20:,.1f} MiB" if number < 2**30 else f"{number / 2**30:,.2f} GiB"
 
 
 def _host(root: Path = Path("/")) -> int:
     """Bytes of memory that this process can still take."""
-    told = [_available(root / "proc/meminfo"), *_left_by_groups(root)]
-    known = [each for each in told if each is not None]
-    if known:
-        return max(0, min(known))
+    limits = _left_by_groups(root)
+    free = _available(root / "proc/meminfo")
+    if free is not None:
+        limits.append(free)
+    if limits:
+        return max(0, min(limits))
     for name, part in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
         try:
             pages = os.sysconf(name)
@@ -231,26 +233,26 @@ def _available(file: Path) -> int | None:
 
 
 def _left_by_groups(root: Path) -> list[int]:
-    """What each control group above this process leaves: its limit less what cannot be dropped."""
-    mount, found = root / "sys/fs/cgroup", []
+    """What each control group of this process leaves: its limit less what cannot be dropped."""
+    mount, left = root / "sys/fs/cgroup", []
     names = {
         "": ("memory.max", "memory.current", "inactive_file"),
         "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     }
     for line in [*_lines(root / "proc/self/cgroup"), "0::/", "0:memory:/"]:
         _, controllers, path = line.split(":", 2)
-        kind = "memory" if "memory" in controllers.split(",") else controllers
-        if kind not in names:
+        hierarchy = "memory" if "memory" in controllers.split(",") else controllers
+        if hierarchy not in names:
             continue
-        limit, usage, droppable = names[kind]
-        place = Path(path.strip("/"))
-        for folder in {mount / kind / each for each in (place, *place.parents)}:
+        limit, usage, droppable = names[hierarchy]
+        own = Path(path.strip("/"))
+        for folder in {mount / hierarchy / part for part in (own, *own.parents)}:
             most, used = (_lines(folder / name) for name in (limit, usage))
             if not most or not used or not most[0].isdigit():  # no limit is "max"
                 continue
             stat = dict(each.split(" ", 1) for each in _lines(folder / "memory.stat"))
-            found.append(int(most[0]) - int(used[0]) + int(stat.get(droppable, "0")))
-    return found
+            left.append(int(most[0]) - int(used[0]) + int(stat.get(droppable, "0")))
+    return left
 
 
 def _lines(file: Path) -> list[str]:

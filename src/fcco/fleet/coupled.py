@@ -1,0 +1,194 @@
+"""The estimator of a coupled term: SONEX, SONX, SOX, and ALEXR2 inside a proximal point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..outer import MoreauEnvelope
+from ..terms import CoupledTerm
+from ..terms.coupled import weighted_mean
+from ..tracker import InnerTracker, log_track
+from ..tracker.blocks import Entries, per_row
+from ..tracker.update import Rule, correction_weight
+from .hyperparameters import Hyperparameter, LimitHyperparameters, Template
+from .run import Estimate, Run, State, Unsupported, all_blocks
+
+__all__ = ["Coupled", "Tracking", "TrackingHyperparameters", "check_tracker"]
+
+
+class TrackingHyperparameters(NamedTuple):
+    """The numbers of an `InnerTracker`."""
+
+    gamma: Hyperparameter  # weight of the fresh value
+    correction: Hyperparameter  # gamma', None when a formula gives it
+    low: Hyperparameter  # bounds of u, None without
+    high: Hyperparameter
+
+
+def check_tracker(tracker: InnerTracker) -> None:
+    """Refuse options of a tracker that a fleet would leave out.
+
+    Raises:
+        Unsupported: for the first of them.
+    """
+    options = {
+        "refresh_every": tracker.refresh_every is not None,
+        "on_nonfinite='skip'": tracker.on_nonfinite == "skip",
+        "offset": tracker.offset is not None,
+        "sampled=False": not tracker.sampled,
+    }
+    for option, used in options.items():
+        if used:
+            raise Unsupported(f"A fleet has no tracker with `{option}`.")
+
+
+class TrackedBlocks(NamedTuple):
+    """The result of a tracking update of one run, with a row for every block."""
+
+    u: Tensor  # what the gradient reads; the old value of blocks that are not in the batch
+    present: Tensor  # which blocks are in the batch
+    blocks: int | Tensor  # B1, how many these are
+    state: State  # the new table, and which blocks have a value
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The update of an `InnerTracker`, without its numbers."""
+
+    number: int  # n
+    dim: int  # d1
+    read: str  # which u enters the gradient
+    correction: str  # "number", "theory" or "auto"
+    rule: Rule  # the update of one block
+    needs_previous: bool  # it uses values at w_{t-1}
+    bounded: bool  # u is clamped
+
+    @classmethod
+    def of(cls, tracker: InnerTracker) -> tuple[Tracking, TrackingHyperparameters, State]:
+        """The update of a tracker, its numbers and its state."""
+        check_tracker(tracker)
+        word, bounds = tracker.correction, tracker.bounds
+        own = cls(
+            number=tracker.num_inner,
+            dim=tracker.dim,
+            read=tracker.read,
+            correction=word if isinstance(word, str) else "number",
+            rule=tracker.rule,
+            needs_previous=tracker.needs_previous,
+            bounded=bounds is not None,
+        )
+        numbers = TrackingHyperparameters(
+            tracker.gamma, None if isinstance(word, str) else word, *(bounds or (None, None))
+        )
+        return own, numbers, {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
+
+    @property
+    def log(self) -> bool:
+        """Whether values and u are logarithms."""
+        return self.rule is log_track
+
+    def previous_values(self, run: Run) -> Tensor | None:
+        """The values of the batch at w_{t-1}; None without correction."""
+        if not self.needs_previous:
+            return None
+        return run.evaluate(run.previous, run.state["tracked"])[0]
+
+    def update(
+        self, run: Run, numbers: TrackingHyperparameters, values: Tensor, previous: Tensor | None
+    ) -> TrackedBlocks:
+        """One tracking update (Alg. 1, line 7).
+
+        Args:
+            run: the run.
+            numbers: in the precision of the weights.
+            values: entries at w_t.
+            previous: entries at w_{t-1}, or None.
+        """
+        old, seen, index = run.state["tracked"], run.state["seen"], run.data.index
+        blocks = all_blocks(index, self.number, old)
+        batch = Entries(blocks, values, previous, values, blocks).batch(self.log)
+        fresh = batch.mean(batch.fresh)
+        previous = None if batch.previous is None else batch.mean(batch.previous)
+        present = blocks.counts > 0
+        sampled = self.number if index is None else present.to(old).sum()
+        weight = self.correction if numbers.correction is None else numbers.correction
+        correction = correction_weight(weight, numbers.gamma, self.number, sampled)
+        before, after = self.rule(
+            old, per_row(seen, old), fresh, previous, numbers.gamma, correction
+        )
+        if self.bounded:
+            low, high = numbers.low, numbers.high
+            before, after = before.clamp(low, high), after.clamp(low, high)
+        u = before if self.read == "old" else after
+        if index is not None:  # absent blocks have 0/0 in all of these
+            u, after = (torch.where(per_row(present, old), new, old) for new in (u, after))
+        return TrackedBlocks(u, present, sampled, {"tracked": after, "seen": seen | present})
+
+
+class CoupledHyperparameters(NamedTuple):
+    """The numbers of a `CoupledTerm`."""
+
+    tracking: TrackingHyperparameters
+    smoothing: Hyperparameter  # lambda
+    weight: Hyperparameter
+    limits: LimitHyperparameters
+    outer: dict[str, Hyperparameter]  # those of f
+
+
+@dataclass(frozen=True)
+class Coupled:
+    r"""An outer function of tracked values, see `fcco.CoupledTerm`.
+
+    .. math::
+        G_t = \nabla g_0(w_t) + \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}
+            \nabla f_\lambda(u_i - \text{tolerance}_i)\,\nabla g_i(w_t)
+
+    Args:
+        tracking: the update of u.
+        outer: f.
+    """
+
+    tracking: Tracking
+    outer: Template
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether it evaluates values at w_{t-1}."""
+        return self.tracking.needs_previous
+
+    @classmethod
+    def of(cls, term: CoupledTerm) -> tuple[Coupled, CoupledHyperparameters, State]:
+        """The estimator of a term, its numbers and its state."""
+        tracking, numbers, state = Tracking.of(term.tracker)
+        outer, numbers_of_outer = Template.of(term.outer)
+        limits, weight = LimitHyperparameters.of(term.limits), term.weight_schedule
+        own = CoupledHyperparameters(
+            numbers, term.smoothing_schedule, weight, limits, numbers_of_outer
+        )
+        return cls(tracking, outer), own, state
+
+    def gradient(self, run: Run, hyperparameters: CoupledHyperparameters) -> Estimate:
+        """G_t of one run (Alg. 1, lines 5-9; Alg. 2, lines 5-10)."""
+        numbers: CoupledHyperparameters = run.narrow(hyperparameters)
+        previous = self.tracking.previous_values(run)
+        values, forward = run.passes(run.state["tracked"])
+        update = self.tracking.update(run, numbers.tracking, values, previous)
+        excess, weight = numbers.limits.excess(update.u), numbers.weight
+        outer: Any = self.outer.build(numbers.outer)
+        smoothed, smoothing = run.flags.smoothed, numbers.smoothing
+        if smoothed is False:
+            _, slope = weighted_mean(outer, excess, weight, update.blocks)
+        elif smoothed is True:
+            envelope = MoreauEnvelope(outer, smoothing)
+            _, slope = weighted_mean(envelope, excess, weight, update.blocks)
+        else:  # a schedule has reached 0 in some runs: both, with any lambda above 0 for these
+            _, slope = weighted_mean(outer, excess, weight, update.blocks)
+            envelope = MoreauEnvelope(outer, torch.where(smoothed, smoothing, 1))  # type: ignore[arg-type]
+            _, smooth = weighted_mean(envelope, excess, weight, update.blocks)
+            slope = torch.where(smoothed, smooth, slope)
+        log_values = update.u if self.tracking.log else None
+        return forward.estimate(slope, update.state, values, previous, log_values=log_values)

@@ -1,0 +1,110 @@
+"""The estimator of CVaR over blocks, with its threshold s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..terms import CVaRTerm
+from ..terms.cvar import cvar_mean, hard_threshold, smooth_threshold
+from .coupled import Tracking, TrackingHyperparameters
+from .hyperparameters import Hyperparameter
+from .run import Estimate, Run, State, choose
+
+__all__ = ["CVaREstimator"]
+
+
+class CVaRHyperparameters(NamedTuple):
+    """The numbers of a `CVaRTerm`."""
+
+    tracking: TrackingHyperparameters
+    ratio: Hyperparameter  # r
+    smoothing: Hyperparameter  # lambda
+    threshold_lr: Hyperparameter  # step size of s, for the rules that are no minimiser
+
+
+@dataclass(frozen=True)
+class CVaREstimator:
+    r"""CVaR of tracked values, see `fcco.terms.CVaRTerm`.
+
+    .. math::
+        G_t = \nabla g_0(w_t) + \frac1{B_1}\sum_{i\in\mathcal B_1} f_\lambda'(u_i - s)
+            \,\nabla g_i(w_t), \qquad f = \tfrac1r[\cdot]_+
+
+    A `CVaRTerm` moves s when a step is over, here that happens at the start of the next one: the
+    values are the same, and so is the lambda that a schedule gives.
+
+    Args:
+        tracking: the update of u.
+        threshold: the rule of s: `"exact"`, `"gradient"` or `"table"`.
+    """
+
+    tracking: Tracking
+    threshold: str
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether it evaluates values at w_{t-1}."""
+        return self.tracking.needs_previous
+
+    @classmethod
+    def of(cls, term: CVaRTerm) -> tuple[CVaREstimator, CVaRHyperparameters, State]:
+        """The estimator of a term, its numbers and its state."""
+        tracking, numbers, state = Tracking.of(term.tracker)
+        own = CVaRHyperparameters(numbers, term.ratio, term.smoothing_schedule, term.threshold_lr)
+        return cls(tracking, term.rule), own, {**state, "threshold": term.threshold.clone()}
+
+    def gradient(self, run: Run, hyperparameters: CVaRHyperparameters) -> Estimate:
+        """G_t of one run."""
+        numbers: CVaRHyperparameters = run.narrow(hyperparameters)
+        table, seen, s = (run.state[name] for name in ("tracked", "seen", "threshold"))
+        previous = self.tracking.previous_values(run)
+        values, forward = run.passes(table)
+        update = self.tracking.update(run, numbers.tracking, values, previous)
+        # The first s is the best one for the values that the first gradient reads.
+        started, seen_now = ~s.isnan(), update.state["seen"]
+        mask = seen_now
+        if self.threshold == "exact" and self.tracking.read == "old":
+            mask = torch.where(started, seen, seen_now)
+        best, kink = self._minimiser(run, hyperparameters, update.u, mask)
+        smoothing = 0.0 if run.flags.smoothed is False else numbers.smoothing
+        if self.threshold == "exact":
+            s = best
+        else:
+            if self.threshold == "table":
+                known = seen.to(table).sum().clamp(min=1)
+                _, slope = cvar_mean(table, s, numbers.ratio, smoothing, kink, known)
+                s = s + numbers.threshold_lr * (torch.where(seen, slope, 0).sum() - 1)
+            s = torch.where(started, s, best)
+        _, slope = cvar_mean(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
+        if self.threshold == "gradient":
+            s = s + numbers.threshold_lr * (torch.where(update.present, slope, 0).sum() - 1)
+        return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)
+
+    def _minimiser(
+        self, run: Run, exact: CVaRHyperparameters, losses: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The best s for the losses of the blocks seen, and the slope at u_i = s if lambda = 0.
+
+        Args:
+            run: the run.
+            exact: in double precision: the rank of s is r times a number of blocks, rounded up.
+            losses: u_i of all blocks.
+            seen: which blocks count.
+        """
+        smoothed, ratio, smoothing = run.flags.smoothed, exact.ratio, exact.smoothing
+        if isinstance(smoothed, Tensor):  # any lambda above 0 where it is not used
+            smoothing = torch.where(smoothed, smoothing, 1)
+        s = choose(
+            smoothed,
+            lambda: smooth_threshold(losses, ratio, smoothing, seen),
+            lambda: hard_threshold(losses, ratio, seen),
+        )
+        if smoothed is True or self.threshold != "exact":
+            return s, torch.zeros_like(s)
+        # The weights sum to 1 only with the right subgradient at the kink.
+        above, ties = (seen & (losses > s)).sum(), (seen & (losses == s)).sum()
+        return s, ((seen.sum() - above / ratio) / ties).to(s)
