@@ -600,6 +600,38 @@ def resume(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
     }
 
 
+def out_of_step(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """Rank 1 loses a batch to an error in its function and goes on with the next one."""
+    model, rank = wrap(make_model()), dist.get_rank()
+    case = Case(sonex(), per_sample)
+    objective = case.build(model, True)
+    for number in range(5):
+        step(case, objective, model, number, [rank])
+    before = tensors_of(objective)
+
+    def broken() -> Tensor:
+        raise KeyError("a sample that cannot be read")
+
+    if rank == 1:
+        with contextlib.suppress(KeyError):
+            objective(broken, torch.arange(3))
+    ids = draw(50, 0, (6, 6))[rank]
+    try:
+        objective(lambda: losses(model, ids), GROUP[ids])
+        text = "nothing"
+    except RuntimeError as error:
+        text = str(error)
+    after = tensors_of(objective)
+    for number in range(5, 10):
+        step(case, objective, model, number, [rank])
+    return {
+        "text": text,
+        "unchanged": all(torch.equal(before[k], after[k]) for k in before),
+        "parameters": [full(p) for p in model.parameters()],
+        "state": tensors_of(objective),
+    }
+
+
 def process_groups() -> dict[str, Any]:
     """None never communicates; a group of one rank neither; a group of all ranks pools."""
     rank, case = dist.get_rank(), CASES["sonex-old"]
@@ -801,6 +833,7 @@ def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
         yield "mixed precision", mixed_precision
         yield "fsdp 1", fsdp_one
     if strategy == "ddp":
+        yield "out of step", lambda: out_of_step(wrap)
         yield "process groups", process_groups
         yield "batch norm", batch_norm
         yield "buffers", buffers

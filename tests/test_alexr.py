@@ -483,9 +483,9 @@ def test_refuses_what_cannot_work(outer, options, text):
 @pytest.mark.parametrize("option", ["log_space", "bounds", "refresh_every", "read", "rule"])
 def test_dual_variables_have_no_options_of_inner_values(option):
     model = Point(np.zeros(3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"version": "v2", option: None}
     with pytest.raises(TypeError, match=option):
-        alexr(model, optimizer, fcco.Hinge(), 3, version="v2", **{option: None})
+        alexr(model, torch.optim.SGD(model.parameters(), lr=0.1), fcco.Hinge(), 3, **options)
 
 
 def test_a_dual_term_needs_a_convex_function():

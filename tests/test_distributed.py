@@ -193,6 +193,15 @@ def test_weights_are_put_back_right_after_an_evaluation(ranks, strategy):
         assert result == {"moved": True, "back": True}
 
 
+def test_ranks_in_different_calls_are_refused_and_can_go_on(ranks):
+    case = CASES["sonex-old"]
+    reference = cases.train(case, lambda model: model, list(range(WORLD)), steps=10)
+    for result in ranks("ddp", "out of step"):
+        assert "different calls" in result["text"] and result["unchanged"]
+        assert_close(result["parameters"], reference.parameters)
+        assert_close(result["state"], reference.state)
+
+
 def test_process_groups(ranks):
     said = ranks("ddp", "process groups")
     case, model = CASES["sonex-old"], cases.make_model()

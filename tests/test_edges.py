@@ -77,6 +77,7 @@ def test_with_the_new_u_the_exact_threshold_is_that_of_the_new_u(smoothing):
             kink = (len(table) - above / ratio) / ties
             slope = np.where(u[blocks] == s, kink, (u[blocks] > s) / ratio)
         gradient = (slope * 2 * (w - centre[blocks])).mean()
+        assert model.w.grad is not None
         assert abs(model.w.grad.item() - gradient) < 1e-9
         assert abs(dro.threshold.item() - s) < 1e-9
         optimizer.step()
@@ -142,7 +143,7 @@ def test_the_second_evaluation_of_sam_replaces_the_first_or_follows_it(correctio
     model = Point(2.0)
     optimizer = sgd(model)
     objective = tracked(model, optimizer, correction)
-    u, previous = None, None
+    u, previous = None, 0.0
     for _ in range(4):
         w = model.w.item()
         objective(lambda: model.w.square()).backward()
@@ -333,7 +334,7 @@ def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
         model, optimizer, 1, "squared-hinge", penalty=1.0, gamma=1.0, ramp_steps=ramp
     )
     recursive = fcco.RecursiveGradient(objective, beta)
-    z = before = None
+    z, before = None, 0.0
     for step in range(8):
         w = model.w.item()
         recursive(lambda: (0 * model.w.sum(), model.w)).backward()
@@ -341,7 +342,7 @@ def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
         optimizer.zero_grad()
         left = max(ramp - 1 - step, 0)
         weight = (1 + np.cos(np.pi * left / ramp)) / 2 if left else 1.0
-        now = weight * max(w, 0.0)
+        now = float(weight) * max(w, 0.0)
         z = now if z is None else (1 - beta) * (z - before) + now
         before = now
         assert w - model.w.item() == pytest.approx(0.01 * z, abs=1e-13)
@@ -431,35 +432,29 @@ def test_two_threads_in_one_objective_are_refused():
 # Copies.
 
 
-def problems() -> dict[str, Any]:
-    def build(make: Any) -> Any:
-        torch.manual_seed(0)
-        model = nn.Linear(2, 1).double()
-        return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
+def build(make: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1).double()
+    return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
 
-    limits = {"penalty": 3.0, "tolerance": 0.2}
-    return {
-        "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
-        "sonex": lambda: build(lambda m, o: fcco.constrained(m, o, 4, smoothing=0.1, **limits)),
-        "alexr2": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, o, 4, "alexr2", smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3, **limits
-            )
-        ),
-        "alexr": lambda: build(lambda m, o: fcco.constrained(m, o, 4, "alexr", dual_step=1.0, **limits)),
-        "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
-        "ssg": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "ssg", threshold=0.0, tolerance=0.2
-            )
-        ),
-        "icppac": lambda: build(
-            lambda m, o: fcco.constrained(
-                m, torch.optim.SGD(m.parameters(), lr=0.01), 4, "icppac", proximal=1.0,
-                inner_steps=3, tolerance=0.2,
-            )  # fmt: skip
-        ),
-    }  # fmt: skip
+
+def constrained(method: str, plain: bool = False, **settings: Any) -> Any:
+    def make(model: nn.Module, optimizer: Any) -> Any:
+        used = sgd(model, 0.01) if plain else optimizer
+        return fcco.constrained(model, used, 4, method, tolerance=0.2, **settings)
+
+    return lambda: build(make)
+
+
+PROBLEMS = {
+    "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
+    "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
+    "sonex": constrained("sonex", penalty=3.0, smoothing=0.1),
+    "alexr2": constrained("alexr2", penalty=3.0, smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3),
+    "alexr": constrained("alexr", penalty=3.0, dual_step=1.0),
+    "ssg": constrained("ssg", plain=True, threshold=0.0),
+    "icppac": constrained("icppac", plain=True, proximal=1.0, inner_steps=3),
+}
 
 
 def train(model: nn.Module, objective: Any, steps: int, seed: int) -> None:
@@ -493,9 +488,9 @@ def _through_file(pair: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", problems())
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
-    model, objective = problems()[name]()
+    model, objective = PROBLEMS[name]()
     train(model, objective, 4, seed=1)
     other, copied = COPIES[how]((model, objective))
     train(model, objective, 5, seed=2)

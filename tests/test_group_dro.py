@@ -324,7 +324,7 @@ def test_with_the_new_u_the_threshold_belongs_to_it(lam):
             ])  # fmt: skip
             of_s = lambda s, u=u: of_threshold(s, u, ratio, lam)  # noqa: E731
             s = objective.threshold.item()
-            best = minimize_scalar(of_s, bounds=(u.min() - 2, u.max()), method="bounded")
+            best: Any = minimize_scalar(of_s, bounds=(u.min() - 2, u.max()), method="bounded")
             assert of_s(s) <= best.fun + 1e-9
             assert loss.item() == pytest.approx(of_threshold(s, u[index], ratio, lam))
             assert objective.group_weights().sum().item() == pytest.approx(1)

@@ -39,6 +39,7 @@ from . import groups as groups
 from . import methods as methods
 from . import optim as optim
 from . import outer as outer
+from . import storm as storm
 from . import terms as terms
 from . import tracker as tracker
 from ._schedules import Annealed as Annealed
@@ -154,6 +155,7 @@ __all__ = [
     "sonx",
     "sox",
     "spider_tracker",
+    "storm",
     "terms",
     "theory",
     "tracker",

@@ -215,10 +215,11 @@ class Compositional(nn.Module):
             if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
                 function, gradient, blocks, apart = gradient, None, apart or blocks, None
-        if previous is not None and updating and past is None and not self.single_point:
-            # Before the first step w_{-1} = w_0, and there is nothing to correct.
-            if previous.ready and any(t.tracker.corrects for t in self._terms.values()):
-                past = previous.evaluate(function)
+        # Before the first step w_{-1} = w_0, and there is nothing to correct.
+        ready = previous is not None and updating and previous.ready and not self.single_point
+        if ready and past is None and any(t.tracker.corrects for t in self._terms.values()):
+            assert previous is not None
+            past = previous.evaluate(function)
         carriers = None
         if gradient is None:
             loss, values = split(function())

@@ -186,6 +186,7 @@ class ProximalRound(SharedGroupsOptimizer):
         self.inner_step, self.round = 0, self.round + 1
 
     def own_state(self) -> dict[str, Any]:
+        """The position in the round, the anchor and the average, by position of the parameter."""
         places = {x: k for k, x in enumerate(self.parameters)}
         return {
             "inner_step": self.inner_step,
@@ -196,6 +197,7 @@ class ProximalRound(SharedGroupsOptimizer):
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore what `own_state` gave."""
         self.inner_step, self.round = state["inner_step"], state["round"]
         self._weights = state["weights"]
         here = self.parameters

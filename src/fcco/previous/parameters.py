@@ -194,8 +194,11 @@ class PreviousParameters(ParameterTensors):
         targets = []
         for parameter, source in zip(parameters, sources, strict=True):
             copy = saved.get(parameter)
-            same = copy is not None and copy.dtype == source.dtype and copy.shape == source.shape
-            if not same or (copy.device != source.device and not fits(copy, source, host=offload)):
+            if (
+                copy is None
+                or (copy.dtype, copy.shape) != (source.dtype, source.shape)
+                or (copy.device != source.device and not fits(copy, source, host=offload))
+            ):
                 saved[parameter] = copy = empty_copy(source, host=offload)
             targets.append(copy)
         copy_all(targets, sources, to_host=offload)

@@ -49,8 +49,11 @@ __all__ = [
     "value_of",
 ]
 
-GAMMA, THETA = 0.8, 0.125
-"""Weight and extrapolation of ALEXR2 in the paper's fairness experiment."""
+GAMMA = 0.8
+"""Weight of the new value for ALEXR2 in the paper's fairness experiment."""
+
+THETA = 0.125
+"""Extrapolation of ALEXR2 in the same experiment."""
 
 
 def ema_tracker(num_inner: int, gamma: float = 0.1, **options: Any) -> InnerTracker:

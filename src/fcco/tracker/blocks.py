@@ -45,9 +45,9 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
     With `log`, rows are logarithms and so is the result; every block must own a row then.
     """
     dtype = entries.dtype
-    if entries.shape[0] > _EXACT_ADDITIONS and entries.device.type != "mps":
-        if dtype != torch.float64:
-            return segment(entries.double(), inverse, size, log).to(dtype)
+    many = entries.shape[0] > _EXACT_ADDITIONS
+    if many and dtype != torch.float64 and entries.device.type != "mps":
+        return segment(entries.double(), inverse, size, log).to(dtype)
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
         return (start.index_add if entries.requires_grad else start.index_add_)(0, inverse, entries)
