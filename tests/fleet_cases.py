@@ -408,8 +408,10 @@ def online(update: Any, **options: Any) -> Any:
 
 def cvar(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        settings = {"gamma": 0.2 + 0.2 * run, "threshold_lr": 0.05 * (run + 1)} | options
-        if callable(smoothing := settings.pop("smoothing")):
+        settings: dict[str, Any] = {"gamma": 0.2 + 0.2 * run, "threshold_lr": 0.05 * (run + 1)}
+        settings |= options
+        smoothing: Any = settings.pop("smoothing")
+        if callable(smoothing):
             smoothing = smoothing(run)
         return fcco.CVaRGroupDRO(
             model, optimizer, BLOCKS, [0.3, 0.5, 0.8][run], smoothing=smoothing, **settings

@@ -353,10 +353,11 @@ def test_set_hyperparameters_of_each_run(mode: str, method: str) -> None:
 
 
 def test_a_smoothing_that_is_a_function_of_the_step() -> None:
-    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, lambda step: 0.1 * 0.5**step]
+    """Some never smooth, some stop to: f itself and its envelope in one fleet."""
+    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, 0.0, lambda step: 0.1 * (step < 3)]
     fleet = Fleet([member(seed=s, smoothing=each) for s, each in enumerate(schedules)], inner)
     singles = [member(seed=s, smoothing=each) for s, each in enumerate(schedules)]
-    data = batches(3, 7)
+    data = batches(4, 7)
     for batch in data:
         fleet.step(batch)
     close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
@@ -623,7 +624,8 @@ def test_hyperparameters_have_short_names() -> None:
         "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0,
         "constraint.lr": 0.5, "factor": 1.0, "threshold": 0.2, "margin": 0.0,
     }  # fmt: skip
-    fleet.set_hyperparameters(lr=0.3, **{"constraint.lr": [0.6, 0.7]})
+    fleet.set_hyperparameters(tolerance=[0.5, 0.6], lr=0.3, **{"constraint.lr": [0.6, 0.7]})
+    assert fleet.hyperparameters["tolerance"].tolist() == [[0.5] * 4, [0.6] * 4]
     assert fleet.hyperparameters["lr"].tolist() == [0.3, 0.3]
     assert fleet.hyperparameters["constraint.lr"].tolist() == [0.6, 0.7]
 

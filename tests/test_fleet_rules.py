@@ -172,7 +172,8 @@ def test_terms_without_a_rule_are_refused():
     optimizer = sgd(model, 0.1)
     single = fcco.Compositional(model, optimizer, tangent, single_point=True)
     refused("single_point", optimizer, single)
-    for options in ({"offset": torch.ones(4)}, {"sampled": False}):
+    refusals: list[dict[str, Any]] = [{"offset": torch.ones(4)}, {"sampled": False}]
+    for options in refusals:
         optimizer = sgd(model, 0.1)
         term = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4, **options))
         refused(next(iter(options)), optimizer, fcco.Compositional(model, optimizer, term))

@@ -72,7 +72,7 @@ class Tracking:
         """The update of a tracker, its numbers and its state."""
         check_tracker(tracker)
         word, bounds = tracker.correction, tracker.bounds
-        own = cls(
+        tracking = cls(
             number=tracker.num_inner,
             dim=tracker.dim,
             read=tracker.read,
@@ -84,7 +84,7 @@ class Tracking:
         numbers = TrackingHyperparameters(
             tracker.gamma, None if isinstance(word, str) else word, *(bounds or (None, None))
         )
-        return own, numbers, {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
+        return tracking, numbers, {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
 
     @property
     def log(self) -> bool:
@@ -163,13 +163,13 @@ class Coupled:
     @classmethod
     def of(cls, term: CoupledTerm) -> tuple[Coupled, CoupledHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        tracking, numbers, state = Tracking.of(term.tracker)
-        outer, numbers_of_outer = Template.of(term.outer)
-        limits, weight = LimitHyperparameters.of(term.limits), term.weight_schedule
-        own = CoupledHyperparameters(
-            numbers, term.smoothing_schedule, weight, limits, numbers_of_outer
+        tracking, of_tracking, state = Tracking.of(term.tracker)
+        outer, of_outer = Template.of(term.outer)
+        limits = LimitHyperparameters.of(term.limits)
+        numbers = CoupledHyperparameters(
+            of_tracking, term.smoothing_schedule, term.weight_schedule, limits, of_outer
         )
-        return cls(tracking, outer), own, state
+        return cls(tracking, outer), numbers, state
 
     def gradient(self, run: Run, hyperparameters: CoupledHyperparameters) -> Estimate:
         """G_t of one run (Alg. 1, lines 5-9; Alg. 2, lines 5-10)."""

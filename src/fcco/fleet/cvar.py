@@ -53,9 +53,11 @@ class CVaREstimator:
     @classmethod
     def of(cls, term: CVaRTerm) -> tuple[CVaREstimator, CVaRHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        tracking, numbers, state = Tracking.of(term.tracker)
-        own = CVaRHyperparameters(numbers, term.ratio, term.smoothing_schedule, term.threshold_lr)
-        return cls(tracking, term.rule), own, {**state, "threshold": term.threshold.clone()}
+        tracking, of_tracking, state = Tracking.of(term.tracker)
+        numbers = CVaRHyperparameters(
+            of_tracking, term.ratio, term.smoothing_schedule, term.threshold_lr
+        )
+        return cls(tracking, term.rule), numbers, {**state, "threshold": term.threshold.clone()}
 
     def gradient(self, run: Run, hyperparameters: CVaRHyperparameters) -> Estimate:
         """G_t of one run."""
@@ -64,12 +66,11 @@ class CVaREstimator:
         previous = self.tracking.previous_values(run)
         values, forward = run.passes(table)
         update = self.tracking.update(run, numbers.tracking, values, previous)
-        # The first s is the best one for the values that the first gradient reads.
-        started, seen_now = ~s.isnan(), update.state["seen"]
-        mask = seen_now
+        # The first s is the minimiser for the values that the first gradient reads, for any rule.
+        started, counted = ~s.isnan(), update.state["seen"]
         if self.threshold == "exact" and self.tracking.read == "old":
-            mask = torch.where(started, seen, seen_now)
-        best, kink = self._minimiser(run, hyperparameters, update.u, mask)
+            counted = torch.where(started, seen, counted)  # the table as the last step left it
+        best, kink = self._minimiser(run, hyperparameters, update.u, counted)
         smoothing = 0.0 if run.flags.smoothed is False else numbers.smoothing
         if self.threshold == "exact":
             s = best

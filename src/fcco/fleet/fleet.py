@@ -80,9 +80,8 @@ class Fleet:
         if device is not None:
             self.device = torch.device(device)
         self.streams = None if streams is None else self._checked_streams(streams)
-        numbers = [each.hyperparameters for each in parts]
-        self.hyperparameters = Hyperparameters(numbers, self.device)
-        lengths = [each.round_length for each in parts if each.round_length is not None]
+        self.hyperparameters = Hyperparameters([p.hyperparameters for p in parts], self.device)
+        lengths = [p.round_length for p in parts if p.round_length is not None]
         self.rounds = Rounds(lengths, self.device) if lengths else None
         shapes = {name: value.shape[1:] for name, value in weights.items()}
         self._function = ModelFunction(
@@ -91,12 +90,9 @@ class Fleet:
         # Buffers that a forward pass changes move from here to the state in the first step.
         self._fixed: State = {name: value.to(self.device) for name, value in others.items()}
         vectors = torch.cat([value.flatten(1) for value in weights.values()], 1).to(self.device)
-        states = [each.state for each in parts]
-        self.state: State = {
-            "weights": vectors,
-            **{name: torch.stack([s[name] for s in states]).to(self.device) for name in states[0]},
-            **vmap(signature.update.start)(vectors),
-        }
+        self.state: State = {"weights": vectors, **vmap(signature.update.start)(vectors)}
+        for name in parts[0].state:
+            self.state[name] = torch.stack([p.state[name] for p in parts]).to(self.device)
         if signature.estimator.needs_previous:
             self.state["previous"] = vectors.clone()
         self.died = torch.full((self.runs,), -1, device=self.device)
@@ -201,7 +197,7 @@ class Fleet:
             model: of the same shape.
         """
         values = {**self.buffers(), **self.weights()}
-        model.load_state_dict({name: each[run] for name, each in values.items()}, strict=False)
+        model.load_state_dict({name: rows[run] for name, rows in values.items()}, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
         """All that later steps depend on, but for the members themselves."""
@@ -216,11 +212,11 @@ class Fleet:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, bitwise; for a fleet of the same members."""
-        own, given = self.state["weights"].shape, tuple(state["state"]["weights"].shape)
-        if given != tuple(own):
+        here, there = self.state["weights"].shape, state["state"]["weights"].shape
+        if here != there:
             raise ValueError(
-                f"`Fleet.load_state_dict`: the checkpoint has {given[0]} runs of {given[1]} "
-                f"weights but this fleet {own[0]} of {own[1]}."
+                f"`Fleet.load_state_dict`: the checkpoint has {there[0]} runs of {there[1]} "
+                f"weights but this fleet {here[0]} of {here[1]}."
             )
         saved, fixed = dict(state["state"]), dict(state["fixed"])
         for name in self.state.keys() - saved.keys():  # a checkpoint from before the first step
@@ -239,14 +235,14 @@ class Fleet:
         if self.rounds is not None:
             self.rounds.load_state_dict(state["rounds"])
 
-    def _load(self, held: State, saved: State) -> None:
-        """Write saved tensors where a captured step looks for them."""
-        places = [value.data_ptr() for value in held.values()]
+    def _load(self, target: State, saved: State) -> None:
+        """Write saved tensors in place, where a captured step reads them."""
+        places = [value.data_ptr() for value in target.values()]
         for name, value in saved.items():
-            if name in held and places.count(held[name].data_ptr()) == 1:
-                held[name].copy_(value)
+            if name in target and places.count(target[name].data_ptr()) == 1:
+                target[name].copy_(value)
             else:  # one tensor under two names, or a buffer found in the first step
-                held[name] = value.to(self.device, copy=True)
+                target[name] = value.to(self.device, copy=True)
 
     def _checked_streams(self, streams: Sequence[int] | Tensor) -> Tensor:
         rows = torch.as_tensor(streams, device=self.device)
@@ -288,10 +284,7 @@ class Fleet:
         function = self._function
         rows = (self.current_weights(), self.buffers(), data.batch)
         first_run = tree_map_only(Tensor, lambda value: value[0], rows)
-        for name in function.changed_buffers(*first_run):
-            if name in self._fixed:
-                self.state[BUFFER + name] = self._fixed.pop(name)
-        function.changing = _names_of_buffers(self.state)
+        changed = function.changed_buffers(*first_run)
         decays = [v for name, v in self.hyperparameters.items() if name.endswith("weight_decay")]
         if any(bool(decay.any()) for decay in decays):
             # `torch.optim` skips a parameter without a gradient; here it is 0, which decays it.
@@ -301,6 +294,10 @@ class Fleet:
                     "`Fleet.step`: with `weight_decay` every trained parameter must have a part in "
                     f"the loss, but {unused[0]} has none; leave it out of the optimizer."
                 )
+        for name in changed:
+            if name in self._fixed:
+                self.state[BUFFER + name] = self._fixed.pop(name)
+        function.changing = _names_of_buffers(self.state)
 
 
 def _names_of_buffers(state: State) -> tuple[str, ...]:

@@ -48,9 +48,9 @@ class Adversary:
                 "correction=0, no bounds."
             )
         check_tracker(tracker)
-        own = cls(tracker.num_inner, term.geometry, term.scaling, term.bonus is not None)
+        adversary = cls(tracker.num_inner, term.geometry, term.scaling, term.bonus is not None)
         state = {"group_weights": term.current.clone(), "tracked": tracker.rows.clone()}
-        return own, AdversaryHyperparameters(term.rate, term.cap, term.bonus), state
+        return adversary, AdversaryHyperparameters(term.rate, term.cap, term.bonus), state
 
     def gradient(self, run: Run, hyperparameters: AdversaryHyperparameters) -> Estimate:
         """G_t of one run, with the new weights."""

@@ -64,13 +64,6 @@ class Template:
 
     Every field that is a number (`float`) may differ between runs; all others must be equal.
 
-    Args:
-        example: one such object.
-        kind: its class.
-        constants: names and values of the fields that are no numbers.
-        numbers: names of those that are.
-        nested: names and templates of fields that are such dataclasses themselves.
-
     Example:
         >>> import torch, fcco
         >>> template, numbers = Template.of(fcco.Hinge(2.0))
@@ -80,11 +73,11 @@ class Template:
         Hinge(scale=tensor(3.))
     """
 
-    example: Any = dataclasses.field(compare=False)
-    kind: type
-    constants: tuple[tuple[str, object], ...]
-    numbers: tuple[str, ...]
-    nested: tuple[tuple[str, Template], ...]
+    example: Any = dataclasses.field(compare=False)  # one such object
+    object_type: type
+    constants: tuple[tuple[str, object], ...]  # names and values of fields that are no numbers
+    numbers: tuple[str, ...]  # names of those that are
+    nested: tuple[tuple[str, Template], ...]  # fields that are such dataclasses themselves
 
     @classmethod
     def of(cls, value: Any) -> tuple[Template, dict[str, Hyperparameter]]:
@@ -93,16 +86,16 @@ class Template:
             raise Unsupported(
                 f"{value!r} is no dataclass: a fleet cannot tell which of its numbers may differ."
             )
-        found: dict[str, Hyperparameter] = {}
-        constants, numbers, nested = [], [], []
+        numbers: dict[str, Hyperparameter] = {}
+        constants, names, nested = [], [], []
         for field in dataclasses.fields(value):
             name, part = field.name, getattr(value, field.name)
             if dataclasses.is_dataclass(part) and not isinstance(part, type):
-                template, found[name] = cls.of(part)
+                template, numbers[name] = cls.of(part)
                 nested.append((name, template))
             elif "float" in str(field.type) and isinstance(part, (int, float)):
-                numbers.append(name)
-                found[name] = float(part)
+                names.append(name)
+                numbers[name] = float(part)
             elif isinstance(part, Tensor) or not isinstance(part, Hashable):
                 raise Unsupported(
                     f"A fleet cannot compare `{type(value).__name__}.{name}`, "
@@ -110,14 +103,14 @@ class Template:
                 )
             else:
                 constants.append((name, part))
-        parts = tuple(constants), tuple(numbers), tuple(nested)
-        return cls(value, type(value), *parts), found
+        parts = tuple(constants), tuple(names), tuple(nested)
+        return cls(value, type(value), *parts), numbers
 
     def build(self, numbers: Mapping[str, Any]) -> Any:
         """The object with other numbers, which may be tensors."""
-        own = {name: numbers[name] for name in self.numbers}
-        nested = {name: template.build(numbers[name]) for name, template in self.nested}
-        return dataclasses.replace(self.example, **own, **nested)
+        changes = {name: numbers[name] for name in self.numbers}
+        changes |= {name: template.build(numbers[name]) for name, template in self.nested}
+        return dataclasses.replace(self.example, **changes)
 
 
 def as_flag(mask: np.ndarray[Any, Any], device: torch.device) -> Flag:
@@ -147,7 +140,7 @@ class Hyperparameters:
 
     def __init__(self, runs: Sequence[Any], device: torch.device) -> None:
         self.device = device
-        self._given = [_by_path(each) for each in runs]
+        self._given = [_by_path(hyperparameters) for hyperparameters in runs]
         self.tensors: Any = tree_map(lambda *rows: _stacked(rows, 0, device), *runs)
         paths = _by_path(self.tensors)
         # The shortest name that is left, outer levels first: `lr`, and then `constraint.lr`.
@@ -193,18 +186,21 @@ class Hyperparameters:
                     f"`Fleet.set_hyperparameters` cannot set {name!r} (it follows a schedule, or "
                     f"is not known) but: {', '.join(free)}."
                 )
-            row = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-            checked[name] = row.expand_as(self._tensors[name])  # raises when it does not fit
-        for name, row in checked.items():
-            self._tensors[name].copy_(row)
+            rows, tensor = torch.as_tensor(value, dtype=torch.float64), self._tensors[name]
+            if rows.dim() == 1:  # one per run, for all blocks
+                rows = rows.view(-1, *(1 for _ in tensor.shape[1:]))
+            checked[name] = rows.to(self.device).expand_as(tensor)  # raises when it does not fit
+        for name, rows in checked.items():
+            self._tensors[name].copy_(rows)
             if self._paths[name] == SMOOTHING:
-                self._note_smoothing(row)
+                self._note_smoothing(rows)
 
     def _note_smoothing(self, smoothing: Tensor) -> None:
+        # Kept on the host, where it selects the program, so that no step waits for the device.
         self._smoothed = (smoothing > 0).cpu().numpy()
 
     def smoothed(self) -> Flag:
-        """Whether lambda is above 0, without a look at the device."""
+        """Whether lambda is above 0."""
         return as_flag(self._smoothed, self.device)
 
     def state_dict(self) -> dict[str, Tensor]:

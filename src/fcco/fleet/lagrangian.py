@@ -48,14 +48,14 @@ class Lagrangian:
     @classmethod
     def of(cls, term: LagrangianTerm) -> tuple[Lagrangian, LagrangianHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        rule, numbers = Template.of(term.rule)
+        rule, of_rule = Template.of(term.rule)
         limits, rounds = LimitHyperparameters.of(term.limits), term.rounds
         state = {"multiplier": term.multiplier.clone(), "last": term.last.clone()}
         if term.rule.follows_step:
             state["values"] = term.tracker.rows.clone()
         _load_forward_mode()
-        own = LagrangianHyperparameters(limits, rounds.coefficient, rounds.inner_steps, numbers)
-        return cls(rule), own, state
+        numbers = LagrangianHyperparameters(limits, rounds.coefficient, rounds.inner_steps, of_rule)
+        return cls(rule), numbers, state
 
     def gradient(self, run: Run, hyperparameters: LagrangianHyperparameters) -> Estimate:
         """G_t of one run, without the pull to the anchor."""
@@ -78,8 +78,8 @@ class Lagrangian:
         else:
             previous = run.previous
             move = run.weights - previous
-            found = run.along(previous, move, data.batch, data.index, y)
-            measured = linearised(run, numbers, previous, move, *found)
+            values, change = run.along(previous, move, data.batch, data.index, y)
+            measured = linearised(run, numbers, previous, move, values, change)
             changed = ascended(run, self.rule.build(numbers.rule), numbers, y, measured)
             forward = run.differentiate(y)
         return forward.estimate(changed["multiplier"], changed, forward.values, measured)
@@ -132,12 +132,6 @@ def _load_forward_mode() -> None:
         torch.func.jvp(torch.sin, (one,), (one,))
 
 
-class RoundHyperparameters(NamedTuple):
-    """The numbers of the primal optimizer of a `ProximalRound`."""
-
-    primal: Any
-
-
 @dataclass(frozen=True)
 class RoundUpdate:
     """Primal steps around an anchor that end at their average, see `fcco.optim.ProximalRound`.
@@ -151,13 +145,13 @@ class RoundUpdate:
     rule: Template
 
     @classmethod
-    def of(cls, optimizer: ProximalRound) -> tuple[RoundUpdate, RoundHyperparameters, int]:
-        """The update of an optimizer, its numbers, and the length of its rounds."""
+    def of(cls, optimizer: ProximalRound) -> tuple[RoundUpdate, Any, int]:
+        """The update of an optimizer, the numbers of its primal steps, and the length of rounds."""
         if optimizer.inner_step:
             raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
         primal, numbers = read_torch_optimizer(optimizer.wrapped[0])
         rule, _ = Template.of(optimizer.rule)
-        return cls(primal, rule), RoundHyperparameters(numbers), optimizer.inner_steps
+        return cls(primal, rule), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
         """Anchor, average, counters, and the state of the primal steps."""
@@ -171,9 +165,7 @@ class RoundUpdate:
             **self.primal.start(weights),
         }
 
-    def step(
-        self, run: Run, hyperparameters: RoundHyperparameters, gradient: Tensor, state: State
-    ) -> State:
+    def step(self, run: Run, hyperparameters: Any, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, the weights become the average."""
         begins, point, y = run.flags.begins, state["weights"], state["multiplier"]
         exact: LagrangianHyperparameters = run.hyperparameters.estimator
@@ -183,8 +175,7 @@ class RoundUpdate:
         gradient = gradient + (point - anchor) * strength.to(point)
         rule, t = self.rule.build(exact.rule), inner_step(run)
         factor, weight = rule.step(t, exact.inner_steps), rule.weight(t, exact.inner_steps)
-        primal = hyperparameters.primal
-        primal = primal._replace(lr=primal.lr * factor)
+        primal = hyperparameters._replace(lr=hyperparameters.lr * factor)
         changed = self.primal.step(run, primal, gradient, state)
         reached = changed["weights"]
         if rule.follows_step:

@@ -139,10 +139,10 @@ def _read_each(members: Sequence[Member]) -> list[MemberParts]:
 
 def _read(member: Member) -> MemberParts:
     optimizer, objective = unwrap(member.optimizer), member.objective
-    estimator, numbers, state, names, needs_loss = PlainLoss(), None, {}, None, True
+    estimator, of_estimator, state, names, needs_loss = PlainLoss(), None, {}, None, True
     if objective is not None:
         term = _only_term(objective)
-        estimator, numbers, state = _TERMS[type(term)](term)
+        estimator, of_estimator, state = _TERMS[type(term)](term)
         names, needs_loss = term.names, term.needs_objective
     stepped = optimizer if objective is None else objective.optimizer
     alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
@@ -152,12 +152,12 @@ def _read(member: Member) -> MemberParts:
             "not the one that the objective follows: give `objective.optimizer` and the objective."
         )
     if type(optimizer) in _METHOD_OPTIMIZERS:
-        update, own, length = _METHOD_OPTIMIZERS[type(optimizer)](optimizer)
+        update, of_update, length = _METHOD_OPTIMIZERS[type(optimizer)](optimizer)
     else:
-        (update, own), length = read_torch_optimizer(optimizer), None
+        (update, of_update), length = read_torch_optimizer(optimizer), None
     _check_hooks(optimizer, member)
     signature = Signature(estimator, update, length is not None, names, needs_loss)
-    return MemberParts(signature, RunHyperparameters(own, numbers), state, length)
+    return MemberParts(signature, RunHyperparameters(of_update, of_estimator), state, length)
 
 
 def _only_term(objective: Any) -> Any:
@@ -196,7 +196,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer, member: Member) -> None:
     hooks += optimizer._optimizer_step_post_hooks.values()
     for hook in hooks:
         owner = getattr(hook, "__self__", None)  # of a bound method
-        if owner is None or not any(owner is own for own in owners):
+        if owner is None or all(owner is not allowed for allowed in owners):
             what = hook.__qualname__ if owner is None else type(owner).__name__
             raise Unsupported(
                 f"A fleet would leave out what {what} does at each step of {name}: only the hooks "
@@ -228,8 +228,8 @@ def stack_weights(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[st
     facts = {key: _facts(model) for key, model in models.items()}
     first = facts[id(members[0].model)]
     for run, member in enumerate(members):
-        for fact, own in facts[id(member.model)].items():
-            if own != first[fact]:
+        for fact, value in facts[id(member.model)].items():
+            if value != first[fact]:
                 raise Unsupported(f"The model of run {run} has another {fact} than that of run 0.")
     tensors = {key: _tensors(model) for key, model in models.items()}
     rows = [tensors[id(member.model)] for member in members]
@@ -263,10 +263,10 @@ def _trained_by_all(members: Sequence[Member]) -> tuple[str, ...]:
 
 def _trained(member: Member) -> tuple[str, ...]:
     """Names of the parameters that the optimizer moves, in the order of the model."""
-    stepped = parameters_of(unwrap(member.optimizer))
-    own, ids = dict(member.model.named_parameters()), {id(p) for p in stepped}
-    moving = {name: p for name, p in own.items() if p.requires_grad}
-    if {id(p) for p in own.values()} & ids:  # an optimizer of this very model
+    stepped, parameters = parameters_of(unwrap(member.optimizer)), member.model.named_parameters()
+    model, ids = dict(parameters), {id(p) for p in stepped}
+    moving = {name: p for name, p in model.items() if p.requires_grad}
+    if {id(p) for p in model.values()} & ids:  # an optimizer of this very model
         return tuple(name for name, p in moving.items() if id(p) in ids)
     shapes = [tuple(p.shape) for p in stepped if p.requires_grad]
     if shapes != [tuple(p.shape) for p in moving.values()]:

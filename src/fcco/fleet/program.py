@@ -19,8 +19,6 @@ from .run import Run, State, Unsupported, finite
 __all__ = ["MODES", "Program", "step_one_run"]
 
 MODES = ("auto", "eager", "traced", "graph", "compiled")
-
-
 Result = tuple[State, Tensor, Tensor]
 """The state after a step, whether all was finite, and the loss."""
 
@@ -189,8 +187,8 @@ class _CapturedStep:
 
     def replay(self, runs: Run) -> Tensor:
         """One step on other data."""
-        own = _tensors((self.runs.data, self.runs.flags))
-        for place, value in zip(own, _tensors((runs.data, runs.flags)), strict=True):
+        places = _tensors((self.runs.data, self.runs.flags))
+        for place, value in zip(places, _tensors((runs.data, runs.flags)), strict=True):
             place.copy_(value)
         self.graph.replay()
         assert self.loss is not None

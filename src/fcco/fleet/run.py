@@ -321,15 +321,15 @@ class Run(NamedTuple):
 
         def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, State]]:
             weights = function.unpack(vector)
-            loss, values, surrogate, own = function.outputs(weights, buffers, batch)
+            loss, values, surrogate, written = function.outputs(weights, buffers, batch)
             loss = vector.new_zeros(()) if loss is None else loss
             carrier = _as_entries(values if surrogate is None else surrogate, index, table)
             tracked = carrier if surrogate is None else _as_entries(values, index, table)
-            return (loss, carrier), (tracked, own)
+            return (loss, carrier), (tracked, written)
 
         results: Any = vjp(outputs, self.weights, has_aux=True)
-        (loss, carrier), pull_back, (values, own) = results
-        state = {BUFFER + name: value for name, value in own.items()}
+        (loss, carrier), pull_back, (values, written) = results
+        state = {BUFFER + name: value for name, value in written.items()}
         blocks = all_blocks(index, table.shape[0], table)
         return Forward(loss, values, carrier, blocks, state, pull_back)
 

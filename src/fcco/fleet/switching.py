@@ -38,11 +38,11 @@ class Switch:
     @classmethod
     def of(cls, term: SwitchingTerm) -> tuple[Switch, SwitchHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        own = SwitchHyperparameters(term.schedule, LimitHyperparameters.of(term.limits))
+        numbers = SwitchHyperparameters(term.schedule, LimitHyperparameters.of(term.limits))
         table = term.tracker.rows.clone()
         feasible = torch.ones((), dtype=torch.bool, device=table.device)
         state = {"tracked": table, "feasible": feasible, "worst": table.new_zeros(())}
-        return cls(term.tracker.num_inner), own, state
+        return cls(term.tracker.num_inner), numbers, state
 
     def gradient(self, run: Run, hyperparameters: SwitchHyperparameters) -> Estimate:
         """G_t of one run."""
@@ -106,16 +106,16 @@ class SwitchingUpdate:
         cls, optimizer: SwitchingOptimizer
     ) -> tuple[SwitchingUpdate, SwitchingHyperparameters, None]:
         """The update of an optimizer, and its numbers; it has no rounds."""
-        objective, numbers = read_torch_optimizer(optimizer.objective_optimizer)
-        constraint, others = None, None
+        objective, of_objective = read_torch_optimizer(optimizer.objective_optimizer)
+        constraint, of_constraint = None, None
         if isinstance(optimizer.constraint_optimizer, PolyakStep):
             lr = only_group(optimizer.constraint_optimizer)["lr"]
-            constraint, others = PolyakUpdate(), PolyakHyperparameters(float(lr))
+            constraint, of_constraint = PolyakUpdate(), PolyakHyperparameters(float(lr))
         elif len(optimizer.wrapped) > 1:
-            constraint, others = read_torch_optimizer(optimizer.constraint_optimizer)
+            constraint, of_constraint = read_torch_optimizer(optimizer.constraint_optimizer)
         factor = 1.0 if optimizer.schedule is None else optimizer.schedule
-        own = SwitchingHyperparameters(numbers, others, factor)
-        return cls(objective, constraint), own, None
+        numbers = SwitchingHyperparameters(of_objective, of_constraint, factor)
+        return cls(objective, constraint), numbers, None
 
     def start(self, weights: Tensor) -> State:
         """The state of both."""
@@ -134,14 +134,15 @@ class SwitchingUpdate:
             return first
         if not isinstance(self.constraint, PolyakUpdate):  # which finds its own size
             constraint = constraint._replace(lr=constraint.lr * factor)
-        own = {
-            name.removeprefix(CONSTRAINT): value
-            for name, value in state.items()
-            if name.startswith(CONSTRAINT)
-        }
-        own |= {name: state[name] for name in ("weights", "worst")}
-        second = self.constraint.step(run, constraint, gradient, own)
-        feasible, weights = state["feasible"], (first.pop("weights"), second.pop("weights"))
-        kept = {k: torch.where(feasible, new, state[k]) for k, new in first.items()}
-        others = {CONSTRAINT + k: torch.where(feasible, own[k], v) for k, v in second.items()}
-        return {"weights": torch.where(feasible, *weights), **kept, **others}
+        # The second optimizer sees its own state under the names of the first.
+        state_of_second = {**state}
+        for name in state:
+            if name.startswith(CONSTRAINT):
+                state_of_second[name.removeprefix(CONSTRAINT)] = state[name]
+        second = self.constraint.step(run, constraint, gradient, state_of_second)
+        feasible = state["feasible"]
+        after = {name: torch.where(feasible, new, state[name]) for name, new in first.items()}
+        after["weights"] = torch.where(feasible, first["weights"], second.pop("weights"))
+        for name, new in second.items():
+            after[CONSTRAINT + name] = torch.where(feasible, state[CONSTRAINT + name], new)
+        return after

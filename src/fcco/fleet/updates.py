@@ -114,8 +114,8 @@ class Adam:
         numbers = [float(group["lr"]), *map(float, group["betas"])]
         numbers += [float(group["eps"]), float(group["weight_decay"])]
         decoupled = isinstance(optimizer, torch.optim.AdamW)
-        own = cls(decoupled or bool(group.get("decoupled_weight_decay")))
-        return own, AdamHyperparameters(*numbers)
+        adam = cls(decoupled or bool(group.get("decoupled_weight_decay")))
+        return adam, AdamHyperparameters(*numbers)
 
     def start(self, weights: Tensor) -> State:
         """Both moments and the number of steps."""
@@ -197,9 +197,9 @@ class ProximalPointUpdate:
         group = only_group(optimizer)
         if optimizer.polish_steps is not None:
             raise Unsupported("A fleet has no last round that ends at z: `ProximalPoint.polish`.")
-        outer, numbers = read_torch_optimizer(optimizer.outer)
-        own = ProximalPointHyperparameters(numbers, float(group["nu"]), float(group["lr"]))
-        return cls(outer), own, optimizer.inner_steps
+        outer, of_outer = read_torch_optimizer(optimizer.outer)
+        numbers = ProximalPointHyperparameters(of_outer, float(group["nu"]), float(group["lr"]))
+        return cls(outer), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
         """The anchor, and the state of the outer loop."""
@@ -252,8 +252,8 @@ class Rounds:
 
     def _lengths_of(self, runs: Sequence[int]) -> np.ndarray[Any, Any]:
         """The lengths of the current rounds of some runs."""
-        found = ((self.lengths[run], int(self.round[run])) for run in runs)
-        return np.array([k(number) if callable(k) else k for k, number in found])
+        current = ((self.lengths[run], int(self.round[run])) for run in runs)
+        return np.array([k(number) if callable(k) else k for k, number in current])
 
     def flags(self) -> tuple[Flag, Flag]:
         """Which runs begin a round with the next step, and which end one."""
