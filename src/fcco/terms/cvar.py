@@ -111,8 +111,7 @@ def newton_threshold(
     Returns None unless it ends inside one linear piece, where it is exact. In NumPy, because a
     dozen operations on a short vector take a third of torch's time.
     """
-    root, width = start, smoothing / ratio
-    losses = losses.astype(np.float64, copy=False)
+    root, width, number = start, smoothing / ratio, losses.size
     for _ in range(4):
         excess = losses - root
         above = excess[excess > 0]
@@ -120,15 +119,16 @@ def newton_threshold(
         inside, capped = zone.size, above.size - zone.size
         if inside == 0:
             return None
-        move = float((zone.sum() + capped * width - losses.size * smoothing) / inside)
+        total = float(zone.sum(dtype=np.float64))
+        move = (total + capped * width - number * smoothing) / inside
         root += move
-        # The step is exact if no block enters or leaves the zone on the way: if the numbers above
-        # both ends are the same at the new s. (A block on an end itself: the root may not be
-        # unique; `excess` is compared strictly on one side, so that the next round decides.)
-        left = excess > move
-        if np.count_nonzero(left) == above.size and (
-            np.count_nonzero(excess >= move + width) == capped
-        ):
+        # The step is exact if no block enters or leaves the zone on the way. Strictly: with a
+        # block on an end of the zone the root may not be unique, and the next round decides.
+        if move >= 0:
+            stays = zone.min() > move and np.count_nonzero(above > width + move) == capped
+        else:
+            stays = zone.max() < width + move and np.count_nonzero(excess > move) == above.size
+        if stays:
             return root
     return None
 

@@ -72,6 +72,7 @@ class _Progress:
     visited: set[int] = field(default_factory=set)
     version: int = -1
     complete: bool = False  # every block has a value
+    seen_ids: tuple[int, Tensor] | None = None  # for `seen_rows`, with its version of the mask
 
 
 class InnerTracker(KeepsPrecision):
@@ -217,7 +218,12 @@ class InnerTracker(KeepsPrecision):
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
         progress, table, seen = self._progress, self.value, self.seen
         rows = table.view(-1) if self.dim == 1 else table
-        return rows if progress.complete and progress.version == seen._version else rows[seen]
+        if progress.complete and progress.version == seen._version:
+            return rows
+        # Which blocks these are is looked up once for each version of the mask.
+        if progress.seen_ids is None or progress.seen_ids[0] != seen._version:
+            progress.seen_ids = (seen._version, seen.nonzero().squeeze(1))
+        return rows.index_select(0, progress.seen_ids[1])
 
     @property
     def needs_previous(self) -> bool:
