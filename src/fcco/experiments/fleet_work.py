@@ -154,6 +154,7 @@ class Fleets:
         if self.chunk is not None or len(specs) <= _FEW:
             return self.chunk or len(specs)
         most = len(specs) if self.device.type == "cuda" else min(len(specs), _ON_CPU)
+
         def make(runs: int) -> Any:  # settings far apart: neighbours in a grid are alike
             return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
 
