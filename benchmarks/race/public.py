@@ -62,8 +62,7 @@ class Player:
         self.objective.warm_up([(self.closure(batch), None)])
         if self.problem.kind == "cvar":
             # Before the first batch; the term itself would take its values into account.
-            term = self.objective.term
-            term._set(*term._minimiser(term.table()))
+            self.objective.term.start_threshold()
 
     def step(self, batch: Batch, other: Batch) -> None:
         """One step of a user's loop."""

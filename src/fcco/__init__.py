@@ -6,8 +6,9 @@ The equation of the library:
 
     method = term x rule of the step, stepped by any torch optimizer
 
-A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
-CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
+A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`; those of switching and
+Lagrangian methods in `fcco.constraints`): an outer function of them, CVaR, weights on groups, or
+dual variables. The *rule of the step* is plain for most methods; others
 step inside a proximal point, switch between loss and constraints (`fcco.optim`,
 `fcco.constraints`), or use a recursive gradient (`fcco.storm`).
 
@@ -18,12 +19,13 @@ step inside a proximal point, switch between loss and constraints (`fcco.optim`,
 | SONX | f itself (a subgradient) | `msvr_tracker(n, gamma)` | plain |
 | SOX | smooth f | `ema_tracker(n, gamma)` | plain |
 | MSVR v2, v3 | smooth f | `msvr_tracker(n, gamma)` | `RecursiveGradient` |
-| ALEXR | `DualTerm` | its own | plain |
-| OOA | `GroupWeights` | `ema_tracker(n, 1)` | plain |
+| ALEXR v1 | smooth f | `alexr_tracker(n, gamma, theta)` | plain |
+| ALEXR v2 | `DualTerm` | its own | plain |
+| OOA | `GroupWeights` | `ema_tracker(n, 1, read="new")` | plain |
 | SSG | `SwitchingTerm` | the batch | `SwitchingOptimizer` |
 | OSS, ICPPAC | `LagrangianTerm` | the batch | `ProximalRound` |
 
-One door for each need: `CVaRGroupDRO` for the worst groups, `constrained(..., method="sonex")` for
+Entry points: `CVaRGroupDRO` for the worst groups, `constrained(..., method="sonex")` for
 constraints, `GlobalContrastive` for two towers, `Compositional` for any terms.
 `loss = objective(function, index)` gives a scalar whose gradient is the method's estimator;
 `loss.backward(); optimizer.step()` stay yours.

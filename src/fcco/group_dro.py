@@ -19,7 +19,7 @@ __all__ = ["CVaRGroupDRO", "GroupObjective", "OnlineGroupDRO"]
 
 
 class GroupObjective(Compositional):
-    """An objective over the losses of groups: what can be asked of each."""
+    """An objective over the losses of groups, which reports each loss and their CVaR."""
 
     def cvar(self, losses: Tensor | None = None) -> Tensor:
         """CVaR with the exact threshold: of the known group losses, or of those given.
@@ -41,8 +41,9 @@ class CVaRGroupDRO(GroupObjective):
         \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
         = \min_{w,s}\; s + \frac1{rn}\sum_i [L_i(w) - s]_+
 
-    Give it per-sample losses and the group of each sample; it tracks the group losses, owns the
-    threshold s and weighs the groups. With `smoothing=0` it is SONX, with `correction=0` a moving
+    Give it a function that returns per-sample losses, and the group of each sample (with a
+    correction the function runs a second time, without gradient, at w_{t-1}); it tracks the group
+    losses, owns the threshold s and weighs the groups. With `smoothing=0` it is SONX, with `correction=0` a moving
     average only, and with a `ProximalPoint` optimizer ALEXR2, with ALEXR2's defaults.
 
     Args:
@@ -112,7 +113,10 @@ class CVaRGroupDRO(GroupObjective):
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:
-        """The weight of each group in the gradient; they sum to about 1."""
+        """The weight of each group in the gradient, NaN for one never seen.
+
+        Once all groups are seen the weights sum to about 1.
+        """
         return self.term.weights()
 
     @property

@@ -134,9 +134,9 @@ class CallReader:
         for argument, given in (("index", index), ("counts", counts)):
             if given is not None and not isinstance(given, Mapping) and not self._shared_index:
                 raise ValueError(
-                    f"`{argument}` must be a dict when the objective is coupled too: of "
-                    f"{' or '.join(f'`{name}`' for name in self.terms)}; a tensor does not say "
-                    "whose blocks it means."
+                    f"`{argument}` must be a dict with keys among "
+                    f"{', '.join(f'`{name}`' for name in self.terms)}, because each of these terms "
+                    "has its own blocks."
                 )
             if isinstance(given, Mapping) and not set(given) <= set(self.terms):
                 raise ValueError(
@@ -194,7 +194,7 @@ class CallReader:
                 apart = own
                 if carrier_blocks is not None or ids is not None:
                     apart = self._own_blocks(name, (carrier_blocks or {}).get(name), ids)
-                if apart is own:  # the same blocks, but entries of their own
+                if apart is own:  # a new object: `Entries.independent` compares identity
                     apart = own._replace()
             result[name] = tracker.entries(own, value, previous, carrier, apart)
         return result

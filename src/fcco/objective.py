@@ -114,6 +114,7 @@ class Compositional(nn.Module):
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group, self.single_point = process_group, single_point
+        # Terms that never look at w_{t-1} cost no copy of the parameters.
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
@@ -202,19 +203,21 @@ class Compositional(nn.Module):
         past: Any,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
+        # The test of `find_group`, without a call in the usual case of one process.
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
         self._state.calls += 1
         reader, previous = self._reader, self.previous
         blocks = reader.blocks(index, counts)
-        apart = None if gradient_index is None else reader.blocks(gradient_index)
+        gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
-            self._separate_moved_calls()
+            self._end_step_if_parameters_moved()
         if self._look_backs and updating:
             self._look_back(function, blocks, gradient is not None)
             if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
-                function, gradient, blocks, apart = gradient, None, apart or blocks, None
+                blocks, gradient_blocks = gradient_blocks or blocks, None
+                function, gradient = gradient, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
         ready = previous is not None and updating and previous.ready and not self.single_point
         if ready and past is None and any(t.tracker.corrects for t in self._terms.values()):
@@ -228,13 +231,15 @@ class Compositional(nn.Module):
                 values = split(function())[1]
             loss, carriers = split(gradient())
         past = None if past is None else split(past)[1]
-        entries = reader.entries(blocks, values, past, carriers, apart)
+        entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
         elif not entries or self._needs_objective:
             self._require_objective(entries)
         if self.single_point and updating and previous is not None and previous.ready:
-            entries = {name: self._tangent(name, each) for name, each in entries.items()}
+            entries = {
+                name: self._with_linearised_previous(name, each) for name, each in entries.items()
+            }
         if group is not None:
             entries = self._on_all_ranks(entries, group)
         return self._combined(loss, self._tracked(entries, loss, group, updating))
@@ -275,11 +280,11 @@ class Compositional(nn.Module):
             "This method needs the objective too: the function must return (loss, values)."
         )
 
-    def _separate_moved_calls(self) -> None:
+    def _end_step_if_parameters_moved(self) -> None:
         """End or undo the open step if the parameters have changed since it was evaluated.
 
         Values of different w must not be pooled. In-place changes raise the version of a tensor,
-        which costs nothing to read.
+        which costs nothing to read; the sum of all versions changes if any parameter does.
         """
         count = 0 if self.previous is None else self.previous.snapshots
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
@@ -288,7 +293,8 @@ class Compositional(nn.Module):
         if there is None or there[0] == here[0]:
             return
         if self.previous is None or there[1] != count:
-            self.close()  # w_{t-1} is where the open step was (L-BFGS): it counts as a step
+            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step.
+            self.close()
             self._state.open_at = here
         else:
             for term in self._terms.values():
@@ -312,8 +318,10 @@ class Compositional(nn.Module):
             entries = self._on_all_ranks(entries, group)
         return self._terms[name].tracker.pooled(entries[name], group)
 
-    def _tangent(self, name: str, entries: Entries) -> Entries:
+    def _with_linearised_previous(self, name: str, entries: Entries) -> Entries:
         """Entries with g(w_{t-1}) to first order, from the derivative at w_t."""
+        if not self._terms[name].tracker.corrects:
+            return entries
         assert self.previous is not None
         moved = {p: d for p, d in self.previous.moved().items() if p.requires_grad}
         if any_sharded(moved):

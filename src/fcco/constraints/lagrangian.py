@@ -119,6 +119,7 @@ class LagrangianTerm(UnsampledTerm):
             proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
             return line.values.sum(), regularised(line.values, line.change(own), proximal)
 
+        # No gradient is asked for: this evaluates at x_{t-1} with a graph, and leaves no trace.
         ahead = previous.gradient(measure, ())[1]
         if not bool(torch.isfinite(ahead).all()):
             raise NonFiniteValue(

@@ -39,11 +39,12 @@ class CVaREstimator:
 
     Args:
         tracking: the update of u.
-        threshold: the rule of s: `"exact"`, `"gradient"` or `"table"`.
+        threshold_rule: how s moves: `"exact"`, `"gradient"` or `"table"`, see
+            `fcco.terms.CVaRTerm`.
     """
 
     tracking: Tracking
-    threshold: str
+    threshold_rule: str
 
     @property
     def needs_previous(self) -> bool:
@@ -57,7 +58,11 @@ class CVaREstimator:
         numbers = CVaRHyperparameters(
             of_tracking, term.ratio, term.smoothing_schedule, term.threshold_lr
         )
-        return cls(tracking, term.rule), numbers, {**state, "threshold": term.threshold.clone()}
+        return (
+            cls(tracking, term.threshold_rule),
+            numbers,
+            {**state, "threshold": term.threshold.clone()},
+        )
 
     def gradient(self, run: Run, hyperparameters: CVaRHyperparameters) -> Estimate:
         """G_t of one run."""
@@ -68,20 +73,20 @@ class CVaREstimator:
         update = self.tracking.update(run, numbers.tracking, values, previous)
         # The first s is the minimiser for the values that the first gradient reads, for any rule.
         started, counted = ~s.isnan(), update.state["seen"]
-        if self.threshold == "exact" and self.tracking.read == "old":
+        if self.threshold_rule == "exact" and self.tracking.read == "old":
             counted = torch.where(started, seen, counted)  # the table as the last step left it
         best, kink = self._minimiser(run, hyperparameters, update.u, counted)
         smoothing = 0.0 if run.flags.smoothed is False else numbers.smoothing
-        if self.threshold == "exact":
+        if self.threshold_rule == "exact":
             s = best
         else:
-            if self.threshold == "table":
+            if self.threshold_rule == "table":
                 known = seen.to(table).sum().clamp(min=1)
                 _, slope = cvar_mean(table, s, numbers.ratio, smoothing, kink, known)
                 s = s + numbers.threshold_lr * (torch.where(seen, slope, 0).sum() - 1)
             s = torch.where(started, s, best)
         _, slope = cvar_mean(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
-        if self.threshold == "gradient":
+        if self.threshold_rule == "gradient":
             s = s + numbers.threshold_lr * (torch.where(update.present, slope, 0).sum() - 1)
         return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)
 
@@ -104,7 +109,7 @@ class CVaREstimator:
             lambda: smooth_threshold(losses, ratio, smoothing, seen),
             lambda: hard_threshold(losses, ratio, seen),
         )
-        if smoothed is True or self.threshold != "exact":
+        if smoothed is True or self.threshold_rule != "exact":
             return s, torch.zeros_like(s)
         # The weights sum to 1 only with the right subgradient at the kink.
         above, ties = (seen & (losses > s)).sum(), (seen & (losses == s)).sum()

@@ -18,7 +18,12 @@ from ..terms.coupled import Tolerance, number_and_names
 from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [
-    "InnerFunctions", "coupled", "dimension", "hinge_or", "monotone_if_weakly_convex", "penalized",
+    "InnerFunctions",
+    "coupled",
+    "dimension",
+    "monotone_if_weakly_convex",
+    "penalized",
+    "penalty_function",
 ]  # fmt: skip
 
 InnerFunctions = Literal["smooth", "weakly_convex"]
@@ -100,7 +105,7 @@ def penalized(
     return problem
 
 
-def hinge_or(
+def penalty_function(
     method: str, outer: AbstractOuter | None, penalty: float | None, equality: bool
 ) -> AbstractOuter:
     """The exact penalty rho [.]_+ or, for equalities, rho |.|; or the caller's own function."""

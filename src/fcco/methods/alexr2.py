@@ -17,7 +17,7 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
 from ..tracker import GAMMA, THETA
-from ._common import InnerFunctions, coupled, hinge_or, monotone_if_weakly_convex, penalized
+from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penalized, penalty_function
 
 __all__ = ["alexr2", "constrained_alexr2"]
 
@@ -108,7 +108,7 @@ def constrained_alexr2(
     **options: Any,
 ) -> ConstrainedObjective:
     """ALEXR2 on a smoothed hinge penalty: the settings of `alexr2` and of `constrained_sonex`."""
-    function = hinge_or("alexr2", outer, penalty, equality)
+    function = penalty_function("alexr2", outer, penalty, equality)
     tracker = _tracker_options(function, smoothing, gamma, theta, dual, options)
     proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
     return penalized(

@@ -14,7 +14,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
-from ._common import coupled, hinge_or, penalized
+from ._common import coupled, penalized, penalty_function
 
 __all__ = ["constrained_sonex", "sonex"]
 
@@ -132,7 +132,7 @@ def constrained_sonex(
         Paper, section 6.2: an eps-KKT point after O(eps^-5) steps.
     """
     return penalized(
-        "sonex", model, optimizer, constraints, hinge_or("sonex", outer, penalty, equality),
+        "sonex", model, optimizer, constraints, penalty_function("sonex", outer, penalty, equality),
         smoothing=smoothing, gamma=gamma, correction=correction, read=read, dim=dim,
         tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
         offload=offload, **options,

@@ -13,7 +13,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
-from ._common import InnerFunctions, coupled, hinge_or, monotone_if_weakly_convex, penalized
+from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penalized, penalty_function
 
 __all__ = ["hinge_penalty", "sonx"]
 
@@ -124,7 +124,7 @@ def hinge_penalty(
         constraints' subgradients at least delta wherever one is violated.
     """
     problem = penalized(
-        "hinge", model, optimizer, constraints, hinge_or("hinge", outer, penalty, equality),
+        "hinge", model, optimizer, constraints, penalty_function("hinge", outer, penalty, equality),
         gamma=gamma, correction=correction, read=read, dim=dim, tolerance=tolerance,
         margin=margin, objective=objective, process_group=process_group, offload=offload,
         **options,

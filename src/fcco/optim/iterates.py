@@ -156,7 +156,7 @@ class OutputIterate(nn.Module):
                 f"{shapes} but those of the optimizer differ; it belongs to another model."
             )
         self.count = state["count"]
-        self._total = state.get("total", float(self.count))  # once, all weights were 1
+        self._total = state["total"]
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())
 

@@ -173,6 +173,7 @@ class ProximalPoint(MethodOptimizer):
                     if not self.state[z]["moved"]:
                         continue  # frozen or unused: the outer optimizer must not touch it either
                     anchor = self.state[z]["anchor"]
+                    # The outer optimizer steps on the gradient of the envelope, not on yours.
                     z.grad = (anchor - z) / group["nu"]
                     z.copy_(anchor)
             self.step_wrapped(self.outer)

@@ -110,7 +110,7 @@ class SharedGroupsOptimizer(MethodOptimizer):
     _shared = False
 
     def __init__(self, *wrapped: torch.optim.Optimizer) -> None:
-        self.wrapped = tuple(dict.fromkeys(unwrap(each) for each in wrapped))
+        self.wrapped = tuple(dict.fromkeys(unwrap(each) for each in wrapped))  # each once, in order
         held = [set(parameters_of(each)) for each in self.wrapped]
         if any(parameters != held[0] for parameters in held):
             raise ValueError(

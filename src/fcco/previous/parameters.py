@@ -197,7 +197,11 @@ class PreviousParameters(ParameterTensors):
             if (
                 copy is None
                 or (copy.dtype, copy.shape) != (source.dtype, source.shape)
-                or (copy.device != source.device and not fits(copy, source, host=offload))
+                # `fits` asks whether memory is pinned, which is slow: only for copies on the host.
+                or (
+                    (offload or copy.device != source.device)
+                    and not fits(copy, source, host=offload)
+                )
             ):
                 saved[parameter] = copy = empty_copy(source, host=offload)
             targets.append(copy)
@@ -279,6 +283,7 @@ class PreviousParameters(ParameterTensors):
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Copy now or, when the step runs a closure, after it: the closure still needs w_{t-1}."""
+        # args[0] is the optimizer itself; a closure would be args[1].
         if len(args) < 2 and not kwargs and len(self.optimizers) == 1:  # the usual step
             return self.snapshot()
         return after_closure(args, kwargs, lambda: self._snapshot_once(optimizer))

@@ -136,7 +136,7 @@ class ParameterSwap:
         random = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
         # All memory is taken before anything changes: running out of it leaves no trace.
         buffers, copies, flags = self._scratch_buffers(model)
-        originals = [(owned, dict(owned)) for owned in buffers]
+        originals = [(owned, dict(owned)) for owned in buffers]  # the same tensors, not copies
         self._undo = _Undo(
             torch.get_rng_state(), random, originals, flags, parameters, current, sharded
         )
@@ -153,7 +153,7 @@ class ParameterSwap:
             self.restore()
 
     def restore(self) -> None:
-        """Restore what the last use changed; nothing to do unless that was interrupted."""
+        """Restore everything: when `at` ends, and by the next use if that was interrupted."""
         undo = self._undo
         if undo is None:
             return
@@ -265,8 +265,8 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
 def _put(parameters: list[Tensor], values: list[Tensor], sharded: bool) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         if value.device != parameter.device:
-            # Into the host's memory the host waits for the copy. From there it need not, and must
-            # not read the value itself (a change of dtype would): a copy into it may be queued.
+            # Copies to the host are synchronous. Copies from it are queued, and the dtype is
+            # converted on the device, because a copy into the host's memory may be pending still.
             value = value.to(parameter.device, non_blocking=value.device.type == "cpu")
         if sharded:
             local_part(parameter).copy_(value)

@@ -1,7 +1,7 @@
 r"""Recursive gradients (STORM) for any objective whose estimator reads tracked values.
 
-z_t follows the gradient along the path: what G was at the last point, on the same samples, is taken
-off, and what it is now is added, so that the noise of z does not grow with the path.
+z_t adds the change of G between w_{t-1} and w_t on the same samples, so that the noise of z does
+not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class RecursiveGradient(nn.Module):
     def _read(self, name: str, tracked: Tracked) -> Tensor:
         """The u that G(w_{t-1}) reads."""
         tracker = self.objective.terms[name].tracker
-        value, seen = tracker.before_step(tracked.index)
+        value, seen = tracker.values_before_step(tracked.index)
         if tracker.read == "old" and name in self._written:
             index, before = (part.to(value.device) for part in self._written[name])
             value = overlay(value, tracked.index, index, before)

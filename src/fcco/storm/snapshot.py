@@ -199,7 +199,7 @@ def _to_read(objective: Compositional, name: str, batch: Batch | None) -> Tensor
             f"whose exact values it needs, but holds {found}."
         )
     tracker.check_batch(batch, name)
-    exact, (value, seen) = batch.mean(batch.fresh), tracker.before_step(batch.index)
+    exact, (value, seen) = batch.mean(batch.fresh), tracker.values_before_step(batch.index)
     if tracker.bounds is not None:
         exact = exact.clamp(*tracker.bounds)
     return value if seen is None else torch.where(per_row(seen, value), value, exact)

@@ -5,7 +5,8 @@
 | `coupled` | an outer function of u_i; penalties too | SONEX, SONX, SOX, MSVR, ALEXR2 |
 | `cvar` | the worst values, with a threshold s | group DRO by SONEX, SONX, ALEXR2 |
 | `group_weights` | weights on groups that an adversary moves | OOA |
-| `dual` | one dual variable per block | ALEXR |
+| `dual` | one dual variable per block | ALEXR v2 |
+| `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
 """
 
 from .base import AbstractTerm as AbstractTerm

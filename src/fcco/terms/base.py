@@ -43,7 +43,8 @@ class AbstractTerm(KeepsPrecision):
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
         self.tracker = tracker
-        # Found at once there, without nn.Module's slow search; assigning to it clears it again.
+        # nn.Module finds its submodules by a slow search: a second reference is kept in __dict__,
+        # from where a new assignment removes it.
         self.__dict__["tracker"] = tracker
         tracker.wait_for_close()
 

@@ -27,7 +27,7 @@ def cvar_mean(
     kink: Tensor,
     blocks: int | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""The estimate of CVaR from some blocks and its slopes, pure and branch-free.
+    r"""The estimate of CVaR from some blocks and its slopes; pure.
 
     .. math::
         s + \frac1{B_1}\sum_{i\in\mathcal B_1} f_\lambda(u_i - s), \qquad
@@ -46,7 +46,7 @@ def cvar_mean(
     Example:
         >>> import torch
         >>> u, s = torch.tensor([1.0, 1.2, 3.0]), torch.tensor(1.0)
-        >>> cvar_mean(u, s, 0.5, smoothing=0.5, kink=s, blocks=3)[1] * 3
+        >>> cvar_mean(u, s, 0.5, smoothing=0.5, kink=0 * s, blocks=3)[1] * 3
         tensor([0.0000, 0.4000, 2.0000])
     """
     excess, share, cap = losses - threshold, 1 / blocks, 1 / ratio
@@ -55,14 +55,15 @@ def cvar_mean(
         width = torch.where(hard, 1, smoothing)
         slope = torch.minimum(relu(excess / width), cap + torch.zeros_like(excess))
         value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
-        step = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
-        slope = torch.where(hard, step, slope)
+        hard_slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
+        slope = torch.where(hard, hard_slope, slope)
         return threshold + value.sum() * share, slope * share
     if not smoothing:
         # A bool times a number would be in single precision.
         slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
         return threshold + relu(excess).sum() * (cap * share), slope * share
-    # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
+    # The factor 1/B1 is in the slope from the start: fewer operations on short vectors. The value
+    # slope (excess - lambda slope / 2) is the Moreau envelope of the hinge.
     slope = (excess * (share / smoothing)).clamp_(0, cap * share)  # type: ignore[arg-type]
     value = torch.dot(slope, torch.add(excess, slope, alpha=-smoothing / (2 * share)))  # type: ignore[arg-type]
     return threshold + value, slope
@@ -82,7 +83,8 @@ def exact_threshold(
         losses: u_i, shape (n,).
         ratio: r, the share of groups that count.
         smoothing: lambda.
-        start: the last s, if there is one (used on the CPU only: it looks at values).
+        start: the last s, if there is one: where Newton's step begins (on the CPU only, since it
+            looks at values). The result is exact in any case.
 
     Example:
         >>> import torch
@@ -138,10 +140,11 @@ def hard_threshold(losses: Tensor, ratio: float | Tensor, seen: Tensor | None = 
 
     Args:
         losses: u_i, shape (n,).
-        ratio: r, a tensor in double precision.
+        ratio: r; a tensor in double precision when `seen` is given.
         seen: which losses count, at least one; None for all.
     """
     if seen is None:
+        # r n in floating point may lie just above the integer that is meant.
         rank = math.ceil(ratio * losses.shape[0] - 1e-9)
         return losses.sort(descending=True).values[max(rank, 1) - 1]
     ordered = torch.where(seen, losses, -torch.inf).sort(descending=True).values
@@ -199,8 +202,10 @@ class CVaRTerm(OuterTerm):
     .. math::
         \min_s\; s + \frac1n\sum_i f_\lambda\bigl(g_i(w) - s\bigr), \qquad f = \tfrac1r[\cdot]_+
 
-    The tracker follows g_i, not g_i - s, so that u does not lag behind s. The threshold is no
-    parameter of your optimizer: weight decay and Adam's sign-like steps both harm it.
+    The rule that moves s stands in `loss` and `close`; `fcco.fleet.cvar` holds the same rule for
+    many runs at once. The tracker follows g_i, not g_i - s, so that u does not lag behind s. The
+    threshold is no parameter of your optimizer: weight decay and Adam's sign-like steps both harm
+    it.
 
     Args:
         tracker: the tracker of g_i.
@@ -232,10 +237,11 @@ class CVaRTerm(OuterTerm):
                 "`CVaRTerm(tracker=...)` compares the values themselves with the threshold: "
                 "`log_space=True`, which keeps their logarithms, has no meaning for it."
             )
+        # f is for the checks of lambda and for reports; `loss` uses the closed form `cvar_mean`.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
-        self.ratio, self.rule, self.threshold_lr = ratio, threshold, threshold_lr
+        self.ratio, self.threshold_rule, self.threshold_lr = ratio, threshold, threshold_lr
         # Whether s is computed from the new u in the same step, not after it.
-        self._follows_new_values = threshold == "exact" and tracker.read == "new"
+        self._moves_within_step = threshold == "exact" and tracker.read == "new"
         self._slopes: list[Tensor] = []  # of the batches of the open step
         self._started = False
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -247,27 +253,28 @@ class CVaRTerm(OuterTerm):
         u, smoothing, threshold, kink = tracked.value, self.smoothing, self.threshold, self.kink
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
-        if not self._started or (updating and self._follows_new_values):
+        if not self._started or (updating and self._moves_within_step):
             losses = self._table_with(tracked) if updating else u
             threshold, kink = self._minimiser(losses)
             if updating:
                 self._set(threshold, kink)
         value, slope = cvar_mean(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
-        if updating and self.rule == "gradient":
+        if updating and self.threshold_rule == "gradient":
             self._slopes.append(slope.sum())
         return tracked.as_loss(value, slope)
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
+        # This counts the step: a scheduled lambda below is that of the next step, which s is for.
         took_part = self.tracker.close()
         if not (took_part and self._started):
             return took_part
-        if self.rule == "exact":
-            if not self._follows_new_values:
+        if self.threshold_rule == "exact":
+            if not self._moves_within_step:
                 self._set(*self._minimiser(self.tracker.seen_rows()))
             return True
         slopes = self._slopes
-        if self.rule == "table":
+        if self.threshold_rule == "table":
             _, slope = self._mean(self.table())
             slopes.append(slope.sum())
         if slopes:  # none when every entry was dropped
@@ -277,7 +284,7 @@ class CVaRTerm(OuterTerm):
         return True
 
     def rollback(self) -> None:
-        """Undo what was done since the last optimizer step."""
+        """Undo what was done since the last optimizer step; s follows at the next loss or step."""
         self._slopes.clear()
         super().rollback()
 
@@ -301,15 +308,19 @@ class CVaRTerm(OuterTerm):
         on_host = self._started and losses.device.type == "cpu"
         start = self.threshold.item() if on_host else math.nan
         s = exact_threshold(losses, self.ratio, smoothing, start)
-        if smoothing != 0 or self.rule != "exact":
+        if smoothing != 0 or self.threshold_rule != "exact":
             return s, self.kink
         # The weights sum to 1 only with the right subgradient at the kink.
         above, ties = (losses > s).sum().to(s.dtype), (losses == s).sum()
         return s, (len(losses) - above / self.ratio) / ties
 
+    def start_threshold(self) -> None:
+        """Set s to the best one for the tracked values, before the first batch."""
+        self._set(*self._minimiser(self.table()))
+
     def _set(self, threshold: Tensor, kink: Tensor) -> None:
         self.threshold.copy_(threshold)
-        if kink is not self.kink:
+        if kink is not self.kink:  # `_minimiser` gives the buffer itself when nothing is new
             self.kink.copy_(kink)
         self._started = True
 

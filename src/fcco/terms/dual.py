@@ -8,7 +8,7 @@ one dual variable y_i per block. Ascent with the Euclidean distance is
           = \nabla f_{1/\alpha}(v_i), \qquad v_i = \tilde g_i + y_i/\alpha,
 
 by Moreau's identity: the prox of f is enough, for every convex f. The tracker's table holds the
-v_i, which know everything: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha estimates g_i.
+v_i, from which both follow: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha estimates g_i.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class DualTerm(CoupledTerm):
             \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
 
     The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i) at c_i = v_i - y_i/alpha,
-    which is g~_i as soon as y_i rests; in `eval()` mode it is f of the batch. `multipliers()` are
-    weight/n times y_i; `value()` reads c_i; `violation()` that of the last step, which v_i does
-    not tell: while y_i is free, a larger violation is a larger y_i.
+    which is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `multipliers()`
+    are weight/n times y_i; `value()` reads c_i; `violation()` uses the values of the last step,
+    because v_i mixes value and dual variable.
 
     Args:
         outer: f, convex.

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 _EXACT_ADDITIONS = 4096
-"""Above so many entries a float32 sum is accumulated in float64: 2^25 terms of 0.1 would stop at
-0.0625 per term otherwise."""
+"""Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
+digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""
 
 
 def per_row(vector: Tensor, like: Tensor) -> Tensor:
@@ -50,6 +50,7 @@ def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> T
         return segment(entries.double(), inverse, size, log).to(dtype)
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
+        # In place is faster, but autograd wants a new tensor for entries with gradient.
         return (start.index_add if entries.requires_grad else start.index_add_)(0, inverse, entries)
     rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
@@ -191,7 +192,7 @@ class Batch(NamedTuple):
 
     def merge(self, other: Batch) -> Batch:
         """Pool two batches: samples of the same block add up."""
-        previous = None
+        previous = None  # if one has none, the whole step goes without correction
         if self.previous is not None and other.previous is not None:
             previous = torch.cat([self.previous, other.previous])
         return _pooled(
@@ -314,6 +315,7 @@ def over_ranks(batch: Batch, group: Group, call: int | None = None) -> Batch:
     """
     sums = [batch.fresh] if batch.previous is None else [batch.fresh, batch.previous]
     dtype, shape = batch.fresh.dtype, batch.fresh.shape[1:]
+    # One message of doubles for ids, counts and sums; ids are exact up to 2^53.
     columns = [batch.index, batch.counts, *sums]
     flat = [c.double().unsqueeze(1) if c.dim() == 1 else c.double() for c in columns]
     rows = gather_rows(torch.cat(flat, dim=1), group, call=call)
@@ -377,7 +379,8 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
                 f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
                 f"but contains: {low if low < 0 else high}."
             )
-    # From host to device nobody needs to wait; the other way the numbers would not be there yet.
+    # Copies from the host to a GPU may be asynchronous; in the other direction the host would read
+    # numbers that have not arrived.
     device, ahead = like.device, like.device.type == "cuda"
     if index.device != device or dtype != torch.int64:
         unique = unique.to(device, torch.int64, non_blocking=ahead)

@@ -169,7 +169,7 @@ class InnerTracker(KeepsPrecision):
                 _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
         else:
             _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-        if gamma == 0 and correction in (0, 0.0):
+        if gamma == 0 and correction == 0:
             raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
         if refresh_every is not None:
             _checks.integer(call, "refresh_every", refresh_every, 1)
@@ -233,6 +233,7 @@ class InnerTracker(KeepsPrecision):
     @property
     def corrects(self) -> bool:
         """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
+        # Written out, since a call of two properties is what a step can spare.
         needs = self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
         return needs and (self.refresh_every is None or not self.refresh_due)
 
@@ -385,12 +386,12 @@ class InnerTracker(KeepsPrecision):
         if not self.sampled:
             self._require_all(batch)
         current, counts = batch.index, batch.counts
-        if entries.carrier_blocks is not entries.blocks:
+        if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
         step = self._progress.open
         if step is not None:
             batch = step.batch.merge(batch)
-        old, seen = self.before_step(batch.index, batch.ids, batch.whole)
+        old, seen = self.values_before_step(batch.index, batch.ids, batch.whole)
         fresh, previous = batch.mean(batch.fresh), batch.previous
         gamma, correction = self.gamma, 0.0
         if previous is not None:
@@ -405,10 +406,11 @@ class InnerTracker(KeepsPrecision):
         finite = None
         if self.on_nonfinite == "deferred":
             finite = batch.finite()
+            # The old value stays, also of a block without one (its mask stays False).
             after = torch.where(per_row(finite, old), after, old)
         update = Update(batch, current, old, seen, before, after, finite, dropped)
         point = before if self.read == "old" else after
-        if batch.index is not current:
+        if batch.index is not current:  # the step holds earlier calls too: pick this one's blocks
             point = point[torch.searchsorted(batch.index, current)]
         if group is not None:
             return update, self._of_ranks(point, current, counts, entries, group)
@@ -442,7 +444,7 @@ class InnerTracker(KeepsPrecision):
             point, index, entries.carrier, blocks, counts, group.size, position, self.log_space
         )
 
-    def before_step(
+    def values_before_step(
         self, index: Tensor, ids: list[int] | None = None, whole: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The u of some blocks before the open step, and which had a value.
@@ -462,7 +464,8 @@ class InnerTracker(KeepsPrecision):
         value = rows.clone() if whole else rows.index_select(0, index)
         if step is not None:
             value = overlay(value, index, step.batch.index, step.old)
-        opened = step is not None and step.seen is not None  # the mask knows the open step
+        # The open step has marked its blocks already: its own mask says what was before.
+        opened = step is not None and step.seen is not None
         if (
             not opened
             and progress.version == known._version
@@ -512,6 +515,7 @@ class InnerTracker(KeepsPrecision):
         else:
             self.seen.index_fill_(0, batch.index, True)
             progress.complete = progress.complete or batch.whole
+            # Beyond that a set of numbers costs more than a look into the mask.
             if batch.ids is not None and len(progress.visited) < 100_000:
                 progress.visited.update(batch.ids)
                 progress.complete = progress.complete or len(progress.visited) == self.num_inner
