@@ -43,8 +43,9 @@ class CVaRGroupDRO(GroupObjective):
 
     Give it a function that returns per-sample losses, and the group of each sample (with a
     correction the function runs a second time, without gradient, at w_{t-1}); it tracks the group
-    losses, owns the threshold s and weighs the groups. With `smoothing=0` it is SONX, with `correction=0` a moving
-    average only, and with a `ProximalPoint` optimizer ALEXR2, with ALEXR2's defaults.
+    losses, owns the threshold s and weighs the groups. With `smoothing=0` it is SONX, with
+    `correction=0` a moving average only, and with a `ProximalPoint` optimizer ALEXR2, with ALEXR2's
+    defaults.
 
     Args:
         model: your model.
