@@ -35,63 +35,42 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from . import constraints as constraints
-from . import continual as continual
-from . import groups as groups
-from . import methods as methods
-from . import optim as optim
-from . import outer as outer
-from . import storm as storm
-from . import terms as terms
-from . import tracker as tracker
-from ._schedules import Annealed as Annealed
-from .constraints import ConstrainedObjective as ConstrainedObjective
-from .continual import ReferenceLosses as ReferenceLosses
-from .continual import TaskHeads as TaskHeads
-from .group_dro import CVaRGroupDRO as CVaRGroupDRO
-from .groups import BlockSampler as BlockSampler
-from .groups import GroupBatchSampler as GroupBatchSampler
-from .groups import group_mean as group_mean
-from .inputs import Measured as Measured
-from .methods import adam_type as adam_type
-from .methods import alexr2 as alexr2
-from .methods import constrained as constrained
-from .methods import momentum_type as momentum_type
-from .methods import ooa as ooa
-from .methods import sonex as sonex
-from .methods import sonx as sonx
-from .methods import sox as sox
-from .objective import Compositional as Compositional
-from .optim import OutputIterate as OutputIterate
-from .optim import ProximalPoint as ProximalPoint
-from .optim import project_after_step as project_after_step
-from .outer import Absolute as Absolute
-from .outer import CVaR as CVaR
-from .outer import CVaRHinge as CVaRHinge
-from .outer import Hinge as Hinge
-from .outer import Maximum as Maximum
-from .outer import MoreauEnvelope as MoreauEnvelope
-from .outer import Pinball as Pinball
-from .outer import SquaredHinge as SquaredHinge
-from .outer import TwoSidedHinge as TwoSidedHinge
-from .previous import PreviousParameters as PreviousParameters
-from .storm import RecursiveGradient as RecursiveGradient
-from .terms import CoupledTerm as CoupledTerm
-from .terms import CVaRTerm as CVaRTerm
-from .tracker import InnerTracker as InnerTracker
-from .tracker import NonFiniteValue as NonFiniteValue
-from .tracker import alexr_tracker as alexr_tracker
-from .tracker import ema_tracker as ema_tracker
-from .tracker import msvr_tracker as msvr_tracker
-from .tracker import spider_tracker as spider_tracker
+from . import constraints, continual, groups, methods, optim, outer, storm, terms, tracker
+from ._schedules import Annealed
+from .constraints import ConstrainedObjective
+from .continual import ReferenceLosses, TaskHeads
+from .group_dro import CVaRGroupDRO
+from .groups import BlockSampler, GroupBatchSampler, group_mean
+from .inputs import Measured
+from .methods import adam_type, alexr2, constrained, momentum_type, ooa, sonex, sonx, sox
+from .objective import Compositional
+from .optim import OutputIterate, ProximalPoint, project_after_step
+from .outer import (
+    Absolute,
+    CVaR,
+    CVaRHinge,
+    Hinge,
+    Maximum,
+    MoreauEnvelope,
+    Pinball,
+    SquaredHinge,
+    TwoSidedHinge,
+)
+from .previous import PreviousParameters
+from .storm import RecursiveGradient
+from .terms import CoupledTerm, CVaRTerm
+from .tracker import (
+    InnerTracker,
+    NonFiniteValue,
+    alexr_tracker,
+    ema_tracker,
+    msvr_tracker,
+    spider_tracker,
+)
 
 if _TYPE_CHECKING:
-    from . import contrastive as contrastive
-    from . import diagnostics as diagnostics
-    from . import fleet as fleet
-    from . import theory as theory
-    from .contrastive import ContrastiveTerm as ContrastiveTerm
-    from .contrastive import GlobalContrastive as GlobalContrastive
+    from . import contrastive, diagnostics, fleet, theory
+    from .contrastive import ContrastiveTerm, GlobalContrastive
 
 __version__ = "0.1.0"
 

@@ -57,10 +57,9 @@ class RanksOutOfStep(RuntimeError):
     def __init__(self, calls: list[int]) -> None:
         self.latest = max(calls)
         super().__init__(
-            f"The ranks are in different calls of the objective ({calls}): one of them left a "
-            "batch out (an exception, or `continue`), and pooling would mix batches of different "
-            "steps. Nothing was updated. Let every rank take part in every call; a rank without "
-            "samples passes an empty batch."
+            f"The ranks are in different calls of the objective ({calls}): a call failed on one of "
+            "them, and pooling would mix batches of different steps. Nothing was updated. Let "
+            "every rank take part in every call; a rank without samples passes an empty batch."
         )
 
 

@@ -11,19 +11,17 @@ Penalties (SONEX, ALEXR2, hinge, squared hinge) and dual variables (ALEXR) are a
 name.
 """
 
-from .dual_rules import ConEx as ConEx
-from .dual_rules import ConstantConEx as ConstantConEx
-from .dual_rules import DualRule as DualRule
-from .dual_rules import StochasticConEx as StochasticConEx
-from .dual_rules import StronglyConvexConEx as StronglyConvexConEx
-from .dual_rules import VirtualQueue as VirtualQueue
-from .lagrangian import LagrangianTerm as LagrangianTerm
-from .lagrangian import ProximalLagrangian as ProximalLagrangian
-from .objective import ConstrainedObjective as ConstrainedObjective
-from .objective import ConstraintReport as ConstraintReport
-from .objective import MultiplierAverage as MultiplierAverage
-from .switching import Switching as Switching
-from .switching import SwitchingTerm as SwitchingTerm
+from .dual_rules import (
+    ConEx,
+    ConstantConEx,
+    DualRule,
+    StochasticConEx,
+    StronglyConvexConEx,
+    VirtualQueue,
+)
+from .lagrangian import LagrangianTerm, ProximalLagrangian
+from .objective import ConstrainedObjective, ConstraintReport, MultiplierAverage
+from .switching import Switching, SwitchingTerm
 
 __all__ = [
     "ConEx",

@@ -16,10 +16,8 @@ maps it over all runs.
 | `program` | the step of one run, and ways to execute it for all |
 """
 
-from .fleet import Fleet as Fleet
-from .member import Member as Member
-from .member import group_members as group_members
-from .member import signature_of as signature_of
-from .run import Unsupported as Unsupported
+from .fleet import Fleet
+from .member import Member, group_members, signature_of
+from .run import Unsupported
 
 __all__ = ["Fleet", "Member", "Unsupported", "group_members", "signature_of"]

@@ -9,15 +9,12 @@
 | `iterates` | random or averaged iterates, projections | any method |
 """
 
-from .._schedules import InverseRoot as InverseRoot
-from .iterates import OutputIterate as OutputIterate
-from .iterates import project_after_step as project_after_step
-from .proximal_point import ProximalPoint as ProximalPoint
-from .proximal_point import proximal_step as proximal_step
-from .proximal_round import ProximalRound as ProximalRound
-from .switching import PolyakStep as PolyakStep
-from .switching import SwitchingOptimizer as SwitchingOptimizer
-from .wrapper import MethodOptimizer as MethodOptimizer
+from .._schedules import InverseRoot
+from .iterates import OutputIterate, project_after_step
+from .proximal_point import ProximalPoint, proximal_step
+from .proximal_round import ProximalRound
+from .switching import PolyakStep, SwitchingOptimizer
+from .wrapper import MethodOptimizer
 
 __all__ = [
     "InverseRoot",

@@ -1,10 +1,6 @@
 """The parameters before the last optimizer step, and evaluation there."""
 
-from .parameters import ParameterTensors as ParameterTensors
-from .parameters import PreviousParameters as PreviousParameters
-from .parameters import after_closure as after_closure
-from .parameters import parameters_of as parameters_of
-from .parameters import unwrap as unwrap
+from .parameters import ParameterTensors, PreviousParameters, after_closure, parameters_of, unwrap
 
 __all__ = [
     "ParameterTensors",

@@ -9,16 +9,11 @@
 | `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
 """
 
-from .base import AbstractTerm as AbstractTerm
-from .coupled import CoupledTerm as CoupledTerm
-from .coupled import Limits as Limits
-from .coupled import OuterTerm as OuterTerm
-from .coupled import TermNumbers as TermNumbers
-from .cvar import CVaRTerm as CVaRTerm
-from .cvar import exact_threshold as exact_threshold
-from .dual import DualAscent as DualAscent
-from .dual import DualTerm as DualTerm
-from .group_weights import GroupWeights as GroupWeights
+from .base import AbstractTerm
+from .coupled import CoupledTerm, Limits, OuterTerm, TermNumbers
+from .cvar import CVaRTerm, exact_threshold
+from .dual import DualAscent, DualTerm
+from .group_weights import GroupWeights
 
 __all__ = [
     "AbstractTerm",

@@ -17,16 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .blocks import Batch as Batch
-from .blocks import Blocks as Blocks
-from .blocks import Entries as Entries
-from .blocks import Tracked as Tracked
-from .tracker import InnerTracker as InnerTracker
-from .tracker import NonFiniteValue as NonFiniteValue
-from .update import log_track as log_track
-from .update import theory_correction as theory_correction
-from .update import track as track
-from .update import value_of as value_of
+from .blocks import Batch, Blocks, Entries, Tracked
+from .tracker import InnerTracker, NonFiniteValue
+from .update import log_track, theory_correction, track, value_of
 
 __all__ = [
     "GAMMA",
