@@ -69,22 +69,17 @@ def cvar_mean(
     return threshold + value, slope
 
 
-def exact_threshold(
-    losses: Tensor, ratio: float, smoothing: float = 0.0, start: float = math.nan
-) -> Tensor:
+def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Tensor:
     r"""The s that minimises s + (1/n) sum_i f_lambda(u_i - s), f = (1/r)[.]_+.
 
     Without smoothing, the (1-r)-quantile: the ceil(r n)-th largest loss. With smoothing, the root
-    of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, which is piecewise linear in s. A Newton
-    step from the last s is exact when it stays in its piece, the usual case during training;
-    else the root is found from the 2n sorted breakpoints in O(n log n).
+    of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, which is piecewise linear in s, found from
+    its 2n sorted breakpoints in O(n log n).
 
     Args:
         losses: u_i, shape (n,).
         ratio: r, the share of groups that count.
         smoothing: lambda.
-        start: the last s, if there is one: where Newton's step begins (on the CPU only, since it
-            looks at values). The result is exact in any case.
 
     Example:
         >>> import torch
@@ -98,10 +93,6 @@ def exact_threshold(
         return losses.new_tensor(math.nan)
     if smoothing == 0:
         return hard_threshold(losses, ratio)
-    if losses.device.type == "cpu" and math.isfinite(start):
-        root = newton_threshold(losses.detach().numpy(), ratio, smoothing, start)
-        if root is not None:
-            return losses.new_tensor(root)
     return smooth_threshold(losses, ratio, smoothing)
 
 
@@ -110,8 +101,9 @@ def newton_threshold(
 ) -> float | None:
     """Newton's method for the s of `exact_threshold`, from the last s.
 
-    Returns None unless it ends inside one linear piece, where it is exact. In NumPy, because a
-    dozen operations on a short vector take a third of torch's time.
+    A step that stays in its linear piece is exact, the usual case during training, and costs O(n)
+    instead of a sort. Returns None where it does not. In NumPy, because a dozen operations on a
+    short vector take a third of torch's time.
     """
     root, width, number = start, smoothing / ratio, losses.size
     for _ in range(4):
@@ -255,9 +247,12 @@ class CVaRTerm(OuterTerm):
         updating = self.training and torch.is_grad_enabled() and blocks > 0
         if not self._started or (updating and self._moves_within_step):
             losses = self._table_with(tracked) if updating else u
-            threshold, kink = self._minimiser(losses)
+            best, kink = self._minimiser(losses)
             if updating:
-                self._set(threshold, kink)
+                self._set(best, kink)
+            else:  # an evaluation before the first step, which leaves no trace
+                assert isinstance(best, Tensor)
+                threshold = best
         value, slope = cvar_mean(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
         if updating and self.threshold_rule == "gradient":
             self._slopes.append(slope.sum())
@@ -300,14 +295,17 @@ class CVaRTerm(OuterTerm):
         table = self.tracker.rows.index_copy(0, tracked.index, tracked.value)
         return table[self.tracker.seen]
 
-    def _minimiser(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+    def _minimiser(self, losses: Tensor) -> tuple[Tensor | float, Tensor]:
         """The best s for these losses; without smoothing, also the slope at u_i = s."""
         if losses.shape[0] == 0:
             return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
         smoothing = self.smoothing
-        on_host = self._started and losses.device.type == "cpu"
-        start = self.threshold.item() if on_host else math.nan
-        s = exact_threshold(losses, self.ratio, smoothing, start)
+        if smoothing and self._started and losses.device.type == "cpu":  # it looks at values
+            last = self.threshold.item()
+            root = newton_threshold(losses.detach().numpy(), self.ratio, smoothing, last)
+            if root is not None:
+                return root, self.kink
+        s = exact_threshold(losses, self.ratio, smoothing)
         if smoothing != 0 or self.threshold_rule != "exact":
             return s, self.kink
         # The weights sum to 1 only with the right subgradient at the kink.
@@ -318,11 +316,12 @@ class CVaRTerm(OuterTerm):
         """Set s to the best one for the tracked values, before the first batch."""
         self._set(*self._minimiser(self.table()))
 
-    def _set(self, threshold: Tensor, kink: Tensor) -> None:
-        self.threshold.copy_(threshold)
+    def _set(self, threshold: Tensor | float, kink: Tensor) -> None:
+        self.threshold.fill_(threshold)
         if kink is not self.kink:  # `_minimiser` gives the buffer itself when nothing is new
             self.kink.copy_(kink)
-        self._started = True
+        if not self._started:  # nn.Module is slow to set attributes of
+            self._started = True
 
     def value(self) -> Tensor:
         """CVaR of the tracked values, with the exact threshold; NaN before the first."""
