@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import torch
@@ -48,6 +49,6 @@ class UnsampledTerm(AbstractTerm):
         """Violations at given values; the multipliers do not depend on them."""
         return values - self.limits.of(None), self.multipliers()
 
+    @abc.abstractmethod
     def multipliers(self) -> Tensor:
         """The multiplier of each constraint."""
-        raise NotImplementedError
