@@ -14,6 +14,7 @@ from reference import tracked as by_hand
 
 import fcco
 from fcco.tracker import for_model, theory_correction
+from fcco.tracker.update import correction_weight
 
 
 def gradient(tensor: torch.Tensor) -> Any:
@@ -166,13 +167,13 @@ def test_correction_weights_are_the_documented_numbers_of_distinct_blocks():
     cases: list[tuple[Any, float]] = [("auto", 0.9 * b / n), ("theory", theory), (0.05, 0.05)]
     for correction, expected in cases:
         tracker = fcco.msvr_tracker(n, gamma, correction, dtype=torch.float64)
-        assert tracker.correction_weight(b) == pytest.approx(expected, rel=1e-12)
+        assert correction_weight(correction, gamma, n, b) == pytest.approx(expected, rel=1e-12)
         tracker.set_values(None, torch.zeros(n, dtype=torch.float64))
         ids = torch.arange(b).repeat(3)  # 8 blocks, 24 entries
         zero = torch.zeros(24, dtype=torch.float64)
         tracker(zero, ids, previous=zero - 1)
         np.testing.assert_allclose(tracker.value[:b, 0], expected, rtol=1e-12)
-    assert fcco.msvr_tracker(n, gamma, "theory").correction_weight(n) == pytest.approx(1 - gamma)
+    assert correction_weight("theory", gamma, n, n) == pytest.approx(1 - gamma)
 
 
 def test_named_settings_are_what_the_table_says():

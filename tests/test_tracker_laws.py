@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fcco
+from fcco.tracker.update import correction_weight
 
 
 def steady_error(
@@ -76,7 +77,7 @@ def test_without_correction_drift_costs_gamma_to_minus_2_and_random_motion_minus
 
 def test_storm_correction_on_all_blocks_follows_motion_without_any_error():
     tracker = fcco.msvr_tracker(N, 0.2, "auto", dtype=torch.float64)
-    assert tracker.correction_weight(N) == pytest.approx(0.8)
+    assert correction_weight(tracker.correction, tracker.gamma, N, N) == pytest.approx(0.8)
     assert steady_error(tracker, N, MOTIONS["random"], steps=30, burn_in=0) < 1e-24
 
 

@@ -247,10 +247,6 @@ class InnerTracker(KeepsPrecision):
         """Whether a call now is part of the training, not an evaluation."""
         return self.training and torch.is_grad_enabled()
 
-    def correction_weight(self, blocks: int) -> float:
-        """The number gamma' for a step that samples `blocks` blocks."""
-        return float(correction_weight(self.correction, self.gamma, self.num_inner, blocks))
-
     def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
         """Check `index` and `counts`; find the distinct blocks."""
         if self._check is not None:
