@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ._schedules import Schedule
+from ._schedules import Smoothing
 from .objective import Compositional
 from .optim import ProximalPoint
 from .outer import CVaR
@@ -52,7 +52,8 @@ class CVaRGroupDRO(GroupObjective):
         optimizer: your optimizer.
         num_groups: n.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
-        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss.
+        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss. Or that
+            width itself, `fcco.Width(0.1)`.
         gamma: weight of the new group loss; None is 0.1, or 0.8 for ALEXR2.
         correction: gamma' of the tracker, see `InnerTracker`; None is `"auto"`, or 0.125 gamma for
             ALEXR2.
@@ -85,7 +86,7 @@ class CVaRGroupDRO(GroupObjective):
         num_groups: int,
         ratio: float,
         *,
-        smoothing: Schedule = 0.1,
+        smoothing: Smoothing = 0.1,
         gamma: float | None = None,
         correction: float | Literal["theory", "auto"] | None = None,
         read: Literal["old", "new"] | None = None,
