@@ -123,7 +123,7 @@ MAY_USE = {
     "previous": {"_state"},
     "tracker": {"_checks"} | RANKS,
     "theory": {"_checks", "outer", "tracker"},
-    "diagnostics": {"_checks", "outer", "tracker"},
+    "diagnostics": {"_checks", "outer", "tracker", "terms", "objective"},
     "optim": CHECKS | {"previous"},
     "terms": VALUES,
     "inputs": {"_distributed", "tracker", "terms"},

@@ -188,6 +188,14 @@ class OuterTerm(AbstractTerm):
     def smoothing(self, value: Smoothing) -> None:
         self.smoothing_schedule = as_lambda(type(self).__name__, self.outer, value)
 
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.
+
+        Args:
+            values: other values of all blocks than the tracked ones.
+        """
+        return self.tracker.rows if values is None else values
+
     @property
     def smoothed(self) -> AbstractOuter:
         """f_lambda for the current lambda, or f itself when that is 0."""
@@ -265,6 +273,10 @@ class CoupledTerm(OuterTerm):
         """The current factor; a schedule is a function of the steps this term had a part in."""
         schedule = self.weight_schedule
         return schedule(self.step) if callable(schedule) else schedule
+
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The u_i - tolerance_i + margin, or those of given values of all blocks."""
+        return self.limits.excess(super().excess(values), dim=self.tracker.dim)
 
     def numbers(self) -> TermNumbers:
         """The numbers of the current step, to replay its loss later."""

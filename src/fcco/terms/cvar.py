@@ -329,6 +329,10 @@ class CVaRTerm(OuterTerm):
         table = self.table()
         return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
 
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The u_i - s, or those of given values of all blocks."""
+        return super().excess(values) - self.threshold
+
     def weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
         return torch.where(self.tracker.seen, self._mean(self.tracker.rows)[1], torch.nan)
