@@ -1,5 +1,7 @@
 """Diagnostics of a run: tracking error and smoothed zone."""
 
+from typing import Any
+
 import pytest
 import torch
 from diagnostics_cases import DOUBLE, Curved
@@ -80,7 +82,7 @@ def test_smoothed_zone_without_a_dual_zone_uses_the_slopes():
             smoothed_zone(term_of(outer, u, 0.1))
 
 
-def objective_of(make, *arguments, **options):
+def objective_of(make, *arguments, **options) -> Any:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return make(model, optimizer, *arguments, **options)
@@ -118,7 +120,7 @@ def test_smoothed_zone_knows_tolerances_and_margin():
     with pytest.raises(ValueError, match=r"values=\.\.\.\)` must have the shape \(4,\)"):
         smoothed_zone(strict, values[:3])
     switching = objective_of(fcco.constrained, 4, "ssg", threshold=0.1)
-    with pytest.raises(ValueError, match="outer function.*SwitchingTerm"):
+    with pytest.raises(ValueError, match=r"outer function.*SwitchingTerm"):
         smoothed_zone(switching)
 
 

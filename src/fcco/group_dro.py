@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ._schedules import Smoothing
+from .inputs import Index
 from .objective import Compositional
 from .optim import ProximalPoint
 from .outer import CVaR
 from .previous import unwrap
+from .report import GroupReport, group_report
 from .terms import CVaRTerm
 from .tracker import GAMMA, THETA, for_model
 
@@ -32,6 +36,26 @@ class GroupObjective(Compositional):
         """The tracked (or last seen) group losses, NaN where a group was never seen."""
         tracker = self.term.tracker
         return torch.where(tracker.seen, tracker.rows, torch.nan)
+
+    @abc.abstractmethod
+    def group_weights(self) -> Tensor:
+        """The weight of each group in the gradient."""
+
+    def report(
+        self, *, function: Callable[[], Any] | None = None, index: Index = None
+    ) -> GroupReport:
+        """A table of the group losses and weights, and what they say about the settings.
+
+        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
+        device, so it is not for every step.
+
+        Args:
+            function: a function as in a call of the objective, best on a large batch: its losses
+                are then compared with the tracked ones, and within each group. It runs once, in
+                the mode that the model is in; nothing is updated.
+            index: the group of each of its losses.
+        """
+        return group_report(self, self.group_weights(), function, index)
 
 
 class CVaRGroupDRO(GroupObjective):
