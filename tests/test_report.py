@@ -197,6 +197,7 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     """Each multiplier of the hard hinge is 0 or the cap: it takes an error, or an average."""
     objective = constraints(torch.tensor([0.7, 0.4]), method="hinge", penalty=2.0, tolerance=0.5)
     assert kinds(objective.report()) == []
+    assert kinds(objective.report(torch.tensor([0.50001, 0.4]))) == []
     objective.keep_average()
     for _ in range(4):
         step(

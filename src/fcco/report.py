@@ -284,7 +284,7 @@ def constraint_report(
             dual = isinstance(term, DualTerm)  # keeps the last excess beside v
             shown = tracker.latest + limit - term.limits.margin if dual else tracker.rows
         shown = torch.where(excess.isnan(), torch.nan, shown)
-    capped = _capped(term, values, excess, error, average)
+    capped = _capped(term, values, excess, average)
     names = term.limits.names or range(tracker.num_inner)
     columns = (shown, error, multipliers, capped, limit, excess)
     rows = [Row(*row) for row in zip(names, *(each.tolist() for each in columns), strict=True)]
@@ -501,7 +501,6 @@ def _capped(
     term: AbstractTerm,
     values: Tensor | None,
     excess: Tensor,
-    error: Tensor,
     average: Tensor | None,
 ) -> Tensor:
     """Which multipliers are the largest that the penalty allows."""
@@ -516,7 +515,8 @@ def _capped(
         # Without smoothing each multiplier is 0 or at its cap: only its mean tells.
         scale = term.weight / term.tracker.num_inner
         at_cap = (hard != 0) & (average.abs() >= 0.95 * scale * hard.abs())
-    else:  # beyond what noise explains; never with an unknown error
+    else:  # beyond what noise explains; never with an unknown error, also for given values
+        error = _per_block(term.tracker.error(), "amax")
         at_cap = (hard != 0) & (excess > 2 * error).view(-1, *(1 for _ in hard.shape[1:]))
     return at_cap.flatten(1).any(1) if at_cap.dim() > 1 else at_cap
 
