@@ -130,9 +130,9 @@ def test_every_method_offers_the_same(method):
     assert np.isfinite(objective.value().item())
     assert not torch.equal(model.w, start)
     report = objective.report()
-    assert report[:4] == (pytest.approx(1.8), "high", 2, 3)
+    assert summary(report)[:4] == (pytest.approx(1.8), "high", 2, 3)
     full = dict(zip(["high", "low", "mid"], torch.tensor([0.1, 0.2, 0.6]), strict=True))
-    assert objective.report(full)[:4] == (pytest.approx(0.5), "mid", 1, 3)
+    assert summary(objective.report(full))[:4] == (pytest.approx(0.5), "mid", 1, 3)
     assert {"terms.inner.limits.tolerance"} <= set(objective.state_dict())
 
 
@@ -363,6 +363,10 @@ def test_the_doors_of_sonex_refuse_the_same(door, name, value, limit):
 # Reports and averages.
 
 
+def summary(report: ConstraintReport) -> tuple[Any, ...]:
+    return report.violation, report.worst, report.violated, report.seen, report.multiplier
+
+
 def test_report_of_tracked_and_of_given_values():
     model = Point([0.5, -1.0, 2.0])
     objective = constrained(
@@ -374,11 +378,11 @@ def test_report_of_tracked_and_of_given_values():
     take_step(objective, lambda: (0 * model.w.sum(), model.w))
     report = objective.report()
     assert isinstance(report, ConstraintReport)
-    assert report == (pytest.approx(1.8), 2, 2, 3, pytest.approx(2.0))
+    assert summary(report) == (pytest.approx(1.8), 2, 2, 3, pytest.approx(2.0))
     given = objective.report(torch.tensor([0.19, 0.1, 0.25]))
-    assert given == (pytest.approx(0.05), 2, 1, 3, pytest.approx(0.1 / 0.1 / 3))
+    assert summary(given) == (pytest.approx(0.05), 2, 1, 3, pytest.approx(0.1 / 0.1 / 3))
     tracked = objective.term.tracker.value.squeeze(1)
-    assert objective.report(tracked) == pytest.approx(report)
+    assert summary(objective.report(tracked)) == pytest.approx(summary(report))
     for wrong in (torch.zeros(2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match="must hold all 3 constraints"):
             objective.report(wrong)
@@ -392,7 +396,7 @@ def test_report_of_vector_constraints():
     )  # fmt: skip
     values = model.w.detach().view(2, 2)
     report = objective.report(values)
-    assert report == (0.5, "one", 2, 2, pytest.approx(2.0))
+    assert summary(report) == (0.5, "one", 2, 2, pytest.approx(2.0))
     assert objective.report({"two": values[1], "one": values[0]}) == report
     with pytest.raises(ValueError, match="given for"):
         objective.report({"one": values[0], "three": values[1]})

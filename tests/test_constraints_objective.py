@@ -213,12 +213,14 @@ def test_all_constraints_by_name_and_a_part_of_the_objective():
     assert objective.violation() == pytest.approx(expected)
     worst = max(expected, key=lambda name: expected[name])
     report = objective.report()
-    assert report[:4] == (
-        pytest.approx(expected[worst]), worst, sum(v > 0 for v in expected.values()), M
-    )  # fmt: skip
+    assert report.violation == pytest.approx(expected[worst])
+    violated = sum(v > 0 for v in expected.values())
+    assert (report.worst, report.violated, report.seen) == (worst, violated, M)
     assert report.multiplier == pytest.approx(max(objective.multipliers().values()))
     exact = dict(zip(NAMES, torch.tensor(LIMIT + 0.5 * np.eye(M)[2]), strict=True))
-    assert objective.report(exact)[:4] == (pytest.approx(0.5), "c", 1, M)
+    measured = objective.report(exact)
+    assert (measured.worst, measured.violated, measured.seen) == ("c", 1, M)
+    assert measured.violation == pytest.approx(0.5)
     seen = objective.terms["objective"].tracker.seen
     assert seen.nonzero().flatten().tolist() == [1, 6]
     assert objective.term is objective.terms["constraints"]

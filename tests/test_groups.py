@@ -136,6 +136,49 @@ def test_each_batch_has_distinct_groups_with_the_right_number_of_samples_in_orde
         assert sorted(Counter(groups.tolist()).values()) == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("number", "samples", "options", "shape"),
+    [
+        (16, 100, {}, (16, 4)),  # the shape that did best of 2x32, 4x16, 8x8 and 16x4
+        (10, 100, {}, (10, 6)),  # a batch of 60: never more than 64
+        (2, 100, {}, (2, 32)),
+        (32, 100, {}, (32, 2)),
+        (40, 100, {}, (32, 2)),  # two samples of each before one more group
+        (164, 100, {}, (32, 2)),
+        (164, 1, {}, (64, 1)),  # there is no second sample
+        (3, 5, {}, (3, 5)),  # no sample twice: the batch is all there is
+        (9, 100, {"batch_size": 1}, (1, 1)),
+        (9, 100, {"batch_size": 256}, (9, 28)),
+        (9, 100, {"groups_per_batch": 4}, (4, 16)),
+        (9, 100, {"per_group": 16}, (4, 16)),
+        (9, 100, {"per_group": 5}, (9, 5)),
+        (9, 3, {"per_group": 5, "batch_size": 10}, (2, 5)),
+        (9, 3, {"groups_per_batch": 4}, (4, 3)),
+        (9, 100, {"groups_per_batch": 9, "per_group": 80}, (9, 80)),
+    ],
+)
+def test_the_shape_of_a_batch(
+    number: int, samples: int, options: Any, shape: tuple[int, int]
+) -> None:
+    ids = np.repeat(np.arange(number), samples)
+    sampler = GroupBatchSampler(ids, **options)
+    counts = np.unique(ids[sampler.draw()], return_counts=True)[1]
+    assert (len(counts), *set(counts.tolist())) == shape
+    assert (sampler.groups_per_batch, sampler.per_group) == shape
+    assert len(sampler) == -(-len(ids) // (shape[0] * shape[1]))
+
+
+def test_a_chosen_shape_with_small_groups_and_ranks() -> None:
+    ids = np.repeat([0, 1, 2], [1, 3, 100])
+    repeat = GroupBatchSampler(ids, batch_size=30)
+    assert Counter(ids[repeat.draw()].tolist()) == {0: 10, 1: 10, 2: 10}
+    everything = GroupBatchSampler(ids, batch_size=30, small_groups="all")
+    assert Counter(ids[everything.draw()].tolist()) == {0: 1, 1: 3, 2: 10}
+    parts = [GroupBatchSampler(ids, batch_size=30, rank=r, world_size=4) for r in range(4)]
+    together = list(itertools.chain.from_iterable(part.draw() for part in parts))
+    assert together == GroupBatchSampler(ids, batch_size=30).draw()
+
+
 @pytest.mark.parametrize("small_groups", ["repeat", "all"])
 def test_each_sample_is_used_once_per_pass(small_groups: str) -> None:
     ids = uneven(seed=3, low=1)  # some groups are smaller than per_group
@@ -419,6 +462,11 @@ IDS = [0, 0, 1, 1, 2, 2]
         ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
         ((IDS, 2, 1), {"seed": -1}, "seed.*at least 0"),
         ((IDS, 2, 1), {"batches_per_epoch": 0}, "batches_per_epoch.*at least 1"),
+        ((IDS,), {"batch_size": 0}, r"batch_size=\.\.\..*at least 1"),
+        ((IDS, 2, 1), {"batch_size": 2}, "batch_size=2.*leave it out.*groups_per_batch=2"),
+        ((IDS, None, 70), {}, r"per_group=70.*batch_size=64.*groups_per_batch=\.\.\."),
+        ((IDS, 3), {"batch_size": 2}, r"groups_per_batch=3.*batch_size=2.*per_group=\.\.\."),
+        ((IDS,), {"batch_size": 2, "rank": 0, "world_size": 3}, "smallest batch, 2, but is: 3"),
     ],
 )
 def test_group_sampler_errors(arguments: Any, options: Any, message: str) -> None:

@@ -23,6 +23,7 @@ from outer_cases import (
     solve,
 )
 
+import fcco
 import fcco.outer as fo
 from fcco.outer import MoreauEnvelope
 
@@ -275,6 +276,80 @@ def test_dual_zone_is_where_the_gradient_is_one_to_one(outer: Any, low: float, h
     moving = outer.envelope_gradient(u, 0.4).diff() > 1e-9
     inside = (u[1:] > low + 1e-6) & (u[:-1] < high - 1e-6)
     assert (moving == inside).all()
+
+
+@pytest.mark.parametrize(
+    ("outer", "kinks"),
+    [
+        (fo.Hinge(3.0), 1),
+        (fo.CVaRHinge(0.25, 0.3), 1),
+        (fo.Absolute(0.75), 1),
+        (fo.Pinball(0.75, 2.0), 1),
+        (fo.DeadZone(0.5, 4.0), 2),
+        (fo.LogTruncatedHinge(5.0), 1),
+        (fo.MCP(2.0, 0.1), 1),
+        (fo.OneSidedMCP(2.0, 0.1), 1),
+        (fo.SCAD(1.5, 9.0), 1),
+    ],
+    ids=repr,
+)
+def test_a_width_is_that_of_the_rounded_kink(outer: Any, kinks: int):
+    term = fcco.CoupledTerm(outer, fcco.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4))
+    u = torch.linspace(-2, 2, 40_001, dtype=torch.float64)
+    # In the rounded kink, and nowhere else, the curvature is 1 / lambda.
+    curvature = term.smoothed.gradient(u).diff() / u.diff()
+    rounded = ((curvature * term.smoothing - 1).abs() < 1e-3).double().sum() * 1e-4
+    assert rounded.item() == pytest.approx(0.4 * kinks, abs=1e-3)
+
+
+def test_the_width_of_functions_of_vectors():
+    u = torch.linspace(-2, 2, 40_001, dtype=torch.float64)
+    pairs = torch.stack([u / 2, -u / 2], 1)  # a difference of u
+    for outer, points, kinks in (
+        (fo.TwoSidedHinge(0.5, 3.0), pairs, 2),
+        (fo.SeparableHinge(3.0), torch.stack([u, u.flip(0)], 1), 1),
+    ):
+        tracker = fcco.ema_tracker(2, gamma=0.1, dim=2)
+        term = fcco.CoupledTerm(outer, tracker, smoothing=fcco.Width(0.4))
+        slope = term.smoothed.gradient(points)[:, 0]
+        assert ((slope.diff().abs() > 1e-9).double().sum() * 1e-4).item() == pytest.approx(
+            0.4 * kinks, abs=1e-3
+        )
+    for outer in (fo.SquaredHinge(), fo.MoreauEnvelope(fo.Hinge(), 0.1)):
+        with pytest.raises(ValueError, match=r"smoothing=Width.*`jump`.*lambda itself"):
+            fcco.CoupledTerm(outer, fcco.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4))
+
+
+def test_a_width_wherever_a_smoothing_is_taken():
+    model = torch.nn.Linear(2, 1)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    width = fcco.Width(0.1)
+    cvar = fcco.CVaRGroupDRO(model, optimizer(), 4, 0.25, smoothing=width).term
+    assert cvar.smoothing == pytest.approx(0.025)
+    proximal: Any = {"nu": 0.1, "eta": 0.1}
+    y_form = fcco.alexr2(
+        model, optimizer(), fcco.Hinge(5.0), 3, smoothing=width, dual="y", **proximal
+    )
+    assert y_form.term.tracker.bounds == pytest.approx((0.0, 0.1))
+    version_1 = fcco.methods.alexr(model, optimizer(), fcco.Hinge(5.0), 3, smoothing=width)
+    objectives = [fcco.sonex(model, optimizer(), fcco.Hinge(5.0), 3, smoothing=width), version_1]
+    named: Any = {"sonex": {}, "alexr2": proximal, "recursive-hinge": {"refresh_every": 5}}
+    for method, settings in named.items():
+        given = {"penalty": 5.0, "smoothing": width, **settings}
+        objectives.append(fcco.constrained(model, optimizer(), 3, method, **given))
+    for objective in [*objectives, y_form]:
+        assert objective.term.smoothing == pytest.approx(0.02)
+    # A schedule of widths, also set later; 0 is f itself.
+    term = objectives[0].term
+    term.smoothing = fcco.Width(fcco.Annealed(1.0, 0.01, steps=10))
+    assert term.smoothing == pytest.approx(0.2) and term.smoothing_schedule(10) == 0.01 / 5
+    term.smoothing = fcco.Width(0.0)
+    assert term.smoothed is term.outer
+    with pytest.raises(ValueError, match=r"Width\(width=\.\.\.\).*at least 0"):
+        fcco.Width(-1.0)
 
 
 def test_no_dual_zone_elsewhere():

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from . import constraints, continual, groups, methods, optim, outer, storm, terms, tracker
-from ._schedules import Annealed
+from ._schedules import Annealed, Width
 from .constraints import ConstrainedObjective
 from .continual import ReferenceLosses, TaskHeads
 from .group_dro import CVaRGroupDRO
@@ -113,6 +113,7 @@ __all__ = [
     "SquaredHinge",
     "TaskHeads",
     "TwoSidedHinge",
+    "Width",
     "adam_type",
     "alexr2",
     "alexr_tracker",

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from . import _checks
 
-__all__ = ["Annealed", "CosineRamp", "InverseRoot", "Schedule", "at_step"]
+__all__ = [
+    "Annealed",
+    "CosineRamp",
+    "InverseRoot",
+    "Scaled",
+    "Schedule",
+    "Smoothing",
+    "Width",
+    "at_step",
+]
 
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
@@ -17,6 +26,56 @@ Schedule = float | Callable[[int], float]
 def at_step(schedule: Schedule, step: int) -> float:
     """The number of one step."""
     return schedule(step) if callable(schedule) else schedule
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A schedule times a factor."""
+
+    schedule: Callable[[int], float]
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        """The value at step t."""
+        return self.schedule(step) * self.factor
+
+
+@dataclass(frozen=True)
+class Width:
+    r"""A smoothing given as the width of the rounded kink, in units of the inner values.
+
+    .. math::
+        \lambda = \text{width} / (\text{jump of the slope of } f \text{ at its kink})
+
+    The envelope of rho [u]_+ has its slope between 0 and rho on a zone of width lambda rho, that of
+    CVaR (slope 1/r) on lambda / r, that of rho abs(u) on 2 lambda rho. A width keeps its meaning
+    when rho or r changes. Give it wherever a `smoothing` is asked for.
+
+    Args:
+        width: a number, 0 for f itself, or a function of the step.
+
+    Example:
+        >>> import fcco
+        >>> tracker = fcco.ema_tracker(3, gamma=0.1)
+        >>> fcco.CoupledTerm(fcco.Hinge(5.0), tracker, smoothing=fcco.Width(0.1)).smoothing
+        0.02
+        >>> fcco.CVaRTerm(tracker, ratio=0.25, smoothing=fcco.Width(0.1)).smoothing
+        0.025
+    """
+
+    width: Schedule
+
+    def __post_init__(self) -> None:
+        if not callable(self.width):
+            _checks.at_least("Width", "width", self.width, 0.0)
+
+    def smoothing(self, jump: float) -> Schedule:
+        """Lambda for a function whose slope jumps by `jump`."""
+        return Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
+
+
+Smoothing = Schedule | Width
+"""Lambda, or the width of the rounded kink."""
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ._schedules import Schedule
+from ._schedules import Smoothing
+from .inputs import Index
 from .objective import Compositional
 from .optim import ProximalPoint
 from .outer import CVaR
 from .previous import unwrap
+from .report import GroupReport, group_report
 from .terms import CVaRTerm
 from .tracker import GAMMA, THETA, for_model
 
@@ -33,6 +37,26 @@ class GroupObjective(Compositional):
         tracker = self.term.tracker
         return torch.where(tracker.seen, tracker.rows, torch.nan)
 
+    @abc.abstractmethod
+    def group_weights(self) -> Tensor:
+        """The weight of each group in the gradient."""
+
+    def report(
+        self, *, function: Callable[[], Any] | None = None, index: Index = None
+    ) -> GroupReport:
+        """A table of the group losses and weights, and what they say about the settings.
+
+        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
+        device, so it is not for every step.
+
+        Args:
+            function: a function as in a call of the objective, best on a large batch: its losses
+                are then compared with the tracked ones, and within each group. It runs once, in
+                the mode that the model is in; nothing is updated.
+            index: the group of each of its losses.
+        """
+        return group_report(self, self.group_weights(), function, index)
+
 
 class CVaRGroupDRO(GroupObjective):
     r"""Minimise the average loss of the worst groups (CVaR over groups), by SONEX.
@@ -52,7 +76,8 @@ class CVaRGroupDRO(GroupObjective):
         optimizer: your optimizer.
         num_groups: n.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
-        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss.
+        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss. Or that
+            width itself, `fcco.Width(0.1)`.
         gamma: weight of the new group loss; None is 0.1, or 0.8 for ALEXR2.
         correction: gamma' of the tracker, see `InnerTracker`; None is `"auto"`, or 0.125 gamma for
             ALEXR2.
@@ -85,7 +110,7 @@ class CVaRGroupDRO(GroupObjective):
         num_groups: int,
         ratio: float,
         *,
-        smoothing: Schedule = 0.1,
+        smoothing: Smoothing = 0.1,
         gamma: float | None = None,
         correction: float | Literal["theory", "auto"] | None = None,
         read: Literal["old", "new"] | None = None,

@@ -11,6 +11,7 @@ Penalties (SONEX, ALEXR2, hinge, squared hinge) and dual variables (ALEXR) are a
 name.
 """
 
+from ..report import ConstraintReport
 from .dual_rules import (
     ConEx,
     ConstantConEx,
@@ -20,7 +21,7 @@ from .dual_rules import (
     VirtualQueue,
 )
 from .lagrangian import LagrangianTerm, ProximalLagrangian
-from .objective import ConstrainedObjective, ConstraintReport, MultiplierAverage
+from .objective import ConstrainedObjective, MultiplierAverage
 from .switching import Switching, SwitchingTerm
 
 __all__ = [

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks
 from .._state import KeepsPrecision
-from ..inputs import parse
+from ..inputs import Index, parse
 from ..objective import Compositional
+from ..report import ConstraintReport, constraint_report
 from ..terms import AbstractTerm
 
 __all__ = [
     "CONSTRAINTS",
     "OBJECTIVE",
     "ConstrainedObjective",
-    "ConstraintReport",
     "MultiplierAverage",
 ]
 
 OBJECTIVE, CONSTRAINTS = "objective", "constraints"
 """The names of the two terms of a constrained problem whose objective is coupled too."""
-
-
-class ConstraintReport(NamedTuple):
-    """What to log of the constraints."""
-
-    violation: float
-    """The largest g_i - tolerance_i; above 0 it is violated."""
-    worst: str | int
-    """The constraint it belongs to, by name or by number."""
-    violated: int
-    """How many constraints are above their limit."""
-    seen: int
-    """Out of how many; a constraint that was never seen has no value yet."""
-    multiplier: float
-    """The largest multiplier, in absolute value (those of equalities have a sign)."""
 
 
 class MultiplierAverage(KeepsPrecision):
@@ -188,31 +173,34 @@ class ConstrainedObjective(Compositional):
             )
         return self.term.limits.named(self.multiplier_average.mean())
 
-    def report(self, values: Tensor | Mapping[str, Tensor] | None = None) -> ConstraintReport:
-        """Largest violation, number of violated constraints, largest multiplier.
+    def report(
+        self,
+        values: Tensor | Mapping[str, Tensor] | None = None,
+        *,
+        function: Callable[[], Any] | None = None,
+        index: Index = None,
+    ) -> ConstraintReport:
+        """A table of values, limits and multipliers, and what they say about the settings.
+
+        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
+        device, so it is not for every step.
 
         Args:
             values: g_i(w) of all constraints, from full data say, as a tensor or by name. The
                 multipliers of a penalty are then those at these values; dual variables stay what
                 they are. None: what the method has tracked.
+            function: a function as in a call of the objective, best on a large batch: the gradients
+                of violated constraints are then compared, and its values with the tracked ones.
+                It runs once, in the mode that the model is in; nothing is updated.
+            index: the index of that call.
         """
-        if values is None:
-            excess, multipliers = self.term.violation(), self.term.multipliers()
-        else:
-            excess, multipliers = self.term.at(self._in_order(values))
-        if excess.dim() > 1:
-            excess = excess.flatten(1).amax(1)
-        seen = int((~excess.isnan()).sum())
-        if not seen:
-            raise ValueError("`report()` needs values: no constraint has been seen yet.")
-        worst = int(excess.nan_to_num(nan=-torch.inf).argmax())
-        names = self.term.limits.names
-        return ConstraintReport(
-            violation=excess[worst].item(),
-            worst=worst if names is None else names[worst],
-            violated=int((excess > 0).sum()),
-            seen=seen,
-            multiplier=multipliers.nan_to_num(nan=0.0).abs().max().item(),
+        average = self.multiplier_average
+        return constraint_report(
+            self,
+            None if values is None else self._in_order(values),
+            None if average is None else average.mean(),
+            function,
+            index,
         )
 
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:

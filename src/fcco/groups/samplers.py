@@ -164,13 +164,21 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
     single process: a run may be resumed with another number of ranks.
 
+    The shape, unless given: as many groups as `batch_size` has room for with two samples of each,
+    B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down. Many groups, because
+    the estimate of a group that is not in the batch grows old (64 samples of 16 groups trained
+    best as 16 x 4, worst as 2 x 32); two of each, because their spread tells the noise.
+
     `ResumableSampler` says how batches are counted and resumed.
 
     Args:
         groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
             in 0, ..., n - 1 must occur.
-        groups_per_batch: B1.
-        per_group: B2.
+        groups_per_batch: B1; unless given, it follows from `batch_size`, and from `per_group` if
+            that is given.
+        per_group: B2; likewise. One that is not given is at most the size of the largest group.
+        batch_size: the most samples in a batch, on all ranks together; 64 unless given. Not
+            together with both numbers above.
         batches_per_epoch: ceil(N / (B1 B2)) unless given.
         seed: seed of all draws.
         rank: this process; taken from `torch.distributed`, if initialised, unless given.
@@ -180,7 +188,9 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
 
     Example:
         >>> from fcco.groups import GroupBatchSampler
-        >>> sampler = GroupBatchSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], 2, 2, seed=1)
+        >>> sampler = GroupBatchSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=4, seed=1)
+        >>> sampler.groups_per_batch, sampler.per_group
+        (2, 2)
         >>> [len(batch) for batch in sampler]
         [4, 4, 4]
         >>> batch = sampler.draw()
@@ -194,9 +204,10 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     def __init__(
         self,
         groups: Ids,
-        groups_per_batch: int,
-        per_group: int,
+        groups_per_batch: int | None = None,
+        per_group: int | None = None,
         *,
+        batch_size: int | None = None,
         batches_per_epoch: int | None = None,
         seed: int = 0,
         rank: int | None = None,
@@ -205,7 +216,6 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     ) -> None:
         call = "GroupBatchSampler"
         ids = _as_ids(call, groups)
-        _checks.integer(call, "per_group", per_group, 1)
         _checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
         # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
         self._members = np.argsort(ids, kind="stable")
@@ -219,8 +229,10 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
                 f"`{call}(groups=...)` must hold every id up to its largest, {sorted_ids[-1]}, "
                 f"but group {absent[0]} has no samples."
             )
-        _check_draw(call, "groups_per_batch", groups_per_batch, len(present), "groups")
-        self.groups_per_batch = groups_per_batch
+        groups_per_batch, per_group = _shape(
+            call, groups_per_batch, per_group, batch_size, len(present), int(self._sizes.max())
+        )
+        self.groups_per_batch, self.per_group = groups_per_batch, per_group
         self._samples_per_batch = np.full(len(present), per_group)  # of each group
         if small_groups == "all":
             self._samples_per_batch = np.minimum(self._samples_per_batch, self._sizes)
@@ -342,6 +354,40 @@ def _as_ids(call: str, groups: Ids) -> Ints:
     if ids.min() < 0:
         raise ValueError(f"`{call}(groups=...)` must hold ids from 0 but holds: {ids.min()}.")
     return ids.astype(np.int64)
+
+
+def _shape(
+    call: str, blocks: int | None, each: int | None, size: int | None, number: int, largest: int
+) -> tuple[int, int]:
+    """B1 and B2: those given, or those that `batch_size` leads to; see `GroupBatchSampler`."""
+    if blocks is not None:
+        _check_draw(call, "groups_per_batch", blocks, number, "groups")
+    if each is not None:
+        _checks.integer(call, "per_group", each, 1)
+    if size is not None:
+        _checks.integer(call, "batch_size", size, 1)
+    if blocks is not None and each is not None:
+        if size is not None:
+            raise ValueError(
+                f"`{call}(batch_size={size})` is for a shape that is not given: leave it out, or "
+                f"one of groups_per_batch={blocks} and per_group={each}."
+            )
+        return blocks, each
+    size = 64 if size is None else size
+    if max(blocks or 1, each or 1) > size:
+        given, other = (
+            (f"groups_per_batch={blocks}", "per_group")
+            if each is None
+            else (f"per_group={each}", "groups_per_batch")
+        )
+        raise ValueError(
+            f"`{call}({given})` does not fit into a batch of batch_size={size} samples; give a "
+            f"larger batch_size, or `{call}(groups, {given}, {other}=...)`."
+        )
+    if blocks is None:
+        wanted = min(2, largest) if each is None else each
+        blocks = min(number, max(1, size // wanted))
+    return blocks, min(size // blocks, largest) if each is None else each
 
 
 def _check_draw(call: str, name: str, drawn: int, available: int, noun: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _checks
-from .._schedules import Schedule
+from .._schedules import Schedule, Smoothing
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..outer import Absolute, AbstractOuter, Hinge
@@ -57,7 +57,7 @@ def coupled(
     outer: AbstractOuter,
     num_inner: int,
     *,
-    smoothing: Schedule = 0.0,
+    smoothing: Smoothing = 0.0,
     dim: int | None = None,
     process_group: Any = "auto",
     offload: bool = False,
@@ -80,7 +80,7 @@ def penalized(
     constraints: int | Sequence[str],
     outer: AbstractOuter,
     *,
-    smoothing: Schedule = 0.0,
+    smoothing: Smoothing = 0.0,
     weight: Schedule = 1.0,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,

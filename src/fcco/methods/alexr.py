@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from .. import _checks
+from .._schedules import Width
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter, Hinge
 from ..terms import DualTerm
-from ..terms.coupled import Tolerance, number_and_names
+from ..terms.coupled import Tolerance, as_lambda, number_and_names
 from ..tracker import like_model
 from ._common import coupled, dimension
 
@@ -29,7 +30,7 @@ def alexr(
     version: Literal["v1", "v2"] = "v1",
     dual_step: float = 1.0,
     theta: float = 0.0,
-    smoothing: float = 0.0,
+    smoothing: float | Width = 0.0,
     inner_functions: Literal["convex", "linear"] = "convex",
     dim: int | None = None,
     process_group: Any = "auto",
@@ -63,7 +64,7 @@ def alexr(
         version: `"v1"` or `"v2"`.
         dual_step: alpha.
         theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
-        smoothing: lambda for `"v1"`; 0 asks for a smooth f.
+        smoothing: lambda or a `fcco.Width`, for `"v1"`; 0 asks for a smooth f.
         inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine; then f may decrease).
         options: as in `sonex`; with `"v2"` only `on_nonfinite`, `dtype` and `device`.
 
@@ -94,12 +95,13 @@ def alexr(
     _checks.one_of("alexr", "version", version, ("v1", "v2"))
     _checks.positive("alexr", "dual_step", dual_step)
     _checks.in_interval("alexr", "theta", theta, 0.0, 1.0)
-    _checks.at_least("alexr", "smoothing", smoothing, 0.0)
+    number = as_lambda("alexr", outer, smoothing)
+    _checks.at_least("alexr", "smoothing", number, 0.0)
     _checks.requires("alexr", outer, "convex")
     _convex_composition(outer, inner_functions)
     size = dimension("alexr", outer, dim)
     if version == "v1":
-        if not smoothing and not outer.smooth:
+        if not number and not outer.smooth:
             raise ValueError(
                 f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
                 "give `smoothing`, or use version='v2', which needs the prox of f only."
@@ -109,10 +111,10 @@ def alexr(
         # The caller may choose `read`; gamma and gamma' follow from alpha and theta.
         tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
         return coupled(
-            "alexr", model, optimizer, outer, num_inner, smoothing=smoothing, dim=size,
+            "alexr", model, optimizer, outer, num_inner, smoothing=number, dim=size,
             process_group=process_group, **tracker,
         )  # fmt: skip
-    if smoothing:
+    if number:
         raise ValueError(
             "`alexr(smoothing=...)` belongs to version='v1'; version='v2' takes f as it is. "
             "Give `outer=MoreauEnvelope(f, smoothing)` if you mean the smoothed one."

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from .. import _checks
-from .._schedules import Schedule
+from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..optim import ProximalPoint
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
-from ..terms.coupled import Tolerance
+from ..terms.coupled import Tolerance, as_lambda
 from ..tracker import GAMMA, THETA
 from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penalized, penalty_function
 
@@ -28,7 +28,7 @@ def alexr2(
     outer: AbstractOuter,
     num_inner: int,
     *,
-    smoothing: float,
+    smoothing: Smoothing,
     nu: float,
     eta: float,
     inner_steps: int | Callable[[int], int] = 5,
@@ -89,7 +89,7 @@ def constrained_alexr2(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    smoothing: Schedule,
+    smoothing: Smoothing,
     nu: float,
     eta: float,
     inner_steps: int | Callable[[int], int] = 5,
@@ -120,7 +120,7 @@ def constrained_alexr2(
 
 def _tracker_options(
     outer: AbstractOuter,
-    smoothing: Schedule,
+    smoothing: Smoothing,
     gamma: float,
     theta: float,
     dual: str,
@@ -130,6 +130,7 @@ def _tracker_options(
     _checks.requires("alexr2", outer, "convex")
     _checks.one_of("alexr2", "dual", dual, ("u", "y"))
     _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
+    smoothing = as_lambda("alexr2", outer, smoothing)
     if not callable(smoothing):
         _checks.positive("alexr2", "smoothing", smoothing)
     # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form with gamma' = theta gamma.

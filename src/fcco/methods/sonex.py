@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .._schedules import Schedule
+from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter
@@ -25,7 +25,7 @@ def sonex(
     outer: AbstractOuter,
     num_inner: int,
     *,
-    smoothing: Schedule,
+    smoothing: Smoothing,
     gamma: float = 0.1,
     correction: float | Literal["theory", "auto"] = "auto",
     read: Literal["old", "new"] = "old",
@@ -51,7 +51,7 @@ def sonex(
         optimizer: your optimizer.
         outer: f, weakly convex (rho_f), such as `Hinge()`; the inner functions must be smooth.
         num_inner: n, the number of blocks.
-        smoothing: lambda, below 1/rho_f; or a schedule.
+        smoothing: lambda, below 1/rho_f; or a schedule; or a `fcco.Width`.
         gamma: weight of the new value in u.
         correction: gamma'; see `InnerTracker`.
         read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}.
@@ -91,7 +91,7 @@ def constrained_sonex(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    smoothing: Schedule,
+    smoothing: Smoothing,
     penalty: float | None = None,
     gamma: float = 0.1,
     correction: float | Literal["theory", "auto"] = "auto",
@@ -118,7 +118,7 @@ def constrained_sonex(
 
     Args:
         smoothing: lambda of the smoothed hinge (its quadratic zone is lambda rho wide), or a
-            schedule such as `Annealed`.
+            schedule such as `Annealed`; or that width itself, `fcco.Width(0.02)`.
         penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
             `outer` is given.
         equality: penalise |g_i - tolerance_i| instead, for g_i = tolerance_i. (For

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _checks
-from .._schedules import Schedule
+from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
 from ..outer import Hinge
 from ..terms.coupled import Tolerance
@@ -24,7 +24,7 @@ def recursive_penalty(
     constraints: int | Sequence[str],
     *,
     penalty: float,
-    smoothing: Schedule,
+    smoothing: Smoothing,
     refresh_every: int,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,

@@ -37,6 +37,8 @@ class AbstractOuter(abc.ABC):
         monotone: f is non-decreasing in every argument.
         smooth: f is differentiable with a Lipschitz gradient, so it needs no envelope.
         lipschitz: C_f, the Lipschitz constant (`inf` where there is none).
+        jump: by how much the slope of f jumps at its kink, or at each of them; the envelope rounds
+            it over a width of lambda times that. None where f has no such number.
         weak_convexity: rho_f, the smallest r such that f + r/2 |.|^2 is convex (0 for convex f,
             `inf` for a function that is not weakly convex).
 
@@ -62,6 +64,7 @@ class AbstractOuter(abc.ABC):
     monotone: bool = False
     smooth: bool = False
     lipschitz: float = math.inf
+    jump: float | None = None
 
     @property
     def weak_convexity(self) -> float:

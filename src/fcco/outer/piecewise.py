@@ -106,6 +106,12 @@ class _OneKink(_PiecewiseLinear):
     def _zero_set(self) -> Bounds:
         return self._kink(), self._kink()
 
+    @property
+    def jump(self) -> float:
+        """The difference of the two slopes."""
+        low, high = self._slopes()
+        return high - low
+
     def dual_zone(self, step: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
         """The interval kink + step [low, high]: there y = (u - kink) / step."""
         (low, high), kink = self._slopes(), self._kink()
@@ -276,6 +282,11 @@ class DeadZone(_PiecewiseLinear):
         _checks.in_interval("DeadZone", "width", self.width, 0, math.inf, open_high=True)
         _checks.positive("DeadZone", "scale", self.scale)
 
+    @property
+    def jump(self) -> float:
+        """The weight w, at either end of the dead zone."""
+        return self.scale
+
     def _slopes(self) -> Bounds:
         return -self.scale, self.scale
 
@@ -323,6 +334,11 @@ class TwoSidedHinge(AbstractOuter):
     def lipschitz(self) -> float:
         """Sqrt(2) w."""
         return 2**0.5 * self.scale
+
+    @property
+    def jump(self) -> float:
+        """2 w: the width is that of the difference u_1 - u_2."""
+        return 2 * self.scale
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""

@@ -326,6 +326,11 @@ class SeparableHinge(_SupportFunction):
         """Rho sqrt(d)."""
         return math.inf if self.dim is None else self.scale * self.dim**0.5
 
+    @property
+    def jump(self) -> float:
+        """Rho, in each component."""
+        return self.scale
+
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""
         return self.scale * relu(u).sum(dim=-1)

@@ -52,6 +52,11 @@ class _Profile(AbstractOuter):
 class _Even(_Profile):
     """f(u) = h(|u|)."""
 
+    @property
+    def jump(self) -> float:
+        """Twice the slope of h at 0, which is its largest."""
+        return 2 * self.lipschitz
+
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""
         return self._value(u.abs())
@@ -80,6 +85,11 @@ class _OneSided(_Profile):
     """f(u) = h([u]_+)."""
 
     monotone = True
+
+    @property
+    def jump(self) -> float:
+        """The slope of h at 0, which is its largest."""
+        return self.lipschitz
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""

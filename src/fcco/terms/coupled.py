@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .._schedules import Schedule
+from .._schedules import Schedule, Smoothing, Width
 from .._state import KeepsPrecision
 from ..outer import AbstractOuter, MoreauEnvelope
 from ..tracker import InnerTracker, Tracked
@@ -21,6 +21,7 @@ __all__ = [
     "OuterTerm",
     "TermNumbers",
     "Tolerance",
+    "as_lambda",
     "number_and_names",
     "weighted_mean",
 ]
@@ -141,22 +142,35 @@ class TermNumbers(NamedTuple):
     weight: float = 1.0
 
 
+def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule:
+    """Read `smoothing=...`: lambda as it is, or from the `Width` of the rounded kink of f."""
+    if not isinstance(smoothing, Width):
+        return smoothing
+    if outer.jump is None:
+        raise ValueError(
+            f"`{call}(smoothing={smoothing!r})` needs a kink whose slope jumps by a known amount, "
+            f"which {outer!r} does not declare (`jump`); give lambda itself, a number."
+        )
+    return smoothing.smoothing(outer.jump)
+
+
 class OuterTerm(AbstractTerm):
     """A term with an outer function f, smoothed or not.
 
     Args:
         outer: f.
         tracker: the running estimates u_i.
-        smoothing: lambda, 0 for f itself, or a function of the step.
+        smoothing: lambda, 0 for f itself, or a function of the step; or a `Width`.
     """
 
-    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Schedule) -> None:
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
         super().__init__(tracker)
         if tracker.dim != (outer.dim or max(tracker.dim, 2)):
             raise ValueError(
                 f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
                 f"tracker has `dim={tracker.dim}`."
             )
+        smoothing = as_lambda(type(self).__name__, outer, smoothing)
         self.outer, self.smoothing_schedule = outer, smoothing
         self._smoothed: tuple[float, AbstractOuter] | None = None
         first = smoothing(0) if callable(smoothing) else smoothing
@@ -171,8 +185,16 @@ class OuterTerm(AbstractTerm):
         return schedule(self.step) if callable(schedule) else schedule
 
     @smoothing.setter
-    def smoothing(self, value: Schedule) -> None:
-        self.smoothing_schedule = value
+    def smoothing(self, value: Smoothing) -> None:
+        self.smoothing_schedule = as_lambda(type(self).__name__, self.outer, value)
+
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.
+
+        Args:
+            values: other values of all blocks than the tracked ones.
+        """
+        return self.tracker.rows if values is None else values
 
     @property
     def smoothed(self) -> AbstractOuter:
@@ -197,7 +219,7 @@ class CoupledTerm(OuterTerm):
     Args:
         outer: f.
         tracker: the tracker of g_i.
-        smoothing: lambda, 0 for f itself, or a function of the step (annealing).
+        smoothing: lambda, 0 for f itself, or a function of the step (annealing); or a `Width`.
         weight: factor in front of the sum, or a function of the step (a ramp).
         tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
         margin: train for g_i <= tolerance_i - margin, to land on the safe side.
@@ -221,7 +243,7 @@ class CoupledTerm(OuterTerm):
         outer: AbstractOuter,
         tracker: InnerTracker,
         *,
-        smoothing: Schedule = 0.0,
+        smoothing: Smoothing = 0.0,
         weight: Schedule = 1.0,
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
@@ -251,6 +273,10 @@ class CoupledTerm(OuterTerm):
         """The current factor; a schedule is a function of the steps this term had a part in."""
         schedule = self.weight_schedule
         return schedule(self.step) if callable(schedule) else schedule
+
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The u_i - tolerance_i + margin, or those of given values of all blocks."""
+        return self.limits.excess(super().excess(values), dim=self.tracker.dim)
 
     def numbers(self) -> TermNumbers:
         """The numbers of the current step, to replay its loss later."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from .. import _checks
-from .._schedules import Schedule
+from .._schedules import Smoothing
 from ..outer import CVaR, CVaRHinge
 from ..tracker import InnerTracker, Tracked
 from .coupled import OuterTerm
@@ -202,7 +202,8 @@ class CVaRTerm(OuterTerm):
     Args:
         tracker: the tracker of g_i.
         ratio: r.
-        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule.
+        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; or a
+            `Width`.
         threshold: how s moves, once per optimizer step: `"exact"` minimises over the table that
             the gradient reads (the new u, with `read="new"`); `"gradient"` steps by 1 - mean f'
             over the sampled blocks; `"table"` over all blocks.
@@ -217,7 +218,7 @@ class CVaRTerm(OuterTerm):
         tracker: InnerTracker,
         ratio: float,
         *,
-        smoothing: Schedule = 0.0,
+        smoothing: Smoothing = 0.0,
         threshold: Literal["exact", "gradient", "table"] = "exact",
         threshold_lr: float = 0.1,
     ) -> None:
@@ -327,6 +328,10 @@ class CVaRTerm(OuterTerm):
         """CVaR of the tracked values, with the exact threshold; NaN before the first."""
         table = self.table()
         return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
+
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The u_i - s, or those of given values of all blocks."""
+        return super().excess(values) - self.threshold
 
     def weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""

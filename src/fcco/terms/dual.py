@@ -184,6 +184,10 @@ class DualTerm(CoupledTerm):
         """Mean of weight * f(c_i), the excess over the limits, over the blocks seen."""
         return self.weight * self.outer(self.table() - self.limits.margin).mean()
 
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The v_i, which hold the limits already and whose slope is y_i; or as in `CoupledTerm`."""
+        return self.tracker.rows if values is None else super().excess(values)
+
     def dual(self) -> Tensor:
         """The y_i, shape (n,) or (n, d1), NaN where never seen."""
         return self.where_seen(self.rule.dual)

@@ -67,6 +67,7 @@ class _Progress:
     steps: int = 0
     skipped: int = 0
     open: Update | None = None
+    blocks: int = 0  # in the last step
     # A cache of the mask `seen`: ids that are known to have a value, valid for one version of the
     # mask. A set answers at once what a look into the mask would cost four tensor operations.
     visited: set[int] = field(default_factory=set)
@@ -208,6 +209,15 @@ class InnerTracker(KeepsPrecision):
     def skipped(self) -> int:
         """Entries dropped by `on_nonfinite="skip"`."""
         return self._progress.skipped
+
+    @property
+    def blocks_per_step(self) -> int:
+        """B1 of the last step; 0 before the first, also of a resumed run."""
+        return self._progress.blocks
+
+    def error(self) -> Tensor:
+        """The standard error of each u, in the shape of `rows`; NaN where it is not known."""
+        return torch.full_like(self.rows, torch.nan)
 
     @property
     def rows(self) -> Tensor:
@@ -482,6 +492,7 @@ class InnerTracker(KeepsPrecision):
             self._check.push(update.finite, batch.index)
         if update.seen is not None:
             self._mark_seen(batch, update)
+        progress.blocks = batch.index.shape[0]
         table, latest = self._buffers["value"], self._buffers["latest"]
         assert table is not None
         rows = table.view(-1) if self.dim == 1 else table

@@ -1,0 +1,409 @@
+"""Reports: each finding in a situation made to have it, and in one without."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fcco
+from fcco.outer import Absolute, SeparableHinge, SquaredHinge
+from fcco.report import ConstraintReport, GroupReport
+
+
+class Point(torch.nn.Module):
+    """A model that is its parameters."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(values))
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+def groups(losses: Tensor, ratio: float, **options: Any) -> fcco.CVaRGroupDRO:
+    """An objective that has tracked these losses, in one step with all groups."""
+    model = Point([0.0])
+    optimizer = sgd(model)
+    settings = {"gamma": 1.0, "correction": 0.0, **options}
+    dro = fcco.CVaRGroupDRO(model, optimizer, len(losses), ratio, **settings)
+    step(dro, optimizer, lambda: losses + 0 * model.w)
+    return dro
+
+
+def constraints(values: Tensor, number: Any = None, index: Any = None, **options: Any) -> Any:
+    """A constrained objective that has tracked these values in one step."""
+    model = Point([0.0])
+    optimizer = sgd(model)
+    number = len(values) if number is None else number
+    settings = {"gamma": 1.0, "correction": 0.0, **options}
+    objective = fcco.constrained(model, optimizer, number, **settings)
+    step(objective, optimizer, lambda: (0 * model.w.sum(), values + 0 * model.w), index)
+    return objective
+
+
+def step(objective: Any, optimizer: Any, function: Any, index: Any = None) -> None:
+    objective(function, index).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def kinds(report: Any) -> list[str]:
+    return [finding.kind for finding in report.findings]
+
+
+def finding(report: Any, kind: str) -> str:
+    (found,) = [each for each in report.findings if each.kind == kind]
+    return str(found)
+
+
+@pytest.fixture
+def known_error(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the error of every estimate."""
+
+    def set_error(error: float) -> None:
+        monkeypatch.setattr(
+            fcco.InnerTracker, "error", lambda self: torch.full_like(self.rows, error)
+        )
+
+    return set_error
+
+
+# The table.
+
+
+def test_the_rows_of_groups(known_error: Any) -> None:
+    known_error(0.02)
+    losses = torch.tensor([0.1, 0.9, 0.2, 0.4])
+    dro = groups(losses, 0.5, smoothing=0.0)
+    report = dro.report()
+    assert isinstance(report, GroupReport)
+    assert [row.value for row in report.rows] == pytest.approx(losses.tolist())
+    assert [row.weight for row in report.rows] == pytest.approx(dro.group_weights().tolist())
+    assert [row.capped for row in report.rows] == [False, True, False, True]
+    assert (report.worst, report.seen, report.at_cap) == (1, 4, 2)
+    assert report.cvar == pytest.approx(0.65) and report.mean == pytest.approx(0.4)
+    assert report.rows[0].met is None
+    lines = str(report).splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["group", "1", "3", "2", "0"]
+    assert "0.9 ± 0.02" in lines[1] and "at cap" in lines[1] and "at cap" not in lines[3]
+
+
+def test_a_long_table_shows_the_worst_and_counts_the_rest() -> None:
+    losses = torch.randn(364, generator=torch.Generator().manual_seed(0))
+    lines = str(groups(losses, 0.1, smoothing=0.0).report()).splitlines()
+    assert lines[1].split()[0] == str(int(losses.argmax()))
+    assert lines[21] == "... and 344 more"
+    assert "±" in lines[1] and "?" in lines[1]  # the error is not known
+
+
+def test_the_rows_of_constraints(known_error: Any) -> None:
+    known_error(0.04)
+    values = torch.tensor([0.5, 0.05, 0.3])
+    objective = constraints(
+        values, ["a", "b", "c"], penalty=6.0, smoothing=0.05, tolerance=[0.1, 0.2, 0.29]
+    )
+    report = objective.report()
+    assert isinstance(report, ConstraintReport)
+    assert [row.name for row in report.rows] == ["a", "b", "c"]
+    assert [row.limit for row in report.rows] == pytest.approx([0.1, 0.2, 0.29])
+    assert [row.excess for row in report.rows] == pytest.approx([0.4, -0.15, 0.01], abs=1e-6)
+    assert [row.met for row in report.rows] == [False, True, False]
+    assert [row.capped for row in report.rows] == [True, False, False]
+    assert [row.weight for row in report.rows] == pytest.approx([2.0, 0.0, 0.2 / 3], abs=1e-6)
+    lines = str(report).splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["constraint", "a", "c", "b"]
+    assert "0.5 ± 0.04" in lines[1] and lines[1].endswith("no")
+    assert lines[2].endswith("no?") and lines[3].endswith("yes")  # 0.01 is within the error
+    exact = str(objective.report(values)).splitlines()
+    assert "±" not in exact[1] and exact[2].endswith("no")
+
+
+def test_values_of_equalities_vectors_and_dual_variables() -> None:
+    equal = constraints(
+        torch.tensor([0.1, 0.6]), outer=Absolute(4.0), smoothing=0.1, tolerance=0.5
+    ).report()
+    assert [row.value for row in equal.rows] == pytest.approx([0.1, 0.6])
+    assert [row.excess for row in equal.rows] == pytest.approx([0.4, 0.1])
+    pairs = torch.tensor([[0.1, -0.2], [-0.3, -0.4]])
+    vectors = constraints(pairs, outer=SeparableHinge(4.0, dim=2), smoothing=0.1).report()
+    assert [row.value for row in vectors.rows] == pytest.approx([0.1, -0.3])
+    assert [row.limit for row in vectors.rows] == [0.0, 0.0]
+    model = Point([0.0])
+    optimizer = sgd(model)
+    settings: Any = {"penalty": 4.0, "dual_step": 1.0, "tolerance": 0.3, "margin": 0.1}
+    dual = fcco.constrained(model, optimizer, 2, "alexr", **settings)
+    step(dual, optimizer, lambda: (0 * model.w.sum(), torch.tensor([0.2, 0.9]) + 0 * model.w))
+    report = dual.report()
+    assert [row.value for row in report.rows] == pytest.approx([0.2, 0.9])
+    assert [row.excess for row in report.rows] == pytest.approx([-0.1, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("ssg", {"threshold": 0.1}),
+        ("oss", {"proximal": 1.0, "inner_steps": 3}),
+        ("icppac", {"proximal": 1.0, "inner_steps": 3}),
+        ("squared-hinge", {"penalty": 2.0}),
+        ("hinge", {"penalty": 2.0}),
+    ],
+)
+def test_every_constrained_method_reports(method: str, settings: Any) -> None:
+    model = Point([0.5, -1.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    objective = fcco.constrained(model, optimizer, 2, method, **settings)
+    objective(lambda: (model.w.square().sum(), model.w + 0)).backward()
+    report = objective.report(function=lambda: (model.w.square().sum(), model.w + 0))
+    assert report.worst == 0 and report.violation == pytest.approx(0.5)
+    assert not any(row.capped for row in report.rows)
+    assert str(report).count("\n") > 3
+
+
+# The findings.
+
+
+def test_never_seen() -> None:
+    some = constraints(torch.zeros(2), 3, [0, 2], penalty=1.0, smoothing=0.1, tolerance=1.0)
+    report = some.report()
+    assert "1 of 3 constraints" in finding(report, "never-seen")
+    assert report.seen == 2 and math.isnan(report.rows[1].value) and report.rows[1].met is None
+    assert "never seen" in str(report)
+    everything = constraints(torch.zeros(3), penalty=1.0, smoothing=0.1, tolerance=1.0)
+    assert kinds(everything.report()) == []
+    model = Point([0.0])
+    with pytest.raises(ValueError, match="no group has been seen"):
+        fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5).report()
+
+
+def test_multiplier_at_its_cap() -> None:
+    settings = {"penalty": 2.0, "smoothing": fcco.Width(0.1), "tolerance": 0.5}
+    beyond = constraints(torch.tensor([0.7, 0.4]), ["a", "b"], **settings).report()
+    text = finding(beyond, "multiplier-at-cap")
+    assert "'a'" in text and "'b'" not in text and "penalty" in text
+    inside = constraints(torch.tensor([0.55, 0.4]), ["a", "b"], **settings).report()
+    assert inside.violated == 1 and kinds(inside) == []
+    # At the cap but met: the margin asks for more than the limit.
+    strict = constraints(torch.tensor([0.45, 0.1]), **settings, margin=0.2).report()
+    assert strict.rows[0].capped and kinds(strict) == []
+
+
+def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
+    """Each multiplier of the hard hinge is 0 or the cap: it takes an error, or an average."""
+    objective = constraints(torch.tensor([0.7, 0.4]), method="hinge", penalty=2.0, tolerance=0.5)
+    assert kinds(objective.report()) == []
+    assert kinds(objective.report(torch.tensor([0.50001, 0.4]))) == []
+    objective.keep_average()
+    for _ in range(4):
+        step(
+            objective,
+            objective.optimizer,
+            lambda: (0 * objective.model.w.sum(), torch.tensor([0.7, 0.4]) + 0 * objective.model.w),
+        )
+    assert kinds(objective.report()) == ["multiplier-at-cap"]
+    objective.multiplier_average.value.mul_(0.5)
+    assert kinds(objective.report()) == []
+    objective.multiplier_average = None
+    known_error(0.05)
+    assert "multiplier-at-cap" in kinds(objective.report())
+    known_error(0.2)
+    assert "multiplier-at-cap" not in kinds(objective.report())
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.3, 0.05])
+def test_no_group_at_the_cap(ratio: float) -> None:
+    losses = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    wide = groups(losses, ratio, smoothing=fcco.Width(2.0))
+    text = finding(wide.report(), "no-group-at-cap")
+    assert f"ratio={ratio}" in text
+    # The width it proposes is narrow enough, and close to the widest that is.
+    proposed = float(text.split("fcco.Width(")[1].split(")")[0])
+    narrow = groups(losses, ratio, smoothing=fcco.Width(proposed))
+    assert kinds(narrow.report()) == [] and narrow.report().at_cap > 0
+    for options in ({"smoothing": 0.0}, {"smoothing": fcco.Width(0.01)}):
+        assert kinds(groups(losses, ratio, **options).report()) == []
+    assert kinds(groups(losses, 1.0, smoothing=5.0).report()) == []
+
+
+def test_zone_below_the_noise(known_error: Any) -> None:
+    losses = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    dro = groups(losses, 0.5, smoothing=fcco.Width(0.1))
+    objective = constraints(losses, penalty=3.0, smoothing=fcco.Width(0.1), tolerance=4.0)
+    hard = groups(losses, 0.5, smoothing=0.0)
+    for each in (dro, objective, hard):
+        assert kinds(each.report()) == []  # the error is not known
+    known_error(0.2)
+    for each in (dro, objective, hard):
+        assert "fcco.Width(0.4)" in finding(each.report(), "zone-below-noise")
+    known_error(0.05)
+    assert kinds(dro.report()) == kinds(objective.report()) == []
+    smooth = constraints(losses, outer=SquaredHinge(3.0), smoothing=0.0, tolerance=4.0)
+    known_error(0.2)
+    assert kinds(smooth.report()) == []
+
+
+def test_estimates_behind() -> None:
+    model = Point([0.0])
+    optimizer = sgd(model)
+    options: Any = {"smoothing": fcco.Width(0.1), "gamma": 0.1, "correction": 0.0}
+    dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.5, **options)
+    losses = torch.arange(8.0)
+
+    def some(part: Tensor) -> None:
+        step(dro, optimizer, lambda: losses[part] + 0 * model.w, part)
+
+    for k in range(20):
+        some(torch.tensor([k % 4, 4 + k % 4]))
+    assert "about 40 steps behind" in finding(dro.report(), "estimates-lag")
+    for k in range(150):
+        some(torch.tensor([k % 4, 4 + k % 4]))
+    assert kinds(dro.report()) == []
+    # With every block and a correction by 1 - gamma nothing lags.
+    corrected = groups(losses, 0.5, smoothing=fcco.Width(0.1), gamma=0.1, correction="auto")
+    assert kinds(corrected.report()) == []
+    plain = groups(losses, 0.5, smoothing=fcco.Width(0.1), gamma=0.1)
+    assert kinds(plain.report()) == ["estimates-lag"]
+
+
+def test_estimates_far_from_fresh_values() -> None:
+    generator = torch.Generator().manual_seed(0)
+    group = torch.arange(8).repeat_interleave(50)
+    losses = torch.linspace(1, 3, 8)
+    dro = groups(losses, 0.25, smoothing=fcco.Width(0.1))
+
+    def moved(by: float) -> list[str]:
+        noise = 0.5 * torch.randn(400, generator=generator)
+        return kinds(dro.report(function=lambda: losses[group] + by + noise, index=group))
+
+    assert moved(0.0) == [] and moved(0.05) == []
+    assert moved(0.5) == ["estimates-lag"]
+    assert torch.equal(dro.group_losses(), losses)  # nothing was updated
+
+
+def test_collapse_to_a_constant(known_error: Any) -> None:
+    equal = 0.693 + 0.001 * torch.linspace(-1, 1, 6)
+    apart = torch.linspace(0.2, 1.2, 6)
+    assert kinds(groups(equal, 0.5, smoothing=0.0).report()) == []  # the error is not known
+    known_error(0.01)
+    options: Any = {"smoothing": fcco.Width(0.05)}
+    found = finding(groups(equal, 0.5, **options).report(), "collapse")
+    assert "0.693" in found
+    assert kinds(groups(apart, 0.5, **options).report()) == []
+
+
+def test_collapse_within_groups() -> None:
+    """A constant output: within each group of one label all samples have the same loss."""
+    torch.manual_seed(0)
+    group = torch.arange(4).repeat_interleave(20)
+    label = (group % 2).float()
+    x = torch.randn(80, 3) + label.unsqueeze(1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = sgd(model)
+    dro = fcco.CVaRGroupDRO(
+        model, optimizer, 4, 0.5, smoothing=fcco.Width(0.01), gamma=1.0, correction=0.0
+    )
+
+    def losses() -> Tensor:
+        output = model(x).squeeze(1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(output, label, reduction="none")
+
+    step(dro, optimizer, losses, group)
+    assert "collapse" not in kinds(dro.report(function=losses, index=group))
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(0.3)
+    step(dro, optimizer, losses, group)
+    assert "collapse" in kinds(dro.report(function=losses, index=group))
+    assert "collapse" not in kinds(dro.report())
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([[1.0, 0.0], [-1.0, 0.1]], "'a', 'b'"),  # almost opposite
+        ([[1.0, 0.0], [-0.7, 0.7]], "cosine -0.71"),
+        ([[1.0, 0.0], [0.0, 1.0]], None),
+        ([[1.0, 0.0], [-0.5, 0.87], [-0.5, -0.87]], "'a', 'b', 'c'"),  # no two of them are
+        ([[1.0, 0.0], [1.0, 0.2], [-1.0, 0.1]], None),  # the third is met, see below
+    ],
+)
+def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | None) -> None:
+    """g_i = 1 + <a_i, w>, all of them violated at w = 0 (but for a limit of 2)."""
+    directions, model = torch.tensor(rows), Point([0.0, 0.0])
+    unused = torch.nn.Parameter(torch.zeros(3))
+    model.register_parameter("unused", unused)
+    optimizer = sgd(model)
+    limits = [0.5, 0.5, 2.0 if found is None else 0.5][: len(rows)]
+    objective = fcco.constrained(
+        model, optimizer, ["a", "b", "c"][: len(rows)], penalty=9.0, smoothing=1.0,
+        tolerance=limits, gamma=1.0, correction=0.0,
+    )  # fmt: skip
+
+    def inner() -> Any:
+        return model.w.square().sum(), 1 + directions @ model.w
+
+    step(objective, optimizer, inner, torch.arange(len(rows)))
+    assert "constraints-oppose" not in kinds(objective.report())
+    report = objective.report(function=inner, index=torch.arange(len(rows)))
+    if found is None:
+        assert "constraints-oppose" not in kinds(report)
+    else:
+        assert found in finding(report, "constraints-oppose")
+    assert model.w.grad is None
+
+
+def test_equalities_oppose_by_the_side_they_are_on() -> None:
+    """w must equal 1 and 3: above the one and below the other, it cannot."""
+    model = Point([2.0])
+    optimizer = sgd(model)
+    objective = fcco.constrained(
+        model, optimizer, 2, outer=Absolute(4.0), smoothing=0.1, tolerance=[1.0, 3.0], gamma=1.0
+    )
+
+    def inner() -> Any:
+        return 0 * model.w.sum(), model.w.expand(2)
+
+    step(objective, optimizer, inner)
+    assert "constraints-oppose" in kinds(objective.report(function=inner))
+    with torch.no_grad():
+        model.w.fill_(5.0)
+    step(objective, optimizer, inner)
+    assert "constraints-oppose" not in kinds(objective.report(function=inner))
+
+
+def test_the_report_of_online_weights() -> None:
+    model = Point([0.0])
+    optimizer = sgd(model)
+    objective = fcco.ooa(model, optimizer, 3, step=5.0)
+    step(objective, optimizer, lambda: torch.tensor([0.1, 2.0, 0.2]) + 0 * model.w)
+    report = objective.report()
+    assert isinstance(report, GroupReport) and report.worst == 1 and kinds(report) == []
+    assert [row.weight for row in report.rows] == pytest.approx(objective.group_weights().tolist())
+
+
+def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:
+    model = Point([0.5, 0.5])
+    optimizer = sgd(model)
+    objective = fcco.constrained(
+        model, optimizer, ["low", "high"], penalty=4.0, smoothing=1.0, gamma=1.0,
+        objective=fcco.CoupledTerm(Absolute(), fcco.ema_tracker(3, gamma=0.5)),
+    )  # fmt: skip
+
+    def inner() -> Any:
+        opposed = model.w[0]
+        named = {"low": 1 + opposed, "high": 1 - opposed}
+        return {"objective": model.w.sum().expand(3), "constraints": named}
+
+    step(objective, optimizer, inner, {"objective": torch.arange(3)})
+    report = objective.report(function=inner, index={"objective": torch.arange(3)})
+    assert "'low', 'high'" in finding(report, "constraints-oppose")
+    with pytest.raises(ValueError, match="must return values of 'constraints'"):
+        objective.report(
+            function=lambda: {"objective": model.w.sum().expand(3)},
+            index={"objective": torch.arange(3)},
+        )
