@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _watch
 from ._derivatives import Directional
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from .inputs import ONLY, CallReader, Index, mean_loss, split
@@ -36,10 +37,26 @@ class _CallState:
         calls: number of calls so far, to notice ranks out of step.
         open_at: version of the parameters and number of snapshots when the open step was
             evaluated.
+        waiting: calls since the last step of an optimizer.
+        moves: how often the parameters have changed in that time.
+        stepping: an optimizer is inside its step (it runs a closure).
+        from_eval: the loss of a call in `eval()` mode was differentiated.
+        said_moves, said_steps, said_eval: what was warned of.
     """
 
     calls: int = 0
     open_at: tuple[int, int] | None = None
+    waiting: int = 0
+    moves: int = 0
+    stepping: bool = False
+    from_eval: bool = False
+    said_moves: bool = False
+    said_steps: bool = False
+    said_eval: bool = False
+
+    def differentiated(self, _: Tensor) -> None:
+        """To be called when a loss of `eval()` mode is differentiated."""
+        self.from_eval = True
 
 
 class Compositional(nn.Module):
@@ -118,6 +135,10 @@ class Compositional(nn.Module):
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
+        _watch.foreign_optimizers(
+            type(self).__name__, model, self._optimizers, self.previous is not None
+        )
+        self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
         self._needs_objective = any(term.needs_objective for term in named.values())
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
@@ -131,6 +152,9 @@ class Compositional(nn.Module):
         """Listen to the steps of the optimizers."""
         hook = self._after_step
         self._handles = [each.register_step_post_hook(hook) for each in self._optimizers]
+        if self.previous is None:  # its snapshots tell of steps that run closures
+            before = self._before_step
+            self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
         for each in self._optimizers:
             if isinstance(each, MethodOptimizer):
                 each.join(*self._model)
@@ -207,7 +231,10 @@ class Compositional(nn.Module):
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
         self._state.calls += 1
+        if not callable(function) or not (gradient is None or callable(gradient)):
+            raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
+        watch = self._watch if updating else None
         blocks = reader.blocks(index, counts)
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
@@ -220,9 +247,12 @@ class Compositional(nn.Module):
                 function, gradient = gradient, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
         ready = previous is not None and updating and previous.ready and not self.single_point
+        number = None
         if ready and past is None and any(t.tracker.corrects for t in self._terms.values()):
             assert previous is not None
             past = previous.evaluate(function)
+            if watch is not None and watch.evaluations and gradient is None:
+                number = _watch.sequence_number()
         carriers = None
         if gradient is None:
             loss, values = split(function())
@@ -240,9 +270,22 @@ class Compositional(nn.Module):
             entries = {
                 name: self._with_linearised_previous(name, each) for name, each in entries.items()
             }
+        if watch is not None:
+            if number is not None:
+                results = [each.carrier for each in entries.values()]
+                results += [] if loss is None else [loss]
+                watch.check_function(number, results, self._optimizers)
+            watch.noted.append(
+                [(name, each.blocks, each.carrier.requires_grad) for name, each in entries.items()]
+            )
+            if len(watch.noted) == _watch.WINDOW and not watch.look(group is None):
+                self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        return self._combined(loss, self._tracked(entries, loss, group, updating))
+        combined = self._combined(loss, self._tracked(entries, loss, group, updating))
+        if not self.training and combined.requires_grad:
+            combined.register_hook(self._state.differentiated)
+        return combined
 
     def _tracked(
         self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
@@ -273,6 +316,15 @@ class Compositional(nn.Module):
             parts.insert(0, loss)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
+    def _needs_function(self, function: Any, gradient: Any) -> str:
+        name, given = ("gradient=", gradient) if callable(function) else ("function", function)
+        return (
+            f"`{type(self).__name__}` needs a function that runs the model, because it may be "
+            f"called at the previous parameters too, but `{name}` is: {type(given).__name__}. "
+            "Write `objective(lambda: losses_of(model(x), y), index)` or, with an ordinary loss, "
+            "`objective(lambda: (loss_of(model), values_of(model)))`."
+        )
+
     def _require_objective(self, entries: dict[str, Entries]) -> None:
         if not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
@@ -286,16 +338,27 @@ class Compositional(nn.Module):
         Values of different w must not be pooled. In-place changes raise the version of a tensor,
         which costs nothing to read; the sum of all versions changes if any parameter does.
         """
-        count = 0 if self.previous is None else self.previous.snapshots
+        state, count = self._state, 0 if self.previous is None else self.previous.snapshots
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
-        there, self._state.open_at = self._state.open_at, here
+        there, state.open_at = state.open_at, here
+        state.waiting += 1
+        if state.waiting in _watch.WAITS and self._handles and not state.said_steps:
+            waits = _watch.never_stepped(self.model, self._optimizers, state.waiting)
+            state.said_steps = waits
         if there is None or there[0] == here[0]:
             return
+        if there[1] == count and not state.stepping:
+            state.moves += 1
+            if state.moves == _watch.MOVES and self._handles and not state.said_moves:
+                state.said_moves = True
+                _watch.moved_unseen(self._optimizers)
         if self.previous is None or there[1] != count:
-            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step.
+            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step, but of
+            # no optimizer.
+            waiting, moves = state.waiting, state.moves
             self.close()
-            self._state.open_at = here
+            state.open_at, state.waiting, state.moves = here, waiting, moves
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
@@ -371,7 +434,17 @@ class Compositional(nn.Module):
                 )
         return result
 
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._state.stepping = True
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        state = self._state
+        if state.from_eval:
+            state.from_eval = False
+            if state.waiting == 0 and not state.said_eval:
+                state.said_eval = True
+                _watch.stepped_in_eval()
+        state.stepping = False
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
@@ -380,7 +453,8 @@ class Compositional(nn.Module):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        self._state.open_at = None
+        state = self._state
+        state.open_at, state.waiting, state.moves = None, 0, 0
         for term in self._terms.values():
             term.close()
         for action in self._after_close:
