@@ -118,7 +118,7 @@ MAY_USE = {
     "_schedules": {"_checks"},
     "_derivatives": {"_distributed"},
     "_files": {"previous"},
-    "_watch": {"previous", "terms", "tracker"},
+    "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
     "groups": {"_checks"},
     "previous": {"_state"},

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .optim import MethodOptimizer
 from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks
@@ -24,9 +28,11 @@ __all__ = [
     "WAITS",
     "WINDOW",
     "FirstCalls",
+    "Listener",
     "UsageWarning",
     "foreign_optimizers",
-    "moved_unseen",
+    "moved_by_hand",
+    "moved_by_other",
     "never_stepped",
     "only_made_before",
     "sequence_number",
@@ -34,13 +40,14 @@ __all__ = [
     "warn",
 ]
 
-MOVES = 10
+MOVES = 20
 """So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
 the ascent steps of SAM, or weights that were swapped for an evaluation."""
 
-WAITS = (100, 1000)
-"""After so many calls without a step it is asked why: at first only if no gradient has arrived
-either, later in any case (gradients may be accumulated over hundreds of calls)."""
+WAITS = (10, 100, 1000)
+"""After so many calls without a step it is asked why. From the first on, other optimizers are
+listened to; at the second it matters whether there are gradients (they may be accumulated over
+hundreds of calls); the third is too long for anything."""
 
 WINDOW = 25
 """Calls between two looks at what was noted of them."""
@@ -95,15 +102,52 @@ def foreign_optimizers(
     warn(f"{message} (Master copies of its parameters are fine.)")
 
 
-def moved_unseen(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Say that the parameters change while no step of the optimizers is seen."""
+class Listener:
+    """Hears the steps of all optimizers, in search of another one that moves the same parameters.
+
+    Versions of tensors would not tell: fused optimizers leave them as they are.
+
+    Args:
+        optimizers: whose parameters these are.
+
+    Attributes:
+        other: the name of the other optimizer, once it has made a step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.other = ""
+        self._own = weakref.WeakSet(optimizers)
+        for each in optimizers:
+            self._own.update(each.wrapped if isinstance(each, MethodOptimizer) else ())
+        # Not to be removed inside of a hook, while torch goes through all of them.
+        self.stop = register_optimizer_step_post_hook(self._after_step).remove
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.other or optimizer in self._own:
+            return
+        held = {id(p) for each in self._own for p in parameters_of(each)}
+        if any(id(p) in held for p in parameters_of(optimizer)):
+            self.other = type(optimizer).__name__
+
+
+def moved_by_other(optimizers: Sequence[torch.optim.Optimizer], other: str) -> None:
+    """Say that another optimizer makes the steps."""
+    warn(
+        f"{other} steps the parameters of this objective, but the optimizer that it was given, "
+        f"{_names(optimizers)}, makes no step: the objective does not know where a step ends nor "
+        "what w_{t-1} is. Step `objective.optimizer`, or build the objective with the optimizer "
+        "that is stepped (not one that was replaced or copied later). A Hugging Face trainer makes "
+        "its own unless it gets `Trainer(optimizers=(optimizer, None))`."
+    )
+
+
+def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Say that the parameters change without a step of any optimizer."""
     warn(
         f"The parameters have changed {MOVES} times between calls of this objective, but its "
-        f"optimizer, {_names(optimizers)}, made no step in that time: another one moves them (made "
-        "anew, a copy, or that of a trainer). The objective then does not know where a step ends "
-        "nor what w_{t-1} is. Step `objective.optimizer`, or give the objective the optimizer that "
-        "is stepped; a Hugging Face trainer takes it as `Trainer(optimizers=(optimizer, None))`. "
-        "After an update by hand call `objective.close()`."
+        f"optimizer, {_names(optimizers)}, made no step: the objective does not know where a step "
+        "ends nor what w_{t-1} is. Step `objective.optimizer`, or call `objective.close()` after "
+        "each update by hand."
     )
 
 
@@ -115,24 +159,21 @@ def never_stepped(
     without_gradient = all(p.grad is None for p in held)
     if calls < WAITS[-1] and not without_gradient:
         return False
-    name, message = _names(optimizers), f"In {calls} calls of this objective"
+    message = f"In {calls} calls of this objective its optimizer, {_names(optimizers)}, made no "
     if set(held).isdisjoint(model.parameters()):
         message += (
-            f" its optimizer, {name}, made no step, and it holds no parameter of the model any "
-            "more. Build the objective after the model has its final parameters."
+            "step, and it holds no parameter of the model any more. Build the objective after the "
+            "model has its final parameters."
         )
     elif without_gradient:
         message += (
-            f" no gradient has reached the parameters of its optimizer, {name}, and no step was "
-            "made. If your function runs a copy of the model, give the objective that one and its "
-            "optimizer; if these calls are evaluations, use `objective.eval()` or "
-            "`torch.no_grad()`: otherwise they are tracked as training."
+            "step, and its parameters have no gradient. If these calls are evaluations, use "
+            "`objective.eval()` or `torch.no_grad()`: otherwise they are tracked as training. If "
+            "your function runs a copy of the model, or you step a copy of the optimizer, build "
+            "the objective with those."
         )
     else:
-        message += (
-            f" its optimizer, {name}, made no step. Step `objective.optimizer` after "
-            "`loss.backward()`."
-        )
+        message += "step. Step `objective.optimizer` after `loss.backward()`."
     warn(message)
     return True
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ._schedules import Schedule
+from .inputs import known_settings
 from .objective import Compositional
 from .optim import ProximalPoint
 from .outer import CVaR
@@ -78,6 +79,7 @@ class CVaRGroupDRO(GroupObjective):
         True
     """
 
+    @known_settings()
     def __init__(
         self,
         model: nn.Module,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
 
 
-@dataclass
+@dataclasses.dataclass
 class _CallState:
     """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
 
@@ -41,6 +42,7 @@ class _CallState:
         moves: how often the parameters have changed in that time.
         stepping: an optimizer is inside its step (it runs a closure).
         from_eval: the loss of a call in `eval()` mode was differentiated.
+        listener: hears other optimizers, when there was no step for long.
         said_moves, said_steps, said_eval: what was warned of.
     """
 
@@ -50,6 +52,7 @@ class _CallState:
     moves: int = 0
     stepping: bool = False
     from_eval: bool = False
+    listener: _watch.Listener | None = None
     said_moves: bool = False
     said_steps: bool = False
     said_eval: bool = False
@@ -343,16 +346,15 @@ class Compositional(nn.Module):
         here = (sum(p._version for group in groups for p in group), count)
         there, state.open_at = state.open_at, here
         state.waiting += 1
-        if state.waiting in _watch.WAITS and self._handles and not state.said_steps:
-            waits = _watch.never_stepped(self.model, self._optimizers, state.waiting)
-            state.said_steps = waits
+        if state.listener is not None or state.waiting in _watch.WAITS:
+            self._ask_for_steps()
         if there is None or there[0] == here[0]:
             return
         if there[1] == count and not state.stepping:
             state.moves += 1
             if state.moves == _watch.MOVES and self._handles and not state.said_moves:
                 state.said_moves = True
-                _watch.moved_unseen(self._optimizers)
+                _watch.moved_by_hand(self._optimizers)
         if self.previous is None or there[1] != count:
             # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step, but of
             # no optimizer.
@@ -362,6 +364,23 @@ class Compositional(nn.Module):
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
+
+    def _ask_for_steps(self) -> None:
+        """Find out why no optimizer of this objective has stepped for many calls."""
+        state, listener, optimizers = self._state, self._state.listener, self._optimizers
+        if not self._handles:
+            return
+        if listener is None and state.waiting == _watch.WAITS[0] and not state.said_moves:
+            state.listener = listener = _watch.Listener(optimizers)
+            weakref.finalize(self, listener.stop)
+        elif listener is not None and (listener.other or state.waiting == 1):
+            listener.stop()
+            state.listener = None
+            if state.waiting > 1:  # or it was a part of our optimizer, whose step has ended
+                state.said_moves = True
+                _watch.moved_by_other(optimizers, listener.other)
+        elif state.waiting in _watch.WAITS[1:] and not (state.said_moves or state.said_steps):
+            state.said_steps = _watch.never_stepped(self.model, optimizers, state.waiting)
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
@@ -566,6 +585,7 @@ class Compositional(nn.Module):
                 "`state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
+        state["_state"] = dataclasses.replace(self._state, listener=None)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
