@@ -350,20 +350,20 @@ class Compositional(nn.Module):
             self._ask_for_steps()
         if there is None or there[0] == here[0]:
             return
-        if there[1] == count and not state.stepping:
-            state.moves += 1
-            if state.moves == _watch.MOVES and self._handles and not state.said_moves:
-                state.said_moves = True
-                _watch.moved_by_hand(self._optimizers)
+        waiting, moves = state.waiting, state.moves + 1
+        if there[1] != count or state.stepping:
+            waiting = moves = 0  # one of our optimizers moves them, inside its step
+        if moves == _watch.MOVES and self._handles and not state.said_moves:
+            state.said_moves = True
+            _watch.moved_by_hand(self._optimizers)
         if self.previous is None or there[1] != count:
-            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step, but of
-            # no optimizer.
-            waiting, moves = state.waiting, state.moves
+            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step.
             self.close()
-            state.open_at, state.waiting, state.moves = here, waiting, moves
+            state.open_at = here
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
+        state.waiting, state.moves = waiting, moves
 
     def _ask_for_steps(self) -> None:
         """Find out why no optimizer of this objective has stepped for many calls."""
