@@ -236,7 +236,7 @@ class FirstCalls:
 
     Attributes:
         noted: per call, for each term of it: its name, the blocks of its values, and whether the
-            values that carry the gradient have one.
+            values that carry the gradient have one (or the loss beside them has none either).
         evaluations: evaluations at w_{t-1} after which the function is still to be checked.
     """
 

@@ -278,8 +278,10 @@ class Compositional(nn.Module):
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
                 watch.check_function(number, results, self._optimizers)
+            # Without a loss beside them, values without gradient are noticed by `backward()`.
+            alone = loss is None or not loss.requires_grad
             watch.noted.append(
-                [(name, each.blocks, each.carrier.requires_grad) for name, each in entries.items()]
+                [(n, e.blocks, alone or e.carrier.requires_grad) for n, e in entries.items()]
             )
             if len(watch.noted) == _watch.WINDOW and not watch.look(group is None):
                 self._watch = None
