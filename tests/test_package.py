@@ -110,7 +110,7 @@ def test_no_import_cycles():
 # What each part of the library may use besides itself, foundations first.
 CHECKS, RANKS = {"_checks", "_schedules"}, {"_distributed", "_state"}
 VALUES = CHECKS | RANKS | {"outer", "tracker", "previous", "terms"}
-CALLS = VALUES | {"_derivatives", "optim", "inputs", "objective"}
+CALLS = VALUES | {"_derivatives", "_watch", "optim", "inputs", "objective"}
 MAY_USE = {
     "_checks": set(),
     "_distributed": set(),
@@ -118,6 +118,7 @@ MAY_USE = {
     "_schedules": {"_checks"},
     "_derivatives": {"_distributed"},
     "_files": {"previous"},
+    "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
     "groups": {"_checks"},
     "previous": {"_state"},
@@ -165,7 +166,7 @@ FOREIGN = {
     # torch: counters and registries without a public reader
     "_version", "_buffers", "_modules", "_backward_hooks", "_post_accumulate_grad_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
-    "_static_graph_delay_allreduce_enqueued",
+    "_static_graph_delay_allreduce_enqueued", "_sequence_nr",
     "_replace", "_fields", "_asdict",  # of a NamedTuple, public in spite of their names
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ from typing import Any as _Any
 
 from . import constraints, continual, groups, methods, optim, outer, storm, terms, tracker
 from ._schedules import Annealed, Width
+from ._watch import UsageWarning
 from .constraints import ConstrainedObjective
 from .continual import ReferenceLosses, TaskHeads
 from .group_dro import CVaRGroupDRO
@@ -113,6 +114,7 @@ __all__ = [
     "SquaredHinge",
     "TaskHeads",
     "TwoSidedHinge",
+    "UsageWarning",
     "Width",
     "adam_type",
     "alexr2",

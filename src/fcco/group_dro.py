@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ._schedules import Smoothing
-from .inputs import Index
+from .inputs import Index, known_settings
 from .objective import Compositional
 from .optim import ProximalPoint
 from .outer import CVaR
@@ -103,6 +103,7 @@ class CVaRGroupDRO(GroupObjective):
         True
     """
 
+    @known_settings()
     def __init__(
         self,
         model: nn.Module,

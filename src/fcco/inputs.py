@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._distributed import Group, sum_over_ranks
 from .terms import AbstractTerm
-from .tracker import Blocks, Entries, NonFiniteValue
+from .tracker import Blocks, Entries, InnerTracker, NonFiniteValue
 
-__all__ = ["ONLY", "CallReader", "Index", "Measured", "mean_loss", "parse", "split"]
+__all__ = [
+    "ONLY",
+    "CallReader",
+    "Index",
+    "Measured",
+    "known_settings",
+    "mean_loss",
+    "meant",
+    "parse",
+    "split",
+]
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 Index = Any
 """Block of each entry: a tensor, an array or a list; with several terms a dict of these."""
@@ -38,7 +54,8 @@ def split(result: Any) -> tuple[Tensor | None, Any]:
         if len(result) != 2:
             raise ValueError(
                 "Your function must return values or a pair (loss, values) but returned a "
-                f"tuple of {len(result)}."
+                f"tuple of {len(result)}. Several values are one tensor, `torch.stack([...])`, or "
+                "a dict by name."
             )
         return result
     return None, result
@@ -66,6 +83,7 @@ def parse(
         raise TypeError(
             f"Inner values of `{term}` must be a tensor, fcco.Measured of two tensors or a dict by "
             f"name but are: {type(values).__name__}."
+            + (" Write `torch.stack(values)`." if isinstance(values, (list, tuple)) else "")
         )
     known = {name: k for k, name in enumerate(names or ())}
     unknown = [name for name in values if name not in known]
@@ -172,6 +190,8 @@ class CallReader:
         if self._only and carriers is None and isinstance(values, Tensor):  # the usual call
             only, own = self.terms[ONLY].tracker, blocks[ONLY]
             if own is not None and (past is None or isinstance(past, Tensor)):
+                if values.dim() == 0 or values.shape[0] != own.size:
+                    raise ValueError(_wrong_number(ONLY, values, own, only.dim))
                 return {ONLY: only.entries(own, values, past)}
         fresh = self._by_term(values)
         before = None if past is None else self._by_term(past)
@@ -186,6 +206,8 @@ class CallReader:
             tracker = self.terms[name].tracker
             value, carrier, ids = self._parse(name, given)
             own = self._own_blocks(name, blocks[name], ids)
+            if value.dim() == 0 or value.shape[0] != own.size:
+                raise ValueError(_wrong_number(name, value, own, tracker.dim))
             previous = None if before is None else self._parse(name, before[name])[0]
             apart = None
             if other is not None:
@@ -233,3 +255,69 @@ class CallReader:
                 "`index` and `counts` out."
             )
         return self.terms[name].tracker.blocks(ids)
+
+
+def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
+    size = blocks.size
+    shape = f"({size},)" if dim == 1 else f"({size}, {dim})"
+    each = "one row per entry of `index`"
+    if blocks.inverse is None:
+        each = "one row for each of all blocks in order, because the call has no `index`"
+    text = (
+        f"The values{'' if name == ONLY else f' of `{name}`'} must have shape {shape}, {each}, but "
+        f"have shape {tuple(values.shape)}."
+    )
+    if values.dim():
+        return text
+    return (
+        f"{text} Return the losses of the samples themselves, not their mean: "
+        '`cross_entropy(model(x), y, reduction="none")`.'
+    )
+
+
+# Settings.
+
+
+def meant(name: str, names: Collection[str]) -> str:
+    """A question for a misspelt name; empty when no name is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def known_settings(
+    *fixed: str, also: Sequence[str] = ()
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Refuse settings that neither a recipe nor the tracker has to which it hands the others.
+
+    To decorate a recipe, or the `__init__` of a class, that ends in `**options`.
+
+    Args:
+        fixed: options of `InnerTracker` that the recipe sets itself.
+        also: settings that it takes besides its own and those of `InnerTracker`.
+    """
+
+    def decorate(recipe: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        own = [p.name for p in _named(recipe) if p.name != "self"]
+        options = [p.name for p in _named(InnerTracker) if p.kind is p.KEYWORD_ONLY]
+        accepted = [*own, *also, *(name for name in options if name not in (*own, *fixed))]
+        call = recipe.__qualname__.removesuffix(".__init__")  # type: ignore[attr-defined]
+
+        @functools.wraps(recipe)
+        def checked(*args: Arguments.args, **settings: Arguments.kwargs) -> Result:
+            wrong = [name for name in settings if name not in accepted]
+            if wrong:
+                asked = "; ".join(f"`{n}` ({meant(n, accepted) or 'unknown'})" for n in wrong)
+                raise TypeError(
+                    f"`{call}` has no such setting: {asked}. Settings: {', '.join(accepted)}."
+                )
+            return recipe(*args, **settings)
+
+        return checked
+
+    return decorate
+
+
+def _named(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that can be given by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

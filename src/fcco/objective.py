@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import _watch
 from ._derivatives import Directional
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from .inputs import ONLY, CallReader, Index, mean_loss, split
@@ -28,7 +30,7 @@ Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
 
 
-@dataclass
+@dataclasses.dataclass
 class _CallState:
     """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
 
@@ -36,10 +38,28 @@ class _CallState:
         calls: number of calls so far, to notice ranks out of step.
         open_at: version of the parameters and number of snapshots when the open step was
             evaluated.
+        waiting: calls since the last step of an optimizer.
+        moves: how often the parameters have changed in that time.
+        stepping: an optimizer is inside its step (it runs a closure).
+        from_eval: the loss of a call in `eval()` mode was differentiated.
+        listener: hears other optimizers, when there was no step for long.
+        said_moves, said_steps, said_eval: what was warned of.
     """
 
     calls: int = 0
     open_at: tuple[int, int] | None = None
+    waiting: int = 0
+    moves: int = 0
+    stepping: bool = False
+    from_eval: bool = False
+    listener: _watch.Listener | None = None
+    said_moves: bool = False
+    said_steps: bool = False
+    said_eval: bool = False
+
+    def differentiated(self, _: Tensor) -> None:
+        """To be called when a loss of `eval()` mode is differentiated."""
+        self.from_eval = True
 
 
 class Compositional(nn.Module):
@@ -118,6 +138,10 @@ class Compositional(nn.Module):
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
+        _watch.foreign_optimizers(
+            type(self).__name__, model, self._optimizers, self.previous is not None
+        )
+        self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
         self._needs_objective = any(term.needs_objective for term in named.values())
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
@@ -131,6 +155,9 @@ class Compositional(nn.Module):
         """Listen to the steps of the optimizers."""
         hook = self._after_step
         self._handles = [each.register_step_post_hook(hook) for each in self._optimizers]
+        if self.previous is None:  # its snapshots tell of steps that run closures
+            before = self._before_step
+            self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
         for each in self._optimizers:
             if isinstance(each, MethodOptimizer):
                 each.join(*self._model)
@@ -207,7 +234,10 @@ class Compositional(nn.Module):
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
         self._state.calls += 1
+        if not callable(function) or not (gradient is None or callable(gradient)):
+            raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
+        watch = self._watch if updating else None
         blocks = reader.blocks(index, counts)
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
@@ -220,9 +250,12 @@ class Compositional(nn.Module):
                 function, gradient = gradient, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
         ready = previous is not None and updating and previous.ready and not self.single_point
+        number = None
         if ready and past is None and any(t.tracker.corrects for t in self._terms.values()):
             assert previous is not None
             past = previous.evaluate(function)
+            if watch is not None and watch.evaluations and gradient is None:
+                number = _watch.sequence_number()
         carriers = None
         if gradient is None:
             loss, values = split(function())
@@ -240,9 +273,24 @@ class Compositional(nn.Module):
             entries = {
                 name: self._with_linearised_previous(name, each) for name, each in entries.items()
             }
+        if watch is not None:
+            if number is not None:
+                results = [each.carrier for each in entries.values()]
+                results += [] if loss is None else [loss]
+                watch.check_function(number, results, self._optimizers)
+            # Without a loss beside them, values without gradient are noticed by `backward()`.
+            alone = loss is None or not loss.requires_grad
+            watch.noted.append(
+                [(n, e.blocks, alone or e.carrier.requires_grad) for n, e in entries.items()]
+            )
+            if len(watch.noted) == _watch.WINDOW and not watch.look(group is None):
+                self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        return self._combined(loss, self._tracked(entries, loss, group, updating))
+        combined = self._combined(loss, self._tracked(entries, loss, group, updating))
+        if not self.training and combined.requires_grad:
+            combined.register_hook(self._state.differentiated)
+        return combined
 
     def _tracked(
         self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
@@ -273,6 +321,15 @@ class Compositional(nn.Module):
             parts.insert(0, loss)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
+    def _needs_function(self, function: Any, gradient: Any) -> str:
+        name, given = ("gradient=", gradient) if callable(function) else ("function", function)
+        return (
+            f"`{type(self).__name__}` needs a function that runs the model, because it may be "
+            f"called at the previous parameters too, but `{name}` is: {type(given).__name__}. "
+            "Write `objective(lambda: losses_of(model(x), y), index)` or, with an ordinary loss, "
+            "`objective(lambda: (loss_of(model), values_of(model)))`."
+        )
+
     def _require_objective(self, entries: dict[str, Entries]) -> None:
         if not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
@@ -286,19 +343,46 @@ class Compositional(nn.Module):
         Values of different w must not be pooled. In-place changes raise the version of a tensor,
         which costs nothing to read; the sum of all versions changes if any parameter does.
         """
-        count = 0 if self.previous is None else self.previous.snapshots
+        state, count = self._state, 0 if self.previous is None else self.previous.snapshots
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
-        there, self._state.open_at = self._state.open_at, here
+        there, state.open_at = state.open_at, here
+        state.waiting += 1
+        if state.listener is not None or state.waiting in _watch.WAITS:
+            self._ask_for_steps()
         if there is None or there[0] == here[0]:
             return
+        waiting, moves = state.waiting, state.moves + 1
+        if there[1] != count or state.stepping:
+            waiting = moves = 0  # one of our optimizers moves them, inside its step
+        if moves == _watch.MOVES and self._handles and not state.said_moves:
+            state.said_moves = True
+            _watch.moved_by_hand(self._optimizers)
         if self.previous is None or there[1] != count:
             # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step.
             self.close()
-            self._state.open_at = here
+            state.open_at = here
         else:
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
+        state.waiting, state.moves = waiting, moves
+
+    def _ask_for_steps(self) -> None:
+        """Find out why no optimizer of this objective has stepped for many calls."""
+        state, listener, optimizers = self._state, self._state.listener, self._optimizers
+        if not self._handles:
+            return
+        if listener is None and state.waiting == _watch.WAITS[0] and not state.said_moves:
+            state.listener = listener = _watch.Listener(optimizers)
+            weakref.finalize(self, listener.stop)
+        elif listener is not None and (listener.other or state.waiting == 1):
+            listener.stop()
+            state.listener = None
+            if state.waiting > 1:  # or it was a part of our optimizer, whose step has ended
+                state.said_moves = True
+                _watch.moved_by_other(optimizers, listener.other)
+        elif state.waiting in _watch.WAITS[1:] and not (state.said_moves or state.said_steps):
+            state.said_steps = _watch.never_stepped(self.model, optimizers, state.waiting)
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
@@ -371,7 +455,17 @@ class Compositional(nn.Module):
                 )
         return result
 
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._state.stepping = True
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        state = self._state
+        if state.from_eval:
+            state.from_eval = False
+            if state.waiting == 0 and not state.said_eval:
+                state.said_eval = True
+                _watch.stepped_in_eval()
+        state.stepping = False
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
@@ -380,7 +474,8 @@ class Compositional(nn.Module):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        self._state.open_at = None
+        state = self._state
+        state.open_at, state.waiting, state.moves = None, 0, 0
         for term in self._terms.values():
             term.close()
         for action in self._after_close:
@@ -492,6 +587,7 @@ class Compositional(nn.Module):
                 "`state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
+        state["_state"] = dataclasses.replace(self._state, listener=None)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

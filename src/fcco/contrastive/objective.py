@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import LogMeanExp
 from ..terms import AbstractTerm
@@ -90,6 +91,7 @@ class ContrastiveTerm(AbstractTerm):
         tau fall under SOX's analysis, O(n eps^-4) steps with batches of constant size.
     """
 
+    @known_settings("log_space")
     def __init__(
         self,
         num_pairs: int,

@@ -11,6 +11,7 @@ from torch import nn
 from .. import _checks
 from .._schedules import Width
 from ..constraints import ConstrainedObjective
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter, Hinge
 from ..terms import DualTerm
@@ -21,6 +22,7 @@ from ._common import coupled, dimension
 __all__ = ["alexr", "constrained_alexr"]
 
 
+@known_settings("gamma", "correction", also=("offload",))
 def alexr(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -11,6 +11,7 @@ from torch import nn
 from .. import _checks
 from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..optim import ProximalPoint
 from ..outer import AbstractOuter
@@ -22,6 +23,7 @@ from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penaliz
 __all__ = ["alexr2", "constrained_alexr2"]
 
 
+@known_settings("correction")
 def alexr2(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
+from ..inputs import meant
 from .alexr import constrained_alexr
 from .alexr2 import constrained_alexr2
 from .icppac import icppac
@@ -69,7 +71,7 @@ _MEANING = {
 def constrained(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    constraints: int | Sequence[str],
+    constraints: int | Sequence[str] | Mapping[str, float],
     method: str = "sonex",
     **settings: Any,
 ) -> ConstrainedObjective:
@@ -95,7 +97,8 @@ def constrained(
     Args:
         model: your model.
         optimizer: your optimizer.
-        constraints: their number m, or their names.
+        constraints: their limits by name, g_i <= limit_i, as `{"women": 0.5, "men": 0.5}`; or
+            their names, or their number m, with `tolerance` as the limit.
         method: the method.
         settings: those of the method; a wrong or missing one gives an error that lists them all.
 
@@ -119,9 +122,11 @@ def constrained(
         ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         ...     objective = constrained(
         ...         model, optimizer, 1, method, penalty=20.0, gamma=1.0, tolerance=0.3, **settings)
-        ...     for _ in range(500):
+        ...     def loss_and_constraint():
         ...         w = model.weight.view(1)
-        ...         objective(lambda: ((w - 1).square().sum() / 2, w)).backward()
+        ...         return (w - 1).square().sum() / 2, w
+        ...     for _ in range(500):
+        ...         objective(loss_and_constraint).backward()
         ...         objective.optimizer.step(); objective.optimizer.zero_grad()
         ...     return round(model.weight.item() - 0.3, 3)
         >>> distance_above_the_limit("sonex", smoothing=0.02)
@@ -132,12 +137,32 @@ def constrained(
     if method not in RECIPES:
         _checks.one_of("constrained", "method", method, tuple(RECIPES))
     recipe = RECIPES[method]
+    if isinstance(constraints, Mapping):
+        settings["tolerance"] = _limits(constraints, settings)
+        constraints = list(constraints)
     accepted, needed = _settings(recipe)
     wrong = [name for name in settings if name not in accepted]
     missing = [name for name in needed if name not in settings]
     if wrong or missing:
         raise ValueError(_explained(method, wrong, missing, accepted))
     return recipe(model, optimizer, constraints, **settings)
+
+
+def _limits(constraints: Mapping[str, Any], settings: Mapping[str, Any]) -> list[float]:
+    """The limits of constraints that were given by name."""
+    if "tolerance" in settings:
+        raise ValueError(
+            "`constrained(constraints={...})` says the limit of each constraint already: leave "
+            "`tolerance` out."
+        )
+    for name, limit in constraints.items():
+        one = isinstance(limit, torch.Tensor) and limit.numel() == 1
+        if not one and (isinstance(limit, bool) or not isinstance(limit, numbers.Real)):
+            raise TypeError(
+                "`constrained(constraints={...})` must give a number as the limit of each "
+                f"constraint but that of `{name}` is: {limit!r} ({type(limit).__name__})."
+            )
+    return [float(limit) for limit in constraints.values()]
 
 
 @functools.cache
@@ -155,7 +180,9 @@ def _explained(
 ) -> str:
     parts = []
     if wrong:
-        parts.append("has no such setting: " + "; ".join(f"`{n}` is {_reason(n)}" for n in wrong))
+        near = {n: meant(n, accepted) for n in wrong if not _owners(n)}
+        reasons = [f"`{n}` {near.get(n) or f'is {_reason(n)}'}" for n in wrong]
+        parts.append("has no such setting: " + "; ".join(reasons))
     if missing:
         parts.append("needs " + "; ".join(f"`{n}`, {_reason(n)}" for n in missing))
     settings = ", ".join(accepted)
@@ -164,6 +191,11 @@ def _explained(
 
 def _reason(setting: str) -> str:
     """What a setting is, and who has it."""
-    owners = [name for name in _NAMES if setting in _settings(RECIPES[name])[0]]
+    owners = _owners(setting)
     meaning = _MEANING.get(setting, "a setting" if owners else "unknown")
     return f"{meaning} ({'for ' + ', '.join(owners) if owners else 'no method has it'})"
+
+
+def _owners(setting: str) -> list[str]:
+    """The methods that have a setting."""
+    return [name for name in _NAMES if setting in _settings(RECIPES[name])[0]]

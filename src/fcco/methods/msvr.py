@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import _checks
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..storm import RecursiveGradient
@@ -16,6 +17,7 @@ from ._common import coupled
 __all__ = ["msvr"]
 
 
+@known_settings(also=("offload",))
 def msvr(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..group_dro import OnlineGroupDRO
+from ..inputs import known_settings
 from ..terms import GroupWeights
 from ..tracker import for_model
 
 __all__ = ["ooa"]
 
 
+@known_settings("gamma", "correction", "read")
 def ooa(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

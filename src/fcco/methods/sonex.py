@@ -10,6 +10,7 @@ from torch import nn
 
 from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
@@ -19,6 +20,7 @@ from ._common import coupled, penalized, penalty_function
 __all__ = ["constrained_sonex", "sonex"]
 
 
+@known_settings()
 def sonex(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..constraints import ConstrainedObjective
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
@@ -18,6 +19,7 @@ from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penaliz
 __all__ = ["hinge_penalty", "sonx"]
 
 
+@known_settings()
 def sonx(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

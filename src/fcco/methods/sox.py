@@ -11,6 +11,7 @@ from torch import nn
 from .. import _checks
 from .._schedules import CosineRamp
 from ..constraints import ConstrainedObjective
+from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter, SquaredHinge
 from ..terms import AbstractTerm
@@ -20,6 +21,7 @@ from ._common import coupled, penalized
 __all__ = ["sox", "squared_hinge_penalty"]
 
 
+@known_settings("correction")
 def sox(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,11 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
         raise ValueError(
             f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
             f"{constraints!r}."
+        )
+    if isinstance(constraints, Mapping):
+        raise ValueError(
+            f"`{call}(constraints=...)` must be a number or a list of names, with the limits as "
+            "`tolerance=[...]`; a dict of limits is for `fcco.constrained`."
         )
     names = tuple(constraints) if isinstance(constraints, Iterable) else None
     number: Any = constraints if names is None else len(names)

@@ -378,6 +378,7 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
             raise IndexError(
                 f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
                 f"but contains: {low if low < 0 else high}."
+                + (" Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else "")
             )
     # Copies from the host to a GPU may be asynchronous; in the other direction the host would read
     # numbers that have not arrived.

@@ -1,0 +1,336 @@
+"""Notice a training loop that runs but does not do what its author meant, and say so once.
+
+Nothing here looks at the value of a tensor that may be on a GPU: versions, flags, ages of graph
+nodes and ids that are Python numbers already are free. All but two counters of `Compositional` end
+with its first calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .optim import MethodOptimizer
+from .previous import parameters_of
+from .terms import AbstractTerm, CVaRTerm, GroupWeights
+from .tracker import Blocks
+
+__all__ = [
+    "MOVES",
+    "WAITS",
+    "WINDOW",
+    "FirstCalls",
+    "Listener",
+    "UsageWarning",
+    "foreign_optimizers",
+    "moved_by_hand",
+    "moved_by_other",
+    "never_stepped",
+    "only_made_before",
+    "sequence_number",
+    "stepped_in_eval",
+    "warn",
+]
+
+MOVES = 20
+"""So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
+the ascent steps of SAM, or weights that were swapped for an evaluation."""
+
+WAITS = (10, 100, 1000)
+"""After so many calls without a step it is asked why. From the first on, other optimizers are
+listened to; at the second it matters whether there are gradients (they may be accumulated over
+hundreds of calls); the third is too long for anything."""
+
+WINDOW = 25
+"""Calls between two looks at what was noted of them."""
+
+_LOOKS = 40
+_VISITS = 10
+"""Visits per group from which on a group that was not visited once is missing: exp(-10)."""
+
+_NODES = 20_000
+"""Nodes of a graph that are looked at, at most."""
+
+
+class UsageWarning(UserWarning):
+    """Something in the training loop makes a method do less than it seems to; said once."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the caller's own program."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and (
+        frame.f_globals.get("__name__", "").partition(".")[0] in ("fcco", "torch")
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UsageWarning, stacklevel=level + 1)
+
+
+# The optimizer.
+
+
+def foreign_optimizers(
+    call: str, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], swaps: bool
+) -> None:
+    """Refuse optimizers that hold no parameter of the model.
+
+    Args:
+        call: the name of the objective's class.
+        model: the model.
+        optimizers: the optimizers.
+        swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
+    """
+    own = set(model.parameters())
+    held = {p for each in optimizers for p in parameters_of(each)}
+    if not own or own & held:
+        return
+    message = (
+        f"`{call}(model, optimizer)`: {_names(optimizers)} holds no parameter of this "
+        f"{type(model).__name__}: it was made for another model, or for a copy of this one. Make "
+        "it from `model.parameters()` of the model that you train."
+    )
+    if swaps:
+        raise ValueError(message)
+    warn(f"{message} (Master copies of its parameters are fine.)")
+
+
+class Listener:
+    """Hears the steps of all optimizers, in search of another one that moves the same parameters.
+
+    Versions of tensors would not tell: fused optimizers leave them as they are.
+
+    Args:
+        optimizers: whose parameters these are.
+
+    Attributes:
+        other: the name of the other optimizer, once it has made a step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.other = ""
+        self._own = weakref.WeakSet(optimizers)
+        for each in optimizers:
+            self._own.update(each.wrapped if isinstance(each, MethodOptimizer) else ())
+        # Not to be removed inside of a hook, while torch goes through all of them.
+        self.stop = register_optimizer_step_post_hook(self._after_step).remove
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.other or optimizer in self._own:
+            return
+        held = {id(p) for each in self._own for p in parameters_of(each)}
+        if any(id(p) in held for p in parameters_of(optimizer)):
+            self.other = type(optimizer).__name__
+
+
+def moved_by_other(optimizers: Sequence[torch.optim.Optimizer], other: str) -> None:
+    """Say that another optimizer makes the steps."""
+    warn(
+        f"{other} steps the parameters of this objective, but the optimizer that it was given, "
+        f"{_names(optimizers)}, makes no step: the objective does not know where a step ends nor "
+        "what w_{t-1} is. Step `objective.optimizer`, or build the objective with the optimizer "
+        "that is stepped (not one that was replaced or copied later). A Hugging Face trainer makes "
+        "its own unless it gets `Trainer(optimizers=(optimizer, None))`."
+    )
+
+
+def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Say that the parameters change without a step of any optimizer."""
+    warn(
+        f"The parameters have changed {MOVES} times between calls of this objective, but its "
+        f"optimizer, {_names(optimizers)}, made no step: the objective does not know where a step "
+        "ends nor what w_{t-1} is. Step `objective.optimizer`, or call `objective.close()` after "
+        "each update by hand."
+    )
+
+
+def never_stepped(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], calls: int
+) -> bool:
+    """Say that no step was made in many calls; return whether there was reason to."""
+    held = [p for each in optimizers for p in parameters_of(each)]
+    without_gradient = all(p.grad is None for p in held)
+    if calls < WAITS[-1] and not without_gradient:
+        return False
+    message = f"In {calls} calls of this objective its optimizer, {_names(optimizers)}, made no "
+    if set(held).isdisjoint(model.parameters()):
+        message += (
+            "step, and it holds no parameter of the model any more. Build the objective after the "
+            "model has its final parameters."
+        )
+    elif without_gradient:
+        message += (
+            "step, and its parameters have no gradient. If these calls are evaluations, use "
+            "`objective.eval()` or `torch.no_grad()`: otherwise they are tracked as training. If "
+            "your function runs a copy of the model, or you step a copy of the optimizer, build "
+            "the objective with those."
+        )
+    else:
+        message += "step. Step `objective.optimizer` after `loss.backward()`."
+    warn(message)
+    return True
+
+
+def stepped_in_eval() -> None:
+    """Say that a step followed the gradient of a loss in `eval()` mode."""
+    warn(
+        "The optimizer stepped on a loss that this objective gave in `eval()` mode: that is the "
+        "loss of the batch alone, and nothing was tracked. Call `objective.train()` before "
+        "training (`.train()` of a module that holds it does that too)."
+    )
+
+
+def _names(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    return " and ".join(type(each).__name__ for each in optimizers)
+
+
+# The function.
+
+
+def sequence_number() -> int:
+    """A number above that of all graph nodes which this thread has made so far."""
+    with torch.enable_grad():
+        node = torch.zeros((), requires_grad=True).clone().grad_fn
+    return node._sequence_nr()  # type: ignore[union-attr]
+
+
+def only_made_before(number: int, results: Iterable[Tensor], parameters: Iterable[Tensor]) -> bool:
+    """Whether results depend on parameters only through graph nodes older than a number.
+
+    Then they were computed before, and the function that returned them will return the same at
+    other parameters. A node that was made in another thread has a number of its own count; one
+    parameter that is used directly by a new node is enough for False.
+    """
+    nodes = {result.grad_fn for result in results if result.grad_fn is not None}
+    stack, held, found = list(nodes), {id(p) for p in parameters}, False
+    while stack:
+        if len(nodes) > _NODES:
+            return False
+        node = stack.pop()
+        for below, _ in node.next_functions:
+            if below is None:
+                continue
+            if below.name() == "torch::autograd::AccumulateGrad":
+                if id(below.variable) in held:  # type: ignore[attr-defined]
+                    if node._sequence_nr() > number:  # type: ignore[attr-defined]
+                        return False
+                    found = True
+            elif below not in nodes:
+                nodes.add(below)
+                stack.append(below)
+    return found
+
+
+class FirstCalls:
+    """What is noted of the first calls of an objective, and looked at now and then.
+
+    Args:
+        terms: the terms by name.
+
+    Attributes:
+        noted: per call, for each term of it: its name, the blocks of its values, and whether the
+            values that carry the gradient have one (or the loss beside them has none either).
+        evaluations: evaluations at w_{t-1} after which the function is still to be checked.
+    """
+
+    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
+        self.noted: list[list[tuple[str, Blocks, bool]]] = []
+        self.evaluations = 3
+        self._numbers = {
+            name: term.tracker.num_inner
+            for name, term in terms.items()
+            # With "batch" a group counts as often as it is there, by intention.
+            if isinstance(term, CVaRTerm)
+            or (isinstance(term, GroupWeights) and term.scaling == "unbiased")
+        }
+        self._visits = {name: Counter[int]() for name in self._numbers}
+        self._constant = set(terms)  # terms whose values never had a gradient
+        self._looks = 0
+
+    def check_function(
+        self,
+        number: int,
+        results: Iterable[Tensor],
+        optimizers: Iterable[torch.optim.Optimizer],
+    ) -> None:
+        """Say that the function returns what was computed before `number` was drawn."""
+        self.evaluations -= 1
+        parameters = [p for each in optimizers for p in parameters_of(each)]
+        if only_made_before(number, results, parameters):
+            self.evaluations = 0
+            warn(
+                "The function that you gave returns values that were computed before it was "
+                "called. It is also called at the previous parameters, where it must give other "
+                "values: run the model inside it, `objective(lambda: losses_of(model(x), y), "
+                "index)`."
+            )
+
+    def look(self, one_rank: bool) -> bool:
+        """Judge what was noted so far; return whether to go on.
+
+        Args:
+            one_rank: whether the batches are those of all ranks.
+        """
+        calls, self.noted = self.noted, []
+        for name, blocks, has_gradient in (each for call in calls for each in call):
+            if has_gradient:
+                self._constant.discard(name)
+            if name not in self._visits:
+                continue
+            ids = range(self._numbers[name]) if blocks.inverse is None else blocks.ids
+            if ids is None or not one_rank:  # many blocks, or others are on other ranks
+                del self._visits[name]
+            else:
+                self._visits[name].update(ids)
+        present = {name for call in calls for name, _, _ in call}
+        if self._looks == 0:
+            self._say_constant(sorted(self._constant & present))
+        self._looks += 1
+        for name, visits in list(self._visits.items()):
+            if visits and self._say_unequal(visits, self._numbers[name]):
+                del self._visits[name]
+        return bool(self._visits) and self._looks < _LOOKS
+
+    def _say_constant(self, names: list[str]) -> None:
+        if not names:
+            return
+        of = "" if names == ["inner"] else f" of {', '.join(f'`{name}`' for name in names)}"
+        warn(
+            f"The inner values{of} had no gradient in {WINDOW} calls: nothing moves the parameters "
+            "towards them. A rate or an accuracy needs a differentiable stand-in, "
+            "`fcco.Measured(value, surrogate)`."
+        )
+
+    def _say_unequal(self, visits: Counter[int], number: int) -> bool:
+        """Say that groups are visited unequally, or not at all; return whether it was said."""
+        most, least = max(visits.values()), min(visits.values())
+        often, seldom = visits.most_common(1)[0][0], min(visits, key=visits.__getitem__)
+        # Far apart in size, and by six standard deviations: chance among a thousand groups is not.
+        if most >= 3 * least and most - least > 6 * (most + least) ** 0.5:
+            warn(
+                f"The batches hold group {often} {most / least:.1f} times as often as group "
+                f"{seldom}: groups count by how often they come. Draw groups equally, "
+                "`DataLoader(data, batch_sampler=fcco.GroupBatchSampler(groups, "
+                "groups_per_batch, per_group))`."
+            )
+            return True
+        absent = [group for group in range(number) if group not in visits]
+        if not absent or visits.total() < _VISITS * len(visits):
+            return False
+        first = f"Group 0 of {number} has"
+        if absent != [0]:
+            few = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            first = f"{len(absent)} of {number} groups ({few}) have"
+        one = " Ids start at 0: do yours start at 1?" if absent == [0] else ""
+        warn(
+            f"{first} not come once, while the others came {visits.total() / len(visits):.0f} "
+            f"times on average: `num_groups` counts {number}, and so does the ratio.{one}"
+        )
+        return True

@@ -1,0 +1,670 @@
+"""Loops that run but do not do what was meant say so; loops that are right stay silent.
+
+Every warning is an error in this suite, so that a loop without `pytest.warns` is one that must be
+silent.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from problems import Point
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+import fcco
+from fcco.methods.constrained import RECIPES, constrained
+
+GROUPS, SIZE = 6, 12
+warns = functools.partial(pytest.warns, fcco.UsageWarning)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 1))
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
+
+
+def dro(model: nn.Module, optimizer: Any, correction: float = 0.4, **more: Any) -> Any:
+    return fcco.CVaRGroupDRO(
+        model, optimizer, GROUPS, 0.5, gamma=0.5, correction=correction, **more
+    )
+
+
+class Data:
+    """Batches of samples, their groups drawn equally."""
+
+    def __init__(self, groups: int = GROUPS) -> None:
+        self.draw, self.groups = np.random.default_rng(0), groups
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.tensor(self.draw.normal(size=(SIZE, 3)), dtype=torch.float32)
+        group = torch.tensor(self.draw.integers(self.groups, size=SIZE))
+        return x, (x[:, 0] + 0.3 * group > 0.5).float(), group
+
+
+def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return bce(model(x).squeeze(1), y, reduction="none")
+
+
+def call(objective: Any, model: nn.Module, data: Data) -> Tensor:
+    x, y, group = data.batch()
+    return objective(lambda: losses(model, x, y), group)
+
+
+def train(
+    objective: Any, model: nn.Module, step: Callable[[], Any], calls: int, every: int = 1
+) -> None:
+    data = Data()
+    for number in range(1, calls + 1):
+        call(objective, model, data).backward()
+        if number % every == 0:
+            step()
+            model.zero_grad()
+
+
+# Steps that the objective does not see.
+
+
+def by_hand(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(0.1 * p.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_an_optimizer_that_was_made_anew_is_noticed(correction, fused):
+    model = network()
+    objective = dro(model, sgd(model), correction)
+    anew = torch.optim.AdamW(model.parameters(), fused=fused)
+    with warns(match=r"AdamW steps .* given, SGD, .*Trainer\(optimizers=") as said:
+        train(objective, model, anew.step, 150)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+
+
+def test_updates_by_hand_are_noticed():
+    model = network()
+    objective = dro(model, sgd(model))
+    with warns(match=r"`objective.close\(\)` after each update"):
+        train(objective, model, lambda: by_hand(model), 60)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trainer_that_makes_its_own_optimizer_is_noticed(tmp_path):
+    pytest.importorskip("transformers")
+    from test_integrations import hugging_face
+
+    trainer = hugging_face(tmp_path)
+    trainer.optimizer = None  # as without `optimizers=`
+    with warns(match="AdamW steps .* given, SGD"):
+        trainer.train()
+
+
+def test_an_optimizer_that_is_replaced_in_the_middle_is_noticed():
+    model = network()
+    first = sgd(model)
+    objective = dro(model, first)
+    train(objective, model, first.step, 30)
+    with warns(match="SGD steps the parameters"):
+        train(objective, model, sgd(model).step, 30)
+
+
+@pytest.mark.parametrize("copied", ["optimizer", "both"])
+def test_a_copied_optimizer_or_model_is_noticed(copied):
+    model = network()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    if copied == "both":
+        model, optimizer = copy.deepcopy((model, optimizer))
+        with warns(match="SGD, made no step, and its parameters have no gradient"):
+            train(objective, model, optimizer.step, 110)
+    else:
+        optimizer = copy.deepcopy(optimizer)  # its parameters are copies too
+        with warns(match="1000 calls .* SGD, made no step"):
+            data = Data()
+            for _ in range(1010):
+                call(objective, model, data).backward()
+                optimizer.step()
+
+
+def test_an_optimizer_of_another_model_is_refused_or_noticed():
+    model, other = network(), network(1)
+    with pytest.raises(ValueError, match="no parameter of this Sequential"):
+        dro(model, sgd(other))
+    with warns(match="no parameter of this Sequential"):
+        dro(model, sgd(other), correction=0.0)
+
+
+def test_parameters_that_were_exchanged_later_are_noticed():
+    model = nn.Sequential(nn.Linear(3, 1))
+    objective = dro(model, sgd(model))
+    model[0] = nn.Linear(3, 1)
+    with warns(match="holds no parameter of the model any more"):
+        train(objective, model, sgd(model).step, 110)
+
+
+def test_evaluations_that_are_tracked_as_training_are_noticed():
+    model = network()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    train(objective, model, optimizer.step, 5)
+    with warns(match=r"evaluations, use `objective.eval\(\)`"):
+        data = Data()
+        for _ in range(110):
+            call(objective, model, data).item()
+
+
+@pytest.mark.parametrize("method", ["alexr2", "ssg", "oss"])
+def test_the_optimizer_inside_a_method_is_refused(method):
+    settings: dict[str, Any] = {
+        "alexr2": {"penalty": 1.0, "smoothing": 0.1, "nu": 0.5, "eta": 0.1},
+        "ssg": {"threshold": 0.1},
+        "oss": {"proximal": 1.0, "inner_steps": 5},
+    }[method]
+    model = Point([1.0, 2.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = constrained(model, optimizer, 2, method, **settings)
+    objective(lambda: (model.w.square().sum(), model.w)).backward()
+    with pytest.raises(RuntimeError, match=r"Step `objective.optimizer`"):
+        optimizer.step()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warns(match=r"Step `objective.optimizer`"):
+        for _ in range(20):
+            objective(lambda: (model.w.square().sum(), model.w)).backward()
+            other.step()
+
+
+# eval() mode.
+
+
+def test_a_step_on_a_loss_of_eval_mode_is_noticed():
+    model = network()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    train(objective, model, optimizer.step, 3)
+    holder = nn.ModuleList([objective]).eval()
+    with warns(match=r"eval\(\)` mode.*objective.train\(\)") as said:
+        train(objective, model, optimizer.step, 3)
+    assert len(said) == 1
+    holder.train()
+    before = objective.term.step
+    train(objective, model, optimizer.step, 3)
+    assert objective.term.step == before + 3
+
+
+def test_gradients_in_eval_mode_without_a_step_are_fine():
+    """Adversarial examples, or the norm of the gradient on held-out data."""
+    model = network()
+    optimizer, data = sgd(model), Data()
+    objective = dro(model, optimizer)
+    for _ in range(5):
+        objective.eval()
+        x, y, group = data.batch()
+        x.requires_grad_()
+        objective(lambda x=x, y=y: losses(model, x, y), group).backward()
+        optimizer.zero_grad()
+        objective.train()
+        near = (x + 0.1 * x.grad.sign()).detach()  # type: ignore[union-attr]
+        objective(lambda near=near, y=y: losses(model, near, y), group).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# Functions that return what was computed before.
+
+
+@pytest.mark.parametrize("outside", ["losses", "logits", "view"])
+def test_values_from_outside_the_function_are_noticed(outside):
+    model, data = nn.Linear(3, 1), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+
+    def function(x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+        if outside == "losses":
+            values = losses(model, x, y)
+            return lambda: values
+        if outside == "logits":
+            logits = model(x).squeeze(1)
+            return lambda: bce(logits, y, reduction="none")
+        weight, bias = model.weight.view(3), model.bias.view(())
+        return lambda: bce(x @ weight + bias, y, reduction="none")
+
+    with warns(match="computed before it was called.*run the model inside") as said:
+        for _ in range(6):
+            x, y, group = data.batch()
+            objective(function(x, y), group).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(said) == 1
+
+
+def test_inputs_and_other_modules_from_outside_are_fine():
+    """Also where they need a gradient, and where only a part of the model runs inside."""
+    model, encoder, data = network(), nn.Linear(3, 3), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    for _ in range(6):
+        x, y, group = data.batch()
+        noise = torch.zeros(3, requires_grad=True)
+        moved = encoder(x) + noise
+        objective(lambda moved=moved, y=y: losses(model, moved, y), group).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_bare_parameters_weights_and_casts_are_fine():
+    """A weight norm runs no module; autocast keeps casts of weights from before the call."""
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    settings: dict[str, Any] = {"penalty": 1.0, "smoothing": 0.1}
+    objective = constrained(model, optimizer, {"norm": 3.0}, **settings)
+    for _ in range(5):
+        x, y, _ = data.batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)  # fills the cache of casts
+            loss = objective(
+                lambda x=x, y=y: (
+                    losses(model, x, y),
+                    {"norm": sum(p.square().sum() for p in model.parameters())},
+                )
+            )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    point = Point([1.0, 2.0])
+    optimizer = torch.optim.SGD(point.parameters(), lr=0.1)
+    objective = constrained(point, optimizer, 2, **settings)
+    for _ in range(5):
+        objective(lambda: (point.w.square().sum(), point.w)).backward()
+        optimizer.step()
+
+
+def test_constraints_without_a_gradient_are_noticed():
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = constrained(model, optimizer, ["rate"], penalty=1.0, smoothing=0.1)
+
+    def function(stand_in: bool) -> Any:
+        x, y, _ = data.batch()
+        score = model(x).squeeze(1)
+        rate, soft = (score > 0).float().mean(), torch.sigmoid(score).mean()
+        values = fcco.Measured(rate, soft) if stand_in else rate
+        return bce(score, y), {"rate": values}
+
+    def run(stand_in: bool) -> None:
+        for _ in range(60):
+            objective(lambda: function(stand_in)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warns(match="no gradient .*fcco.Measured"):
+        run(False)
+    objective = constrained(model, optimizer, ["rate"], penalty=1.0, smoothing=0.1)
+    run(True)
+
+
+# Which groups come.
+
+
+def visit(objective: Any, model: nn.Module, batches: Iterable[Any]) -> None:
+    for group in batches:
+        group = torch.as_tensor(group)
+        x = torch.ones(len(group), 3)
+        objective(lambda x=x: model(x).squeeze(1), group).backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+
+
+def shuffled(sizes: list[int], batch: int, batches: int) -> Iterable[Any]:
+    draw, groups = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
+    for _ in range(batches):
+        yield draw.choice(groups, size=batch)
+
+
+@pytest.mark.parametrize("kind", ["cvar", "ooa"])
+def test_a_loader_without_the_group_sampler_is_noticed_where_groups_are_rare(kind):
+    model = nn.Linear(3, 1)
+    make = {
+        "cvar": lambda: fcco.CVaRGroupDRO(model, sgd(model), 4, 0.5, correction=0.0),
+        "ooa": lambda: fcco.ooa(model, sgd(model), 4),
+    }[kind]
+    with warns(match=r"group 3.*GroupBatchSampler\(groups") as said:
+        visit(make(), model, shuffled([60, 30, 8, 2], 8, 300))
+    assert len(said) == 1
+    # Large batches hold every group: each counts once a batch, whatever its size.
+    visit(make(), model, shuffled([60, 30, 8, 2], 400, 60))
+
+
+def test_the_group_sampler_is_silent():
+    sizes = [60, 30, 8, 2, 7, 100, 31]
+    groups, model = np.repeat(np.arange(7), sizes), nn.Linear(3, 1)
+    sampler = fcco.GroupBatchSampler(groups, 2, 3)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 7, 0.5, correction=0.0)
+    visit(objective, model, (groups[sampler.draw()] for _ in range(1100)))
+
+
+def test_many_groups_drawn_equally_are_silent():
+    """Chance alone makes some of 300 groups come five times as often as others."""
+    draw, model = np.random.default_rng(0), nn.Linear(3, 1)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 300, 0.5, correction=0.0)
+    visit(objective, model, (draw.choice(300, size=8, replace=False) for _ in range(1010)))
+
+
+def test_groups_that_never_come_are_noticed():
+    model = nn.Linear(3, 1)
+    draw = np.random.default_rng(0)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 40, 0.2, correction=0.0)
+    with warns(match=r"30 of 40 groups \(10, 11, 12, 13, 14, \.\.\.\).*`num_groups`"):
+        visit(objective, model, (draw.integers(10, size=8) for _ in range(60)))
+
+
+def test_ids_that_start_at_1_are_noticed():
+    model = nn.Linear(3, 1)
+    draw = np.random.default_rng(0)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), 6, 0.5, correction=0.0)
+    with warns(match="Group 0 of 6 .*start at 1"):
+        visit(objective, model, (1 + draw.integers(5, size=8) for _ in range(60)))
+    with pytest.raises(IndexError, match="start at 1"):
+        visit(objective, model, [[1, 2, 6]])
+    with pytest.raises(IndexError, match=r"contains: 7\.$"):
+        visit(objective, model, [[0, 7]])
+
+
+# Right loops are silent.
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+@pytest.mark.parametrize("every", [1, 4, 50])
+def test_plain_loops_and_accumulation_are_silent(every, correction):
+    model = network()
+    optimizer = sgd(model)
+    train(dro(model, optimizer, correction), model, optimizer.step, 200, every)
+
+
+def test_accumulation_over_hundreds_of_calls_is_silent():
+    model = network()
+    optimizer = sgd(model)
+    train(dro(model, optimizer), model, optimizer.step, 800, 400)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_closures_of_lbfgs_are_silent(correction):
+    model, data = network(), Data()
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=1e-3, max_iter=150, tolerance_grad=-1, tolerance_change=-1
+    )
+    objective, calls = dro(model, optimizer, correction), []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = call(objective, model, data)
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    optimizer.step(closure)
+    assert len(calls) > 120  # in one step, and each at other parameters
+    assert objective.term.step == len(calls)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_sam_is_silent(correction):
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, correction)
+    for _ in range(40):
+        call(objective, model, data).backward()
+        moves = [0.05 * p.grad for p in model.parameters()]  # type: ignore[operator]
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
+        optimizer.zero_grad()
+        call(objective, model, data).backward()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_optimizer_around_another_is_silent():
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base = base
+            super().__init__(base.param_groups, {})
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            return self.base.step(closure)
+
+    model = network()
+    optimizer = Around(sgd(model))
+    train(dro(model, optimizer), model, optimizer.step, 60, every=15)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.4])
+def test_scaler_schedule_averages_and_evaluations_are_silent(correction):
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, correction)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    average = {p: p.detach().clone() for p in model.parameters()}
+    for number in range(120):
+        scaler.scale(call(objective, model, data)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad()
+        kept = {p: p.detach().clone() for p in average}
+        with torch.no_grad():
+            for p, mean in average.items():
+                mean.lerp_(p, 0.1)
+                p.copy_(mean)  # evaluate at the average
+            for _ in range(3 if number else 150):
+                call(objective, model, data)
+            for p, value in kept.items():
+                p.copy_(value)
+
+
+def test_two_objectives_with_an_optimizer_each_are_silent():
+    model, data = network(), Data()
+    optimizers = [sgd(model), torch.optim.Adam(model.parameters())]
+    objectives = [dro(model, each, 0.4) for each in optimizers]
+    for _ in range(40):
+        for objective, optimizer in zip(objectives, optimizers, strict=True):
+            call(objective, model, data).backward()
+            optimizer.step()
+            model.zero_grad()
+
+
+def test_a_part_of_the_model_and_parameters_of_others_are_fine():
+    model, other = network(), network(1)
+    head = torch.optim.SGD(model[3].parameters(), lr=0.1)  # type: ignore[index]
+    train(dro(model, head), model, head.step, 120)
+    both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    train(dro(model, both), model, both.step, 120)
+
+
+def test_a_resumed_run_is_silent():
+    model = network()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    train(objective, model, optimizer.step, 30)
+    saved = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, objective)]
+    for _ in range(15):  # also when states are loaded again and again, as by early stopping
+        for each, state in zip((model, optimizer, objective), saved, strict=True):
+            each.load_state_dict(copy.deepcopy(state))
+        call(objective, model, Data()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    fresh = network(1)
+    again = sgd(fresh)
+    resumed = dro(fresh, again)
+    for each, state in zip((fresh, again, resumed), saved, strict=True):
+        each.load_state_dict(state)
+    train(resumed, fresh, again.step, 120)
+
+
+def test_updates_by_hand_that_close_the_step_and_detached_objectives_are_silent():
+    model, data = network(), Data()
+    objective = dro(model, sgd(model))
+
+    for _ in range(30):
+        call(objective, model, data).backward()
+        by_hand(model)
+        objective.close()
+    objective.detach_hooks()
+    for _ in range(30):
+        call(objective, model, data).backward()
+        by_hand(model)
+
+
+def test_copies_of_an_objective_watch_their_own_optimizer():
+    model = network()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    model, optimizer, objective = copy.deepcopy((model, optimizer, objective))
+    train(objective, model, optimizer.step, 120)
+
+
+# Errors in the words of the call.
+
+
+@pytest.mark.parametrize("given", [torch.ones(3), None, (torch.ones(3),)])
+def test_losses_in_place_of_a_function_are_refused_with_the_line_to_write(given):
+    model = network()
+    objective: Any = dro(model, sgd(model))
+    line = r"`CVaRGroupDRO` needs a function .*: \w+\. Write `objective\(lambda: losses_of\(model"
+    with pytest.raises(TypeError, match=line):
+        objective(given, torch.tensor([0, 1, 2]))
+    with pytest.raises(TypeError, match="`gradient=` is: Tensor"):
+        objective(lambda: torch.ones(3), torch.tensor([0, 1, 2]), gradient=torch.ones(3))
+    assert not objective.term.tracker.seen.any()
+
+
+RETURNED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "mean": (lambda v: v.mean(), r"shape \(3,\), one row per entry .* reduction=\"none\""),
+    "short": (lambda v: v[:2], r"shape \(3,\), one row per entry of `index`, but have .*\(2,\)"),
+    "tuple": (lambda v: (v, v, v), r"tuple of 3\..*torch.stack"),
+    "list": (lambda v: list(v), "list.*torch.stack"),
+    "loss and mean": (lambda v: (v.mean(), v.mean()), "reduction="),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_wrong_values_are_refused_with_the_line_to_write(case):
+    returned, message = RETURNED[case]
+    model = Point([1.0, 2.0, 3.0])
+    objective = dro(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises((TypeError, ValueError), match=message):
+        objective(lambda: returned(model.w), [0, 1, 2])
+    assert not objective.term.tracker.seen.any()
+
+
+def test_values_of_a_part_of_the_blocks_need_an_index():
+    model = Point([1.0, 2.0, 3.0])
+    objective = dro(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"shape \(6,\).* has no `index`, but have shape \(3,\)"):
+        objective(lambda: model.w)
+
+
+@pytest.mark.parametrize(
+    "wrong, near, build",
+    [
+        ("smothing", "smoothing", lambda m, o, **s: fcco.CVaRGroupDRO(m, o, 3, 0.5, **s)),
+        ("smothing", "smoothing", lambda m, o, **s: fcco.sonex(m, o, fcco.Hinge(), 3, **s)),
+        ("inersteps", "inner_steps", lambda m, o, **s: fcco.alexr2(m, o, fcco.Hinge(), 3, **s)),
+        ("ofload", "offload", lambda m, o, **s: fcco.sonx(m, o, fcco.Hinge(), 3, **s)),
+        ("gama", "gamma", lambda m, o, **s: fcco.sox(m, o, fcco.SquaredHinge(), 3, **s)),
+        ("perod", "period", lambda m, o, **s: fcco.methods.msvr(m, o, fcco.Hinge(), 3, **s)),
+        ("dualstep", "dual_step", lambda m, o, **s: fcco.methods.alexr(m, o, fcco.Hinge(), 3, **s)),
+        ("geometri", "geometry", lambda m, o, **s: fcco.ooa(m, o, 3, **s)),
+        ("temprature", "temperature", lambda m, o, **s: fcco.ContrastiveTerm(3, **s)),
+    ],
+)
+def test_a_misspelt_setting_is_refused_with_the_nearest(wrong, near, build):
+    model = network()
+    message = rf"no such setting: `{wrong}` \(did you mean `{near}`\?\)\. Settings: .*{near}"
+    with pytest.raises(TypeError, match=message):
+        build(model, sgd(model), **{wrong: 0.5})
+
+
+def test_a_setting_that_a_method_sets_itself_is_refused():
+    model = network()
+    with pytest.raises(TypeError, match="`alexr2` has no such setting: `correction`"):
+        fcco.alexr2(
+            model, sgd(model), fcco.Hinge(), 3, smoothing=0.1, nu=0.1, eta=0.1, correction=0.5
+        )
+
+
+def test_a_misspelt_setting_of_constraints_is_refused_beside_all_that_are_missing():
+    model = network()
+    with pytest.raises(ValueError, match=r"`penality` did you mean `penalty`\?.*`smoothing`"):
+        constrained(model, sgd(model), 2, penality=1.0)
+    with pytest.raises(ValueError, match=r"needs `nu`.*`eta`"):
+        constrained(model, sgd(model), 2, "alexr2", smoothing=0.1)
+
+
+# Limits by name.
+
+LIMITED: dict[str, dict[str, Any]] = {
+    "sonex": {"penalty": 6.0, "smoothing": 0.1},
+    "alexr2": {"penalty": 6.0, "smoothing": 0.1, "nu": 0.5, "eta": 0.1},
+    "alexr": {"penalty": 6.0, "dual_step": 0.1},
+    "hinge": {"penalty": 6.0},
+    "squared-hinge": {"penalty": 6.0},
+    "recursive-hinge": {"penalty": 6.0, "smoothing": 0.1, "refresh_every": 3},
+    "ssg": {"threshold": 0.1},
+    "oss": {"proximal": 1.0, "inner_steps": 5},
+    "icppac": {"proximal": 1.0, "inner_steps": 5},
+}
+
+
+@pytest.mark.parametrize("method", LIMITED)
+def test_limits_by_name_are_names_and_tolerances(method):
+    runs = []
+    for constraints, more in (
+        ({"women": 0.5, "men": torch.tensor(0.25)}, {}),
+        (["women", "men"], {"tolerance": [0.5, 0.25]}),
+    ):
+        model = Point([1.0, 2.0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = LIMITED[method] | more
+        objective: Any = constrained(model, optimizer, constraints, method, **settings)
+        for _ in range(4):
+            named = lambda m=model: {"women": m.w[0], "men": m.w[1]}  # noqa: E731
+            objective(lambda m=model, n=named: (m.w.square().sum(), n())).backward()
+            objective.optimizer.step()
+            objective.optimizer.zero_grad()
+        runs.append((model.w.tolist(), objective.violation()))
+    assert runs[0] == runs[1]
+    assert list(runs[0][1]) == ["women", "men"]
+
+
+def test_every_constrained_method_takes_limits_by_name():
+    assert {RECIPES[name] for name in LIMITED} == set(RECIPES.values())
+
+
+def test_wrong_limits_are_refused():
+    model = network()
+    settings: dict[str, Any] = {"penalty": 1.0, "smoothing": 0.1}
+    with pytest.raises(ValueError, match="leave `tolerance` out"):
+        constrained(model, sgd(model), {"a": 0.5}, tolerance=0.1, **settings)
+    for limit in ("0.5", None, [0.5]):
+        with pytest.raises(TypeError, match="that of `a` is"):
+            constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="must be at least 1"):
+        constrained(model, sgd(model), {}, **settings)
+    with pytest.raises(ValueError, match=r"fcco\.constrained"):
+        fcco.methods.hinge_penalty(model, sgd(model), {"a": 0.5}, penalty=1.0)  # type: ignore[arg-type]
