@@ -132,7 +132,7 @@ def test_s2_on_samples_has_the_optimum_of_the_race():
     problem = groups.make("S2")
     model = problem.model()
     with torch.no_grad():
-        model.weight.fill_(1 / 8)
+        next(model.parameters()).fill_(1 / 8)
     assert fcco.CVaR(problem.ratio)(problem.group_losses(model)).item() == pytest.approx(0.4375)
 
 

@@ -89,10 +89,13 @@ def plan_groups(names: Iterable[str], seeds: Iterable[int], quick: bool) -> list
         problem = groups.make(name)
 
         def jobs(
-            method: str, setting: dict[str, Any], name: str = name, ratio: float = problem.ratio
+            method: str,
+            setting: dict[str, Any],
+            name: str = name,
+            problem: groups.Groups = problem,
         ) -> list[Job]:
-            full = {"shape": "own", "ratio": ratio, **setting}
-            return [groups.placed(Job(name, method, full, s, 0.0, steps)) for s in seeds]
+            full = {"shape": "own", "ratio": problem.ratio, **setting}
+            return [groups.placed(Job(name, method, full, s, 0.0, steps), problem) for s in seeds]
 
         for label, (method, setting) in methods.items():
             if not quick or label == OURS or label in QUICK:
@@ -277,54 +280,82 @@ def available(names: Iterable[str], make: Any) -> list[str]:
     return found
 
 
+def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
+    """Train everything that `--only` names."""
+    torch.set_num_threads(1)
+    seeds, wanted = SEEDS[: 1 if options.quick else options.seeds or 5], re.compile(options.only)
+    entries = [
+        entry for entry in plan_constraints(seeds, options.quick) if wanted.search(str(entry))
+    ]
+    first = {entry.problem.partition(" / ")[0] for entry in entries}
+    there = available(sorted(first), constraints.make)
+    entries = [each for each in entries if each.problem.partition(" / ")[0] in there]
+    labels = [f": {label}" for label in (OURS, TUNED, *groups.DEFAULTS)]
+    labels += [f" / ratios: {OURS}, ratio {ratio:g}" for ratio in groups.RATIOS]
+    names = [
+        name
+        for name in groups.PROBLEMS
+        if any(wanted.search(name + label) for label in labels)
+        and not (options.quick and name in FEATURES)
+    ]
+    planned = plan_groups(available(names, groups.make), seeds, options.quick)
+    entries += [entry for entry in planned if wanted.search(str(entry))]
+    jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
+    ours = Runner(options.workers, run=run, result=Figures)
+    others = Runner(options.workers, options.cache, run=run, result=Figures)
+    others([job for job in jobs if not untouched(job)], "peers and tuned")
+    ours([job for job in jobs if untouched(job)], "fcco")
+    return collect(entries, {**others.known, **ours.known})
+
+
+def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
+    """Deep networks, one after another, and the time of a step."""
+    from . import faces
+
+    wanted, entries, known = re.compile(options.only), [], {}
+    steps, seeds = (50 if options.quick else None), SEEDS[: options.seeds or 1]
+    held = {} if options.images is None else faces.problems(options.images)
+    for name, problem in held.items():
+        for label, (method, setting) in faces.METHODS.items():
+            entry = Entry(name, label, {})
+            if not wanted.search(str(entry)):
+                continue
+            for lr in problem.lrs:
+                full = {**setting, "lr": lr, "shape": "own", "ratio": problem.ratio}
+                jobs = [
+                    groups.placed(Job(name, method, full, s, 0.0, steps), problem) for s in seeds
+                ]
+                entry.candidates[lr] = jobs
+                known |= {job.key: groups.fit(job, problem) for job in jobs}
+            entries.append(entry)
+            print(tables(collect([entry], known)), file=sys.stderr, flush=True)
+    found = collect(entries, known)
+    if wanted.search("steps: fcco"):
+        found["steps"] = faces.step_ratios(3 if options.quick else None)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--quick", action="store_true", help="few steps and methods, one seed")
     parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, help="5 unless given, 1 with --gpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
     parser.add_argument("--gpu", action="store_true", help="deep networks instead, on the GPU")
     parser.add_argument("--images", type=Path, help="for --gpu, made by `benchmarks.untuned.faces`")
     options = parser.parse_args()
-    if options.gpu:
-        from . import faces
-
-        found = {"constraints": {}, **faces.measure(options.images, options.only, options.quick)}
-        print(tables(found))
-    else:
-        torch.set_num_threads(1)
-        seeds, wanted = SEEDS[: 1 if options.quick else options.seeds], re.compile(options.only)
-        entries = [
-            entry for entry in plan_constraints(seeds, options.quick) if wanted.search(str(entry))
-        ]
-        first = {entry.problem.partition(" / ")[0] for entry in entries}
-        there = available(sorted(first), constraints.make)
-        entries = [each for each in entries if each.problem.partition(" / ")[0] in there]
-        labels = [f": {label}" for label in (OURS, TUNED, *groups.DEFAULTS)]
-        labels += [f" / ratios: {OURS}, ratio {ratio:g}" for ratio in groups.RATIOS]
-        names = [
-            name
-            for name in groups.PROBLEMS
-            if any(wanted.search(name + label) for label in labels)
-            and not (options.quick and name in FEATURES)
-        ]
-        planned = plan_groups(available(names, groups.make), seeds, options.quick)
-        entries += [entry for entry in planned if wanted.search(str(entry))]
-        jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
-        ours = Runner(options.workers, run=run, result=Figures)
-        others = Runner(options.workers, options.cache, run=run, result=Figures)
-        others([job for job in jobs if not untouched(job)], "peers and tuned")
-        ours([job for job in jobs if untouched(job)], "fcco")
-        found = collect(entries, {**others.known, **ours.known})
-        print(tables(found))
+    found = on_gpu(options) if options.gpu else on_cpu(options)
+    print(tables(found))
+    for name, ratio in found.get("steps", {}).items():
+        print(f"step of {name} with all defaults: {ratio} of the plain step")
     goals = constrained_goals(found["constraints"]) + group_goals(found["groups"])
     print("\n" + "\n".join(goals))
     if options.quick:
         print("(--quick trains far too short for these goals to mean anything)")
     if options.json:
-        print(json.dumps(finite({key: found[key] for key in ("constraints", "groups")})))
+        print(json.dumps(finite(found)))
 
 
 def untouched(job: Job) -> bool:

@@ -220,15 +220,15 @@ def by_hand(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
 OWN: dict[str, Builder] = {"fcco": ours, "penalty by hand": by_hand, "plain loss": by_hand}
 
 # Defaults of the peers, read in cooper-optim 1.0.1 and humancompatible-train 0.4.2.
-# Cooper: the README has SGD(lr=1e-2, maximize=True) for the multipliers; a penalty coefficient has
-# no default, 1 is what one would write; of nuPI those of the class, which make it plain ascent.
+# Cooper: the README has SGD(lr=1e-2, maximize=True) for the multipliers and the simultaneous
+# optimizer; a penalty coefficient has no default, 1 is what one would write. nuPI with the defaults
+# of its class (Kp = 0) is that same ascent, so it has no row.
 # HCT: the defaults of each class (the side of the duel would widen `dual_range`); `is_ineq` as the
 # problem asks, and PBM wants the length of an epoch.
 PEERS: dict[str, dict[str, Any]] = {
     "Cooper simultaneous": {"dual_lr": 0.01},
     "Cooper alternating": {"dual_lr": 0.01},
     "Cooper augmented": {"dual_lr": 0.01, "penalty": 1.0},
-    "Cooper nuPI": {"dual_lr": 0.01, "kp": 0.0, "nu": 0.0},
     "HCT ALM": {"dual_range": [-100.0, 100.0]},
     "HCT nuPI": {"dual_range": [-100.0, 100.0]},
     "HCT PBM": {"epochs": 8},

@@ -23,7 +23,18 @@ from ..duel.stepper import Setting
 from ..race.problems import PROBLEMS as RACE
 from .constraints import Figures
 
-__all__ = ["DEFAULTS", "PROBLEMS", "RATIOS", "Groups", "make", "placed", "run", "shape", "train"]
+__all__ = [
+    "DEFAULTS",
+    "PROBLEMS",
+    "RATIOS",
+    "Groups",
+    "fit",
+    "make",
+    "placed",
+    "run",
+    "shape",
+    "train",
+]
 
 PROBLEMS = ("celeba", "sentiment", "amazon", "reviews", "S2", "quick start")
 RATIOS = (0.05, 0.15, 0.5, 1.0)
@@ -181,19 +192,17 @@ def make(name: str) -> Groups:
     }[name]()
 
 
-@functools.lru_cache
-def shape(name: str) -> tuple[int, int]:
+def shape(problem: Groups) -> tuple[int, int]:
     """Groups and samples of each in the batches that the library draws without being told."""
-    problem = make(name)
     sampler = fcco.GroupBatchSampler(problem.group, batch_size=problem.batch_size)
     return sampler.groups_per_batch, len(sampler.draw()) // sampler.groups_per_batch
 
 
-def placed(job: Job) -> Job:
+def placed(job: Job, problem: Groups) -> Job:
     """The job with its batches in numbers: the library's own shape is a choice of its version."""
     if job.setting["shape"] != "own":
         return job
-    return replace(job, setting={**job.setting, "shape": list(shape(job.problem))})
+    return replace(job, setting={**job.setting, "shape": list(shape(problem))})
 
 
 # Methods: from a model, its optimizer and a problem to a function of (losses, group ids) -> loss.
@@ -286,7 +295,7 @@ def train(
     )
     start = time.perf_counter()
     for _ in range(steps):
-        rows = torch.tensor(sampler.draw())
+        rows = torch.tensor(sampler.draw(), device=ids.device)
         inputs, targets = problem.inputs[rows], problem.targets[rows]
         objective(lambda x=inputs, y=targets: problem.losses(model, x, y), ids[rows]).backward()
         optimizer.step()
@@ -295,12 +304,16 @@ def train(
     return model, time.perf_counter() - start
 
 
-def run(job: Job) -> Figures:
+def fit(job: Job, problem: Groups) -> Figures:
     """Train as the job says; the objective is the CVaR at the ratio of its setting."""
-    torch.set_num_threads(1)
-    problem = make(job.problem)
     model, seconds = train(problem, job.method, job.setting, job.seed, job.evaluations)
     losses = problem.group_losses(model)
     cvar = {str(ratio): fcco.CVaR(ratio)(losses).item() for ratio in RATIOS}
     found = fcco.CVaR(job.setting["ratio"])(losses).item()
     return Figures(found, seconds=round(seconds, 2), cvar=cvar)
+
+
+def run(job: Job) -> Figures:
+    """`fit` on the problem of that name, on one thread."""
+    torch.set_num_threads(1)
+    return fit(job, make(job.problem))
