@@ -13,7 +13,7 @@ import fcco
 from benchmarks.duel.convex import Segments
 from benchmarks.duel.jobs import Job
 from benchmarks.untuned import __main__ as untuned
-from benchmarks.untuned import constraints, groups, tuned
+from benchmarks.untuned import constraints, faces, groups, tuned
 from benchmarks.untuned.constraints import Figures, Variant
 
 # Variants
@@ -171,3 +171,12 @@ def test_last_line_is_one_json_object(monkeypatch, capsys, tmp_path):
         assert {"HCT ALM", "penalty by hand"} <= set(rows)
         assert all({"objective", "violation"} <= set(row) for row in rows.values())
     assert (tmp_path / "runs").read_text().count("\n") >= 10
+
+
+def test_packed_faces_are_nearly_the_same():
+    place = torch.linspace(0, 1, 53)
+    smooth = (128 + 100 * torch.sin(7 * place + 3 * place[:30, None])).expand(2, 3, 30, 53)
+    images = (smooth * torch.tensor([1.0, 0.7, 0.4]).view(1, 3, 1, 1)).to(torch.uint8)
+    found = faces.unpack(faces.pack(images), 30, 53)
+    assert found.shape == images.shape
+    assert (found.float() - images.float()).square().mean().sqrt() < 5
