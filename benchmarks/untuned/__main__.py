@@ -51,11 +51,6 @@ class Entry:
         return f"{self.problem}: {self.method}"
 
 
-def run(job: Job) -> Figures:
-    """Train as the job says."""
-    return (groups if job.problem in groups.PROBLEMS else constraints).run(job)
-
-
 def plan_constraints(seeds: Iterable[int], quick: bool) -> list[Entry]:
     """Ours and the peers on every problem and variant, and the tuned ones."""
     steps, seeds, entries = 200 if quick else None, list(seeds), []
@@ -301,8 +296,8 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
     planned = plan_groups(available(names, groups.make), seeds, options.quick)
     entries += [entry for entry in planned if wanted.search(str(entry))]
     jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
-    ours = Runner(options.workers, run=run, result=Figures)
-    others = Runner(options.workers, options.cache, run=run, result=Figures)
+    ours = Runner(options.workers, run=tuned.run, result=Figures)
+    others = Runner(options.workers, options.cache, run=tuned.run, result=Figures)
     others([job for job in jobs if not untouched(job)], "peers and tuned")
     ours([job for job in jobs if untouched(job)], "fcco")
     return collect(entries, {**others.known, **ours.known})

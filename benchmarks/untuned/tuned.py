@@ -27,7 +27,7 @@ from ..duel.report import choose, place
 from . import constraints, groups
 from .constraints import LEVEL, Figures
 
-__all__ = ["CONSTRAINTS", "GROUPS", "SHIFTS", "level", "search_constraints", "search_groups"]
+__all__ = ["CONSTRAINTS", "GROUPS", "SHIFTS", "level", "run", "search_constraints", "search_groups"]
 
 Tuned = list[tuple[str, dict[str, Any]]]
 
@@ -59,6 +59,11 @@ _LEADERS = {
     "sampled": ("SONEX", "ALEXR2", "Cooper augmented"),
     "docs": ("SONEX", "ALEXR", "Cooper augmented"),
 }
+
+
+def run(job: Job) -> Figures:
+    """Train as the job says, under constraints or over groups."""
+    return (groups if job.problem in groups.PROBLEMS else constraints).run(job)
 
 
 def level(points: Sequence[tuple[float, float]], limit: float) -> tuple[float, float]:
@@ -162,10 +167,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
-    runner = Runner(options.workers, options.cache, run=constraints.run, result=Figures)
+    runner = Runner(options.workers, options.cache, run=run, result=Figures)
     for name in filter(re.compile(options.pattern).search, constraints.PROBLEMS):
         print(f"    {name!r}: {search_constraints(name, runner)!r},", flush=True)
-    runner.run = groups.run
     for name in filter(re.compile(options.pattern).search, groups.PROBLEMS):
         print(f"    {name!r}: {search_groups(name, runner)!r},", flush=True)
 
