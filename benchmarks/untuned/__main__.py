@@ -65,7 +65,7 @@ def plan_constraints(seeds: Iterable[int], quick: bool) -> list[Entry]:
             # Units and copies change nothing for a setting that is scaled with them: multipliers
             # and penalties are divided by the scale of the values and by the number of copies.
             own = name if end == " / tenth batch" else first
-            chosen = tuned.CONSTRAINTS.get(own, [])[: 1 if quick else None]
+            chosen = tuned.CONSTRAINTS.get(first, [])[: 1 if quick else None]
             paths = {
                 (method, k, shift): [Job(own, method, setting, s, shift, steps) for s in seeds]
                 for k, (method, setting) in enumerate(chosen)
