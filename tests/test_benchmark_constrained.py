@@ -348,30 +348,31 @@ def test_smoothing_follows_the_learning_rate():
 # Jobs
 
 
-def test_runner_resumes_from_its_file(tmp_path, monkeypatch):
+def test_runner_resumes_from_its_file(tmp_path):
     ran = []
 
     def fake(job):
         ran.append(job.seed)
         return trace([1.23456789], [0.1])
 
-    monkeypatch.setattr(jobs, "run", fake)
     file = tmp_path / "folder" / "jobs.jsonl"
     todo = [jobs.Job("convex", "SONEX", {"gamma": 0.1}, seed) for seed in (0, 1)]
-    first = jobs.Runner(1, file, show=None)(todo, "x")
+    first = jobs.Runner(1, file, show=None, run=fake)(todo, "x")
     assert ran == [0, 1]
     with file.open("a") as lines:
         lines.write('{"job": "broken')
     more = [*todo, jobs.Job("convex", "SONEX", {"gamma": 0.1}, 0, shift=0.1)]
-    again = jobs.Runner(1, file, show=None)(more, "x")
+    again = jobs.Runner(1, file, show=None, run=fake)(more, "x")
     assert ran == [0, 1, 0]
     assert again[:2] == first
     assert first[0].objective == [1.2346]
 
 
-def test_progress_is_shown(capsys, monkeypatch):
-    monkeypatch.setattr(jobs, "run", lambda job: trace([1.0], [0.1]))
-    jobs.Runner(1, None, show=sys.stderr)([jobs.Job("convex", "SONEX", {}, 0)], "tuning")
+def test_progress_is_shown(capsys):
+    def fake(job):
+        return trace([1.0], [0.1])
+
+    jobs.Runner(1, None, show=sys.stderr, run=fake)([jobs.Job("convex", "SONEX", {}, 0)], "tuning")
     assert "tuning: 1/1 jobs, 0.0 min left" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -63,12 +63,16 @@ class Runner:
         workers: processes; 1 runs here.
         cache: a file of JSON lines with finished jobs, read at the start and added to.
         show: where progress goes, None for nowhere.
+        run: what is done with a job; a function of a module, since processes import it.
+        result: the class of its answer, made again from the fields of `as_dict()`.
     """
 
     workers: int = 1
     cache: Path | None = None
     show: Any = sys.stderr
-    known: dict[str, Trace] = field(default_factory=dict)
+    run: Callable[[Job], Any] = run
+    result: type[Any] = Trace
+    known: dict[str, Any] = field(default_factory=dict)
     _said: float = 0.0
 
     def __post_init__(self) -> None:
@@ -78,10 +82,10 @@ class Runner:
                     entry = json.loads(line)
                 except json.JSONDecodeError:
                     continue  # the line that was being written when a run was stopped
-                self.known[entry["job"]] = Trace(**entry["trace"])
+                self.known[entry["job"]] = self.result(**entry["trace"])
 
-    def __call__(self, jobs: Sequence[Job], title: str) -> list[Trace]:
-        """The traces of the jobs, in their order."""
+    def __call__(self, jobs: Sequence[Job], title: str) -> list[Any]:
+        """The results of the jobs, in their order."""
         waiting = list({job.key: job for job in jobs if job.key not in self.known}.values())
         start = time.monotonic()
         for done, (job, trace) in enumerate(self._finished(waiting), start=1):
@@ -89,20 +93,20 @@ class Runner:
             self._say(title, done, len(waiting), start)
         return [self.known[job.key] for job in jobs]
 
-    def _finished(self, jobs: list[Job]) -> Iterator[tuple[Job, Trace]]:
+    def _finished(self, jobs: list[Job]) -> Iterator[tuple[Job, Any]]:
         if self.workers <= 1 or len(jobs) <= 1:
-            yield from ((job, run(job)) for job in jobs)
+            yield from ((job, self.run(job)) for job in jobs)
             return
         # A fresh interpreter for each worker: threads of torch do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
-            futures = {pool.submit(run, job): job for job in jobs}
+            futures = {pool.submit(self.run, job): job for job in jobs}
             yield from ((futures[each], each.result()) for each in as_completed(futures))
 
-    def _keep(self, job: Job, trace: Trace) -> None:
+    def _keep(self, job: Job, trace: Any) -> None:
         # A trace is always what a reader of the file would get.
         entry = {"job": job.key, "trace": trace.as_dict()}
-        self.known[job.key] = Trace(**entry["trace"])
+        self.known[job.key] = self.result(**entry["trace"])
         if self.cache is not None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
             with self.cache.open("a") as file:

@@ -91,12 +91,22 @@ def builders() -> dict[str, Builder]:
     return found
 
 
-def train(problem: Problem, method: str, setting: Setting, seed: int) -> Trace:
-    """Same initial weights and batches for every method that is given the same seed."""
+def train(
+    problem: Problem, method: str, setting: Setting, seed: int, builder: Builder | None = None
+) -> Trace:
+    """Same initial weights and batches for every method that is given the same seed.
+
+    Args:
+        problem: the problem.
+        method: name in `builders()`.
+        setting: of the method.
+        seed: of the initial weights and of the batches.
+        builder: of a method that has no name there.
+    """
     torch.manual_seed(seed)
     model = problem.model()
     draw = problem.batches(seed)
-    stepper = builders()[method](problem, model, setting)
+    stepper = (builder or builders()[method])(problem, model, setting)
     schedule = problem.schedule
     done, seconds = 0, 0.0
     evaluations, objectives, violations = [], [], []

@@ -1,0 +1,255 @@
+"""Five constrained problems, four variants of each, and methods that nobody has tuned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import fcco
+
+from ..duel import cooper_side, hct_side
+from ..duel.convex import GroupLosses, Segments
+from ..duel.fairness import RocFairness
+from ..duel.jobs import Job
+from ..duel.problems import NAMES, Batch, Form, Problem, Schedule, Score
+from ..duel.problems import make as make_duel
+from ..duel.stepper import Builder, Setting, Stepper, adam
+from ..duel.training import train
+
+__all__ = ["LEVEL", "PEERS", "PROBLEMS", "VARIANTS", "Figures", "Rates", "Variant", "make", "run"]
+
+LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
+PROBLEMS = (*NAMES, "docs")
+VARIANTS = ("values x 100", "loss x 100", "10 of each", "tenth batch")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run ends with, on all training data, in the units of the original problem.
+
+    Attributes:
+        objective: mean loss under constraints (or CVaR at the ratio that was trained for), mean
+            over the last fifth of the checkpoints; infinite when the run diverged.
+        violation: the largest, likewise; 0 without constraints.
+        seconds: of all steps.
+        cvar: the CVaR at other ratios, where groups are trained.
+    """
+
+    objective: float
+    violation: float = 0.0
+    seconds: float = 0.0
+    cvar: dict[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Rates(Problem):
+    """The problem of docs/constraints.md: two groups whose mean predictions differ by 0.05 at most.
+
+    Batches have as many rows of each group, so that a small one has both.
+    """
+
+    name = "docs"
+    num_constraints = 2
+    per_group = 32
+
+    def __init__(self) -> None:
+        self.schedule = Schedule(evaluations=600, every=10, lr=2e-2)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # the data of the page
+            group = torch.arange(2000) % 2
+            x = torch.randn(2000, 3, dtype=torch.float64)
+            x += group[:, None] * torch.tensor([0.8, 0.3, 0.0])
+            y = x[:, 0] + x[:, 1] + torch.randn(2000) > 0.6
+        order = group.argsort(stable=True)
+        self.inputs, self.targets = x[order].float(), y[order].float()
+
+    def model(self) -> nn.Module:
+        """A linear score."""
+        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Uniform draws from each group."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw() -> Batch:
+            rows = torch.randint(1000, (2, self.per_group), generator=generator)
+            rows = (rows + torch.tensor([[0], [1000]])).flatten()
+            return Batch(self.inputs[rows], self.targets[rows])
+
+        return draw
+
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss, and the signed gaps less 0.05."""
+        score = model(batch.inputs)
+        gap = score.sigmoid().view(2, -1).mean(1).diff().squeeze()
+        loss = binary_cross_entropy_with_logits(score, batch.targets)
+        return loss, torch.stack([gap, -gap]) - 0.05 - self.shift
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> Score:
+        """The same on all rows."""
+        every = Batch(self.inputs, self.targets)
+        loss, values = self.measure(model, every)
+        return Score(loss.item(), values.max().item() + self.shift)
+
+
+class Variant(Problem):
+    """Another statement of a problem: same solution, same score, same batches.
+
+    Args:
+        base: the problem.
+        loss: what its loss is multiplied with.
+        values: what its constraint values are multiplied with.
+        copies: how often every constraint is listed.
+    """
+
+    def __init__(
+        self, base: Problem, loss: float = 1.0, values: float = 1.0, copies: int = 1
+    ) -> None:
+        self.base, self.scales, self.copies = base, (loss, values), copies
+        self.name, self.schedule, self.sampled = base.name, base.schedule, base.sampled
+        self.num_constraints = copies * base.num_constraints
+
+    def model(self) -> nn.Module:
+        """That of the base."""
+        return self.base.model()
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Those of the base; a drawn constraint comes with all its copies."""
+        draw, number = self.base.batches(seed), self.base.num_constraints
+
+        def repeated() -> Batch:
+            batch = draw()
+            if batch.index is None or self.copies == 1:
+                return batch
+            index = torch.cat([batch.index + k * number for k in range(self.copies)])
+            return batch._replace(index=index)
+
+        return repeated
+
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and values of the base, scaled, the values repeated."""
+        if batch.index is not None:  # the first copies alone
+            batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
+        loss, values = self.base.measure(model, batch)
+        return self.scales[0] * loss, self.scales[1] * values.repeat(self.copies)
+
+    def score(self, model: nn.Module) -> Score:
+        """In the units of the base."""
+        return self.base.score(model)
+
+    def shifted(self, shift: float) -> Self:
+        """The shift is in the units of the base, too."""
+        other = copy.copy(self)
+        other.base = self.base.shifted(shift)
+        return other
+
+
+def tenth(problem: Problem) -> Problem:
+    """A tenth of the samples in a batch, at least one of each kind."""
+    other = copy.copy(problem)
+    if isinstance(other, RocFairness):
+        other.per_cell = 3  # of 32
+    elif isinstance(other, GroupLosses):
+        other.batch_size, other.per_group = 6, 1  # of 64 and 8
+    elif isinstance(other, Segments):
+        other.batch_size, other.segments = 6, 6  # of 64, each with its 4 rows
+    elif isinstance(other, Rates):
+        other.per_group = 3  # of 32
+    return other
+
+
+def make(name: str) -> Problem:
+    """A problem such as `"adult"` or `"adult / values x 100"`."""
+    first, _, variant = name.partition(" / ")
+    base = Rates() if first == "docs" else make_duel(first)
+    match variant:
+        case "":
+            return base
+        case "values x 100":
+            return Variant(base, values=100.0)
+        case "loss x 100":
+            return Variant(base, loss=100.0)
+        case "10 of each":
+            return Variant(base, copies=10)
+        case "tenth batch":
+            return tenth(base)
+    raise ValueError(f"`make({name!r})`: the variant must be one of {', '.join(VARIANTS)}.")
+
+
+def ours(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+    """`fcco.constrained` as a reader of its first line would call it; `setting` is for trials."""
+    primal = adam(problem, model)
+    objective = fcco.constrained(model, primal, problem.num_constraints, **setting)
+    optimizer: Any = objective.optimizer
+
+    def step(batch: Batch) -> None:
+        objective(lambda: problem.measure(model, batch), batch.index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Stepper(step, [primal])
+
+
+def by_hand(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+    """Loss + weight * sum of the violations of the batch, as one would write it first."""
+    primal = adam(problem, model)
+
+    def step(batch: Batch) -> None:
+        loss, values = problem.measure(model, batch)
+        (loss + setting["weight"] * values.relu().sum()).backward()
+        primal.step()
+        primal.zero_grad()
+
+    return Stepper(step, [primal])
+
+
+OWN: dict[str, Builder] = {"fcco": ours, "penalty by hand": by_hand, "plain loss": by_hand}
+
+# Defaults of the peers, read in cooper-optim 1.0.1 and humancompatible-train 0.4.2.
+# Cooper: the README has SGD(lr=1e-2, maximize=True) for the multipliers and the simultaneous
+# optimizer; a penalty coefficient has no default, 1 is what one would write. nuPI with the defaults
+# of its class (Kp = 0) is that same ascent, so it has no row.
+# HCT: the defaults of each class (the side of the duel would widen `dual_range`); `is_ineq` as the
+# problem asks, and PBM wants the length of an epoch.
+PEERS: dict[str, dict[str, Any]] = {
+    "Cooper simultaneous": {"dual_lr": 0.01},
+    "Cooper alternating": {"dual_lr": 0.01},
+    "Cooper augmented": {"dual_lr": 0.01, "penalty": 1.0},
+    "HCT ALM": {"dual_range": [-100.0, 100.0]},
+    "HCT nuPI": {"dual_range": [-100.0, 100.0]},
+    "HCT PBM": {"epochs": 8},
+    "HCT SSG": {},
+    "penalty by hand": {"weight": 1.0},
+    "plain loss": {"weight": 0.0},
+}
+
+
+def installed() -> dict[str, dict[str, Any]]:
+    """The peers that can be imported."""
+    there = {"Cooper": cooper_side.installed(), "HCT": hct_side.installed()}
+    return {name: peer for name, peer in PEERS.items() if there.get(name.split()[0], True)}
+
+
+def run(job: Job) -> Figures:
+    """Train as the job says; its problem is a name of `make`."""
+    torch.set_num_threads(1)
+    problem = make(job.problem).shifted(job.shift)
+    if job.evaluations is not None:
+        every = max(1, job.evaluations // 20)
+        problem.schedule = replace(problem.schedule, evaluations=job.evaluations, every=every)
+    trace = train(problem, job.method, job.setting, job.seed, OWN.get(job.method))
+    return Figures(trace.tail_objective, trace.tail_violation, round(trace.seconds, 2))
