@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .blocks import Batch, Blocks, Entries, Tracked
+from .error import ErrorEstimate
 from .tracker import InnerTracker, NonFiniteValue
 from .update import log_track, theory_correction, track, value_of
 
@@ -27,6 +28,7 @@ __all__ = [
     "Batch",
     "Blocks",
     "Entries",
+    "ErrorEstimate",
     "InnerTracker",
     "NonFiniteValue",
     "Tracked",

@@ -23,6 +23,7 @@ from .blocks import (
     over_ranks,
     per_row,
 )
+from .error import ErrorEstimate
 from .update import Rule, correction_weight, log_track, overlay, track
 
 __all__ = ["InnerTracker", "NonFiniteValue", "Update", "refuse_nonfinite"]
@@ -95,7 +96,9 @@ class InnerTracker(KeepsPrecision):
     Args:
         num_inner: n, the number of blocks.
         dim: d1, the length of each inner value.
-        gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`.
+        gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`. `"auto"`
+            weighs the noise of a batch value against the lag of u, see `fcco.tracker.error`; a
+            block's first values are averaged.
         correction: gamma', a number, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n, which
             is 1 - gamma when every block is seen at each step and small when few are.
         read: which u enters the gradient: `"old"` (before this batch; unbiased with one batch,
@@ -108,6 +111,8 @@ class InnerTracker(KeepsPrecision):
             for updates that would never learn what they missed.
         offset: subtracted from g_i before tracking, one number or one per block.
         keep_latest: also keep the mean of the last step of each block in the buffer `latest`.
+        measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
+            for group losses and constraints.
         rule: another update than the formula above, with the arguments of `fcco.tracker.track`.
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
             `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
@@ -143,7 +148,7 @@ class InnerTracker(KeepsPrecision):
         num_inner: int,
         dim: int = 1,
         *,
-        gamma: float = 0.1,
+        gamma: float | Literal["auto"] = 0.1,
         correction: float | Literal["theory", "auto"] = "auto",
         read: Literal["old", "new"] = "old",
         log_space: bool = False,
@@ -152,6 +157,7 @@ class InnerTracker(KeepsPrecision):
         sampled: bool = True,
         offset: Tensor | None = None,
         keep_latest: bool = False,
+        measure: bool = False,
         rule: Rule | None = None,
         on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
         dtype: torch.dtype = torch.float32,
@@ -161,12 +167,22 @@ class InnerTracker(KeepsPrecision):
         call = "InnerTracker"
         _checks.integer(call, "num_inner", num_inner, 1)
         _checks.integer(call, "dim", dim, 1)
-        _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
+        automatic = gamma == "auto"
+        if automatic and correction not in (0, "auto"):
+            raise ValueError(
+                "`InnerTracker(gamma='auto')` weighs noise against lag for an average without "
+                f"correction, but `correction` is {correction!r}; give a number for `gamma`."
+            )
+        if isinstance(gamma, str):
+            _checks.one_of(call, "gamma", gamma, ("auto",))
+            correction = 0.0
+        else:
+            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
         _checks.one_of(call, "read", read, ("old", "new"))
         _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
         if isinstance(correction, str):
             _checks.one_of(call, "correction", correction, ("theory", "auto"))
-            if correction == "theory":
+            if correction == "theory" and not isinstance(gamma, str):
                 _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
         else:
             _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
@@ -184,7 +200,8 @@ class InnerTracker(KeepsPrecision):
                 "`sampled=False` forbids; use 'raise'."
             )
         self.num_inner, self.dim = num_inner, dim
-        self.gamma, self.correction, self.read = gamma, correction, read
+        self.automatic, self.correction, self.read = automatic, correction, read
+        self._gamma = 0.5 if isinstance(gamma, str) else gamma
         self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
         self.rule = rule or (log_track if log_space else track)
@@ -199,6 +216,14 @@ class InnerTracker(KeepsPrecision):
         self.register_buffer("offset", None if offset is None else offset.to(table))
         latest = torch.full_like(self.rows, torch.nan) if keep_latest else None
         self.register_buffer("latest", latest)
+        measure = measure or automatic
+        if measure and (log_space or rule is not None):
+            raise ValueError(
+                "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
+                "have no meaning with `log_space` or a `rule` of your own."
+            )
+        self.estimate: ErrorEstimate | None = ErrorEstimate(self.rows) if measure else None
+        self.__dict__["estimate"] = self.estimate  # from where it is found without a search
 
     @property
     def steps(self) -> int:
@@ -216,8 +241,24 @@ class InnerTracker(KeepsPrecision):
         return self._progress.blocks
 
     def error(self) -> Tensor:
-        """The standard error of each u, in the shape of `rows`; NaN where it is not known."""
-        return torch.full_like(self.rows, torch.nan)
+        """The standard error of each u, from noise and lag, in the shape of `rows`.
+
+        NaN where it is not known: for a block that was visited less than twice, and everywhere
+        without `measure=True`. A correction is not taken into account, so that the lag is then
+        somewhat overestimated.
+        """
+        if self.estimate is None:
+            return torch.full_like(self.rows, torch.nan)
+        return self.estimate.error(None if self.automatic else self._gamma)
+
+    @property
+    def gamma(self) -> float:
+        """The weight of the fresh value; with `"auto"` the present one, read from the device."""
+        return self.estimate.gain.item() if self.automatic and self.estimate else self._gamma
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        self._gamma = value
 
     @property
     def rows(self) -> Tensor:
@@ -238,13 +279,13 @@ class InnerTracker(KeepsPrecision):
     @property
     def needs_previous(self) -> bool:
         """Whether updates use g_i(w_{t-1})."""
-        return self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+        return self.correction != 0 and (self.correction != "auto" or self._gamma < 1)
 
     @property
     def corrects(self) -> bool:
         """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
         # Written out, since a call of two properties is what a step can spare.
-        needs = self.correction != 0 and (self.correction != "auto" or self.gamma < 1)
+        needs = self.correction != 0 and (self.correction != "auto" or self._gamma < 1)
         return needs and (self.refresh_every is None or not self.refresh_due)
 
     @property
@@ -399,7 +440,10 @@ class InnerTracker(KeepsPrecision):
             batch = step.batch.merge(batch)
         old, seen = self.values_before_step(batch.index, batch.ids, batch.whole)
         fresh, previous = batch.mean(batch.fresh), batch.previous
-        gamma, correction = self.gamma, 0.0
+        gamma: Any = self._gamma
+        if self.automatic and self.estimate is not None:
+            gamma = per_row(self.estimate.weights(batch.index), batch.fresh)
+        correction: Any = 0.0
         if previous is not None:
             previous, blocks = batch.mean(previous), batch.index.shape[0]
             correction = correction_weight(self.correction, gamma, self.num_inner, blocks)
@@ -508,6 +552,7 @@ class InnerTracker(KeepsPrecision):
         if self._waits_for_close:
             progress.open = update
         else:
+            self._measure(update)
             progress.steps += 1
 
     def _mark_seen(self, batch: Batch, update: Update) -> None:
@@ -539,11 +584,23 @@ class InnerTracker(KeepsPrecision):
 
     def close(self) -> bool:
         """End the step: what was tracked since the last call is final; return if there was any."""
-        if self._progress.open is None:
+        progress = self._progress
+        if progress.open is None:
             return False
-        self._progress.open = None
-        self._progress.steps += 1
+        self._measure(progress.open)
+        progress.open = None
+        progress.steps += 1
         return True
+
+    def _measure(self, update: Update) -> None:
+        """Take a finished step into account; a step that is rolled back leaves no trace."""
+        estimate, batch = self.estimate, update.batch
+        if estimate is None:
+            return
+        index, fresh, old = batch.index, batch.mean(batch.fresh), update.old
+        if update.finite is not None:  # blocks that kept their value were not visited
+            index, fresh, old = index[update.finite], fresh[update.finite], old[update.finite]
+        estimate.add(index, fresh, old, None if self.automatic else self._gamma)
 
     def rollback(self) -> None:
         """Undo the open step."""
@@ -585,7 +642,8 @@ class InnerTracker(KeepsPrecision):
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
-        settings = f"gamma={self.gamma}, correction={self.correction!r}, read={self.read!r}"
+        gamma = "'auto'" if self.automatic else self._gamma
+        settings = f"gamma={gamma}, correction={self.correction!r}, read={self.read!r}"
         return f"{self.num_inner}, {self.dim}, {settings}"
 
 
