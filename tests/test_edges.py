@@ -91,20 +91,6 @@ def test_cvar_refuses_logarithms():
         fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5, log_space=True)
 
 
-def test_cvar_in_a_proximal_point_has_the_settings_of_alexr2():
-    model = Point(0.0)
-    proximal = fcco.ProximalPoint(sgd(model), nu=0.1, eta=0.1, inner_steps=2)
-    tracker = fcco.CVaRGroupDRO(model, proximal, 3, 0.5).term.tracker
-    plain = Point(0.0)
-    same = fcco.alexr2(
-        plain, sgd(plain), fcco.Hinge(), 3, smoothing=0.1, nu=0.1, eta=0.1
-    ).term.tracker
-    for name in ("gamma", "correction", "read"):
-        assert getattr(tracker, name) == getattr(same, name)
-    single = fcco.CVaRGroupDRO(plain, sgd(plain), 3, 0.5).term.tracker
-    assert (single.gamma, single.correction, single.read) == (0.1, "auto", "old")
-
-
 # Calls between two optimizer steps at moved parameters.
 
 

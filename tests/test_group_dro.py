@@ -134,8 +134,8 @@ def test_threshold_rules_by_hand_with_accumulated_batches(rule, lam):
     u = rng.normal(size=number)
     model = Point([0.0])
     objective = dro(
-        model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, threshold=rule,
-        threshold_lr=lr,
+        model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, read="old",
+        threshold=rule, threshold_lr=lr,
     )  # fmt: skip
     objective.term.tracker.set_values(None, torch.as_tensor(u))
     slope = lambda x: np.clip(x / lam, 0, 1 / ratio) if lam else (x > 0) / ratio  # noqa: E731
@@ -331,24 +331,3 @@ def test_with_the_new_u_the_threshold_belongs_to_it(lam):
         objective.optimizer.step()  # type: ignore[union-attr]
         assert objective.threshold.item() == s, "it moved with u already"
         start = u
-
-
-def test_inside_a_proximal_point_it_has_the_defaults_of_alexr2():
-    def tracker(**options: Any) -> fcco.InnerTracker:
-        model = Point(np.zeros(3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.1, inner_steps=5)
-        return fcco.CVaRGroupDRO(model, proximal, 3, ratio=0.5, **options).term.tracker
-
-    model = Point(np.zeros(3))
-    recipe = fcco.alexr2(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), fcco.Hinge(), 3, smoothing=0.1, nu=0.5,
-        eta=0.1,
-    )  # fmt: skip
-    expected = recipe.term.tracker
-    ours = tracker()
-    assert (ours.gamma, ours.correction, ours.read) == (0.8, pytest.approx(0.1), "new")
-    assert ours.extra_repr() == expected.extra_repr()
-    given = tracker(gamma=0.4, correction=0.3, read="old")
-    assert (given.gamma, given.correction, given.read) == (0.4, 0.3, "old")
-    assert tracker(gamma=0.4).correction == pytest.approx(0.4 * 0.125), "theta gamma"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from . import _checks
 
@@ -74,8 +75,8 @@ class Width:
         return Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
 
 
-Smoothing = Schedule | Width
-"""Lambda, or the width of the rounded kink."""
+Smoothing = Schedule | Width | Literal["auto"]
+"""Lambda, or the width of the rounded kink, or that width from the error of the estimates."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from ._schedules import Smoothing
 from .inputs import Index, known_settings
 from .objective import Compositional
-from .optim import ProximalPoint
 from .outer import CVaR
-from .previous import unwrap
 from .report import GroupReport, group_report
 from .terms import CVaRTerm
-from .tracker import GAMMA, THETA, for_model
+from .tracker import for_model
 
 __all__ = ["CVaRGroupDRO", "GroupObjective", "OnlineGroupDRO"]
 
@@ -65,24 +63,25 @@ class CVaRGroupDRO(GroupObjective):
         \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
         = \min_{w,s}\; s + \frac1{rn}\sum_i [L_i(w) - s]_+
 
-    Give it a function that returns per-sample losses, and the group of each sample (with a
-    correction the function runs a second time, without gradient, at w_{t-1}); it tracks the group
-    losses, owns the threshold s and weighs the groups. With `smoothing=0` it is SONX, with
-    `correction=0` a moving average only, and with a `ProximalPoint` optimizer ALEXR2, with ALEXR2's
-    defaults.
+    Give it a function that returns per-sample losses, and the group of each sample; it tracks the
+    group losses, owns the threshold s and weighs the groups. Nothing needs to be set: how fast the
+    estimates follow and how far the kink is rounded come from their own error. The paper's SONEX is
+    `smoothing=0.1, gamma=0.1, correction="auto", read="old"`, its SONX the same with `smoothing=0`,
+    and with a `ProximalPoint` optimizer it is ALEXR2.
 
     Args:
         model: your model.
         optimizer: your optimizer.
         num_groups: n.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
-        smoothing: lambda; the quadratic zone is lambda / r wide, in units of the loss. Or that
-            width itself, `fcco.Width(0.1)`.
-        gamma: weight of the new group loss; None is 0.1, or 0.8 for ALEXR2.
-        correction: gamma' of the tracker, see `InnerTracker`; None is `"auto"`, or 0.125 gamma for
-            ALEXR2.
-        read: which u enters the gradient, see `InnerTracker`; None is `"old"`, or `"new"` for
-            ALEXR2.
+        smoothing: how far the kink at s is rounded. `"auto"`: as far as the estimates are off, see
+            `OuterTerm`. `fcco.Width(0.1)` in units of the loss; a number is lambda, and the zone
+            lambda / r wide.
+        gamma: weight of the new group loss; `"auto"` weighs noise against lag.
+        correction: gamma' of the tracker, for a second forward pass at w_{t-1}; see `InnerTracker`.
+            It needs a number for `gamma`.
+        read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
+            on losses that are n/B1 steps older.
         threshold: rule for s, see `CVaRTerm`.
         threshold_lr: its step size, for the gradient rules.
         process_group: see `Compositional`.
@@ -94,7 +93,7 @@ class CVaRGroupDRO(GroupObjective):
         >>> from torch.nn.functional import binary_cross_entropy_with_logits as bce
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=4, ratio=0.5, smoothing=0.1)
+        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=4, ratio=0.5)
         >>> x, y = torch.randn(8, 2), torch.ones(8)
         >>> group = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
         >>> loss = dro(lambda: bce(model(x).squeeze(1), y, reduction="none"), group)
@@ -111,25 +110,25 @@ class CVaRGroupDRO(GroupObjective):
         num_groups: int,
         ratio: float,
         *,
-        smoothing: Smoothing = 0.1,
-        gamma: float | None = None,
-        correction: float | Literal["theory", "auto"] | None = None,
-        read: Literal["old", "new"] | None = None,
+        smoothing: Smoothing = "auto",
+        gamma: float | Literal["auto"] = "auto",
+        correction: float | Literal["theory", "auto"] = 0.0,
+        read: Literal["old", "new"] = "new",
         threshold: Literal["exact", "gradient", "table"] = "exact",
         threshold_lr: float = 0.1,
         process_group: Any = "auto",
         offload: bool = False,
         **options: Any,
     ) -> None:
-        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        double_loop = any(isinstance(unwrap(each), ProximalPoint) for each in several)
-        gamma = (GAMMA if double_loop else 0.1) if gamma is None else gamma
-        if correction is None:
-            correction = THETA * gamma if double_loop else "auto"
-        read = read or ("new" if double_loop else "old")
+        if gamma == "auto" and correction != 0:
+            raise ValueError(
+                f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
+                "'auto' the lag of the estimates is weighed without a second forward pass."
+            )
         tracker = for_model(
-            model, num_groups, gamma=gamma, correction=correction, read=read, **options
-        )
+            model, num_groups, gamma=gamma, correction=correction, read=read,
+            **{"measure": True, **options},
+        )  # fmt: skip
         term = CVaRTerm(
             tracker,
             ratio,

@@ -40,6 +40,7 @@ def check_tracker(tracker: InnerTracker) -> None:
         "on_nonfinite='skip'": tracker.on_nonfinite == "skip",
         "offset": tracker.offset is not None,
         "sampled=False": not tracker.sampled,
+        "gamma='auto'": tracker.automatic,
     }
     for option, used in options.items():
         if used:

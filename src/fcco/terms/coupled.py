@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -147,26 +147,44 @@ class TermNumbers(NamedTuple):
     weight: float = 1.0
 
 
-def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule:
+NOISE, LAG = 4.0, 8.0
+"""Width of the rounded kink for `smoothing="auto"`, in standard errors of u by noise and by lag."""
+
+
+def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule | Literal["auto"]:
     """Read `smoothing=...`: lambda as it is, or from the `Width` of the rounded kink of f."""
-    if not isinstance(smoothing, Width):
+    if isinstance(smoothing, str):
+        _checks.one_of(call, "smoothing", smoothing, ("auto",))
+    elif not isinstance(smoothing, Width):
         return smoothing
     if outer.jump is None:
         raise ValueError(
             f"`{call}(smoothing={smoothing!r})` needs a kink whose slope jumps by a known amount, "
             f"which {outer!r} does not declare (`jump`); give lambda itself, a number."
         )
-    return smoothing.smoothing(outer.jump)
+    return "auto" if isinstance(smoothing, str) else smoothing.smoothing(outer.jump)
 
 
 class OuterTerm(AbstractTerm):
-    """A term with an outer function f, smoothed or not.
+    r"""A term with an outer function f, smoothed or not.
+
+    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong:
+
+    .. math::
+        \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
+            + 8\,\text{error of } u \text{ by lag},
+
+    wide while the estimates lag behind a model that moves, and narrow when only noise is left. See
+    `fcco.tracker.error` for the two.
 
     Args:
         outer: f.
         tracker: the running estimates u_i.
-        smoothing: lambda, 0 for f itself, or a function of the step; or a `Width`.
+        smoothing: lambda, 0 for f itself, or a function of the step; a `Width`; or `"auto"`, which
+            needs a tracker with `measure=True` or `gamma="auto"`.
     """
+
+    width: Tensor | None
 
     def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
         super().__init__(tracker)
@@ -175,23 +193,49 @@ class OuterTerm(AbstractTerm):
                 f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
                 f"tracker has `dim={tracker.dim}`."
             )
-        smoothing = as_lambda(type(self).__name__, outer, smoothing)
-        self.outer, self.smoothing_schedule = outer, smoothing
+        schedule = as_lambda(type(self).__name__, outer, smoothing)
+        self.outer, self.smoothing_schedule = outer, schedule
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        first = smoothing(0) if callable(smoothing) else smoothing
+        automatic = isinstance(schedule, str)
+        if automatic and tracker.estimate is None:
+            raise ValueError(
+                f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
+                "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
+            )
+        # The width of the last step, for evaluations and reports.
+        self.register_buffer("width", tracker.value.new_zeros(1) if automatic else None)
+        if isinstance(schedule, str):
+            return
+        first = schedule(0) if callable(schedule) else schedule
         if not (isinstance(first, float) and first > 0):
             _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
-    def smoothing(self) -> float:
-        """The current lambda; a schedule is a function of the steps this term had a part in."""
+    def smoothing(self) -> Any:
+        """The current lambda; a schedule is a function of the steps this term had a part in.
+
+        With `"auto"` it is a tensor where the state is on a GPU, so that nobody waits for it.
+        """
         schedule = self.smoothing_schedule
+        if isinstance(schedule, str):
+            width, jump = self._buffers["width"], self.outer.jump
+            assert width is not None and jump is not None
+            return (width.item() if width.device.type == "cpu" else width[0]) / jump
         return schedule(self.step) if callable(schedule) else schedule
 
     @smoothing.setter
     def smoothing(self, value: Smoothing) -> None:
         self.smoothing_schedule = as_lambda(type(self).__name__, self.outer, value)
+
+    def set_width(self) -> None:
+        """Follow the error of the estimates, with `smoothing="auto"`; before each training loss."""
+        width, tracker = self._buffers["width"], self.tracker
+        if width is None or tracker.estimate is None:
+            return
+        noise, lag = tracker.estimate.pooled_error(tracker.constant_gamma)
+        # Above 0 by a hair: the envelope divides by lambda.
+        width[0] = NOISE * noise + LAG * lag + 1e-12
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.
@@ -208,6 +252,8 @@ class OuterTerm(AbstractTerm):
 
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
+        if isinstance(smoothing, Tensor):  # to compare it would make the host wait
+            return MoreauEnvelope(self.outer, smoothing)  # type: ignore[arg-type]
         if self._smoothed is None or self._smoothed[0] != smoothing:
             # The envelope refuses a negative lambda, or one above 1/weak_convexity.
             smoothed = MoreauEnvelope(self.outer, smoothing) if smoothing else self.outer
@@ -294,6 +340,8 @@ class CoupledTerm(OuterTerm):
             tracked: the tracked values of a batch.
             numbers: those of another step (`numbers()`); None for the current ones.
         """
+        if numbers is None and self.tracker.updating:
+            self.set_width()
         smoothing, weight = numbers or (self.smoothing, self.weight)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.index.shape[0], 1)

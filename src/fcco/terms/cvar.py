@@ -202,8 +202,8 @@ class CVaRTerm(OuterTerm):
     Args:
         tracker: the tracker of g_i.
         ratio: r.
-        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; or a
-            `Width`.
+        smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; a `Width`; or
+            `"auto"`, see `OuterTerm`. Before any group was seen twice all groups then count alike.
         threshold: how s moves, once per optimizer step: `"exact"` minimises over the table that
             the gradient reads (the new u, with `read="new"`); `"gradient"` steps by 1 - mean f'
             over the sampled blocks; `"table"` over all blocks.
@@ -243,9 +243,13 @@ class CVaRTerm(OuterTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
-        u, smoothing, threshold, kink = tracked.value, self.smoothing, self.threshold, self.kink
+        u, threshold, kink = tracked.value, self.threshold, self.kink
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
+        if updating and self._buffers["width"] is not None:
+            self.set_width()
+            self._widen_at_first(u)
+        smoothing = self.smoothing
         if not self._started or (updating and self._moves_within_step):
             losses = self._table_with(tracked) if updating else u
             best, kink = self._minimiser(losses)
@@ -258,6 +262,17 @@ class CVaRTerm(OuterTerm):
         if updating and self.threshold_rule == "gradient":
             self._slopes.append(slope.sum())
         return tracked.as_loss(value, slope)
+
+    def _widen_at_first(self, u: Tensor) -> None:
+        """While the error of the estimates is unknown: so wide that all groups count alike."""
+        width, estimate = self.width, self.tracker.estimate
+        assert width is not None and estimate is not None
+        known = estimate.pooled[2:]
+        if known.device.type != "cpu":
+            wide = 100 * (u.max() - u.min() + 1e-12)
+            width.copy_(torch.where(known > 0, width, wide))
+        elif known.item() == 0:
+            width.fill_(100 * (u.max() - u.min() + 1e-12))
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
@@ -301,6 +316,8 @@ class CVaRTerm(OuterTerm):
         if losses.shape[0] == 0:
             return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
         smoothing = self.smoothing
+        if isinstance(smoothing, Tensor):  # `"auto"` on a GPU: above 0
+            return smooth_threshold(losses, self.ratio, smoothing), self.kink
         if smoothing and self._started and losses.device.type == "cpu":  # it looks at values
             last = self.threshold.item()
             root = newton_threshold(losses.detach().numpy(), self.ratio, smoothing, last)

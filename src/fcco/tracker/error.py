@@ -196,5 +196,5 @@ class ErrorEstimate(KeepsPrecision):
         state = self.arrays()
         weight = state["gain"][0] if gamma is None else min(gamma, GAMMA_RANGE[1])
         found = noise_and_drift(state["pooled"][0], state["pooled"][1], weight)
-        noise, lag = squared_error(*found, weight)
-        return noise**0.5, lag**0.5
+        noise, lag = (each**0.5 for each in squared_error(*found, weight))
+        return (noise, lag) if state is self._buffers else (float(noise), float(lag))

@@ -249,7 +249,7 @@ class InnerTracker(KeepsPrecision):
         """
         if self.estimate is None:
             return torch.full_like(self.rows, torch.nan)
-        return self.estimate.error(None if self.automatic else self._gamma)
+        return self.estimate.error(self.constant_gamma)
 
     @property
     def gamma(self) -> float:
@@ -259,6 +259,11 @@ class InnerTracker(KeepsPrecision):
     @gamma.setter
     def gamma(self, value: float) -> None:
         self._gamma = value
+
+    @property
+    def constant_gamma(self) -> float | None:
+        """The weight of the fresh value, None with `"auto"`."""
+        return None if self.automatic else self._gamma
 
     @property
     def rows(self) -> Tensor:
@@ -600,7 +605,7 @@ class InnerTracker(KeepsPrecision):
         index, fresh, old = batch.index, batch.mean(batch.fresh), update.old
         if update.finite is not None:  # blocks that kept their value were not visited
             index, fresh, old = index[update.finite], fresh[update.finite], old[update.finite]
-        estimate.add(index, fresh, old, None if self.automatic else self._gamma)
+        estimate.add(index, fresh, old, self.constant_gamma)
 
     def rollback(self) -> None:
         """Undo the open step."""

@@ -91,6 +91,8 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
         objective = fcco.ooa(model, optimizer, number, ratio=1.0)
         return Built(objective, optimizer, optimizer)
     given: dict[str, Any] = dict(settings)
+    if word in ("sonex", "sonx", "alexr2"):  # as the paper has them, not the library's defaults
+        given = {"smoothing": 0.1, "gamma": 0.1, "correction": "auto", "read": "old", **given}
     if word == "ooa":
         own = None if given.pop("plain", False) else ratio
         objective = fcco.ooa(model, optimizer, number, ratio=own, group_sizes=sizes, **given)
@@ -101,7 +103,7 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
     if word == "alexr2":
         loop = {name: given.pop(name) for name in ("nu", "eta")}
         loop["inner_steps"], theta = given.pop("inner_steps", 5), given.pop("theta", 0.125)
-        gamma = given.setdefault("gamma", 0.8)
+        gamma = given["gamma"] = settings.get("gamma", 0.8)
         stepped = fcco.ProximalPoint(optimizer, **loop)
         given |= {"correction": theta * gamma, "read": "new"}
     if "smoothing_end" in given:
