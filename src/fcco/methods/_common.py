@@ -29,6 +29,9 @@ __all__ = [
     "penalty_function",
 ]  # fmt: skip
 
+GAMMA = 0.2
+"""Weight of the new value for the automatic rule of constraints, whose gains were chosen with it."""
+
 Auto = Literal["auto"]
 """A setting that the method finds by itself."""
 
@@ -160,7 +163,7 @@ def multiplied(
             f"`{method}(dim={dim})` has no automatic settings: they are for one number per "
             "constraint. Give `outer`, a function of the vectors, and a number as `smoothing`."
         )
-    options = {"gamma": "auto", "correction": 0.0, "read": "new", "measure": True}
+    options = {"gamma": GAMMA, "correction": 0.0, "read": "new", "measure": True}
     options |= {name: value for name, value in tracker.items() if value is not None}
     term = MultiplierTerm(
         InnerTracker(number, **like_model(model, options)),

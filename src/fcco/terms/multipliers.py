@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..tracker import InnerTracker, Tracked
-from ..tracker.error import standard_errors
 from ..tracker.tracker import Update
 from .base import AbstractTerm
 from .coupled import Limits, Tolerance
@@ -23,8 +22,8 @@ WARM_UP = 10
 FEW = 10
 """Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
 
-MARGIN = 0.05
-"""Margin in units of the largest error that m estimates have by chance, sqrt(2 ln m) errors."""
+MARGIN = 0.06
+"""Margin in units of sqrt(2 ln m) sigma_i, which the largest of m batch values is off by chance."""
 
 FORGET = 0.01
 """Share of omega that is forgotten in a step."""
@@ -67,6 +66,8 @@ class Scales(NamedTuple):
     loss: Numbers  # of the last step
     loss_noise: Numbers  # sigma_0^2
     losses: Numbers  # steps with a loss
+    joint: Numbers  # the square of the sum of all e_i / sigma_i
+    separate: Numbers  # the sum of their squares
 
     def with_loss(self, loss: Numbers) -> Scales:
         """After a step with this loss; pure."""
@@ -109,6 +110,22 @@ class Scales(NamedTuple):
         coherence = choose(self.coherence > 0, coherence, 0.0)
         return self._replace(active=active, coherence=coherence)
 
+    def with_innovations(self, total: Numbers, squares: Numbers, step: int) -> Scales:
+        """After a step with these sums of e_i / sigma_i and of their squares; pure."""
+        weight = max(0.02, 1 / step)
+        return self._replace(
+            joint=self.joint + weight * (total**2 - self.joint),
+            separate=self.separate + weight * (squares - self.separate),
+        )
+
+    def room(self) -> Numbers:
+        """How much of its margin a constraint has room for, from 0 to 1; pure.
+
+        The noise of a pair of opposite constraints cancels: between them is no room. That of
+        others adds up, as independent noise or stronger.
+        """
+        return smaller(self.joint / larger(self.separate, TINY), 1.0)
+
     def unit(self) -> Numbers:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1)); pure."""
         scale = larger(self.coherence, 0.1) ** 0.5 * larger(self.omega, 1.0)
@@ -142,8 +159,11 @@ class MultiplierTerm(AbstractTerm):
     * A, how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
       (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`. It is 1 for one
       active constraint, k for the same one listed k times.
-    * :math:`\text{margin}_i = 0.05\sqrt{2\ln m}` errors of u_i: the largest of m estimates is off
-      by more than one of them, on the wrong side. Equalities have none.
+    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, because the largest of m values that
+      fluctuate about their limits is above its own. Constraints that come in opposite pairs have
+      no room for it: their noise cancels in :math:`\sum_i (g_i(w_t;\mathcal B) - u_i)/\sigma_i`,
+      and the margin is multiplied by the square of that sum over the sum of squares, at most 1.
+      Equalities have none.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
@@ -215,7 +235,7 @@ class MultiplierTerm(AbstractTerm):
         number, table = tracker.num_inner, tracker.rows
         self.limits = Limits(number, table, tolerance, margin, names, call="MultiplierTerm")
         self.names, self.equality = self.limits.names, equality
-        self._errors = 0.0 if equality else MARGIN * math.sqrt(2 * math.log(max(number, 2)))
+        self._share = 0.0 if equality else MARGIN * math.sqrt(2 * math.log(max(number, 2)))
         self._losses: tuple[Tensor, int] | None = None  # of the open step: their sum and number
         self.register_buffer("multiplier", torch.zeros_like(table))
         self.register_buffer("variance", torch.zeros_like(table))
@@ -260,24 +280,29 @@ class MultiplierTerm(AbstractTerm):
         """Measure the units of the constraints of a step; after the warm-up move nu too."""
         batch, at = step.batch, state.rows(step.batch.index)
         sampling = self.tracker.num_inner / batch.index.shape[0]
-        variance, margin, again = self._units(state, at)
-        state.variance[at], state.margin[at] = variance * again, margin
-        scales = scales._replace(sampling=state.constant(sampling))
-        if self.tracker.steps < WARM_UP:
-            return scales
+        variance, again = self._variance(state, at)
         new = batch.mean(batch.fresh)
         if step.finite is not None:  # blocks that kept their value have nothing new to say
             new = torch.where(step.finite, new, step.after)
         fresh, old, after = (state.array(part) for part in (new, step.old, step.after))
-        limit, noise = state.limit(at), variance**0.5
+        limit, noise, innovation = state.limit(at), variance**0.5, fresh - old
+        known = None if step.seen is None else state.array(step.seen) * 1.0
+        if known is not None:  # a first value is no surprise
+            innovation = innovation * known
+        relative = innovation / noise
+        total, squares = state.number(relative.sum()), state.number((relative**2).sum())
+        scales = scales._replace(sampling=state.constant(sampling))
+        scales = scales.with_innovations(total, squares, self.tracker.steps)
+        margin = self._share * scales.room() * noise + self.limits.margin
+        state.variance[at], state.margin[at] = variance * again, margin
+        if self.tracker.steps < WARM_UP:
+            return scales
         excess = after - limit
         measured = choose(state.pooled[2] > 0, 1.0, 0.0)  # some constraint came twice
         violation = self._violation(excess + margin) * (measured / noise)
         largest = worst = state.number(violation.max())
-        innovation = fresh - old
-        if step.seen is not None:  # a first value is no surprise
-            known = state.array(step.seen) * 1.0
-            worst, innovation = state.number((violation * known).max()), innovation * known
+        if known is not None:
+            worst = state.number((violation * known).max())
         scales = scales.with_violation(worst, largest, state.number(violation.sum()))
         slope = self._coefficients(state.multiplier[at], variance, excess + margin, scales)
         rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
@@ -287,27 +312,20 @@ class MultiplierTerm(AbstractTerm):
             state.number((slope * innovation).sum()), state.number((abs(slope) * noise).max())
         )
 
-    def _units(self, state: _State, at: Any) -> tuple[Numbers, Numbers, Numbers]:
-        """sigma_i^2 and the margins of constraints just visited, and which came again.
+    def _variance(self, state: _State, at: Any) -> tuple[Numbers, Numbers]:
+        """sigma_i^2 of constraints just visited, and which came again.
 
         One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it
         is read later.
         """
-        tracker, measured = self.tracker, self.tracker.estimate
+        measured = self.tracker.estimate
         assert measured is not None
-        visits, difference, innovation = (
-            state.array(part)[at]
-            for part in (measured.visits, measured.difference, measured.innovation)
+        visits, difference = (
+            state.array(part)[at] for part in (measured.visits, measured.difference)
         )
         own, half = visits - 1, difference / 2  # half a squared difference is one noise
         mixed = (half * own + 5 * state.noise()) / (visits + 4)
-        few = visits <= FEW
-        variance = half + few * (mixed - half) + TINY
-        gamma = state.number(state.pooled[3]) if tracker.automatic else tracker.gamma
-        noise, lag = standard_errors(difference, innovation, gamma)
-        again = own > 0
-        error = ((noise**2 + lag**2) * again) ** 0.5
-        return variance, self._errors * error + self.limits.margin, again
+        return half + (visits <= FEW) * (mixed - half) + TINY, own > 0
 
     def _coefficients(
         self, multiplier: Numbers, variance: Numbers, x: Numbers, scales: Scales
