@@ -141,7 +141,7 @@ def warm(step: Callable[[], Any]) -> Callable[[], Any]:
 
 def sonex_step() -> list[Call]:
     model, optimizer = problem()
-    objective = fcco.CVaRGroupDRO(model, optimizer, num_groups=10, ratio=0.2, smoothing=0.1)
+    objective = fcco.CVaRGroupDRO(model, optimizer, num_groups=10, ratio=0.2)
     return record(warm(training_step(objective, lambda x: losses(model, x))))
 
 

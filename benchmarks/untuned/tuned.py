@@ -124,7 +124,7 @@ class _Tail:
 
 
 def search_groups(name: str, runner: Runner, seed: int = 0) -> Tuned:
-    """The three best runs over methods, settings, learning rates and shapes, best first."""
+    """The three best methods, each with its best setting, learning rate and shape, best first."""
     problem = groups.make(name)
     tried: Tuned = [("uniform", {}), ("ERM", {})]
     tried += [("OOA", {"step": s, "plain": p}) for s in (0.001, 0.01, 0.1) for p in (False, True)]
@@ -146,7 +146,9 @@ def search_groups(name: str, runner: Runner, seed: int = 0) -> Tuned:
         order = sorted([*order, *more], key=lambda job: ends[_text(job)])
     for job in order[:8]:
         print(f"  {ends[_text(job)]:.4f} {_text(job)}", file=sys.stderr)
-    return [(job.method, job.setting) for job in order[:3]]
+    best = {job.method: job.setting for job in reversed(order)}
+    ranked = dict.fromkeys(job.method for job in order)
+    return [(method, best[method]) for method in list(ranked)[:3]]
 
 
 def _all(jobs: list[Job], problem: groups.Groups, runner: Runner) -> list[float]:
@@ -170,7 +172,48 @@ CONSTRAINTS: dict[str, Tuned] = {
     name: [(method, dict(_grid(name)[method][row])) for method, row in chosen]
     for name, chosen in _CHOSEN.items()
 }
-GROUPS: dict[str, Tuned] = {}
+GROUPS: dict[str, Tuned] = {
+    "celeba": [
+        ("OOA", {"step": 0.01, "lr": 0.01, "shape": [8, 8]}),
+        ("fcco", {"smoothing": 0.1, "gamma": 0.9, "read": "new", "correction": 0.0, "lr": 0.01}),
+        ("EMA + quantile", {"gamma": 0.3, "lr": 0.01}),
+    ],
+    "sentiment": [
+        ("OOA", {"step": 0.01, "lr": 0.01}),
+        (
+            "fcco",
+            {
+                "smoothing": 0.1,
+                "gamma": 0.1,
+                "read": "new",
+                "correction": 0.0,
+                "lr": 0.01,
+                "shape": [8, 8],
+            },
+        ),
+        ("uniform", {"lr": 0.01}),
+    ],
+    "amazon": [
+        ("fcco", {"smoothing": 0.02, "gamma": 0.9, "read": "new", "correction": 0.0, "lr": 0.01}),
+        ("EMA + quantile", {"gamma": 0.9, "lr": 0.01}),
+        ("ERM", {"lr": 0.1}),
+    ],
+    "reviews": [
+        ("fcco", {"smoothing": 0.0, "gamma": 0.1, "read": "new", "correction": 0.0, "lr": 0.03}),
+        ("EMA + quantile", {"gamma": 0.1, "lr": 0.03}),
+        ("OOA", {"step": 0.1, "lr": 0.03}),
+    ],
+    "S2": [
+        ("fcco", {"smoothing": 0.1, "gamma": 0.3, "read": "old", "correction": 0.1, "lr": 0.01}),
+        ("ERM", {"lr": 0.1}),
+        ("uniform", {"lr": 0.01}),
+    ],
+    "quick start": [
+        ("OOA", {"step": 0.1, "lr": 0.03, "shape": [8, 8]}),
+        ("fcco", {"smoothing": 0.02, "gamma": 0.1, "read": "old", "correction": 0.1, "lr": 0.03}),
+        ("EMA + quantile", {"gamma": 0.1, "lr": 0.03}),
+    ],
+}
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class CVaRGroupDRO(GroupObjective):
             )
         tracker = for_model(
             model, num_groups, gamma=gamma, correction=correction, read=read,
-            **{"measure": True, **options},
+            **{"measure": gamma != 0, **options},
         )  # fmt: skip
         term = CVaRTerm(
             tracker,

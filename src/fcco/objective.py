@@ -142,7 +142,10 @@ class Compositional(nn.Module):
             type(self).__name__, model, self._optimizers, self.previous is not None
         )
         self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
-        self._needs_objective = any(term.needs_objective for term in named.values())
+        self._watchers = [name for name, term in named.items() if term.watches_objective]
+        self._needs_objective = len(self._watchers) == len(named) or any(
+            term.needs_objective for term in named.values()
+        )
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
         self._busy = threading.Lock()
@@ -287,7 +290,8 @@ class Compositional(nn.Module):
                 self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        combined = self._combined(loss, self._tracked(entries, loss, group, updating))
+        tracked = self._tracked(entries, loss, group, updating)
+        combined = self._combined(loss, tracked, group, updating)
         if not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
@@ -313,12 +317,28 @@ class Compositional(nn.Module):
             tracker.write(update)
         return tracked
 
-    def _combined(self, loss: Tensor | None, tracked: dict[str, Tracked]) -> Tensor:
+    def _combined(
+        self,
+        loss: Tensor | None,
+        tracked: dict[str, Tracked],
+        group: Group | None,
+        updating: bool,
+    ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
-        parts = [self._terms[name].loss(each) for name, each in tracked.items()]
+        losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
         replaced = any(self._terms[name].replaces_objective for name in tracked)
+        parts = list(losses.values())
         if loss is not None and not replaced:
             parts.insert(0, loss)
+        if updating:
+            for name in self._watchers:
+                rest = [part.detach() for part in parts if part is not losses.get(name)]
+                if name in losses and rest:
+                    value = functools.reduce(torch.add, rest)
+                    if group is not None:  # terms have the same value on all ranks, g0 has not
+                        total = sum_over_ranks(value.double(), group)
+                        value = torch.tensor(total / group.size, dtype=torch.float64)
+                    self._terms[name].observe(value)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
     def _needs_function(self, function: Any, gradient: Any) -> str:

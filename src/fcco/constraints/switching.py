@@ -26,7 +26,7 @@ class SwitchingTerm(UnsampledTerm):
     Args:
         model: the model.
         constraints: their number m, or their names.
-        threshold: eps_t, a number or a function of the step.
+        threshold: eps_t, a number, a function of the step, or `"auto"`, see `Switching`.
         burn_in: S.
         tolerance: one number or one per constraint.
         margin: aim for tolerance - margin.
@@ -40,14 +40,17 @@ class SwitchingTerm(UnsampledTerm):
         self,
         model: nn.Module,
         constraints: int | Sequence[str],
-        threshold: Schedule,
+        threshold: Schedule | Literal["auto"],
         burn_in: int = 0,
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
     ) -> None:
-        super().__init__("Switching", model, constraints, tolerance, margin)
+        measure = threshold == "auto"
+        super().__init__("Switching", model, constraints, tolerance, margin, measure)
         _checks.integer("Switching", "burn_in", burn_in, 0)
-        if not callable(threshold):
+        if isinstance(threshold, str):
+            _checks.one_of("Switching", "threshold", threshold, ("auto",))
+        elif not callable(threshold):
             _checks.at_least("Switching", "threshold", threshold, 0.0)
         self.schedule, self.burn_in = threshold, burn_in
         self.open: Decision | None = None  # of the step under way
@@ -59,6 +62,10 @@ class SwitchingTerm(UnsampledTerm):
     @property
     def threshold(self) -> float:
         """The current eps_t."""
+        if isinstance(self.schedule, str):
+            worst = self.limits.excess(self.tracker.rows).argmax()
+            assert self.tracker.estimate is not None
+            return self.tracker.estimate.difference[worst].sqrt().item()  # 0 before two values
         value = at_step(self.schedule, self.step)
         _checks.at_least("Switching", "threshold", value, 0.0)
         return value
@@ -131,8 +138,9 @@ class Switching(ConstrainedObjective):
         optimizer: yours for the objective (plain SGD then serves the constraints too), or a
             `SwitchingOptimizer` of two.
         constraints: their number m, or their names.
-        threshold: eps_t, how much violation counts as feasible; a number or a function of the
-            step.
+        threshold: eps_t, how much violation counts as feasible: a number or a function of the
+            step. `"auto"` is the standard deviation of the batch values of the constraint with the
+            largest one, from successive differences, so that noise alone does not switch.
         burn_in: S, the first steps, left out of `multipliers()` and of the output.
         tolerance: g_i <= tolerance_i, one number or one per constraint.
         margin: aim for tolerance - margin.
@@ -147,7 +155,7 @@ class Switching(ConstrainedObjective):
         optimizer: torch.optim.Optimizer,
         constraints: int | Sequence[str],
         *,
-        threshold: Schedule,
+        threshold: Schedule | Literal["auto"] = "auto",
         burn_in: int = 0,
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,

@@ -15,7 +15,7 @@ from ..inputs import ONLY
 from ..objective import Compositional
 from ..optim import MethodOptimizer, ProximalPoint, ProximalRound, SwitchingOptimizer
 from ..previous import parameters_of, unwrap
-from ..terms import CoupledTerm, CVaRTerm, GroupWeights
+from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
 from .coupled import Coupled
 from .cvar import CVaREstimator
 from .group_weights import Adversary
@@ -167,7 +167,8 @@ def _only_term(objective: Any) -> Any:
         raise Unsupported("A fleet holds objectives with one coupled term.")
     term = objective.terms[ONLY]
     if type(term) not in _TERMS:
-        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
+        hint = ": give the method numbers" if isinstance(term, MultiplierTerm) else ""
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}{hint}.")
     if term.step:
         raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
     if objective.single_point and term.tracker.needs_previous:

@@ -12,7 +12,7 @@ from ..constraints import SwitchingTerm
 from ..optim import PolyakStep, SwitchingOptimizer
 from ..optim.switching import decide, polyak_length
 from .hyperparameters import Hyperparameter, LimitHyperparameters
-from .run import Estimate, Run, State
+from .run import Estimate, Run, State, Unsupported
 from .updates import Update, only_group, read_torch_optimizer
 
 __all__ = ["Switch", "SwitchingUpdate"]
@@ -38,6 +38,8 @@ class Switch:
     @classmethod
     def of(cls, term: SwitchingTerm) -> tuple[Switch, SwitchHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
+        if isinstance(term.schedule, str):
+            raise Unsupported("A fleet measures no noise: give `threshold` a number.")
         numbers = SwitchHyperparameters(term.schedule, LimitHyperparameters.of(term.limits))
         table = term.tracker.rows.clone()
         feasible = torch.ones((), dtype=torch.bool, device=table.device)

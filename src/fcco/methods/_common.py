@@ -13,18 +13,24 @@ from .._schedules import Schedule, Smoothing
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..outer import Absolute, AbstractOuter, Hinge
-from ..terms import AbstractTerm, CoupledTerm
+from ..terms import AbstractTerm, CoupledTerm, MultiplierTerm
 from ..terms.coupled import Tolerance, number_and_names
 from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [
+    "Auto",
     "InnerFunctions",
+    "automatic",
     "coupled",
     "dimension",
     "monotone_if_weakly_convex",
+    "multiplied",
     "penalized",
     "penalty_function",
 ]  # fmt: skip
+
+Auto = Literal["auto"]
+"""A setting that the method finds by itself."""
 
 InnerFunctions = Literal["smooth", "weakly_convex"]
 """What the inner functions g_i are: smooth, or only weakly convex (with kinks)."""
@@ -97,6 +103,68 @@ def penalized(
     term = CoupledTerm(
         outer, values, smoothing=smoothing, weight=weight, tolerance=tolerance, margin=margin,
         names=names,
+    )  # fmt: skip
+    problem = ConstrainedObjective(
+        model, optimizer, term, objective=objective, process_group=process_group, offload=offload
+    )
+    problem.method = method
+    return problem
+
+
+def automatic(method: str, settings: dict[str, Any], outer: AbstractOuter | None = None) -> bool:
+    """Whether the settings of a penalty are `"auto"`, all of them; refuse a part.
+
+    Args:
+        method: its name.
+        settings: those that are found together.
+        outer: a penalty function of the caller's own, which holds its weight, or None.
+    """
+    found = [name for name, value in settings.items() if isinstance(value, str)]
+    for name in found:
+        _checks.one_of(method, name, settings[name], ("auto",))
+    if outer is not None:
+        if "smoothing" in found:
+            raise ValueError(
+                f"`{method}(outer=...)` needs a number as `smoothing`: 'auto' is for limits "
+                f"g_i <= tolerance_i without a penalty function of your own, {outer!r}."
+            )
+        return False
+    if 0 < len(found) < len(settings):
+        given = [name for name in settings if name not in found]
+        raise ValueError(
+            f"`{method}({given[0]}={settings[given[0]]!r})` needs a number as `{found[0]}` too: "
+            f"they are found together or given together. Leave `{given[0]}` out, or give both."
+        )
+    return bool(found)
+
+
+def multiplied(
+    method: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    constraints: int | Sequence[str],
+    *,
+    equality: bool = False,
+    tolerance: Tolerance = 0.0,
+    margin: float = 0.0,
+    dim: int | None = None,
+    objective: AbstractTerm | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **tracker: Any,
+) -> ConstrainedObjective:
+    """Constraints as a `MultiplierTerm`, which finds its own settings."""
+    number, names = number_and_names(method, constraints)
+    if (dim or 1) != 1:
+        raise ValueError(
+            f"`{method}(dim={dim})` has no automatic settings: they are for one number per "
+            "constraint. Give `outer`, a function of the vectors, and a number as `smoothing`."
+        )
+    options = {"gamma": "auto", "correction": 0.0, "read": "new", "measure": True}
+    options |= {name: value for name, value in tracker.items() if value is not None}
+    term = MultiplierTerm(
+        InnerTracker(number, **like_model(model, options)),
+        tolerance=tolerance, margin=margin, names=names, equality=equality,
     )  # fmt: skip
     problem = ConstrainedObjective(
         model, optimizer, term, objective=objective, process_group=process_group, offload=offload

@@ -17,7 +17,7 @@ from ..outer import AbstractOuter, Hinge
 from ..terms import DualTerm
 from ..terms.coupled import Tolerance, as_lambda, number_and_names
 from ..tracker import like_model
-from ._common import coupled, dimension
+from ._common import Auto, automatic, coupled, dimension, multiplied
 
 __all__ = ["alexr", "constrained_alexr"]
 
@@ -132,9 +132,9 @@ def constrained_alexr(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    penalty: float,
-    dual_step: float,
-    theta: float = 1.0,
+    penalty: float | Auto = "auto",
+    dual_step: float | Auto = "auto",
+    theta: float | None = None,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
     process_group: Any = "auto",
@@ -143,17 +143,30 @@ def constrained_alexr(
     """ALEXR (v2) on the penalised problem: y+ = clip(y + dual_step g~, 0, penalty).
 
     The multipliers y/m collect the violations, up to penalty/m, and end where the constraint
-    holds: no smoothing is left. `theta` above 1, outside the theory, adds a part proportional to
-    the violation, measured on the same samples at both ends of a step, which damps the loop. The
-    other arguments are those of `alexr` and of `constrained`.
+    holds: no smoothing is left. `theta` (default 1) above 1, outside the theory, adds a part
+    proportional to the violation, measured on the same samples at both ends of a step, which damps
+    the loop. Without `penalty` and `dual_step` the rule is that of `fcco.terms.MultiplierTerm`:
+    dual variables with a proportional part, whose steps come from the measured noise, and no cap.
+    The other arguments are those of `alexr` and of `constrained`.
     """
+    if automatic("alexr", {"penalty": penalty, "dual_step": dual_step}):
+        if theta is not None:
+            raise ValueError(
+                "`alexr(theta=...)` needs numbers as `penalty` and `dual_step`: without them the "
+                "part proportional to the violation is found too."
+            )
+        return multiplied(
+            "alexr", model, optimizer, constraints, tolerance=tolerance, margin=margin,
+            process_group=process_group, **options,
+        )  # fmt: skip
+    theta = 1.0 if theta is None else theta
     _checks.at_least("alexr", "theta", theta, 0.0)
     _checks.positive("alexr", "penalty", penalty)
     number, names = number_and_names("alexr", constraints)
     # The box [0, penalty] of y is the domain of the hinge's conjugate.
     term = DualTerm(
-        Hinge(penalty), number, dual_step=dual_step, theta=theta, tolerance=tolerance,
-        margin=margin, names=names, **like_model(model, options),
+        Hinge(penalty), number, dual_step=dual_step, theta=theta,  # type: ignore[arg-type]
+        tolerance=tolerance, margin=margin, names=names, **like_model(model, options),
     )  # fmt: skip
     problem = ConstrainedObjective(model, optimizer, term, process_group=process_group)
     problem.method = "alexr"

@@ -15,10 +15,20 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..optim import ProximalPoint
 from ..outer import AbstractOuter
+from ..previous import unwrap
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance, as_lambda
 from ..tracker import GAMMA, THETA
-from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penalized, penalty_function
+from ._common import (
+    Auto,
+    InnerFunctions,
+    automatic,
+    coupled,
+    monotone_if_weakly_convex,
+    multiplied,
+    penalized,
+    penalty_function,
+)
 
 __all__ = ["alexr2", "constrained_alexr2"]
 
@@ -91,13 +101,13 @@ def constrained_alexr2(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    smoothing: Smoothing,
-    nu: float,
-    eta: float,
-    inner_steps: int | Callable[[int], int] = 5,
-    penalty: float | None = None,
-    gamma: float = GAMMA,
-    theta: float = THETA,
+    smoothing: Smoothing | Auto = "auto",
+    penalty: float | Auto = "auto",
+    nu: float | Auto = "auto",
+    eta: float | Auto = "auto",
+    inner_steps: int | Callable[[int], int] | Auto = "auto",
+    gamma: float | Auto | None = None,
+    theta: float | None = None,
     dual: Literal["u", "y"] = "u",
     equality: bool = False,
     outer: AbstractOuter | None = None,
@@ -109,15 +119,53 @@ def constrained_alexr2(
     offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
-    """ALEXR2 on a smoothed hinge penalty: the settings of `alexr2` and of `constrained_sonex`."""
-    function = penalty_function("alexr2", outer, penalty, equality)
-    tracker = _tracker_options(function, smoothing, gamma, theta, dual, options)
-    proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
+    """ALEXR2 on a smoothed hinge penalty: the settings of `alexr2` and of `constrained_sonex`.
+
+    Args:
+        smoothing: as in `constrained_sonex`: without it and `penalty`, the constraints are a
+            `fcco.terms.MultiplierTerm`.
+        penalty: likewise.
+        nu: as in `alexr2`; `"auto"` is twice the learning rate that `optimizer` starts with.
+        eta: `"auto"` is that learning rate.
+        inner_steps: `"auto"` is 2 without `smoothing` and `penalty`, 5 with.
+        gamma: None: `"auto"` without `smoothing` and `penalty`, 0.8 with.
+        theta: None: 0 without, 0.125 with.
+    """
+    alone = automatic("alexr2", {"smoothing": smoothing, "penalty": penalty}, outer)
+    if alone and (theta is not None or dual != "u"):
+        raise ValueError(
+            "`alexr2(theta=..., dual=...)` need numbers as `smoothing` and `penalty`: without them "
+            "the values are averaged, and multipliers have no box."
+        )
+    lr = float(unwrap(optimizer).param_groups[0]["lr"])
+    proximal = ProximalPoint(
+        optimizer,
+        nu=2 * lr if nu == "auto" else nu,
+        eta=lr if eta == "auto" else eta,
+        inner_steps=(2 if alone else 5) if inner_steps == "auto" else inner_steps,
+    )
+    shared: dict[str, Any] = {
+        "dim": dim, "tolerance": tolerance, "margin": margin, "objective": objective,
+        "process_group": process_group, "offload": offload,
+    }  # fmt: skip
+    if alone:
+        return multiplied(
+            "alexr2", model, proximal, constraints, equality=equality, gamma=gamma,
+            **shared, **options,
+        )  # fmt: skip
+    function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty, equality)
+    number: Any = smoothing
+    tracker = _tracker_options(
+        function,
+        number,
+        GAMMA if gamma is None else gamma,  # type: ignore[arg-type]
+        THETA if theta is None else theta,
+        dual,
+        options,
+    )
     return penalized(
-        "alexr2", model, proximal, constraints, function, smoothing=smoothing, dim=dim,
-        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
-        offload=offload, **tracker,
-    )  # fmt: skip
+        "alexr2", model, proximal, constraints, function, smoothing=number, **shared, **tracker
+    )
 
 
 def _tracker_options(

@@ -15,7 +15,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
-from ._common import coupled, penalized, penalty_function
+from ._common import Auto, automatic, coupled, multiplied, penalized, penalty_function
 
 __all__ = ["constrained_sonex", "sonex"]
 
@@ -93,11 +93,11 @@ def constrained_sonex(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    smoothing: Smoothing,
-    penalty: float | None = None,
-    gamma: float = 0.1,
-    correction: float | Literal["theory", "auto"] = "auto",
-    read: Literal["old", "new"] = "old",
+    smoothing: Smoothing | Auto = "auto",
+    penalty: float | Auto = "auto",
+    gamma: float | Auto | None = None,
+    correction: float | Literal["theory", "auto"] | None = None,
+    read: Literal["old", "new"] | None = None,
     equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
@@ -108,34 +108,56 @@ def constrained_sonex(
     offload: bool = False,
     **options: Any,
 ) -> ConstrainedObjective:
-    r"""SONEX on a smoothed hinge penalty.
+    r"""SONEX on a smoothed hinge penalty, whose settings are found unless given.
 
     .. math::
         \min_w\; g_0(w) + \frac1m\sum_{i=1}^m f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr),
         \qquad f = \rho\,[\cdot]_+
 
-    Each value is tracked, so a noisy mini-batch value is not penalised for its noise. A constraint
-    with multiplier nu* ends about lambda m nu* above its limit (while nu* < rho/m; above that it
-    is not enforced): choose lambda by that law, or set `margin` to it.
+    Each value is tracked, so a noisy mini-batch value is not penalised for its noise.
+
+    Without `smoothing` and `penalty` the smoothed hinge is that of the method of multipliers: its
+    limit is shifted until no violation is left, and its width and slope come from the measured
+    noise; see `fcco.terms.MultiplierTerm`. The function must then return the loss too.
+
+    With numbers the penalty is the one above. A constraint with multiplier nu* ends about
+    lambda m nu* above its limit (while nu* < rho/m; above that it is not enforced): choose lambda
+    by that law, or set `margin` to it.
 
     Args:
         smoothing: lambda of the smoothed hinge (its quadratic zone is lambda rho wide), or a
             schedule such as `Annealed`; or that width itself, `fcco.Width(0.02)`.
-        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Needed unless
-            `outer` is given.
-        equality: penalise |g_i - tolerance_i| instead, for g_i = tolerance_i. (For
+        penalty: rho; the penalty is exact for rho/m above the largest multiplier. Both are given
+            or neither.
+        gamma: as in `sonex`; None: `"auto"` without settings, 0.1 with.
+        correction: None: 0 without settings, `"auto"` with.
+        read: None: `"new"` without settings, `"old"` with.
+        equality: for g_i = tolerance_i; the penalty is that of |g_i - tolerance_i|. (For
             |g_i| <= kappa give `outer=DeadZone(kappa, rho)`.)
         outer: an outer function of your own, such as `TwoSidedHinge`; it holds its own weight rho,
-            and `smoothing` may be 0 for it.
+            and `smoothing` is needed, which may be 0 for it.
 
     The others as in `sonex` and in `constrained`.
 
     References:
         Paper, section 6.2: an eps-KKT point after O(eps^-5) steps.
     """
+    shared: dict[str, Any] = {
+        "dim": dim, "tolerance": tolerance, "margin": margin, "objective": objective,
+        "process_group": process_group, "offload": offload, **options,
+    }  # fmt: skip
+    if automatic("sonex", {"smoothing": smoothing, "penalty": penalty}, outer):
+        return multiplied(
+            "sonex", model, optimizer, constraints, equality=equality, gamma=gamma,
+            correction=correction, read=read, **shared,
+        )  # fmt: skip
+    weight: Any = None if penalty == "auto" else penalty
+    function = penalty_function("sonex", outer, weight, equality)
     return penalized(
-        "sonex", model, optimizer, constraints, penalty_function("sonex", outer, penalty, equality),
-        smoothing=smoothing, gamma=gamma, correction=correction, read=read, dim=dim,
-        tolerance=tolerance, margin=margin, objective=objective, process_group=process_group,
-        offload=offload, **options,
+        "sonex", model, optimizer, constraints, function,
+        smoothing=smoothing,  # type: ignore[arg-type]
+        gamma=0.1 if gamma is None else gamma,
+        correction="auto" if correction is None else correction,
+        read=read or "old",
+        **shared,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from ..constraints import Switching
 from ..optim import PolyakStep, SwitchingOptimizer
 from ..previous import parameters_of
 from ..terms.coupled import Tolerance
+from ._common import Auto
 
 __all__ = ["ssg"]
 
@@ -23,7 +24,7 @@ def ssg(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    threshold: Schedule,
+    threshold: Schedule | Auto = "auto",
     constraint_optimizer: torch.optim.Optimizer | Literal["polyak"] | None = None,
     schedule: Callable[[int], float] | None = None,
     burn_in: int = 0,
@@ -53,7 +54,8 @@ def ssg(
 
     Args:
         optimizer: for steps on g_0; lr is eta_t.
-        threshold: eps_t, a number or a function of the step such as `InverseRoot`.
+        threshold: eps_t, a number or a function of the step such as `InverseRoot`; `"auto"` is the
+            measured standard deviation of the worst constraint's batch values.
         constraint_optimizer: for steps on the worst constraint: `"polyak"` (the step
             g / |grad g|^2, for weakly convex constraints), an optimizer over the same parameters,
             or None: the first one, which must then be plain SGD.

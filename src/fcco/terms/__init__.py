@@ -6,6 +6,7 @@
 | `cvar` | the worst values, with a threshold s | group DRO by SONEX, SONX, ALEXR2 |
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR v2 |
+| `multipliers` | multipliers that find their own steps | constraints without settings |
 | `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
 """
 
@@ -14,6 +15,7 @@ from .coupled import CoupledTerm, Limits, OuterTerm, TermNumbers
 from .cvar import CVaRTerm, exact_threshold
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
+from .multipliers import MultiplierTerm
 
 __all__ = [
     "AbstractTerm",
@@ -23,6 +25,7 @@ __all__ = [
     "DualTerm",
     "GroupWeights",
     "Limits",
+    "MultiplierTerm",
     "OuterTerm",
     "TermNumbers",
     "exact_threshold",

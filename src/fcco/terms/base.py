@@ -27,6 +27,8 @@ class AbstractTerm(KeepsPrecision):
     Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
         needs_objective: the function must also return the ordinary loss g0.
+        watches_objective: `observe` wants the value of the rest of the loss in each call; there
+            must be one.
         replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
         replayable: the loss depends on w, u and `numbers()` alone, so that it can be computed
             again for another step.
@@ -36,6 +38,7 @@ class AbstractTerm(KeepsPrecision):
     tracker: InnerTracker
     names: tuple[str, ...] | None = None
     needs_objective: ClassVar[bool] = False
+    watches_objective: ClassVar[bool] = False
     replayable: ClassVar[bool] = False
     looks_back: bool = False
     replaces_objective: bool = False
@@ -75,6 +78,13 @@ class AbstractTerm(KeepsPrecision):
                 this term, pooled over ranks and carrying their gradient; nothing is tracked.
             previous: w_{t-1}.
             independent: whether another batch will carry the gradient.
+        """
+
+    def observe(self, loss: Tensor) -> None:
+        """Take note of what the rest of the loss is in a call of the training.
+
+        Args:
+            loss: g0 and the other terms, without gradient, averaged over ranks.
         """
 
     def close(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +23,10 @@ __all__ = [
     "TermNumbers",
     "Tolerance",
     "as_lambda",
+    "automatic_width",
     "number_and_names",
     "weighted_mean",
+    "widest",
 ]
 
 Tolerance = float | Sequence[float] | Tensor
@@ -151,6 +154,32 @@ NOISE, LAG = 4.0, 8.0
 """Width of the rounded kink for `smoothing="auto"`, in standard errors of u by noise and by lag."""
 
 
+def automatic_width(noise: Any, lag: Any, limit: Any) -> Any:
+    """The width of the rounded kink for `smoothing="auto"`; pure.
+
+    Args:
+        noise: standard error of u by noise, a number or a tensor.
+        lag: the same by lag.
+        limit: see `widest`.
+
+    Example:
+        >>> round(automatic_width(0.1, 0.01, limit=math.inf), 4)
+        0.48
+    """
+    width = NOISE * noise + LAG * lag + 1e-12  # above 0 by a hair: the envelope divides by lambda
+    return width.clip(max=limit) if isinstance(width, Tensor) else min(width, limit)
+
+
+def widest(outer: AbstractOuter) -> Any:
+    """The largest width that is useful: a weakly convex f asks for lambda below 1/weak_convexity.
+
+    At half of that lambda its envelope is as smooth as it can be.
+    """
+    rho, jump = outer.weak_convexity, outer.jump
+    assert jump is not None
+    return math.inf if isinstance(rho, (int, float)) and rho == 0 else jump / (2 * rho)
+
+
 def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule | Literal["auto"]:
     """Read `smoothing=...`: lambda as it is, or from the `Width` of the rounded kink of f."""
     if isinstance(smoothing, str):
@@ -196,14 +225,8 @@ class OuterTerm(AbstractTerm):
         schedule = as_lambda(type(self).__name__, outer, smoothing)
         self.outer, self.smoothing_schedule = outer, schedule
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        automatic = isinstance(schedule, str)
-        if automatic and tracker.estimate is None:
-            raise ValueError(
-                f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
-                "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
-            )
         # The width of the last step, for evaluations and reports.
-        self.register_buffer("width", tracker.value.new_zeros(1) if automatic else None)
+        self.register_buffer("width", self._first_width(schedule))
         if isinstance(schedule, str):
             return
         first = schedule(0) if callable(schedule) else schedule
@@ -219,23 +242,44 @@ class OuterTerm(AbstractTerm):
         """
         schedule = self.smoothing_schedule
         if isinstance(schedule, str):
-            width, jump = self._buffers["width"], self.outer.jump
-            assert width is not None and jump is not None
-            return (width.item() if width.device.type == "cpu" else width[0]) / jump
+            width = self._buffers["width"]
+            assert width is not None and self._jump is not None
+            return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
         return schedule(self.step) if callable(schedule) else schedule
 
     @smoothing.setter
     def smoothing(self, value: Smoothing) -> None:
-        self.smoothing_schedule = as_lambda(type(self).__name__, self.outer, value)
+        schedule = as_lambda(type(self).__name__, self.outer, value)
+        self.width, self.smoothing_schedule = self._first_width(schedule), schedule
 
-    def set_width(self) -> None:
-        """Follow the error of the estimates, with `smoothing="auto"`; before each training loss."""
+    def _first_width(self, schedule: Schedule | Literal["auto"]) -> Tensor | None:
+        """The width before any step, None unless it is automatic."""
+        if not isinstance(schedule, str):
+            return None
+        if self.tracker.estimate is None:
+            raise ValueError(
+                f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
+                "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
+            )
+        self._jump, self._widest = self.outer.jump, widest(self.outer)
+        return self.tracker.value.new_zeros(1)
+
+    def set_width(self, at_first: Callable[[], Tensor] | None = None) -> None:
+        """Follow the error of the estimates, with `smoothing="auto"`; before each training loss.
+
+        Args:
+            at_first: gives the width while that error is not known; 0 unless given.
+        """
         width, tracker = self._buffers["width"], self.tracker
         if width is None or tracker.estimate is None:
             return
-        noise, lag = tracker.estimate.pooled_error(tracker.constant_gamma)
-        # Above 0 by a hair: the envelope divides by lambda.
-        width[0] = NOISE * noise + LAG * lag + 1e-12
+        noise, lag, steps = tracker.estimate.pooled_error(tracker.constant_gamma)
+        found = automatic_width(noise, lag, self._widest)
+        if at_first is not None and isinstance(steps, Tensor):  # to look would make the host wait
+            found = torch.where(steps > 0, found, at_first())
+        elif at_first is not None and steps == 0:
+            found = at_first()
+        width.fill_(found)
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.

@@ -203,7 +203,8 @@ class CVaRTerm(OuterTerm):
         tracker: the tracker of g_i.
         ratio: r.
         smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; a `Width`; or
-            `"auto"`, see `OuterTerm`. Before any group was seen twice all groups then count alike.
+            `"auto"`, see `OuterTerm`. Before any group was seen twice, all groups then count alike
+            if s is exact.
         threshold: how s moves, once per optimizer step: `"exact"` minimises over the table that
             the gradient reads (the new u, with `read="new"`); `"gradient"` steps by 1 - mean f'
             over the sampled blocks; `"table"` over all blocks.
@@ -233,8 +234,6 @@ class CVaRTerm(OuterTerm):
         # f is for the checks of lambda and for reports; `loss` uses the closed form `cvar_mean`.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio, self.threshold_rule, self.threshold_lr = ratio, threshold, threshold_lr
-        # Whether s is computed from the new u in the same step, not after it.
-        self._moves_within_step = threshold == "exact" and tracker.read == "new"
         self._slopes: list[Tensor] = []  # of the batches of the open step
         self._started = False
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -246,11 +245,14 @@ class CVaRTerm(OuterTerm):
         u, threshold, kink = tracked.value, self.threshold, self.kink
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
-        if updating and self._buffers["width"] is not None:
-            self.set_width()
-            self._widen_at_first(u)
+        exact, automatic = self.threshold_rule == "exact", self._buffers["width"] is not None
+        if updating and automatic:
+            # Other rules would need many steps to bring s back from where so wide a zone puts it.
+            self.set_width((lambda: self._width_at_first(tracked)) if exact else None)
         smoothing = self.smoothing
-        if not self._started or (updating and self._moves_within_step):
+        # An automatic lambda is that of this step: s must be the minimiser for the same one.
+        within_step = exact and (automatic or self.tracker.read == "new")
+        if not self._started or (updating and within_step):
             losses = self._table_with(tracked) if updating else u
             best, kink = self._minimiser(losses)
             if updating:
@@ -263,16 +265,10 @@ class CVaRTerm(OuterTerm):
             self._slopes.append(slope.sum())
         return tracked.as_loss(value, slope)
 
-    def _widen_at_first(self, u: Tensor) -> None:
-        """While the error of the estimates is unknown: so wide that all groups count alike."""
-        width, estimate = self.width, self.tracker.estimate
-        assert width is not None and estimate is not None
-        known = estimate.pooled[2:]
-        if known.device.type != "cpu":
-            wide = 100 * (u.max() - u.min() + 1e-12)
-            width.copy_(torch.where(known > 0, width, wide))
-        elif known.item() == 0:
-            width.fill_(100 * (u.max() - u.min() + 1e-12))
+    def _width_at_first(self, tracked: Tracked) -> Tensor:
+        """So wide that all groups count alike: lambda is far above the differences of losses."""
+        losses = self._table_with(tracked)
+        return 100 / self.ratio * (losses.max() - losses.min() + 1e-12)
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
@@ -281,11 +277,12 @@ class CVaRTerm(OuterTerm):
         if not (took_part and self._started):
             return took_part
         if self.threshold_rule == "exact":
-            if not self._moves_within_step:
+            if self.tracker.read == "old" and self._buffers["width"] is None:
                 self._set(*self._minimiser(self.tracker.seen_rows()))
             return True
         slopes = self._slopes
         if self.threshold_rule == "table":
+            self.set_width()
             _, slope = self._mean(self.table())
             slopes.append(slope.sum())
         if slopes:  # none when every entry was dropped

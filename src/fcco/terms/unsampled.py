@@ -24,6 +24,7 @@ class UnsampledTerm(AbstractTerm):
         constraints: their number m, or their names.
         tolerance: one number or one per constraint.
         margin: aim for tolerance - margin.
+        measure: measure the noise of the values, see `InnerTracker`.
     """
 
     def __init__(
@@ -33,9 +34,12 @@ class UnsampledTerm(AbstractTerm):
         constraints: int | Sequence[str],
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
+        measure: bool = False,
     ) -> None:
         number, names = number_and_names(call, constraints)
-        tracker = for_model(model, number, gamma=1.0, correction=0.0, read="new", sampled=False)
+        tracker = for_model(
+            model, number, gamma=1.0, correction=0.0, read="new", sampled=False, measure=measure
+        )
         super().__init__(tracker)
         self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
         self.names = self.limits.names

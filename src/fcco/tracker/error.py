@@ -6,7 +6,7 @@ has not followed yet. With noise of variance :math:`\sigma^2` in a batch value, 
 steps of variance q between visits, and weight :math:`\gamma` of the new value,
 
 .. math::
-    D = \tfrac12\mathbb E(\text{fresh}_t - \text{fresh}_{t-1})^2 = \sigma^2 + \tfrac q2, \qquad
+    D = \mathbb E(\text{fresh}_t - \text{fresh}_{t-1})^2 = 2\sigma^2 + q, \qquad
     V = \mathbb E(\text{fresh}_t - u_t)^2 = \frac{2\sigma^2 + q/\gamma}{2-\gamma}.
 
 Two equations for two unknowns. The error of u after the visit, and the weight that makes it
@@ -15,19 +15,28 @@ smallest (the gain of a Kalman filter), follow:
 .. math::
     \mathbb E(u-g)^2 = \frac{\gamma\sigma^2 + q(1-\gamma)^2/\gamma}{2-\gamma}, \qquad
     \gamma^2\sigma^2 = (1-\gamma)\,q.
+
+At :math:`\gamma = 1`, V is D whatever the unknowns are: all of it then counts as noise.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._state import KeepsPrecision
 
-__all__ = ["ErrorEstimate", "best_gamma", "noise_and_drift", "squared_error"]
+__all__ = [
+    "BlockStatistics",
+    "ErrorEstimate",
+    "PooledStatistics",
+    "best_gamma",
+    "new_value_weight",
+    "noise_and_drift",
+    "standard_errors",
+]
 
 HORIZON = 100
 """Visits of a block that its own statistics look back."""
@@ -36,12 +45,17 @@ POOLED_HORIZON = 50
 """Steps that the statistics of all blocks together look back."""
 
 GAMMA_RANGE = (0.05, 0.95)
-"""What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; at 1
-noise and drift cannot be told apart."""
+"""What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
+noise and drift can hardly be told apart."""
 
 Numbers = Any
 """A float, a tensor or a NumPy array: the formulas below are arithmetic that all of them know. On
-the CPU they run in NumPy, where an operation on a short vector takes a third of torch's time."""
+the CPU they run in NumPy, where an operation on a short vector takes a third of torch's time, and
+in Python where there is only one number."""
+
+
+def _clip(value: Numbers, low: Numbers, high: Numbers) -> Numbers:
+    return min(max(value, low), high) if isinstance(value, float) else value.clip(low, high)
 
 
 def noise_and_drift(
@@ -52,53 +66,145 @@ def noise_and_drift(
     Args:
         difference: D.
         innovation: V.
-        gamma: weight of the new value, below 1.
+        gamma: weight of the new value. Close to 1, where V is D in any case, q is 0.
 
     Example:
-        >>> import torch
         >>> noise, drift, gamma = 4.0, 1.0, 0.2
-        >>> innovation = torch.tensor((2 * noise + drift / gamma) / (2 - gamma))
-        >>> found = noise_and_drift(torch.tensor(noise + drift / 2), innovation, gamma)
-        >>> [round(each.item(), 4) for each in found]
+        >>> innovation = (2 * noise + drift / gamma) / (2 - gamma)
+        >>> found = noise_and_drift(2 * noise + drift, innovation, gamma)
+        >>> [round(each, 4) for each in found]
         [4.0, 1.0]
     """
-    excess = innovation * (2 - gamma) - 2 * difference
-    drift = (excess * (gamma / (1 - gamma))).clip(0 * difference, 2 * difference)
-    return difference - drift / 2, drift
+    told_apart = gamma * (gamma <= GAMMA_RANGE[1])
+    excess = innovation * (2 - gamma) - difference
+    drift = _clip(excess * (told_apart / (1 - told_apart)), 0 * difference, difference)
+    return (difference - drift) / 2, drift
 
 
-def squared_error(noise: Numbers, drift: Numbers, gamma: Numbers) -> tuple[Numbers, Numbers]:
-    """What noise and lag add to the squared error of u after a visit; pure."""
-    return noise * gamma / (2 - gamma), drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
+def standard_errors(
+    difference: Numbers, innovation: Numbers, gamma: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The standard errors of u after a visit, by noise and by lag, from D and V; pure."""
+    noise, drift = noise_and_drift(difference, innovation, gamma)
+    by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
+    return (noise * gamma / (2 - gamma)) ** 0.5, by_lag**0.5
 
 
 def best_gamma(noise: Numbers, drift: Numbers) -> Numbers:
     """The weight of the new value with the smallest error; pure.
 
     Example:
-        >>> import torch
-        >>> gamma = best_gamma(torch.tensor(2.0), torch.tensor(1.0))
+        >>> gamma = best_gamma(2.0, 1.0)
         >>> gamma, gamma**2 * 2.0 - (1 - gamma) * 1.0
-        (tensor(0.5000), tensor(0.))
+        (0.5, 0.0)
     """
     ratio = (drift + 1e-30) / (noise + 1e-30)
     # The stable form of (sqrt(ratio^2 + 4 ratio) - ratio) / 2.
     return 2 / (1 + (1 + 4 / ratio) ** 0.5)
 
 
+def new_value_weight(visits: Tensor, gain: float | Tensor) -> Tensor:
+    """The weight of the new value with `gamma="auto"`, by blocks; pure.
+
+    A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
+    """
+    return (visits + 1).reciprocal().clip(min=gain)  # type: ignore[arg-type]
+
+
+class BlockStatistics(NamedTuple):
+    """What is known of some blocks.
+
+    Attributes:
+        latest: the last batch value of each block, (B,) or (B, d1).
+        difference: D of each block.
+        innovation: V of each block.
+        visits: how often a block was visited, counted up to `HORIZON`; D and V need two.
+    """
+
+    latest: Numbers
+    difference: Numbers
+    innovation: Numbers
+    visits: Numbers
+
+    def after(
+        self, fresh: Numbers, old: Numbers, came: Numbers = True
+    ) -> tuple[BlockStatistics, Sample]:
+        """The statistics after a visit, and what it adds to those of all blocks; pure.
+
+        Args:
+            fresh: batch values; those of a block that did not come must be `latest`.
+            old: u before the visit; on a first visit it does not count.
+            came: which blocks came; True for all.
+        """
+        visits = self.visits
+        again = (visits > 0) * came  # the first visit has nothing to compare with
+        weight = again / (visits + (visits == 0))
+        number = again.sum()
+        if fresh.ndim > 1:
+            weight, again = weight[:, None], again[:, None]
+        moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
+        after = BlockStatistics(
+            latest=fresh,
+            difference=self.difference + weight * (moved - self.difference),
+            innovation=self.innovation + weight * (missed - self.innovation),
+            visits=visits + (visits < HORIZON) * came,
+        )
+        size = fresh.shape[1] if fresh.ndim > 1 else 1
+        return after, Sample((moved * again).sum(), (missed * again).sum(), number * size)
+
+
+class Sample(NamedTuple):
+    """What one step says of all blocks together: sums over the blocks that came again."""
+
+    moved: Numbers  # of (fresh_t - fresh_{t-1})^2
+    missed: Numbers  # of (fresh_t - u_t)^2
+    number: Numbers  # of numbers in these sums
+
+
+class PooledStatistics(NamedTuple):
+    """What is known of all blocks together.
+
+    Attributes:
+        difference: D over the last steps.
+        innovation: V over the last steps.
+        steps: the number of these steps, counted up to `POOLED_HORIZON`.
+        gain: the weight of the new value that was best so far.
+    """
+
+    difference: Numbers
+    innovation: Numbers
+    steps: Numbers
+    gain: Numbers
+
+    def after(self, sample: Sample, automatic: bool) -> PooledStatistics:
+        """The statistics after a step; pure.
+
+        Args:
+            sample: of the step.
+            automatic: whether u is averaged with the gain, which then moves.
+        """
+        difference, innovation, steps, gain = self
+        some = (sample.number > 0) * 1.0
+        number, steps = sample.number + (1 - some), steps + some * (steps < POOLED_HORIZON)
+        weight = some / (steps + (steps == 0))
+        difference = difference + weight * (sample.moved / number - difference)
+        innovation = innovation + weight * (sample.missed / number - innovation)
+        if automatic:
+            best = best_gamma(*noise_and_drift(difference, innovation, gain))
+            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * (some / POOLED_HORIZON)
+        return PooledStatistics(difference, innovation, steps, gain)
+
+
 class ErrorEstimate(KeepsPrecision):
     """The statistics D and V, of each block and of all together, as running averages over visits.
 
     Args:
-        like: the table u, whose shape, precision and device they take.
+        like: the table u, whose shape and device they take, and its precision if that is single or
+            double.
 
     Attributes:
-        latest: the last batch value of each block.
-        difference: D of each block.
-        innovation: V of each block.
-        visits: how often a block was visited; D and V need two.
-        pooled: D and V over all blocks of the last steps, and the number of these steps.
-        gain: the weight of the new value that was best so far, which `gamma="auto"` uses.
+        latest, difference, innovation, visits: of each block, see `BlockStatistics`.
+        pooled: of all blocks together, see `PooledStatistics`.
     """
 
     latest: Tensor
@@ -106,24 +212,23 @@ class ErrorEstimate(KeepsPrecision):
     innovation: Tensor
     visits: Tensor
     pooled: Tensor
-    gain: Tensor
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
+        like = like.to(torch.promote_types(like.dtype, torch.float32))
         for name in ("latest", "difference", "innovation"):
             self.register_buffer(name, torch.zeros_like(like))
         self.register_buffer("visits", like.new_zeros(len(like)))
-        self.register_buffer("pooled", like.new_zeros(3))
-        self.register_buffer("gain", like.new_full((1,), 0.5))
+        self.register_buffer("pooled", like.new_tensor([0.0, 0.0, 0.0, 0.5]))
 
-    def arrays(self) -> dict[str, Numbers]:
-        """The buffers, on the CPU as NumPy arrays that share their memory."""
-        buffers: dict[str, Any] = self._buffers
-        if buffers["visits"].device.type != "cpu":
-            return buffers
-        return {name: buffer.numpy() for name, buffer in buffers.items()}
-
-    def add(self, index: Tensor, fresh: Tensor, old: Tensor, gamma: float | None) -> None:
+    def add(
+        self,
+        index: Tensor,
+        fresh: Tensor,
+        old: Tensor,
+        gamma: float | None,
+        finite: Tensor | None = None,
+    ) -> None:
         """Take a visit into account.
 
         Args:
@@ -131,70 +236,74 @@ class ErrorEstimate(KeepsPrecision):
             fresh: their batch values.
             old: their u before the visit; on a first visit it does not count.
             gamma: weight of the new value; None for `gain`, which then moves.
+            finite: which values are finite; others do not count as a visit. None: all are.
         """
         if len(index) == 0:
             return
-        state, at, new, before = self.arrays(), index, fresh.detach(), old.detach()
-        if state is not self._buffers:
-            at, new, before = at.numpy(), new.numpy(), before.numpy()
-        visits = state["visits"][at]
-        again = visits > 0  # the first visit has nothing to compare with
-        weight = again / visits.clip(1, HORIZON)
-        state["visits"][at] = visits + 1
-        if len(fresh.shape) > 1:
-            weight, again = weight[:, None], again[:, None]
-        moved, missed = (new - state["latest"][at]) ** 2 / 2, (new - before) ** 2
-        for name, seen in (("difference", moved), ("innovation", missed)):
-            known = state[name][at]
-            state[name][at] = known + weight * (seen - known)
-        state["latest"][at] = new
-        self._pool(state, moved * again, missed * again, again.sum(), gamma)
+        state: dict[str, Any] = self._buffers
+        if fresh.dtype != state["latest"].dtype:
+            fresh, old = fresh.to(state["latest"].dtype), old.to(state["latest"].dtype)
+        came: Numbers = True
+        if finite is not None:
+            came = finite
+            mask = finite if fresh.dim() == 1 else finite.unsqueeze(1)
+            fresh = torch.where(mask, fresh, state["latest"][index])
+        at, new, before = index, fresh, old
+        on_cpu = index.device.type == "cpu"
+        if on_cpu:
+            state = {name: buffer.numpy() for name, buffer in state.items()}  # the same memory
+            at, new, before = index.numpy(), fresh.numpy(), old.numpy()
+            came = came if finite is None else finite.numpy()
+        fields = BlockStatistics._fields
+        known = BlockStatistics(*[state[name][at] for name in fields])
+        blocks, sample = known.after(new, before, came)
+        for name, values in zip(fields, blocks, strict=True):
+            state[name][at] = values
+        pooled = state["pooled"]
+        together: Any = pooled
+        if on_cpu:
+            together, sample = pooled.tolist(), Sample(*map(float, sample))
+        statistics = PooledStatistics(*together).after(sample, automatic=gamma is None)
+        pooled[0], pooled[1], pooled[2], pooled[3] = statistics
 
-    def _pool(
-        self,
-        state: dict[str, Numbers],
-        moved: Numbers,
-        missed: Numbers,
-        number: Numbers,
-        gamma: float | None,
-    ) -> None:
-        pooled, some = state["pooled"], (number > 0) * 1.0
-        count = number.clip(1) * (moved.size if state is not self._buffers else moved.numel())
-        count = count / len(moved)  # entries of the blocks that came again
-        steps = pooled[2] + some
-        weight = some / steps.clip(1, POOLED_HORIZON)
-        difference = pooled[0] + weight * (moved.sum() / count - pooled[0])
-        innovation = pooled[1] + weight * (missed.sum() / count - pooled[1])
-        pooled[0], pooled[1], pooled[2] = difference, innovation, steps
-        if gamma is None:
-            gain = state["gain"][0]
-            best = best_gamma(*noise_and_drift(difference, innovation, gain)).clip(*GAMMA_RANGE)
-            state["gain"][0] = gain + (best - gain) * (some / POOLED_HORIZON)
+    def restart(self, index: Tensor, values: Tensor) -> None:
+        """Count values that were set by hand as the first visit of some blocks.
+
+        Args:
+            index: the blocks.
+            values: their u.
+        """
+        self.latest[index] = values.to(self.latest.dtype)
+        self.visits[index] = 1
 
     def weights(self, index: Tensor) -> Tensor:
-        """The weight of the new value of some blocks, with `gamma="auto"`.
+        """The weight of the new value of some blocks, with `gamma="auto"`."""
+        visits, pooled = self._buffers["visits"], self._buffers["pooled"]
+        assert visits is not None and pooled is not None
+        gain = pooled.tolist()[3] if pooled.device.type == "cpu" else pooled[3]
+        return new_value_weight(visits.index_select(0, index), gain)
 
-        A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
-        """
-        state = self.arrays()
-        if state is self._buffers:
-            return torch.maximum(1 / (self.visits[index] + 1), self.gain)
-        first = 1 / (state["visits"][index.numpy()] + 1)
-        return torch.from_numpy(np.maximum(first, state["gain"]))
+    @property
+    def gain(self) -> Tensor:
+        """The weight of the new value that was best so far, which `gamma="auto"` uses."""
+        return self.pooled[3]
 
     def error(self, gamma: float | None) -> Tensor:
         """The standard error of each u; NaN for a block that was not visited twice."""
-        weight = self.gain if gamma is None else min(gamma, GAMMA_RANGE[1])
-        found = noise_and_drift(self.difference, self.innovation, weight)
-        noise, lag = squared_error(*found, weight)
+        weight = self.gain if gamma is None else gamma
+        noise, lag = standard_errors(self.difference, self.innovation, weight)
         known = self.visits > 1
-        errors = (noise + lag).sqrt()
+        errors = torch.hypot(noise, lag)
         return torch.where(known if errors.dim() == 1 else known.unsqueeze(1), errors, torch.nan)
 
-    def pooled_error(self, gamma: float | None) -> tuple[Numbers, Numbers]:
-        """The standard errors by noise and by lag of a typical u; floats on the CPU."""
-        state = self.arrays()
-        weight = state["gain"][0] if gamma is None else min(gamma, GAMMA_RANGE[1])
-        found = noise_and_drift(state["pooled"][0], state["pooled"][1], weight)
-        noise, lag = (each**0.5 for each in squared_error(*found, weight))
-        return (noise, lag) if state is self._buffers else (float(noise), float(lag))
+    def pooled_error(self, gamma: float | None) -> tuple[Numbers, Numbers, Numbers]:
+        """The standard errors by noise and by lag of a typical u, and the steps behind them.
+
+        Floats on the CPU; elsewhere tensors, for which nobody has to wait.
+        """
+        pooled: Any = self._buffers["pooled"]
+        if pooled.device.type == "cpu":  # Python's numbers are the fastest
+            pooled = pooled.tolist()
+        difference, innovation, steps, gain = pooled
+        noise, lag = standard_errors(difference, innovation, gain if gamma is None else gamma)
+        return noise, lag, steps

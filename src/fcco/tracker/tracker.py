@@ -41,6 +41,7 @@ class Update(NamedTuple):
         current: the block ids of this batch alone.
         old: u_i before the step.
         seen: which blocks had a value before the step; None when all had.
+        fresh: g_i(w_t), the means over the samples of the step.
         before: u_i before the update (the fresh value on a first visit).
         after: u_i after the update.
         finite: which blocks have finite values, with `on_nonfinite="deferred"`.
@@ -51,6 +52,7 @@ class Update(NamedTuple):
     current: Tensor
     old: Tensor
     seen: Tensor | None
+    fresh: Tensor
     before: Tensor
     after: Tensor
     finite: Tensor | None = None
@@ -222,6 +224,11 @@ class InnerTracker(KeepsPrecision):
                 "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
                 "have no meaning with `log_space` or a `rule` of your own."
             )
+        if measure and gamma == 0:
+            raise ValueError(
+                "`InnerTracker(measure=True)` knows the error of averages, but with `gamma=0` u is "
+                "none."
+            )
         self.estimate: ErrorEstimate | None = ErrorEstimate(self.rows) if measure else None
         self.__dict__["estimate"] = self.estimate  # from where it is found without a search
 
@@ -258,7 +265,7 @@ class InnerTracker(KeepsPrecision):
 
     @gamma.setter
     def gamma(self, value: float) -> None:
-        self._gamma = value
+        self._gamma, self.automatic = value, False
 
     @property
     def constant_gamma(self) -> float | None:
@@ -447,7 +454,8 @@ class InnerTracker(KeepsPrecision):
         fresh, previous = batch.mean(batch.fresh), batch.previous
         gamma: Any = self._gamma
         if self.automatic and self.estimate is not None:
-            gamma = per_row(self.estimate.weights(batch.index), batch.fresh)
+            gamma = self.estimate.weights(batch.index)
+            gamma = gamma if self.dim == 1 else gamma.unsqueeze(1)
         correction: Any = 0.0
         if previous is not None:
             previous, blocks = batch.mean(previous), batch.index.shape[0]
@@ -463,7 +471,7 @@ class InnerTracker(KeepsPrecision):
             finite = batch.finite()
             # The old value stays, also of a block without one (its mask stays False).
             after = torch.where(per_row(finite, old), after, old)
-        update = Update(batch, current, old, seen, before, after, finite, dropped)
+        update = Update(batch, current, old, seen, fresh, before, after, finite, dropped)
         point = before if self.read == "old" else after
         if batch.index is not current:  # the step holds earlier calls too: pick this one's blocks
             point = point[torch.searchsorted(batch.index, current)]
@@ -550,7 +558,7 @@ class InnerTracker(KeepsPrecision):
         else:
             rows.index_copy_(0, batch.index, update.after)
         if latest is not None:
-            fresh = batch.mean(batch.fresh)
+            fresh = update.fresh
             if update.finite is not None:
                 fresh = torch.where(per_row(update.finite, fresh), fresh, latest[batch.index])
             latest.index_copy_(0, batch.index, fresh)
@@ -599,13 +607,10 @@ class InnerTracker(KeepsPrecision):
 
     def _measure(self, update: Update) -> None:
         """Take a finished step into account; a step that is rolled back leaves no trace."""
-        estimate, batch = self.estimate, update.batch
-        if estimate is None:
-            return
-        index, fresh, old = batch.index, batch.mean(batch.fresh), update.old
-        if update.finite is not None:  # blocks that kept their value were not visited
-            index, fresh, old = index[update.finite], fresh[update.finite], old[update.finite]
-        estimate.add(index, fresh, old, self.constant_gamma)
+        if self.estimate is not None:
+            index, fresh, old = update.batch.index, update.fresh, update.old
+            gamma = None if self.automatic else self._gamma
+            self.estimate.add(index, fresh, old, gamma, update.finite)
 
     def rollback(self) -> None:
         """Undo the open step."""
@@ -631,6 +636,8 @@ class InnerTracker(KeepsPrecision):
         means = batch.mean(batch.fresh)
         if self.latest is not None:
             self.latest[batch.index] = means
+        if self.estimate is not None:
+            self.estimate.restart(batch.index, means)
         self.rows[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
         self.seen[batch.index] = True
         self._progress.open = None

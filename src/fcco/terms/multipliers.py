@@ -1,0 +1,405 @@
+r"""Constraints without settings: the method of multipliers, in units of the measured noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..tracker import InnerTracker, Tracked
+from ..tracker.error import GAMMA_RANGE, noise_and_drift, squared_error
+from ..tracker.tracker import Update
+from .base import AbstractTerm
+from .coupled import Limits, Tolerance
+
+__all__ = ["MultiplierTerm", "Scales"]
+
+WARM_UP = 10
+"""Steps that only measure."""
+
+FEW = 10
+"""Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
+
+MARGIN = 0.05
+"""Margin in units of the largest error that m estimates have by chance, sqrt(2 ln m) errors."""
+
+FORGET = 0.01
+"""Share of omega that is forgotten in a step."""
+
+INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
+"""Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
+
+TINY = 1e-30
+"""Added to a variance, so that a constraint that never moves has a kappa."""
+
+Numbers = Any
+"""Tensors; or on the CPU NumPy arrays, which share their memory, and Python's floats. An operation
+on a short vector takes a third of torch's time there. The formulas are the same arithmetic."""
+
+
+def larger(a: Numbers, b: Numbers) -> Numbers:
+    """The larger of two numbers."""
+    return a.clip(min=b) if isinstance(a, Tensor) else max(a, b)
+
+
+def smaller(a: Numbers, b: Numbers) -> Numbers:
+    """The smaller of two numbers."""
+    return a.clip(max=b) if isinstance(a, Tensor) else min(a, b)
+
+
+def choose(condition: Numbers, yes: Numbers, no: Numbers) -> Numbers:
+    """One of two numbers."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no
+
+
+class Scales(NamedTuple):
+    """What is measured of all constraints together, and of the loss."""
+
+    omega: Numbers  # the largest violation of the last steps, in units of noise
+    coherence: Numbers  # A^2; 0 until the first violation, and nothing acts before
+    active: Numbers  # steps in which some c_i was not 0
+    sampling: Numbers  # m/B1 of the last step
+    loss: Numbers  # of the last step
+    loss_noise: Numbers  # sigma_0^2
+    losses: Numbers  # steps with a loss
+
+    def with_loss(self, loss: Numbers) -> Scales:
+        """After a step with this loss; pure."""
+        noise, steps = self.loss_noise, self.losses
+        loss = choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
+        # One outlier must not make all constraints act many times harder.
+        bound = choose((steps > 10) & (noise > 0), 9 * noise, math.inf)
+        change = smaller((loss - self.loss) ** 2 / 2, bound)
+        weight = choose(steps > 0, 1 / smaller(larger(steps, 1.0), 1 / 0.03), 0.0)
+        noise = noise + weight * (change - noise)
+        return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
+
+    def with_violation(self, worst: Numbers, largest: Numbers, total: Numbers) -> Scales:
+        """After a step with these violations, in units of noise; pure.
+
+        Args:
+            worst: the largest of constraints that were seen before.
+            largest: of all.
+            total: the sum of all.
+        """
+        start = (self.sampling * total / larger(largest, TINY)) ** 2
+        begins = (self.coherence == 0) & (largest > 0)
+        return self._replace(
+            omega=larger(self.omega * (1 - FORGET), worst),
+            coherence=choose(begins, larger(start, 0.1), self.coherence),
+        )
+
+    def with_action(self, joint: Numbers, largest: Numbers) -> Scales:
+        """After a step in which constraints acted; pure.
+
+        Args:
+            joint: the sum of c_i times the new part of g_i.
+            largest: of the c_i sigma_i; 0 when no constraint acts.
+        """
+        acts = choose(largest > 0, 1.0, 0.0)
+        active = self.active + acts
+        square = self.sampling * (joint / larger(largest, TINY)) ** 2
+        weight = acts / smaller(active + 10, 50.0)
+        coherence = larger(self.coherence + weight * (square - self.coherence), 0.1)
+        coherence = choose(self.coherence > 0, coherence, 0.0)
+        return self._replace(active=active, coherence=coherence)
+
+    def unit(self) -> Numbers:
+        """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1)); pure."""
+        scale = larger(self.coherence, 0.1) ** 0.5 * larger(self.omega, 1.0)
+        return choose(self.coherence > 0, self.loss_noise**0.5 / scale, 0.0)
+
+
+class MultiplierTerm(AbstractTerm):
+    r"""Constraints g_i <= tolerance_i by the method of multipliers on tracked values; no settings.
+
+    With m constraints of which B1 are in a batch, and :math:`x_i = u_i - \text{tolerance}_i +
+    \text{margin}_i`,
+
+    .. math::
+        c_i &= \bigl[\nu_i + \tfrac14\sqrt{m/B_1}\,\kappa_i x_i\bigr]_+, \qquad
+        G_t = \nabla g_0 + \frac m{B_1}\sum_{i\in\mathcal B_1} c_i\nabla g_i \\
+        \nu_i &\leftarrow \bigl[\nu_i + \min(0.01\,m/B_1,\,0.03)\,\kappa_i\,
+            (g_i(w_t;\mathcal B) - \text{tolerance}_i + \text{margin}_i)\bigr]_+ \\
+        \kappa_i &= \frac{\sigma_0}{A\,\sigma_i W_i}, \qquad W_i = \sigma_i\max(\omega, 1)
+
+    The first line is a smoothed hinge whose limit is shifted by nu_i, so that no violation is left
+    when nu_i has found the multiplier. Every factor is measured, so that nothing changes when
+    losses or values are given in other units, or constraints are listed several times:
+
+    * :math:`\sigma_i`, the noise of a batch value of g_i, and :math:`\sigma_0`, that of g_0, both
+      from successive differences. A multiplier is a slope of g_0 against g_i: its unit is
+      sigma_0/sigma_i.
+    * :math:`W_i`, the width in which c_i rises by that unit: the noise or, while there is more to
+      repair, the largest violation in units of it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which
+      is forgotten by 1 % a step. A step of nu_i is then a share of the unit, however far w is from
+      feasible.
+    * A, how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
+      (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`. It is 1 for one
+      active constraint, k for the same one listed k times.
+    * :math:`\text{margin}_i = 0.05\sqrt{2\ln m}` errors of u_i: the largest of m estimates is off
+      by more than one of them, on the wrong side. Equalities have none.
+
+    The first 10 steps only measure. The state changes when a step ends, from all of its batches.
+
+    Args:
+        tracker: of scalar values, with `gamma="auto"` or `measure=True`.
+        tolerance: g_i <= tolerance_i, one number or one per constraint.
+        margin: train for g_i <= tolerance_i - margin, beside the margin above.
+        names: names of the constraints, for values given by name and for reports.
+        equality: g_i = tolerance_i; without [.]_+, multipliers have a sign.
+
+    Attributes:
+        multiplier: nu_i.
+        variance: sigma_i^2 after the last visit of each constraint, 0 before the second.
+        margin: of each constraint, after its last visit.
+        scales: omega, A and sigma_0, see `Scales`.
+
+    Example:
+        Minimise (w - 1)^2 / 2 subject to w <= 0.3, both seen with noise: the multiplier is 0.7.
+
+        >>> import torch, fcco
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        >>> tracker = fcco.InnerTracker(1, gamma="auto", correction=0.0, read="new")
+        >>> term = fcco.terms.MultiplierTerm(tracker, tolerance=0.3)
+        >>> objective = fcco.ConstrainedObjective(model, optimizer, term)
+        >>> def loss_and_value():
+        ...     w, noise = model.weight.view(1), 0.1 * torch.randn(2)
+        ...     return (w - 1 + noise[0]).square().sum() / 2, w + noise[1]
+        >>> for _ in range(1000):
+        ...     objective(loss_and_value).backward()
+        ...     optimizer.step(); optimizer.zero_grad()
+        >>> bool((model.weight - 0.3).abs() < 0.05), bool((term.multipliers() - 0.7).abs() < 0.1)
+        (True, True)
+
+    References:
+        D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.
+    """
+
+    multiplier: Tensor
+    variance: Tensor
+    margin: Tensor
+    scales: Tensor
+    watches_objective = True
+
+    def __init__(
+        self,
+        tracker: InnerTracker,
+        *,
+        tolerance: Tolerance = 0.0,
+        margin: float = 0.0,
+        names: Sequence[str] | None = None,
+        equality: bool = False,
+    ) -> None:
+        super().__init__(tracker)
+        if tracker.dim != 1:
+            raise ValueError(
+                "`MultiplierTerm(tracker=...)` needs one number per constraint, but the tracker "
+                f"has `dim={tracker.dim}`. For limits on vectors use a `CoupledTerm` with an outer "
+                "function."
+            )
+        if tracker.estimate is None:
+            raise ValueError(
+                "`MultiplierTerm(tracker=...)` needs a tracker that measures its noise: "
+                "`InnerTracker(..., gamma='auto')`, or `measure=True`."
+            )
+        if equality and margin:
+            raise ValueError("`MultiplierTerm(margin=...)` has no meaning for equalities.")
+        number, table = tracker.num_inner, tracker.rows
+        self.limits = Limits(number, table, tolerance, margin, names, call="MultiplierTerm")
+        self.names, self.equality = self.limits.names, equality
+        self._errors = 0.0 if equality else MARGIN * math.sqrt(2 * math.log(max(number, 2)))
+        self._losses: tuple[Tensor, int] | None = None  # of the open step: their sum and number
+        self.register_buffer("multiplier", torch.zeros_like(table))
+        self.register_buffer("variance", torch.zeros_like(table))
+        self.register_buffer("margin", torch.full_like(table, margin))
+        self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
+
+    def observe(self, loss: Tensor) -> None:
+        """Take note of a loss; the mean over the calls of a step counts."""
+        loss, before = loss.to(self.scales), self._losses
+        self._losses = (loss, 1) if before is None else (before[0] + loss, before[1] + 1)
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The sum of c_i (u_i - tolerance_i), estimated from the batch, with c_i as slopes."""
+        index = tracked.index
+        state = _State(self)
+        at = state.rows(index)
+        excess = state.array(tracked.value) - state.limit(at)
+        slope = self._slopes(state, at, excess)
+        slope = torch.as_tensor(slope * (self.tracker.num_inner / max(index.shape[0], 1)))
+        return tracked.as_loss(torch.dot(slope, torch.as_tensor(excess)), slope)
+
+    def close(self) -> bool:
+        """End an optimizer step."""
+        step, losses = self.tracker.open_step, self._losses
+        closed = super().close()
+        if step is not None:
+            self._losses, state = None, _State(self)
+            scales = state.scales()
+            if losses is not None:
+                scales = scales.with_loss(state.number(losses[0] / losses[1]))
+            if step.batch.index.shape[0]:
+                scales = self._move(step, state, scales)
+            state.write(scales)
+        return closed
+
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step."""
+        self._losses = None
+        super().rollback()
+
+    def _move(self, step: Update, state: _State, scales: Scales) -> Scales:
+        """Measure the units of the constraints of a step; after the warm-up move nu too."""
+        batch, at = step.batch, state.rows(step.batch.index)
+        sampling = self.tracker.num_inner / batch.index.shape[0]
+        variance, margin, again = self._units(state, at)
+        state.variance[at], state.margin[at] = variance * again, margin
+        scales = scales._replace(sampling=state.constant(sampling))
+        if self.tracker.steps < WARM_UP:
+            return scales
+        new = batch.mean(batch.fresh)
+        if step.finite is not None:  # blocks that kept their value have nothing new to say
+            new = torch.where(step.finite, new, step.after)
+        fresh, old, after = (state.array(part) for part in (new, step.old, step.after))
+        limit, noise = state.limit(at), variance**0.5
+        excess = after - limit
+        measured = choose(state.pooled[2] > 0, 1.0, 0.0)  # some constraint came twice
+        violation = self._violation(excess + margin) * (measured / noise)
+        largest = worst = state.number(violation.max())
+        innovation = fresh - old
+        if step.seen is not None:  # a first value is no surprise
+            known = state.array(step.seen) * 1.0
+            worst, innovation = state.number((violation * known).max()), innovation * known
+        scales = scales.with_violation(worst, largest, state.number(violation.sum()))
+        slope = self._coefficients(state.multiplier[at], variance, excess + margin, scales)
+        rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
+        moved = state.multiplier[at] + (fresh - limit + margin) * rate
+        state.multiplier[at] = self._positive(moved)
+        return scales.with_action(
+            state.number((slope * innovation).sum()), state.number((abs(slope) * noise).max())
+        )
+
+    def _units(self, state: _State, at: Any) -> tuple[Numbers, Numbers, Numbers]:
+        """sigma_i^2 and the margins of constraints just visited, and which came again.
+
+        One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it
+        is read later.
+        """
+        tracker = self.tracker
+        assert tracker.estimate is not None
+        measured = tracker.estimate.arrays()
+        visits, difference = measured["visits"][at], measured["difference"][at]
+        own = visits - 1  # successive differences
+        mixed = (difference * own + 5 * state.pooled[0]) / (visits + 4)
+        few = visits <= FEW
+        variance = difference + few * (mixed - difference) + TINY
+        gamma: Numbers = state.number(measured["gain"][0])
+        if not tracker.automatic:
+            gamma = min(tracker.gamma, GAMMA_RANGE[1])
+        found = noise_and_drift(difference, measured["innovation"][at], gamma)
+        noise, lag = squared_error(*found, gamma)
+        again = own > 0
+        error = ((noise + lag) * again) ** 0.5
+        return variance, self._errors * error + self.limits.margin, again
+
+    def _coefficients(
+        self, multiplier: Numbers, variance: Numbers, x: Numbers, scales: Scales
+    ) -> Numbers:
+        """The c_i of some constraints."""
+        gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit()
+        return self._positive(multiplier + x * (gain / variance))
+
+    def _slopes(self, state: _State, at: Any, excess: Numbers) -> Numbers:
+        """The c_i of some constraints at u_i - tolerance_i, from the state of the last step."""
+        variance = state.variance[at]
+        variance = variance + (variance == 0) * (state.pooled[0] + TINY)
+        x = excess + state.margin[at]
+        return self._coefficients(state.multiplier[at], variance, x, state.scales())
+
+    def _positive(self, values: Numbers) -> Numbers:
+        return values if self.equality else values.clip(0)
+
+    def _violation(self, values: Numbers) -> Numbers:
+        return abs(values) if self.equality else values.clip(0)
+
+    def excess(self, values: Tensor | None = None) -> Tensor:
+        """The u_i - tolerance_i + margin, or those of given values of all constraints."""
+        return (
+            (self.tracker.rows if values is None else values) - self.limits.of(None) + self.margin
+        )
+
+    def width(self) -> Tensor:
+        """W_i: a violation of this size adds sigma_0/(4 A sigma_i) sqrt(m/B1) to c_i."""
+        return self.variance.sqrt() * self.scales[0].clip(1)
+
+    def value(self) -> Tensor:
+        """The constraints' part of the Lagrangian: the sum of c_i (u_i - tolerance_i)."""
+        excess = self.tracker.rows - self.limits.of(None)
+        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[1] * excess, 0).sum()
+
+    def violation(self) -> Tensor:
+        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
+        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[0], torch.nan)
+
+    def multipliers(self) -> Tensor:
+        """The c_i at the tracked values, NaN where never seen."""
+        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[1], torch.nan)
+
+    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Violations and multipliers c_i of all constraints at given values g_i."""
+        excess = values - self.limits.of(None)
+        state = _State(self)
+        slope = self._slopes(state, slice(None), state.array(excess.detach()))
+        return excess.abs() if self.equality else excess, torch.as_tensor(slope)
+
+
+class _State:
+    """The state of a term and of its tracker: tensors, or NumPy arrays of the same memory."""
+
+    def __init__(self, term: MultiplierTerm) -> None:
+        estimate = term.tracker.estimate
+        assert estimate is not None
+        buffers: dict[str, Any] = term._buffers
+        limit = term.limits.tolerance
+        self.on_host, self._number = limit.device.type == "cpu", term.tracker.num_inner
+        self.multiplier, self.variance, self.margin = (
+            self.array(buffers[name]) for name in ("multiplier", "variance", "margin")
+        )
+        self._scales, self._limit = self.array(buffers["scales"]), self.array(limit)
+        self.pooled = self.array(estimate.pooled)
+
+    def array(self, part: Tensor) -> Numbers:
+        """A tensor as the kind of array that the state is in."""
+        return part.numpy() if self.on_host else part
+
+    def number(self, value: Numbers) -> Numbers:
+        """A number as the kind that formulas use."""
+        return float(value) if self.on_host else value
+
+    def constant(self, value: float) -> Numbers:
+        """A number of the host as the kind that formulas use."""
+        return value if self.on_host else self._scales.new_full((), value)
+
+    def rows(self, index: Tensor) -> Any:
+        """What picks the rows of distinct blocks, in increasing order, from a table."""
+        return slice(None) if len(index) == self._number else self.array(index)
+
+    def limit(self, at: Any) -> Numbers:
+        """The tolerances of some blocks."""
+        return self._limit[at] if self._limit.ndim else self._limit
+
+    def scales(self) -> Scales:
+        """The numbers of the term."""
+        return Scales(*(self._scales.tolist() if self.on_host else self._scales.unbind()))
+
+    def write(self, scales: Scales) -> None:
+        """Keep the numbers of the term."""
+        self._scales[:] = scales if self.on_host else torch.stack(scales)
