@@ -210,6 +210,10 @@ TRACKED = (("tracked", tracked), ("seen", lambda objective: objective.term.track
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), ("tracked", tracked))
 VALUES = (("tracked", tracked),)
+ERROR = tuple(
+    (f"error.{name}", lambda o, name=name: o.term.tracker.estimate.get_buffer(name))
+    for name in ("latest", "difference", "innovation", "visits", "pooled")
+)
 THRESHOLD = (*TRACKED, ("threshold", lambda objective: objective.threshold))
 
 
@@ -420,6 +424,22 @@ def cvar(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
+def automatic(update: Any, outer: Any, dim: int = 1) -> Any:
+    """A coupled term whose gamma and lambda follow the error of its estimates."""
+
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        tracker = fcco.InnerTracker(BLOCKS, dim, gamma="auto", read="new", dtype=DOUBLE)
+        term = fcco.CoupledTerm(outer(run), tracker, smoothing="auto", tolerance=0.1 * run)
+        return fcco.Compositional(model, optimizer, term)
+
+    return _objective(build, update)
+
+
+def at_its_limit(run: int) -> fcco.outer.OneSidedMCP:
+    """Lambda would be above 1/weak_convexity."""
+    return fcco.outer.OneSidedMCP(1.0 + run, 20.0)
+
+
 def proximal(model: nn.Module, run: int) -> Any:
     return fcco.ProximalPoint(momentum(model, run), 0.5 + run, 0.03 + 0.01 * run, [2, 3, 3][run])
 
@@ -494,6 +514,25 @@ CASES: dict[str, Case] = {
     "cvar-alexr2": Case(cvar(proximal, smoothing=positive), of=THRESHOLD, **ROWS_OF_GROUPS),
     "cvar-independent": Case(cvar(adam, smoothing=positive), of=TRACKED, **ROWS_OF_GROUPS,
                              independent=True, steps=SOME),
+    "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
+                           of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS),
+    "cvar-automatic-old": Case(cvar(momentum, smoothing="auto", read="old"),
+                               of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
+    "cvar-automatic-gradient": Case(cvar(momentum, smoothing="auto", threshold="gradient"),
+                                    of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
+    "cvar-automatic-table": Case(cvar(momentum, smoothing="auto", gamma="auto", threshold="table"),
+                                 of=(*TRACKED, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
+    "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=(*TRACKED, *ERROR),
+                                 **ROWS_OF_GROUPS, steps=SOME),
+    "coupled-automatic": Case(automatic(momentum, lambda run: fcco.Hinge(1.0 + run)),
+                              of=(*TRACKED, *ERROR), **SAMPLED, steps=SOME),
+    "coupled-automatic-pairs": Case(
+        automatic(adam, lambda run: fcco.outer.SeparableHinge(2.0 + run), dim=2), inner=pairs,
+        of=(*TRACKED, *ERROR), steps=SOME),
+    "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED,
+                                   **SAMPLED, steps=SOME),
+    "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),
+                           of=TRACKED, **ROWS_OF_GROUPS, steps=SOME),
     "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED, steps=SOME),
 }  # fmt: skip
 for rule in ("exact", "gradient", "table"):

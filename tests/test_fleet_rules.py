@@ -204,6 +204,18 @@ def test_runs_of_several_kinds_are_sorted_and_not_mixed():
     assert list(group_members(members).values()) == [[0, 3], [1, 4], [2, 5]]
     with pytest.raises(Unsupported, match="one method"):
         Fleet(members, CASES["ssg"].inner)
+    automatic: list[dict[str, Any]] = [
+        {"gamma": gamma, "smoothing": smoothing}
+        for gamma in ("auto", 0.3)
+        for smoothing in ("auto", 0.1)
+    ]
+    members = []
+    for settings in (*automatic, *automatic):
+        model = network(0)
+        optimizer = sgd(model, 0.1)
+        objective = fcco.CVaRGroupDRO(model, optimizer, 4, 0.5, **settings)
+        members.append(Member(model, optimizer, objective))
+    assert list(group_members(members).values()) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_values_that_a_lagrangian_cannot_use_are_refused():

@@ -10,20 +10,24 @@ from torch import Tensor
 
 from ..outer import MoreauEnvelope
 from ..terms import CoupledTerm
-from ..terms.coupled import weighted_mean
+from ..terms.coupled import OuterTerm, automatic_width, weighted_mean, widest
 from ..tracker import InnerTracker, log_track
 from ..tracker.blocks import Entries, per_row
+from ..tracker.error import BlockStatistics, PooledStatistics, new_value_weight, standard_errors
 from ..tracker.update import Rule, correction_weight
 from .hyperparameters import Hyperparameter, LimitHyperparameters, Template
 from .run import Estimate, Run, State, Unsupported, all_blocks
 
-__all__ = ["Coupled", "Tracking", "TrackingHyperparameters", "check_tracker"]
+__all__ = ["Coupled", "Tracking", "TrackingHyperparameters", "check_tracker", "given_smoothing"]
+
+ERROR = "error."
+"""Prefix of the statistics of an `ErrorEstimate` in the state."""
 
 
 class TrackingHyperparameters(NamedTuple):
     """The numbers of an `InnerTracker`."""
 
-    gamma: Hyperparameter  # weight of the fresh value
+    gamma: Hyperparameter  # weight of the fresh value, None when it is automatic
     correction: Hyperparameter  # gamma', None when a formula gives it
     low: Hyperparameter  # bounds of u, None without
     high: Hyperparameter
@@ -41,7 +45,6 @@ def check_tracker(tracker: InnerTracker) -> None:
         "on_nonfinite='skip'": tracker.on_nonfinite == "skip",
         "offset": tracker.offset is not None,
         "sampled=False": not tracker.sampled,
-        "gamma='auto'": tracker.automatic,
     }
     for option, used in options.items():
         if used:
@@ -68,10 +71,18 @@ class Tracking:
     rule: Rule  # the update of one block
     needs_previous: bool  # it uses values at w_{t-1}
     bounded: bool  # u is clamped
+    automatic: tuple[str, ...]  # which of gamma and smoothing follow the error of u
 
     @classmethod
-    def of(cls, tracker: InnerTracker) -> tuple[Tracking, TrackingHyperparameters, State]:
-        """The update of a tracker, its numbers and its state."""
+    def of(
+        cls, tracker: InnerTracker, smoothing: Any = 0.0
+    ) -> tuple[Tracking, TrackingHyperparameters, State]:
+        """The update of a tracker, its numbers and its state.
+
+        Args:
+            tracker: the tracker.
+            smoothing: lambda of the term; `"auto"` needs the error of u.
+        """
         check_tracker(tracker)
         word, bounds = tracker.correction, tracker.bounds
         tracking = cls(
@@ -82,11 +93,18 @@ class Tracking:
             rule=tracker.rule,
             needs_previous=tracker.needs_previous,
             bounded=bounds is not None,
+            automatic=("gamma",) * tracker.automatic + ("smoothing",) * (smoothing == "auto"),
         )
         numbers = TrackingHyperparameters(
-            tracker.gamma, None if isinstance(word, str) else word, *(bounds or (None, None))
+            tracker.constant_gamma,
+            None if isinstance(word, str) else word,
+            *(bounds or (None, None)),
         )
-        return tracking, numbers, {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
+        state = {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
+        if tracking.automatic and tracker.estimate is not None:
+            known = tracker.estimate.named_buffers()
+            state |= {ERROR + name: value.clone() for name, value in known}
+        return tracking, numbers, state
 
     @property
     def log(self) -> bool:
@@ -117,25 +135,63 @@ class Tracking:
         previous = None if batch.previous is None else batch.mean(batch.previous)
         present = blocks.counts > 0
         sampled = self.number if index is None else present.to(old).sum()
-        weight = self.correction if numbers.correction is None else numbers.correction
-        correction = correction_weight(weight, numbers.gamma, self.number, sampled)
-        before, after = self.rule(
-            old, per_row(seen, old), fresh, previous, numbers.gamma, correction
-        )
+        gamma, weight = numbers.gamma, self.correction
+        if gamma is None:
+            state = run.state
+            gamma = new_value_weight(state[ERROR + "visits"], state[ERROR + "pooled"][3])
+            gamma = per_row(gamma, old)
+        if numbers.correction is not None:
+            weight = numbers.correction
+        correction = correction_weight(weight, gamma, self.number, sampled)
+        before, after = self.rule(old, per_row(seen, old), fresh, previous, gamma, correction)
         if self.bounded:
             low, high = numbers.low, numbers.high
             before, after = before.clamp(low, high), after.clamp(low, high)
         u = before if self.read == "old" else after
         if index is not None:  # absent blocks have 0/0 in all of these
             u, after = (torch.where(per_row(present, old), new, old) for new in (u, after))
-        return TrackedBlocks(u, present, sampled, {"tracked": after, "seen": seen | present})
+        changed = {"tracked": after, "seen": seen | present}
+        if self.automatic:
+            changed |= self._measured(run.state, fresh, present, numbers.gamma is None)
+        return TrackedBlocks(u, present, sampled, changed)
+
+    def _measured(self, state: State, fresh: Tensor, present: Tensor, automatic: bool) -> State:
+        """The statistics of an `ErrorEstimate` after the step."""
+        names = BlockStatistics._fields
+        blocks = BlockStatistics(*(state[ERROR + name] for name in names))
+        values = torch.where(per_row(present, fresh), fresh, blocks.latest)
+        blocks, sample = blocks.after(values, state["tracked"], present)
+        pooled = PooledStatistics(*state[ERROR + "pooled"].unbind()).after(sample, automatic)
+        changed = {ERROR + name: rows for name, rows in zip(names, blocks, strict=True)}
+        return {**changed, ERROR + "pooled": torch.stack(list(pooled))}
+
+    def automatic_width(
+        self, state: State, numbers: TrackingHyperparameters, limit: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The width of the rounded kink with `smoothing="auto"`, and whether the error is known.
+
+        Args:
+            state: of the run, before the step.
+            numbers: in the precision of the weights.
+            limit: of the width, see `fcco.terms.coupled.widest`.
+        """
+        difference, innovation, steps, gain = state[ERROR + "pooled"].unbind()
+        gamma = gain if numbers.gamma is None else numbers.gamma
+        noise, lag = standard_errors(difference, innovation, gamma)
+        return automatic_width(noise, lag, limit), steps > 0
+
+
+def given_smoothing(term: OuterTerm) -> Hyperparameter:
+    """Lambda of a term, None when it is automatic."""
+    schedule = term.smoothing_schedule
+    return None if isinstance(schedule, str) else schedule
 
 
 class CoupledHyperparameters(NamedTuple):
     """The numbers of a `CoupledTerm`."""
 
     tracking: TrackingHyperparameters
-    smoothing: Hyperparameter  # lambda
+    smoothing: Hyperparameter  # lambda, None when it is automatic
     weight: Hyperparameter
     limits: LimitHyperparameters
     outer: dict[str, Hyperparameter]  # those of f
@@ -165,11 +221,11 @@ class Coupled:
     @classmethod
     def of(cls, term: CoupledTerm) -> tuple[Coupled, CoupledHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        tracking, of_tracking, state = Tracking.of(term.tracker)
+        tracking, of_tracking, state = Tracking.of(term.tracker, term.smoothing_schedule)
         outer, of_outer = Template.of(term.outer)
         limits = LimitHyperparameters.of(term.limits)
         numbers = CoupledHyperparameters(
-            of_tracking, term.smoothing_schedule, term.weight_schedule, limits, of_outer
+            of_tracking, given_smoothing(term), term.weight_schedule, limits, of_outer
         )
         return cls(tracking, outer), numbers, state
 
@@ -182,6 +238,10 @@ class Coupled:
         excess, weight = numbers.limits.excess(update.u), numbers.weight
         outer: Any = self.outer.build(numbers.outer)
         smoothed, smoothing = run.flags.smoothed, numbers.smoothing
+        if smoothing is None:
+            limit = widest(outer)
+            width, _ = self.tracking.automatic_width(run.state, numbers.tracking, limit)
+            smoothed, smoothing = True, width / outer.jump
         if smoothed is False:
             _, slope = weighted_mean(outer, excess, weight, update.blocks)
         elif smoothed is True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from ..terms import CVaRTerm
 from ..terms.cvar import cvar_mean, hard_threshold, smooth_threshold
-from .coupled import Tracking, TrackingHyperparameters
+from .coupled import TrackedBlocks, Tracking, TrackingHyperparameters, given_smoothing
 from .hyperparameters import Hyperparameter
-from .run import Estimate, Run, State, choose
+from .run import Estimate, Flag, Run, State, choose
 
 __all__ = ["CVaREstimator"]
 
@@ -22,7 +23,7 @@ class CVaRHyperparameters(NamedTuple):
 
     tracking: TrackingHyperparameters
     ratio: Hyperparameter  # r
-    smoothing: Hyperparameter  # lambda
+    smoothing: Hyperparameter  # lambda, None when it is automatic
     threshold_lr: Hyperparameter  # step size of s, for the rules that are no minimiser
 
 
@@ -54,9 +55,9 @@ class CVaREstimator:
     @classmethod
     def of(cls, term: CVaRTerm) -> tuple[CVaREstimator, CVaRHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
-        tracking, of_tracking, state = Tracking.of(term.tracker)
+        tracking, of_tracking, state = Tracking.of(term.tracker, term.smoothing_schedule)
         numbers = CVaRHyperparameters(
-            of_tracking, term.ratio, term.smoothing_schedule, term.threshold_lr
+            of_tracking, term.ratio, given_smoothing(term), term.threshold_lr
         )
         return (
             cls(tracking, term.threshold_rule),
@@ -73,10 +74,14 @@ class CVaREstimator:
         update = self.tracking.update(run, numbers.tracking, values, previous)
         # The first s is the minimiser for the values that the first gradient reads, for any rule.
         started, counted = ~s.isnan(), update.state["seen"]
-        if self.threshold_rule == "exact" and self.tracking.read == "old":
+        exact, smoothed, smoothing = hyperparameters, run.flags.smoothed, numbers.smoothing
+        if smoothing is None:
+            smoothing = self._automatic_smoothing(run.state, numbers, update)
+            exact, smoothed = exact._replace(smoothing=smoothing), True
+        elif self.threshold_rule == "exact" and self.tracking.read == "old":
             counted = torch.where(started, seen, counted)  # the table as the last step left it
-        best, kink = self._minimiser(run, hyperparameters, update.u, counted)
-        smoothing = 0.0 if run.flags.smoothed is False else numbers.smoothing
+        best, kink = self._minimiser(smoothed, exact, update.u, counted)
+        smoothing = 0.0 if smoothed is False else smoothing
         if self.threshold_rule == "exact":
             s = best
         else:
@@ -90,18 +95,31 @@ class CVaREstimator:
             s = s + numbers.threshold_lr * (torch.where(update.present, slope, 0).sum() - 1)
         return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)
 
+    def _automatic_smoothing(
+        self, state: State, numbers: CVaRHyperparameters, update: TrackedBlocks
+    ) -> Tensor:
+        """The lambda of `smoothing="auto"`: at first so large that all groups count alike."""
+        width, known = self.tracking.automatic_width(state, numbers.tracking, math.inf)
+        smoothing = width * numbers.ratio
+        if self.threshold_rule != "exact":
+            return smoothing
+        u, seen = update.u, update.state["seen"]
+        largest = torch.where(seen, u, -torch.inf).max()
+        smallest = torch.where(seen, u, torch.inf).min()
+        return torch.where(known, smoothing, 100 * (largest - smallest + 1e-12))
+
     def _minimiser(
-        self, run: Run, exact: CVaRHyperparameters, losses: Tensor, seen: Tensor
+        self, smoothed: Flag, exact: CVaRHyperparameters, losses: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The best s for the losses of the blocks seen, and the slope at u_i = s if lambda = 0.
 
         Args:
-            run: the run.
+            smoothed: whether lambda is above 0.
             exact: in double precision: the rank of s is r times a number of blocks, rounded up.
             losses: u_i of all blocks.
             seen: which blocks count.
         """
-        smoothed, ratio, smoothing = run.flags.smoothed, exact.ratio, exact.smoothing
+        ratio, smoothing = exact.ratio, exact.smoothing
         if isinstance(smoothed, Tensor):  # any lambda above 0 where it is not used
             smoothing = torch.where(smoothed, smoothing, 1)
         s = choose(

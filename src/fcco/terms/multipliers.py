@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..tracker import InnerTracker, Tracked
-from ..tracker.error import GAMMA_RANGE, noise_and_drift, squared_error
+from ..tracker.error import standard_errors
 from ..tracker.tracker import Update
 from .base import AbstractTerm
 from .coupled import Limits, Tolerance
@@ -293,21 +293,20 @@ class MultiplierTerm(AbstractTerm):
         One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it
         is read later.
         """
-        tracker = self.tracker
-        assert tracker.estimate is not None
-        measured = tracker.estimate.arrays()
-        visits, difference = measured["visits"][at], measured["difference"][at]
-        own = visits - 1  # successive differences
-        mixed = (difference * own + 5 * state.pooled[0]) / (visits + 4)
+        tracker, measured = self.tracker, self.tracker.estimate
+        assert measured is not None
+        visits, difference, innovation = (
+            state.array(part)[at]
+            for part in (measured.visits, measured.difference, measured.innovation)
+        )
+        own, half = visits - 1, difference / 2  # half a squared difference is one noise
+        mixed = (half * own + 5 * state.noise()) / (visits + 4)
         few = visits <= FEW
-        variance = difference + few * (mixed - difference) + TINY
-        gamma: Numbers = state.number(measured["gain"][0])
-        if not tracker.automatic:
-            gamma = min(tracker.gamma, GAMMA_RANGE[1])
-        found = noise_and_drift(difference, measured["innovation"][at], gamma)
-        noise, lag = squared_error(*found, gamma)
+        variance = half + few * (mixed - half) + TINY
+        gamma = state.number(state.pooled[3]) if tracker.automatic else tracker.gamma
+        noise, lag = standard_errors(difference, innovation, gamma)
         again = own > 0
-        error = ((noise + lag) * again) ** 0.5
+        error = ((noise**2 + lag**2) * again) ** 0.5
         return variance, self._errors * error + self.limits.margin, again
 
     def _coefficients(
@@ -320,7 +319,7 @@ class MultiplierTerm(AbstractTerm):
     def _slopes(self, state: _State, at: Any, excess: Numbers) -> Numbers:
         """The c_i of some constraints at u_i - tolerance_i, from the state of the last step."""
         variance = state.variance[at]
-        variance = variance + (variance == 0) * (state.pooled[0] + TINY)
+        variance = variance + (variance == 0) * (state.noise() + TINY)
         x = excess + state.margin[at]
         return self._coefficients(state.multiplier[at], variance, x, state.scales())
 
@@ -375,6 +374,10 @@ class _State:
         )
         self._scales, self._limit = self.array(buffers["scales"]), self.array(limit)
         self.pooled = self.array(estimate.pooled)
+
+    def noise(self) -> Numbers:
+        """sigma^2 over all constraints."""
+        return self.pooled[0] / 2
 
     def array(self, part: Tensor) -> Numbers:
         """A tensor as the kind of array that the state is in."""

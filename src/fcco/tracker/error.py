@@ -191,7 +191,7 @@ class PooledStatistics(NamedTuple):
         innovation = innovation + weight * (sample.missed / number - innovation)
         if automatic:
             best = best_gamma(*noise_and_drift(difference, innovation, gain))
-            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * (some / POOLED_HORIZON)
+            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * some / POOLED_HORIZON
         return PooledStatistics(difference, innovation, steps, gain)
 
 

@@ -1,0 +1,542 @@
+"""The error of the estimates, and what follows from it: gamma, the width of the kink, Group DRO."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fcco
+from fcco.tracker.error import BlockStatistics, PooledStatistics
+
+DOUBLE = torch.float64
+
+
+def tracker(number: int, gamma: Any = "auto", **options: Any) -> fcco.InnerTracker:
+    settings: dict[str, Any] = {
+        "correction": 0.0, "read": "new", "measure": True, "dtype": DOUBLE,
+    }  # fmt: skip
+    return fcco.InnerTracker(number, gamma=gamma, **(settings | options))
+
+
+def draws(seed: int, steps: int, number: int, size: int, *shape: int) -> list[tuple[Any, Any]]:
+    """Batches of `size` blocks, in any order, and standard normal numbers for them."""
+    draw = np.random.default_rng(seed)
+    return [
+        (
+            torch.tensor(draw.permutation(number)[:size]),
+            torch.tensor(draw.normal(size=(size, *shape))),
+        )
+        for _ in range(steps)
+    ]
+
+
+# Laws of a random walk.
+
+
+@pytest.mark.parametrize(("noise", "drift"), [(1.0, 0.2), (0.3, 0.3), (1.0, 0.5)])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_gain_and_error_are_those_of_the_best_filter(noise, drift, dim):
+    """g_i moves at its visits. The gain solves gamma^2 noise^2 = (1 - gamma) drift^2."""
+    number, size, steps = 12, 6, 2000
+    tracked = tracker(number, dim=dim, dtype=torch.float32)
+    shape = () if dim == 1 else (dim,)
+    value = torch.zeros(number, *shape)
+    moves, noises = (draws(seed, steps, number, size, *shape) for seed in (0, 1))
+    gains, true, told = [], [], []
+    for step, ((index, move), (_, error)) in enumerate(zip(moves, noises, strict=True)):
+        value[index] += drift * move.float()
+        tracked(value[index] + noise * error.float(), index)
+        if step >= steps // 2:
+            gains.append(tracked.gamma)
+            true.append((tracked.rows - value).square().mean().item())
+            told.append(tracked.error().square().mean().item())
+    ratio = (drift / noise) ** 2
+    best = (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2
+    assert np.mean(gains) == pytest.approx(best, rel=0.15)
+    assert math.sqrt(np.mean(told)) == pytest.approx(math.sqrt(np.mean(true)), rel=0.15)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9])
+def test_error_with_a_gamma_of_ones_own(gamma):
+    noise, drift, number, steps = 0.5, 0.1, 30, 600
+    tracked, value = tracker(number, gamma), torch.zeros(number, dtype=DOUBLE)
+    true, told = [], []
+    batches = zip(draws(2, steps, number, number), draws(3, steps, number, number), strict=True)
+    for step, ((index, move), (_, error)) in enumerate(batches):
+        value[index] += drift * move
+        tracked(value[index] + noise * error, index)
+        if step > 200:
+            true.append((tracked.rows - value).square().mean().item())
+            told.append(tracked.error().square().mean().item())
+    assert math.sqrt(np.mean(told)) == pytest.approx(math.sqrt(np.mean(true)), rel=0.15)
+
+
+def test_without_memory_the_error_is_the_noise():
+    """At gamma = 1 noise and drift look alike: a motion counts as noise, none of it as lag."""
+    noise, tracked = 0.5, tracker(50, 1.0)
+    for index, error in draws(0, 300, 50, 25):
+        tracked(3 + noise * error, index)
+    assert tracked.error().square().mean().sqrt().item() == pytest.approx(noise, rel=0.05)
+    assert tracked.estimate is not None
+    by_noise, by_lag, _ = tracked.estimate.pooled_error(1.0)
+    assert by_noise == pytest.approx(noise, rel=0.15) and by_lag == 0
+
+
+# The same, written by hand.
+
+
+class ByHand:
+    """One block after the other, in Python's numbers."""
+
+    def __init__(self, number: int, dim: int, gamma: float | None) -> None:
+        self.u = np.zeros((number, dim))
+        self.last, self.spread, self.miss = (np.zeros((number, dim)) for _ in range(3))
+        self.visits = [0] * number
+        self.gamma, self.gain = gamma, 0.5
+        self.steps, self.difference, self.innovation = 0, 0.0, 0.0
+
+    def step(self, index: list[int], values: np.ndarray) -> None:
+        squares = []
+        for i, fresh in zip(index, values, strict=True):
+            k = self.visits[i]
+            weight = max(1 / (k + 1), self.gain) if self.gamma is None else self.gamma
+            for c in range(len(fresh)):
+                if k > 0:
+                    moved = (fresh[c] - self.last[i, c]) ** 2
+                    missed = (fresh[c] - self.u[i, c]) ** 2
+                    squares.append((moved, missed))
+                    self.spread[i, c] += (moved - self.spread[i, c]) / min(k, 100)
+                    self.miss[i, c] += (missed - self.miss[i, c]) / min(k, 100)
+                self.u[i, c] += (fresh[c] - self.u[i, c]) * (weight if k else 1.0)
+                self.last[i, c] = fresh[c]
+            self.visits[i] += 1
+        if not squares:
+            return
+        self.steps += 1
+        moved, missed = np.mean(squares, axis=0)
+        self.difference += (moved - self.difference) / min(self.steps, 50)
+        self.innovation += (missed - self.innovation) / min(self.steps, 50)
+        if self.gamma is None:
+            noise, drift = self.solve(self.difference, self.innovation, self.gain)
+            ratio = drift / noise if noise else math.inf
+            best = 1.0 if noise == 0 else (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2
+            self.gain += (min(max(best, 0.05), 0.95) - self.gain) / 50
+
+    @staticmethod
+    def solve(difference: float, innovation: float, gamma: float) -> tuple[float, float]:
+        """Of 2 noise + drift = D and (2 noise + drift / gamma) / (2 - gamma) = V."""
+        if gamma > 0.95:
+            return difference / 2, 0.0
+        noise, drift = np.linalg.solve(
+            [[2, 1], [2, 1 / gamma]], [difference, innovation * (2 - gamma)]
+        )
+        if drift < 0:
+            return difference / 2, 0.0
+        return (0.0, difference) if noise < 0 else (noise, drift)
+
+    def error(self) -> np.ndarray:
+        gamma = self.gain if self.gamma is None else self.gamma
+        found = np.full_like(self.u, math.nan)
+        for i, k in enumerate(self.visits):
+            for c in range(self.u.shape[1]):
+                if k > 1:
+                    noise, drift = self.solve(self.spread[i, c], self.miss[i, c], gamma)
+                    square = gamma * noise + (1 - gamma) ** 2 / gamma * drift
+                    found[i, c] = math.sqrt(square / (2 - gamma))
+        return found
+
+
+@pytest.mark.parametrize("gamma", [0.3, 1.0, None])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_equals_what_is_written_by_hand(gamma, dim):
+    number = 6
+    by_hand = ByHand(number, dim, gamma)
+    tracked = tracker(number, "auto" if gamma is None else gamma, dim=dim)
+    drift = np.cumsum(np.random.default_rng(5).normal(size=(120, 1, dim)), axis=0)
+    for step, (index, noise) in enumerate(draws(4, 120, number, 3, dim)):
+        values = 0.4 * drift[step] + noise.numpy()
+        by_hand.step(index.tolist(), values)
+        read = tracked(torch.tensor(values).requires_grad_(), index)
+        order = index.sort().values
+        np.testing.assert_allclose(read.detach().view(-1, dim), by_hand.u[order], atol=1e-12)
+        np.testing.assert_allclose(
+            tracked.error().view(-1, dim), by_hand.error(), rtol=1e-9, atol=1e-12
+        )
+        if gamma is None:
+            assert tracked.gamma == pytest.approx(by_hand.gain, abs=1e-12)
+    np.testing.assert_allclose(tracked.value, by_hand.u, atol=1e-12)
+    estimate = tracked.estimate
+    assert estimate is not None
+    pooled = [by_hand.difference, by_hand.innovation, min(by_hand.steps, 50)]
+    np.testing.assert_allclose(estimate.pooled[:3], pooled, rtol=1e-12)
+    assert max(by_hand.visits) > 50 and estimate.visits.tolist() == [
+        min(each, 100) for each in by_hand.visits
+    ]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
+    """As on another device than the CPU, and in a fleet: over all blocks, with a mask."""
+    number, tracked = 5, tracker(5, dim=shape[0] if shape else 1)
+    estimate = tracked.estimate
+    assert estimate is not None
+    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(3)]
+    blocks = BlockStatistics(zeros[0], zeros[1], zeros[2], torch.zeros(number, dtype=DOUBLE))
+    pooled = PooledStatistics(*torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=DOUBLE))
+    for index, fresh in draws(0, 60, number, 2, *shape):
+        old = tracked.rows.clone()
+        tracked(fresh, index)
+        came = torch.zeros(number, dtype=torch.bool).index_fill(0, index, True)
+        values = blocks.latest.index_copy(0, index, fresh)
+        blocks, sample = blocks.after(values, old, came)
+        pooled = pooled.after(sample, automatic=True)
+    for name, values in blocks._asdict().items():
+        torch.testing.assert_close(values, getattr(estimate, name), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.stack(list(pooled)), estimate.pooled, rtol=1e-12, atol=1e-12)
+
+
+# What counts as a visit.
+
+
+def buffers(tracked: fcco.InnerTracker) -> dict[str, Tensor]:
+    return {
+        name: value.clone() for name, value in tracked.state_dict().items() if "extra" not in name
+    }
+
+
+def test_two_batches_of_one_step_are_one_visit_and_a_rollback_is_none():
+    pooled, parts = (tracker(4, on_nonfinite=how) for how in ("raise", "deferred"))
+    pooled.wait_for_close()
+    parts.wait_for_close()
+    for (index, values), (_, more) in zip(draws(0, 9, 4, 3), draws(1, 9, 4, 3), strict=True):
+        pooled(torch.cat([values, more]), torch.cat([index, index]))
+        before = buffers(parts)
+        parts(7 * more, index)
+        parts.rollback()
+        torch.testing.assert_close(buffers(parts), before, rtol=0, atol=0)
+        parts(values, index)
+        parts(more, index)
+        assert pooled.close() and parts.close()
+    torch.testing.assert_close(buffers(parts), buffers(pooled), rtol=1e-12, atol=1e-12)
+    assert pooled.estimate is not None and pooled.estimate.visits.sum() == 27
+
+
+@pytest.mark.parametrize("gamma", ["auto", 0.3])
+def test_a_value_that_is_not_finite_is_no_visit(gamma):
+    good, deferred, skipping = (
+        tracker(3, gamma, on_nonfinite=how) for how in ("raise", "deferred", "skip")
+    )
+    for step, (_, values) in enumerate(draws(0, 12, 3, 3)):
+        bad = values.clone()
+        keep = torch.tensor([True, step % 3 != 1, True])
+        bad[~keep] = math.nan
+        good(values[keep], torch.arange(3)[keep])
+        skipping(bad)
+        try:
+            deferred(bad)
+        except fcco.NonFiniteValue:  # of the step before
+            deferred(bad)
+    for other in (deferred, skipping):
+        torch.testing.assert_close(buffers(other), buffers(good), rtol=1e-12, atol=1e-12)
+    empty = buffers(skipping)
+    skipping(torch.full((3,), math.nan, dtype=DOUBLE))
+    torch.testing.assert_close(buffers(skipping), empty, rtol=0, atol=0)
+
+
+def test_values_set_by_hand_are_a_first_visit():
+    """Else the first batch would replace them as a whole, and be compared with nothing."""
+    tracked = tracker(2)
+    tracked.set_values([0], torch.tensor([4.0], dtype=DOUBLE))
+    tracked(torch.tensor([6.0, 1.0], dtype=DOUBLE))
+    assert tracked.rows.tolist() == [5.0, 1.0]
+    # One difference: D = 4, all of it noise of variance 2 as far as one can know, or of drift 4.
+    assert 0 < tracked.error()[0] <= 2 and tracked.error()[1].isnan()
+    tracked.set_values([0], torch.tensor([100.0], dtype=DOUBLE))
+    assert tracked.error().isnan().all(), "what was known is about other values"
+    tracked(torch.tensor([101.0], dtype=DOUBLE), [0])
+    assert tracked.error()[0] <= 1
+
+
+def test_warm_up_is_a_first_visit():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dro = fcco.CVaRGroupDRO(model, optimizer, 2, 0.5)
+    dro.warm_up([(lambda: torch.tensor([1.0, 3.0]), torch.tensor([0, 1]))])
+    estimate = dro.term.tracker.estimate
+    assert estimate.visits.tolist() == [1, 1] and estimate.latest.tolist() == [1, 3]
+
+
+# Precision, copies, settings.
+
+
+def test_precision_and_copies():
+    narrow = tracker(3, dtype=torch.bfloat16)
+    wide = tracker(3, dtype=torch.float32)
+    for index, values in draws(0, 5, 3, 2):
+        narrow(values, index)
+        wide(values, index)
+    assert narrow.estimate is not None and narrow.estimate.latest.dtype == torch.float32
+    assert torch.isfinite(narrow.error()[narrow.estimate.visits > 1]).all()
+    again = pickle.loads(pickle.dumps(wide))
+    other = copy.deepcopy(wide)
+    wider = copy.deepcopy(wide).double()
+    assert other.estimate is dict(other.named_modules())["estimate"]
+    for index, values in draws(1, 5, 3, 2):
+        for each in (wide, again, other, wider):
+            each(values, index)
+    assert wider.error().dtype == DOUBLE
+    torch.testing.assert_close(wider.error().float(), wide.error(), rtol=1e-4, atol=1e-5)
+    for each in (again, other):
+        torch.testing.assert_close(buffers(each), buffers(wide), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="estimate"):
+        wide.load_state_dict(tracker(3, 0.5, measure=False).state_dict())
+
+
+def test_settings_that_do_not_go_together():
+    for options in ({"log_space": True}, {"gamma": 0.0, "correction": 1.0}):
+        with pytest.raises(ValueError, match="measure=True"):
+            tracker(3, **options)
+    with pytest.raises(ValueError, match="gamma='auto'"):
+        tracker(3, correction=0.5)
+    plain = fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5, measure=False), smoothing=0.1)
+    with pytest.raises(ValueError, match="measure=True"):
+        fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5, measure=False), smoothing="auto")
+    with pytest.raises(ValueError, match="measure=True"):
+        plain.smoothing = "auto"
+    assert plain.smoothing == 0.1
+    with pytest.raises(ValueError, match="jump"):
+        fcco.CoupledTerm(fcco.SquaredHinge(), tracker(3), smoothing="auto")
+
+
+def test_a_number_takes_the_place_of_auto():
+    tracked = tracker(1)
+    tracked.gamma = 0.25
+    for value in (0.0, 4.0):
+        tracked(torch.tensor([value], dtype=DOUBLE))
+    assert tracked.gamma == 0.25 and tracked.rows.item() == 1.0
+    term = fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5), smoothing=0.1)
+    term.smoothing = "auto"
+    assert term.smoothing == 0 and term.width is not None
+    term.smoothing = 0.2
+    assert term.smoothing == 0.2 and term.width is None
+
+
+# The width of the rounded kink.
+
+
+class Values(nn.Module):
+    """Inner values that the test writes, with a parameter that has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = nn.Parameter(torch.zeros((), dtype=DOUBLE))
+
+    def step(self, objective: fcco.Compositional, values: Tensor, index: Tensor) -> None:
+        objective(lambda: values + self.point, index).backward()
+        objective.optimizer.step()  # type: ignore[union-attr]
+
+
+def coupled(outer: Any, gamma: Any) -> tuple[Values, fcco.Compositional]:
+    model = Values()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    term = fcco.CoupledTerm(outer, tracker(6, gamma), smoothing="auto")
+    return model, fcco.Compositional(model, optimizer, term)
+
+
+@pytest.mark.parametrize("gamma", [0.3, "auto"])
+def test_the_width_follows_noise_and_lag(gamma):
+    model, objective = coupled(fcco.Hinge(5.0), gamma)
+    term: Any = objective.term
+    by_hand = ByHand(6, 1, None if gamma == "auto" else gamma)
+    for step, (index, noise) in enumerate(draws(0, 80, 6, 3)):
+        values = 0.1 * step + noise
+        weight = by_hand.gain if gamma == "auto" else gamma
+        by_noise, drift = by_hand.solve(by_hand.difference, by_hand.innovation, weight)
+        by_noise = math.sqrt(by_noise * weight / (2 - weight))
+        by_lag = math.sqrt(drift * (1 - weight) ** 2 / weight / (2 - weight))
+        model.step(objective, values, index)
+        by_hand.step(index.tolist(), values.numpy()[:, None])
+        assert term.width.item() == pytest.approx(4 * by_noise + 8 * by_lag, rel=1e-6, abs=1e-11)
+        assert term.smoothing * 5.0 == pytest.approx(term.width.item())
+    assert by_lag > 0 and by_noise > 0
+    with torch.no_grad():
+        objective(lambda: 1e3 * noise, index)
+    assert term.smoothing * 5.0 == pytest.approx(4 * by_noise + 8 * by_lag, rel=1e-6)
+
+
+def test_lambda_stays_below_the_limit_of_a_weakly_convex_function():
+    outer = fcco.outer.OneSidedMCP(1.0, 0.5)
+    model, objective = coupled(outer, "auto")
+    for index, noise in draws(0, 20, 6, 3):
+        model.step(objective, 1e3 * noise, index)
+    term: Any = objective.term
+    assert term.smoothing == pytest.approx(0.5 / outer.weak_convexity)
+
+
+# Group DRO without a setting.
+
+
+class Groups:
+    """Groups whose best weights differ; the loss of one is |w - center|^2 + 1 in expectation."""
+
+    def __init__(self, number: int = 20, seed: int = 0) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        # Most centers are close together, some are far out on one side.
+        distance = torch.linspace(0, 1, number, dtype=DOUBLE) ** 3 * 2
+        direction = torch.randn(number, 2, generator=draw, dtype=DOUBLE)
+        direction[:, 0] = direction[:, 0].abs()
+        self.number = number
+        self.center = distance[:, None] * direction / direction.norm(dim=1, keepdim=True)
+
+    def batch(self, draw: torch.Generator, blocks: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
+        group = torch.randperm(self.number, generator=draw)[:blocks].repeat_interleave(each)
+        x = torch.randn(len(group), 2, generator=draw, dtype=DOUBLE)
+        noise = torch.randn(len(group), generator=draw, dtype=DOUBLE)
+        return x, (x * self.center[group]).sum(1) + noise, group
+
+    def losses(self, model: nn.Module) -> Tensor:
+        (weight,) = model.parameters()
+        return (weight.detach() - self.center).square().sum(1) + 1
+
+    def train(
+        self, steps: int, scale: float = 1.0, lr: float = 0.05, **options: Any
+    ) -> tuple[nn.Module, fcco.CVaRGroupDRO]:
+        model = nn.Linear(2, 1, bias=False).to(DOUBLE)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr / scale)
+        settings: dict[str, Any] = {"ratio": 0.2, **options}
+        dro = fcco.CVaRGroupDRO(model, optimizer, self.number, **settings)
+        draw = torch.Generator().manual_seed(1)
+        for step in range(steps):
+            x, y, group = self.batch(draw, 5, 8)
+            optimizer.param_groups[0]["lr"] = lr / scale * (1 - step / steps)
+            dro(lambda x=x, y=y: scale * (model(x).squeeze(1) - y).square(), group).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, dro
+
+
+def test_units_of_the_loss_do_not_matter():
+    (one, dro), (other, scaled) = (Groups().train(120, scale) for scale in (1.0, 100.0))
+    torch.testing.assert_close(other.weight, one.weight, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(scaled.group_weights(), dro.group_weights(), rtol=1e-6, atol=1e-8)
+    assert scaled.term.width.item() == pytest.approx(100 * dro.term.width.item(), rel=1e-7)
+    assert scaled.term.tracker.gamma == pytest.approx(dro.term.tracker.gamma, rel=1e-9)
+    shares = dro.group_weights()
+    assert shares.max() > 3 * shares.min()
+
+
+def test_the_ratio_is_what_is_minimised():
+    """Training with r gives the lowest CVaR_r where groups must trade off."""
+    groups, ratios = Groups(), (0.05, 0.15, 0.5, 1.0)
+    found = []
+    for ratio in ratios:
+        model, _ = groups.train(900, ratio=ratio)
+        losses = groups.losses(model)
+        found.append([fcco.CVaR(each)(losses).item() for each in ratios])
+    table = np.array(found)  # trained with (row), judged by (column)
+    assert (table.argmin(0) == np.arange(len(ratios))).all(), table
+
+
+def test_at_first_all_groups_count_alike_whatever_the_batches_hold():
+    model = nn.Linear(1, 1, bias=False)
+    for read in ("old", "new"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        dro = fcco.CVaRGroupDRO(model, optimizer, 40, 1 / 40, read=read)
+        for group in range(40):
+            dro(lambda k=group: k + 0 * model.weight.view(1), [group]).backward()
+            optimizer.step()
+            weights = dro.group_weights()[: group + 1]
+            torch.testing.assert_close(weights, torch.full_like(weights, 1 / 40), rtol=0.1, atol=0)
+        # The second visit says that there is no noise: from now on the worst group counts.
+        for _ in range(2):
+            dro(lambda: 0 * model.weight.view(1), [0]).backward()
+            optimizer.step()
+        assert dro.group_weights()[39] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("threshold", ["gradient", "table"])
+def test_a_threshold_that_moves_by_steps_starts_where_it_belongs(threshold):
+    _, dro = Groups().train(25, threshold=threshold)
+    losses = dro.group_losses()
+    assert losses.min() - 1 < dro.threshold < losses.max()
+
+
+def test_a_run_goes_on_bitwise_from_its_checkpoint():
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, fcco.CVaRGroupDRO]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        return model, optimizer, fcco.CVaRGroupDRO(model, optimizer, 20, 0.2)
+
+    def train(run: Any, steps: int, draw: torch.Generator) -> None:
+        model, optimizer, dro = run
+        for _ in range(steps):
+            x, y, group = (each.float() if each.is_floating_point() else each
+                           for each in Groups().batch(draw, 5, 2))  # fmt: skip
+            dro(lambda x=x, y=y: (model(x).squeeze(1) - y).square(), group).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first, draw = build(), torch.Generator().manual_seed(3)
+    train(first, 15, draw)
+    copied = pickle.loads(pickle.dumps(first))
+    file = io.BytesIO()
+    torch.save([each.state_dict() for each in first], file)
+    file.seek(0)
+    resumed = build()
+    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    place = draw.get_state()
+    for run in (first, resumed, copied):
+        train(run, 15, draw.set_state(place))
+    for run in (resumed, copied):
+        for mine, its in zip(run[0].parameters(), first[0].parameters(), strict=True):
+            assert torch.equal(mine, its)
+        assert torch.equal(run[2].term.width, first[2].term.width)
+        assert torch.equal(run[2].term.tracker.error(), first[2].term.tracker.error())
+
+
+# On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("read", ["old", "new"])
+def test_on_a_gpu_it_is_the_same_and_nobody_waits(read):
+    def run(device: str) -> tuple[Tensor, fcco.CVaRGroupDRO]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1).to(device, DOUBLE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        dro = fcco.CVaRGroupDRO(model, optimizer, 20, 0.2, read=read, on_nonfinite="deferred")
+        draw = torch.Generator().manual_seed(0)
+        batches = [Groups().batch(draw, 5, 8) for _ in range(60)]
+        inputs = [(x.to(device), y.to(device), group) for x, y, group in batches]
+        for step, (x, y, group) in enumerate(inputs):
+            if step == 40 and device == "cuda":  # all groups were seen: any wait raises from here
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode("error")
+            dro(lambda x=x, y=y: (model(x).squeeze(1) - y).square(), group).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), dro
+
+    expected, alone = run("cpu")
+    try:
+        found, dro = run("cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
+    for name, value in alone.term.state_dict().items():
+        if isinstance(value, Tensor):
+            other = dro.term.state_dict()[name].cpu()
+            torch.testing.assert_close(other, value, rtol=1e-8, atol=1e-9)
