@@ -14,7 +14,7 @@ import griffe
 
 __all__ = ["Docstrings", "to_markdown"]
 
-PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose"}
+PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose", "concepts": "Concepts"}
 
 _SEGMENT = re.compile(
     r"(?P<doctest>^[ ]*>>>.*\n?(?:^[ ]*\S.*\n?)*)"
