@@ -438,6 +438,8 @@ def _no_group_at_cap(term: AbstractTerm, losses: Tensor, capped: Tensor) -> Find
     """A zone so wide that the ratio has lost its meaning."""
     if not isinstance(term, CVaRTerm) or not term.smoothing or term.ratio == 1:
         return None
+    if isinstance(term.smoothing_schedule, str):  # as wide as the losses cannot be told apart
+        return None
     number = term.tracker.num_inner
     above = math.floor(term.ratio * number + 1e-9)  # groups that CVaR gives the cap
     if bool(capped.any()) or not above or len(losses) < number:

@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 GAMMA = 0.2
-"""Weight of the new value for the automatic rule of constraints, whose gains were chosen with it."""
+"""Weight of the new value for the automatic rule of constraints; its gains were chosen with it."""
 
 Auto = Literal["auto"]
 """A setting that the method finds by itself."""

@@ -40,9 +40,9 @@ def alexr2(
     outer: AbstractOuter,
     num_inner: int,
     *,
-    smoothing: Smoothing,
-    nu: float,
-    eta: float,
+    smoothing: Smoothing = "auto",
+    nu: float | Auto = "auto",
+    eta: float | Auto = "auto",
     inner_steps: int | Callable[[int], int] = 5,
     gamma: float = GAMMA,
     theta: float = THETA,
@@ -71,8 +71,9 @@ def alexr2(
     Args:
         optimizer: the outer optimizer (`momentum_type` with step alpha, Adam, ...).
         outer: f, convex.
-        nu: proximal parameter, below 1/rho_F.
-        eta: inner step size.
+        nu: proximal parameter, below 1/rho_F; `"auto"` is twice the learning rate that `optimizer`
+            starts with.
+        eta: inner step size; `"auto"` is that learning rate.
         inner_steps: K_t.
         gamma: gamma-hat, weight of the extrapolated value in u (dual step gamma / (1 - gamma)).
         theta: extrapolation.
@@ -89,7 +90,7 @@ def alexr2(
     """
     monotone_if_weakly_convex("alexr2", outer, inner_functions)
     tracker = _tracker_options(outer, smoothing, gamma, theta, dual, options)
-    proximal = ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=inner_steps)
+    proximal = _proximal(optimizer, nu, eta, inner_steps)
     return coupled(
         "alexr2", model, proximal, outer, num_inner, smoothing=smoothing, dim=dim,
         process_group=process_group, offload=offload, **tracker,
@@ -128,7 +129,7 @@ def constrained_alexr2(
         nu: as in `alexr2`; `"auto"` is twice the learning rate that `optimizer` starts with.
         eta: `"auto"` is that learning rate.
         inner_steps: `"auto"` is 2 without `smoothing` and `penalty`, 5 with.
-        gamma: None: `"auto"` without `smoothing` and `penalty`, 0.8 with.
+        gamma: None: 0.2 without `smoothing` and `penalty`, 0.8 with.
         theta: None: 0 without, 0.125 with.
     """
     alone = automatic("alexr2", {"smoothing": smoothing, "penalty": penalty}, outer)
@@ -137,13 +138,9 @@ def constrained_alexr2(
             "`alexr2(theta=..., dual=...)` need numbers as `smoothing` and `penalty`: without them "
             "the values are averaged, and multipliers have no box."
         )
-    lr = float(unwrap(optimizer).param_groups[0]["lr"])
-    proximal = ProximalPoint(
-        optimizer,
-        nu=2 * lr if nu == "auto" else nu,
-        eta=lr if eta == "auto" else eta,
-        inner_steps=(2 if alone else 5) if inner_steps == "auto" else inner_steps,
-    )
+    if inner_steps == "auto":
+        inner_steps = 2 if alone else 5
+    proximal = _proximal(optimizer, nu, eta, inner_steps)
     shared: dict[str, Any] = {
         "dim": dim, "tolerance": tolerance, "margin": margin, "objective": objective,
         "process_group": process_group, "offload": offload,
@@ -168,6 +165,22 @@ def constrained_alexr2(
     )
 
 
+def _proximal(
+    optimizer: torch.optim.Optimizer,
+    nu: float | Auto,
+    eta: float | Auto,
+    inner_steps: int | Callable[[int], int],
+) -> ProximalPoint:
+    """The loop; an inner step goes as far as one of the optimizer, and a round twice as far."""
+    lr = float(unwrap(optimizer).param_groups[0]["lr"])
+    return ProximalPoint(
+        optimizer,
+        nu=2 * lr if nu == "auto" else nu,
+        eta=lr if eta == "auto" else eta,
+        inner_steps=inner_steps,
+    )
+
+
 def _tracker_options(
     outer: AbstractOuter,
     smoothing: Smoothing,
@@ -181,13 +194,16 @@ def _tracker_options(
     _checks.one_of("alexr2", "dual", dual, ("u", "y"))
     _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
     smoothing = as_lambda("alexr2", outer, smoothing)
-    if not callable(smoothing):
+    if isinstance(smoothing, str):
+        options = {"measure": True, **options}
+    elif not callable(smoothing):
         _checks.positive("alexr2", "smoothing", smoothing)
     # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form with gamma' = theta gamma.
     tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
     if dual == "y":
         # The y-form is the u-form with u clamped to where y = grad f_lambda(u) is one to one.
-        zone = None if callable(smoothing) else outer.dual_zone(smoothing)
+        changes = callable(smoothing) or isinstance(smoothing, str)
+        zone = None if changes else outer.dual_zone(smoothing)
         if zone is None:
             raise ValueError(
                 "`alexr2(dual='y')` needs a constant smoothing and an outer function whose "

@@ -27,10 +27,10 @@ def sonex(
     outer: AbstractOuter,
     num_inner: int,
     *,
-    smoothing: Smoothing,
-    gamma: float = 0.1,
-    correction: float | Literal["theory", "auto"] = "auto",
-    read: Literal["old", "new"] = "old",
+    smoothing: Smoothing = "auto",
+    gamma: float | Auto | None = None,
+    correction: float | Literal["theory", "auto"] | None = None,
+    read: Literal["old", "new"] | None = None,
     dim: int | None = None,
     process_group: Any = "auto",
     offload: bool = False,
@@ -53,10 +53,13 @@ def sonex(
         optimizer: your optimizer.
         outer: f, weakly convex (rho_f), such as `Hinge()`; the inner functions must be smooth.
         num_inner: n, the number of blocks.
-        smoothing: lambda, below 1/rho_f; or a schedule; or a `fcco.Width`.
-        gamma: weight of the new value in u.
-        correction: gamma'; see `InnerTracker`.
-        read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}.
+        smoothing: lambda, below 1/rho_f; or a schedule; or a `fcco.Width`. `"auto"`: as wide as the
+            estimates are off, see `fcco.terms.OuterTerm`.
+        gamma: weight of the new value in u. None: `"auto"` where the smoothing is, else 0.1.
+        correction: gamma'; see `InnerTracker`. None: 0 where the smoothing is `"auto"`, which needs
+            no second forward pass, else `"auto"`.
+        read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}. None: new where the
+            smoothing is `"auto"`, else old.
         dim: d1, when `outer` leaves it open.
         process_group: see `Compositional`.
         offload: see `Compositional`.
@@ -81,10 +84,14 @@ def sonex(
         Paper, Algorithm 1 and Theorem `thm:ema_msvr`: an approximate eps-stationary point after
         O(n / (B1 sqrt(B2)) eps^-5) steps.
     """
+    auto = isinstance(smoothing, str)
+    defaults = ("auto", 0.0, "new") if auto else (0.1, "auto", "old")
+    given = (gamma, correction, read)
+    gamma, correction, read = (d if g is None else g for g, d in zip(given, defaults, strict=True))
     return coupled(
         "sonex", model, optimizer, outer, num_inner, smoothing=smoothing, gamma=gamma,
         correction=correction, read=read, dim=dim, process_group=process_group, offload=offload,
-        **options,
+        **{"measure": auto, **options},
     )  # fmt: skip
 
 
@@ -129,7 +136,7 @@ def constrained_sonex(
             schedule such as `Annealed`; or that width itself, `fcco.Width(0.02)`.
         penalty: rho; the penalty is exact for rho/m above the largest multiplier. Both are given
             or neither.
-        gamma: as in `sonex`; None: `"auto"` without settings, 0.1 with.
+        gamma: as in `sonex`; None: 0.2 without settings, 0.1 with.
         correction: None: 0 without settings, `"auto"` with.
         read: None: `"new"` without settings, `"old"` with.
         equality: for g_i = tolerance_i; the penalty is that of |g_i - tolerance_i|. (For
