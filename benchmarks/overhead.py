@@ -3,19 +3,20 @@
     python -m benchmarks.overhead --json            # CPU: MLP 2x64, MLP 2x256, small CNN
     python -m benchmarks.overhead --gpu --json      # GPU: ResNet-50, DenseNet-121, DistilBERT, bf16
 
-Measured are the defaults of `CVaRGroupDRO` (SONEX with the exact threshold and every check of the
-input; on the GPU with `on_nonfinite="deferred"`) on 1,000 groups of which a batch holds 8. The base
-is a plain step: the mean of the same per-sample losses, torch's Adam. All variants take turns in
-short rounds on one thread; a ratio is the median over rounds of the ratio within a round. On the
-CPU the clock is the thread's own: time that other processes take from it does not count.
+Measured is `CVaRGroupDRO` with the exact threshold and every check of the input (on the GPU with
+`on_nonfinite="deferred"`), on 1,000 groups of which a batch holds 8. The base is a plain step: the
+mean of the same per-sample losses, torch's Adam. All variants take turns in short rounds on one
+thread; a ratio is the median over rounds of the ratio within a round. On the CPU the clock is the
+thread's own: time that other processes take from it does not count.
 
 Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the plain step unless said:
 
 | key | meaning |
 |---|---|
 | `plain_ms` | milliseconds of the plain step |
-| `ema` | moving average only, `correction=0.0` |
-| `msvr` | the default correction, which needs a second forward pass, without gradient |
+| `default` | the defaults: gamma and smoothing from the error of the estimates |
+| `ema` | numbers for both, and nothing measured |
+| `msvr` | the same with a correction, which needs a second forward pass, without gradient |
 | `msvr_p10`, `msvr_p90` | 10th and 90th percentile of `msvr` over rounds |
 | `forward_bound` | `ema` plus such a forward pass: what `msvr` must cost at least |
 | `msvr_over_bound` | `msvr` over `forward_bound` |
@@ -45,6 +46,8 @@ from .models import Case, cpu_cases, gpu_cases
 from .timing import interleave
 
 GROUPS_PER_BATCH = 8
+NUMBERS: dict[str, Any] = {"gamma": 0.1, "smoothing": 0.1, "measure": False}
+CORRECTED: dict[str, Any] = {**NUMBERS, "correction": "auto"}
 CPU_CLOCK = time.thread_time  # one thread does all the work
 
 
@@ -57,16 +60,12 @@ def plain_step(case: Case, optimizer: torch.optim.Optimizer) -> Callable[[], Non
     return step
 
 
-def sonex_step(
-    case: Case, correction: Any = "auto", num_groups: int = 1000, **options: Any
-) -> Callable[[], None]:
+def sonex_step(case: Case, num_groups: int = 1000, **options: Any) -> Callable[[], None]:
     """A step of `CVaRGroupDRO` with the library's defaults, or `options` instead."""
     optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
     if case.device == "cuda":
         options = {"on_nonfinite": "deferred", **options}
-    dro = fcco.CVaRGroupDRO(
-        case.model, optimizer, num_groups, 0.15, correction=correction, **options
-    )
+    dro = fcco.CVaRGroupDRO(case.model, optimizer, num_groups, 0.15, **options)
 
     def train(inner: Callable[[], Tensor], index: Tensor) -> None:
         dro(inner, index).backward()
@@ -124,11 +123,12 @@ def libauc_step(case: Case) -> Callable[[], None] | None:
 def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float | None]:
     candidates = {
         "plain": plain_step(case, torch.optim.Adam(case.model.parameters(), lr=1e-4)),
-        "ema": sonex_step(case, 0.0),
-        "msvr": sonex_step(case),
+        "default": sonex_step(case),
+        "ema": sonex_step(case, **NUMBERS),
+        "msvr": sonex_step(case, **CORRECTED),
         "forward": forward_only(case),
-        "ema_gradient": sonex_step(case, 0.0, threshold="gradient"),
-        "msvr_gradient": sonex_step(case, threshold="gradient"),
+        "ema_gradient": sonex_step(case, **NUMBERS, threshold="gradient"),
+        "msvr_gradient": sonex_step(case, **CORRECTED, threshold="gradient"),
     }
     peer = libauc_step(case)
     if peer is not None:
@@ -148,6 +148,7 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
     low, high = timings.spread("msvr", "plain")
     return {
         "plain_ms": round(1000 * timings.median("plain"), 4),
+        "default": round(timings.ratio("default", "plain"), 4),
         "ema": round(ema, 4),
         "msvr": round(msvr, 4),
         "msvr_p10": round(low, 4),
@@ -193,18 +194,18 @@ def measure_thresholds(rounds: int) -> dict[str, float]:
     """A step with each rule for the threshold, as ratio to the gradient rule."""
     case = next(iter(cpu_cases()))
     rules = ("gradient", "table", "exact")
-    steps = {rule: sonex_step(case, 0.0, threshold=rule) for rule in rules}
+    steps = {rule: sonex_step(case, **NUMBERS, threshold=rule) for rule in rules}
     timings = interleave(steps, rounds, 5, clock=CPU_CLOCK)
     return {rule: round(timings.ratio(rule, "gradient"), 4) for rule in rules}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    names = ["plain_ms", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
+    names = ["plain_ms", "default", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
     lines = [f"{'model':<18}" + "".join(f"{name:>17}" for name in names)]
     for model, row in results.items():
         cells = "".join(f"{'-' if row[n] is None else row[n]:>17}" for n in names)
         lines.append(f"{model:<18}{cells}")
-        lines.append(f"{'  gradient rule':<35}{row['ema_gradient']:>17}{row['msvr_gradient']:>17}")
+        lines.append(f"{'  gradient rule':<52}{row['ema_gradient']:>17}{row['msvr_gradient']:>17}")
     return "\n".join(lines)
 
 
