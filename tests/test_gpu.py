@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -53,8 +54,9 @@ def run(device: str, steps: int = 30, index_device: str = "cpu", **options) -> t
 @pytest.mark.parametrize("threshold", ["exact", "gradient", "table"])
 @pytest.mark.parametrize("index_device", ["cpu", "cuda"])
 def test_training_on_the_gpu_equals_training_on_the_cpu(threshold, index_device):
-    expected = run("cpu", threshold=threshold)
-    ours = run("cuda", index_device=index_device, threshold=threshold)
+    corrected: dict[str, Any] = {"threshold": threshold, "correction": "auto"}
+    expected = run("cpu", **corrected)
+    ours = run("cuda", index_device=index_device, **corrected)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)
     without = run("cuda", threshold=threshold, correction=0.0)
     assert (without - expected).abs().max() > 1e-4
