@@ -329,6 +329,26 @@ def penalized(
     return build
 
 
+def automatic(
+    constraints: Any, coupled: bool = False, **settings: Any
+) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    """Without settings; it acts in the last steps. Limits are tight, so that all constraints do."""
+
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        own = fcco.ema_tracker(GROUPS, gamma=0.7, dtype=torch.float64)
+        return fcco.constrained(
+            model,
+            momentum(model, lr=0.2),
+            constraints,
+            tolerance=0.2,
+            gamma="auto" if corrected else 0.7,
+            objective=fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None,
+            **settings,
+        )
+
+    return build
+
+
 def alexr2(dual: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         return fcco.alexr2(
@@ -391,6 +411,11 @@ CASES: dict[str, Case] = {
     "penalized-named": Case(penalized(NAMES), named),
     "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
     "penalized-counts": Case(penalized(GROUPS), counted),
+    "automatic": Case(automatic(GROUPS), with_g0),
+    "automatic-scalar": Case(automatic(GROUPS), with_scalar_g0),
+    "automatic-named": Case(automatic(NAMES, equality=True), named, sizes=sometimes_empty),
+    "automatic-coupled": Case(automatic(GROUPS, coupled=True), with_coupled_objective),
+    "automatic-accumulation": Case(automatic(GROUPS), with_g0, micro=2),
     "alexr2": Case(alexr2("u"), per_sample),
     "alexr2-dual": Case(alexr2("y"), per_sample),
     "alexr2-independent": Case(alexr2("u"), independent),

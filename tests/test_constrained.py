@@ -251,9 +251,15 @@ def test_an_outer_function_of_ones_own(method):
                 "'squared-hinge', 'recursive-hinge', 'ssg', 'oss', 'icppac', "),
     ("ooa", {}, "but is: 'ooa'"),
     ("msvr-v2", {}, "but is: 'msvr-v2'"),
-    ("sonex", {}, "`constrained(method='sonex')` needs `smoothing`, how far the hinge is smoothed"),
-    ("sonex", {"smoothing": 0.1}, "penalty=...)` is needed"),
-    ("alexr2", PENALTY, "needs `nu`, the parameter of ALEXR2's proximal point (for alexr2); `eta`"),
+    ("sonex", {"smoothing": 0.1}, "`sonex(smoothing=0.1)` needs a number as `penalty` too"),
+    ("alexr2", {"penalty": 2.0}, "`alexr2(penalty=2.0)` needs a number as `smoothing` too"),
+    ("alexr", {"dual_step": 0.1}, "`alexr(dual_step=0.1)` needs a number as `penalty` too"),
+    ("sonex", {"smoothing": "wide", "penalty": 1.0}, "must be one of 'auto' but is: 'wide'"),
+    ("sonex", {"outer": fcco.Hinge(2.0)}, "`sonex(outer=...)` needs a number as `smoothing`"),
+    ("sonex", {"dim": 2}, "`sonex(dim=2)` has no automatic settings"),
+    ("alexr", {"theta": 1.0}, "needs numbers as `penalty` and `dual_step`"),
+    ("alexr2", {"dual": "y"}, "need numbers as `smoothing` and `penalty`"),
+    ("ssg", {"threshold": "wide"}, "must be one of 'auto' but is: 'wide'"),
     ("recursive-hinge", PENALTY, "needs `refresh_every`, how often"),
     ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` is "
      "the weight of a penalty; dual and switching methods have none (for sonex, alexr2, alexr, "
@@ -299,8 +305,9 @@ def test_every_accepted_setting_reaches_the_method(method):
         "schedule": None, "burn_in": 1, "constraint_optimizer": None, "objective": None,
         "offload": True,
     }  # fmt: skip
+    assert set(accepted) <= set(values) | set(CASES[method][0])
     for name in accepted:
-        if name not in needed and name != "penalty":
+        if name in values:
             take_part = objective_of(method, **{name: values[name]})
             assert isinstance(take_part, ConstrainedObjective)
 

@@ -31,8 +31,9 @@ FORGET = 0.01
 INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
 
-TINY = 1e-30
-"""Added to a variance, so that a constraint that never moves has a kappa."""
+TINY, HUGE = 1e-30, 1e30
+"""The least number to divide by; and the variance of a constraint that does not move at all, which
+has no unit: with 0 for it, no other constraint would count beside it."""
 
 Numbers = Any
 """Tensors; or on the CPU NumPy arrays, which share their memory, and Python's floats. An operation
@@ -325,7 +326,8 @@ class MultiplierTerm(AbstractTerm):
         )
         own, half = visits - 1, difference / 2  # half a squared difference is one noise
         mixed = (half * own + 5 * state.noise()) / (visits + 4)
-        return half + (visits <= FEW) * (mixed - half) + TINY, own > 0
+        variance = half + (visits <= FEW) * (mixed - half)
+        return variance + (variance == 0) * HUGE, own > 0
 
     def _coefficients(
         self, multiplier: Numbers, variance: Numbers, x: Numbers, scales: Scales
