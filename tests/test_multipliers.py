@@ -66,11 +66,12 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
     """The rule in plain loops over constraints, from its description alone."""
     positive = (lambda v: v) if equality else (lambda v: max(v, 0.0))
     w = np.zeros(DIM)
-    u, latest, d, v, visits, nu = (np.zeros(M) for _ in range(6))
+    u, latest, d, visits, nu = (np.zeros(M) for _ in range(5))
     sigma2, margin = np.zeros(M), np.zeros(M)
     pooled_d = pooled_v = pooled_n = 0.0
     gain, omega, a2, active, d0, last, nf = 0.5, 0.0, 0.0, 0, 0.0, 0.0, 1.0
-    reach = 0.0 if equality else 0.05 * math.sqrt(2 * math.log(M))
+    reach = 0.0 if equality else 0.06 * math.sqrt(2 * math.log(M))
+    joint = separate = 0.0
     path = []
     for t in range(steps):
         index = problem.index[t]
@@ -96,7 +97,6 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
             if visits[i] > 0:
                 weight = 1 / min(visits[i], 100)
                 d[i] += weight * ((fresh[i] - latest[i]) ** 2 / 2 - d[i])
-                v[i] += weight * ((fresh[i] - old[i]) ** 2 - v[i])
             visits[i] += 1
             latest[i] = fresh[i]
         if moved:
@@ -119,10 +119,12 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
             sigma2[i] = d[i]
             if visits[i] <= 10:
                 sigma2[i] = (d[i] * (visits[i] - 1) + 5 * pooled_d) / (visits[i] + 4)
-            drift = (v[i] * (2 - gain) - 2 * d[i]) * gain / (1 - gain)
-            drift = min(max(drift, 0), 2 * d[i])
-            square = (d[i] - drift / 2) * gain + drift * (1 - gain) ** 2 / gain
-            margin[i] = reach * math.sqrt(square / (2 - gain)) if visits[i] > 1 else 0.0
+        new = [(fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
+        joint += max(0.02, 1 / (t + 1)) * (sum(new) ** 2 - joint)
+        separate += max(0.02, 1 / (t + 1)) * (sum(e**2 for e in new) - separate)
+        room = min(joint / separate, 1) if separate > 0 else 0.0
+        for i in index:
+            margin[i] = reach * room * sigma2[i] ** 0.5
         if t + 1 >= 10 and pooled_n > 0:
             size = {i: u[i] - LIMIT[i] + margin[i] for i in index}
             size = {i: (abs(x) if equality else max(x, 0)) / sigma2[i] ** 0.5
@@ -136,8 +138,8 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
             largest = max(abs(c[i]) * sigma2[i] ** 0.5 for i in index)
             if largest > 0:
                 active += 1
-                joint = sum(c[i] * (fresh[i] - old[i]) for i in seen) / largest
-                a2 += max(0.02, 1 / (10 + active)) * (share * joint**2 - a2)
+                total = sum(c[i] * (fresh[i] - old[i]) for i in seen) / largest
+                a2 += max(0.02, 1 / (10 + active)) * (share * total**2 - a2)
                 a2 = max(a2, 0.1)
             for i in index:
                 rate = min(0.01 * share, 0.03) * kappa[i]
@@ -155,7 +157,7 @@ def test_the_rule_equals_its_transcription(blocks, equality):
     if equality and blocks < M:
         lr = 0.01  # five equalities in three dimensions cannot hold
     path, nu, scales = transcription(problem, steps, lr, equality)
-    objective = objective_of(lr=lr, equality=equality)
+    objective = objective_of(lr=lr, equality=equality, gamma="auto")
     ours = []
     for t in range(steps):
         train(objective, problem, range(t, t + 1))
@@ -194,9 +196,9 @@ def test_constraints_listed_ten_times_change_nothing_but_the_margin():
         shared = ten.term.multiplier.view(10, M)
         np.testing.assert_allclose(10 * shared[3], one.term.multiplier, rtol=1e-8, atol=1e-12)
     one, ten = end(), end(copies=10)
-    more = 0.05 * (math.sqrt(2 * math.log(10 * M)) - math.sqrt(2 * math.log(M)))
+    more = 0.06 * (math.sqrt(2 * math.log(10 * M)) - math.sqrt(2 * math.log(M)))
     moved = (ten.model.w - one.model.w).abs().max().item()
-    assert 0 < moved < 5 * more * one.term.tracker.error().max().item()
+    assert 0 < moved < 5 * more * one.term.variance.max().sqrt().item()
 
 
 # Steps, copies, checkpoints.
@@ -335,7 +337,7 @@ def test_a_constraint_without_noise(noise, optimizer):
         norms.append(model.w.square().sum().item())
     tail = norms[1000:]
     assert np.mean(tail) < 0.5 + 0.01 and np.mean(tail) > 0.4
-    assert np.std(tail) < 0.1
+    assert np.std(tail) < 0.2
 
 
 def test_equalities_are_met_from_both_sides():

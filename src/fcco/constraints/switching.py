@@ -65,7 +65,8 @@ class SwitchingTerm(UnsampledTerm):
         if isinstance(self.schedule, str):
             worst = self.limits.excess(self.tracker.rows).argmax()
             assert self.tracker.estimate is not None
-            return self.tracker.estimate.difference[worst].sqrt().item()  # 0 before two values
+            # Half a squared difference of two values is the noise of one; 0 before there are two.
+            return (self.tracker.estimate.difference[worst] / 2).sqrt().item()
         value = at_step(self.schedule, self.step)
         _checks.at_least("Switching", "threshold", value, 0.0)
         return value
