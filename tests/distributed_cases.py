@@ -303,7 +303,7 @@ def cvar(threshold: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
     return build
 
 
-def automatic(model: nn.Module, corrected: bool) -> fcco.Compositional:
+def automatic_cvar(model: nn.Module, corrected: bool) -> fcco.Compositional:
     """Gamma and smoothing from the error of the estimates; there is no correction to leave out."""
     return fcco.CVaRGroupDRO(model, momentum(model, lr=0.2), GROUPS, ratio=0.5)
 
@@ -405,7 +405,7 @@ CASES: dict[str, Case] = {
     "cvar-exact": Case(cvar("exact"), per_sample),
     "cvar-gradient": Case(cvar("gradient"), per_sample),
     "cvar-table": Case(cvar("table"), per_sample),
-    "cvar-automatic": Case(automatic, per_sample, micro=2, sensitive=False),
+    "cvar-automatic": Case(automatic_cvar, per_sample, micro=2, sensitive=False),
     "g0-vector": Case(sonex(), with_g0),
     "g0-scalar": Case(sonex(), with_scalar_g0),
     "penalized-named": Case(penalized(NAMES), named),
