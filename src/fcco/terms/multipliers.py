@@ -32,8 +32,9 @@ FORGET = 0.01
 INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
 
-TINY = 1e-30
-"""Added to a variance, so that a constraint that never moves has a kappa."""
+TINY, HUGE = 1e-30, 1e30
+"""The least number to divide by; and the variance of a constraint that does not move at all, which
+has no unit: with 0 for it, no other constraint would count beside it."""
 
 Numbers = Any
 """Tensors; or on the CPU NumPy arrays, which share their memory, and Python's floats. An operation
@@ -280,6 +281,7 @@ class MultiplierTerm(AbstractTerm):
             worst, innovation = state.number((violation * known).max()), innovation * known
         scales = scales.with_violation(worst, largest, state.number(violation.sum()))
         slope = self._coefficients(state.multiplier[at], variance, excess + margin, scales)
+        slope = slope * (variance < HUGE)
         rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
         moved = state.multiplier[at] + (fresh - limit + margin) * rate
         state.multiplier[at] = self._positive(moved)
@@ -300,7 +302,8 @@ class MultiplierTerm(AbstractTerm):
         own = visits - 1  # successive differences
         mixed = (difference * own + 5 * state.pooled[0]) / (visits + 4)
         few = visits <= FEW
-        variance = difference + few * (mixed - difference) + TINY
+        variance = difference + few * (mixed - difference)
+        variance = variance + (variance == 0) * HUGE
         gamma: Numbers = state.number(measured["gain"][0])
         if not tracker.automatic:
             gamma = min(tracker.gamma, GAMMA_RANGE[1])
