@@ -340,6 +340,25 @@ def test_a_constraint_without_noise(noise, optimizer):
     assert np.std(tail) < 0.2
 
 
+@pytest.mark.parametrize("blocks", [M, 2])
+@pytest.mark.parametrize("constant", [1.0, 0.0])
+def test_a_constraint_that_cannot_move_does_not_silence_the_others(constant, blocks):
+    problem, expected = Noisy(600, blocks), end(blocks=blocks)
+    objective = objective_of(np.append(LIMIT, 0.5), M + 1)
+    for t in range(600):
+
+        def function(t=t):
+            loss, values, _ = problem.measure(objective.model.w, t)
+            return loss, torch.cat([values, 0 * values[:1] + constant])
+
+        index = torch.as_tensor(np.append(problem.index[t], M))
+        take_step(objective, function, index)
+    assert objective.violation()[M] == pytest.approx(constant - 0.5)
+    assert objective.multipliers()[:M].max() > 0.1
+    ours, theirs = (o.term.scales[1].item() for o in (objective, expected))
+    assert 1 / 3 < ours / theirs < 3
+
+
 def test_equalities_are_met_from_both_sides():
     goal = np.array([0.7, -0.6])
     objective = objective_of(goal, 2, lr=0.02, equality=True)

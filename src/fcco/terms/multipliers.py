@@ -294,7 +294,7 @@ class MultiplierTerm(AbstractTerm):
         total, squares = state.number(relative.sum()), state.number((relative**2).sum())
         scales = scales._replace(sampling=state.constant(sampling))
         scales = scales.with_innovations(total, squares, self.tracker.steps)
-        margin = self._share * scales.room() * noise + self.limits.margin
+        margin = self._share * scales.room() * (noise * (variance < HUGE)) + self.limits.margin
         state.variance[at], state.margin[at] = variance * again, margin
         if self.tracker.steps < WARM_UP:
             return scales
@@ -306,6 +306,7 @@ class MultiplierTerm(AbstractTerm):
             worst = state.number((violation * known).max())
         scales = scales.with_violation(worst, largest, state.number(violation.sum()))
         slope = self._coefficients(state.multiplier[at], variance, excess + margin, scales)
+        slope = slope * (variance < HUGE)
         rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
         moved = state.multiplier[at] + (fresh - limit + margin) * rate
         state.multiplier[at] = self._positive(moved)
