@@ -262,7 +262,7 @@ class OuterTerm(AbstractTerm):
                 "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
             )
         self._jump, self._widest = self.outer.jump, widest(self.outer)
-        return self.tracker.value.new_zeros(1)
+        return self.tracker.value.new_full((1,), 1e-12)
 
     def set_width(self, at_first: Callable[[], Tensor] | None = None) -> None:
         """Follow the error of the estimates, with `smoothing="auto"`; before each training loss.

@@ -246,15 +246,16 @@ class CVaRTerm(OuterTerm):
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
         exact, automatic = self.threshold_rule == "exact", self._buffers["width"] is not None
-        if updating and automatic:
-            # Other rules would need many steps to bring s back from where so wide a zone puts it.
-            self.set_width((lambda: self._width_at_first(tracked)) if exact else None)
-        smoothing = self.smoothing
         # An automatic lambda is that of this step: s must be the minimiser for the same one.
         within_step = exact and (automatic or self.tracker.read == "new")
-        if not self._started or (updating and within_step):
-            losses = self._table_with(tracked) if updating else u
-            best, kink = self._minimiser(losses)
+        moves = not self._started or (updating and within_step)
+        losses, seen = self._table_with(tracked) if updating and moves else (u, None)
+        if updating and automatic:
+            # Other rules would need many steps to bring s back from where so wide a zone puts it.
+            self.set_width((lambda: self._width_at_first(losses, seen)) if exact else None)
+        smoothing = self.smoothing
+        if moves:
+            best, kink = self._minimiser(losses, seen)
             if updating:
                 self._set(best, kink)
             else:  # an evaluation before the first step, which leaves no trace
@@ -265,10 +266,11 @@ class CVaRTerm(OuterTerm):
             self._slopes.append(slope.sum())
         return tracked.as_loss(value, slope)
 
-    def _width_at_first(self, tracked: Tracked) -> Tensor:
+    def _width_at_first(self, losses: Tensor, seen: Tensor | None) -> Tensor:
         """So wide that all groups count alike: lambda is far above the differences of losses."""
-        losses = self._table_with(tracked)
-        return 100 / self.ratio * (losses.max() - losses.min() + 1e-12)
+        low = losses if seen is None else torch.where(seen, losses, torch.inf)
+        high = losses if seen is None else torch.where(seen, losses, -torch.inf)
+        return 100 / self.ratio * (high.max() - low.min() + 1e-12)
 
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
@@ -301,20 +303,28 @@ class CVaRTerm(OuterTerm):
             losses, self.threshold, self.ratio, self.smoothing, self.kink, max(len(losses), 1)
         )
 
-    def _table_with(self, tracked: Tracked) -> Tensor:
-        """The u_i of the blocks seen, those of this batch as its gradient reads them."""
-        if self.tracker.read == "new":
-            return self.table()
-        table = self.tracker.rows.index_copy(0, tracked.index, tracked.value)
-        return table[self.tracker.seen]
+    def _table_with(self, tracked: Tracked) -> tuple[Tensor, Tensor | None]:
+        """The u_i as the gradient of this batch reads them, and which count; None for all.
 
-    def _minimiser(self, losses: Tensor) -> tuple[Tensor | float, Tensor]:
+        Those of the blocks seen; or, with an automatic lambda on a GPU, of all blocks: to choose
+        some of them would make the host wait.
+        """
+        tracker = self.tracker
+        masked = self._buffers["width"] is not None and tracker.value.device.type != "cpu"
+        if tracker.read == "new":
+            return (tracker.rows, tracker.seen) if masked else (self.table(), None)
+        table = tracker.rows.index_copy(0, tracked.index, tracked.value)
+        return (table, tracker.seen) if masked else (table[tracker.seen], None)
+
+    def _minimiser(
+        self, losses: Tensor, seen: Tensor | None = None
+    ) -> tuple[Tensor | float, Tensor]:
         """The best s for these losses; without smoothing, also the slope at u_i = s."""
         if losses.shape[0] == 0:
             return torch.zeros_like(self.threshold), torch.zeros_like(self.kink)
         smoothing = self.smoothing
         if isinstance(smoothing, Tensor):  # `"auto"` on a GPU: above 0
-            return smooth_threshold(losses, self.ratio, smoothing), self.kink
+            return smooth_threshold(losses, self.ratio, smoothing, seen), self.kink
         if smoothing and self._started and losses.device.type == "cpu":  # it looks at values
             last = self.threshold.item()
             root = newton_threshold(losses.detach().numpy(), self.ratio, smoothing, last)
