@@ -66,10 +66,9 @@ SONEX = METHODS["sonex"]
     ("method", "said"),
     [
         (Method("sonax", 0.1), "`method` must be one of sonex, sox"),
-        (Method("sonex", 0.1, settings={"penalty": 1}), "needs `smoothing`"),
+        (Method("sonex", 0.1, settings={"penalty": 1}), "needs a number as `smoothing`"),
         (Method("sonex", 0.1, settings={"smoothing": 1}), "penalty=...` is needed|penalty"),
         (Method("sox", 0.1, settings={"penalty": 1, "smoothing": 1}), "no such setting.*smoothing"),
-        (Method("alexr2", 0.1, settings={"penalty": 1, "smoothing": 1, "nu": 1}), "needs `eta`"),
         (Method("sonx", 0.1, settings={"penalty": 1, "gama": 1}), "gama"),
         (Method("sonx", 0.1, settings={"penalty": -1}), "penalty"),
         (Method("sonx", 0.1, settings={"objective": 1}), "is made by the task"),

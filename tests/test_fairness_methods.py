@@ -248,8 +248,7 @@ def test_updates() -> None:
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("sonex", {"smoothing": 1e-3}, "`settings.penalty` is needed for sonex"),
-    ("sonex", {"penalty": 10}, "needs `smoothing`"),
-    ("alexr2", {"penalty": 1, "smoothing": 1e-3, "nu": 0.1}, "needs `eta`"),
+    ("sonex", {"penalty": 10}, "needs a number as `smoothing`"),
     ("sox", {}, "needs `penalty`"),
     ("icppac", {"inner_steps": 3}, "needs `proximal`"),
     ("sonex", {"penalty": -1, "smoothing": 1e-3}, "must be positive and finite but is: -1"),

@@ -371,7 +371,9 @@ def test_the_wiring_of_sonex_is_the_library_itself():
     values, parts = data()
     model = copy.deepcopy(run.model)
     optimizer = fcco.momentum_type(model.parameters(), 0.05, 0.1)
-    dro = fcco.CVaRGroupDRO(model, optimizer, 6, 0.3, smoothing=0.1, gamma=0.5)
+    dro = fcco.CVaRGroupDRO(
+        model, optimizer, 6, 0.3, smoothing=0.1, gamma=0.5, correction="auto", read="old"
+    )
     batches = Batches(CONFIG, Vectors(values), parts["train"], 0, CPU)
     for _ in range(10):
         batch = batches.draw()

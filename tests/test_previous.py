@@ -353,7 +353,9 @@ MAKERS: dict[str, Any] = {
         m, o, 2, "squared-hinge", penalty=1.0, objective=fcco.ContrastiveTerm(4), offload=True
     ),
     "contrastive": lambda m, o: fcco.GlobalContrastive(m, o, 4, offload=True),
-    "groups": lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5, offload=True),
+    "groups": lambda m, o: fcco.CVaRGroupDRO(
+        m, o, 4, 0.5, gamma=0.1, correction="auto", offload=True
+    ),
     "sonx": lambda m, o: fcco.sonx(m, o, fcco.Hinge(), 2, offload=True),
     "recipe": lambda m, o: fcco.alexr2(
         m, o, fcco.Hinge(), 2, smoothing=0.1, nu=1.0, eta=0.1, offload=True

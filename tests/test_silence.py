@@ -610,10 +610,10 @@ def test_a_setting_that_a_method_sets_itself_is_refused():
 
 def test_a_misspelt_setting_of_constraints_is_refused_beside_all_that_are_missing():
     model = network()
-    with pytest.raises(ValueError, match=r"`penality` did you mean `penalty`\?.*`smoothing`"):
-        constrained(model, sgd(model), 2, penality=1.0)
-    with pytest.raises(ValueError, match=r"needs `nu`.*`eta`"):
-        constrained(model, sgd(model), 2, "alexr2", smoothing=0.1)
+    with pytest.raises(ValueError, match=r"did you mean `inner_steps`\?.*`proximal`"):
+        constrained(model, sgd(model), 2, "icppac", inner_step=3)
+    with pytest.raises(ValueError, match=r"needs `proximal`.*`inner_steps`"):
+        constrained(model, sgd(model), 2, "icppac")
 
 
 # Limits by name.

@@ -40,7 +40,6 @@ def check_tracker(tracker: InnerTracker) -> None:
         Unsupported: for the first of them.
     """
     options = {
-        "gamma='auto'": tracker.automatic,
         "refresh_every": tracker.refresh_every is not None,
         "on_nonfinite='skip'": tracker.on_nonfinite == "skip",
         "offset": tracker.offset is not None,

@@ -202,8 +202,8 @@ def _tracker_options(
     tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
     if dual == "y":
         # The y-form is the u-form with u clamped to where y = grad f_lambda(u) is one to one.
-        changes = callable(smoothing) or isinstance(smoothing, str)
-        zone = None if changes else outer.dual_zone(smoothing)
+        fixed = not (callable(smoothing) or isinstance(smoothing, str))
+        zone = outer.dual_zone(smoothing) if fixed else None  # type: ignore[arg-type]
         if zone is None:
             raise ValueError(
                 "`alexr2(dual='y')` needs a constant smoothing and an outer function whose "

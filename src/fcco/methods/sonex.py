@@ -86,12 +86,13 @@ def sonex(
     """
     auto = isinstance(smoothing, str)
     defaults = ("auto", 0.0, "new") if auto else (0.1, "auto", "old")
-    given = (gamma, correction, read)
-    gamma, correction, read = (d if g is None else g for g, d in zip(given, defaults, strict=True))
+    names = ("gamma", "correction", "read")
+    tracker: dict[str, Any] = dict(zip(names, defaults, strict=True)) | {"measure": auto} | options
+    given = zip(names, (gamma, correction, read), strict=True)
+    tracker |= {name: value for name, value in given if value is not None}
     return coupled(
-        "sonex", model, optimizer, outer, num_inner, smoothing=smoothing, gamma=gamma,
-        correction=correction, read=read, dim=dim, process_group=process_group, offload=offload,
-        **{"measure": auto, **options},
+        "sonex", model, optimizer, outer, num_inner, smoothing=smoothing, dim=dim,
+        process_group=process_group, offload=offload, **tracker,
     )  # fmt: skip
 
 
