@@ -8,19 +8,21 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint co
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+PACKAGES = --editable '.[dev]' --editable './experiments[all]'
+
+.venv/installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	.venv/bin/python $(PIP_INSTALL) $(PACKAGES)
 	touch $@
 
 demo:
 	$(PYTHON) -m venv --clear .venv-demo
-	.venv-demo/bin/python $(PIP_INSTALL) --editable '.[experiments]'
+	.venv-demo/bin/python $(PIP_INSTALL) --editable . --editable ./experiments
 	.venv-demo/bin/fcco compare fairness --data adult --quick --out demo/fairness-adult --overwrite
 
 test:
 	$(PYTHON) -m venv --clear .venv-test
-	.venv-test/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	.venv-test/bin/python $(PIP_INSTALL) $(PACKAGES)
 	$(MAKE) check VENV=.venv-test
 
 # The checks of `make test` in an environment that is already there.

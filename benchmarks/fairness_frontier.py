@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fcco.experiments import record, sweep
-from fcco.experiments.report.frontier import frontier
-from fcco.experiments.report.palette import TOKENS, family_of, styles
+from fcco_experiments import record, sweep
+from fcco_experiments.report.frontier import frontier
+from fcco_experiments.report.palette import TOKENS, family_of, styles
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
 FILES = [RESULTS / f"fairness-{data}-frontier/frontier.json" for data in ("adult", "compas")]
@@ -217,9 +217,8 @@ def _pair(row: Mapping[str, Any], key: str) -> str:
 def plot(files: Mapping[str, tuple[Mapping[str, Any], Sequence[Point]]], path: Path) -> None:
     """A panel per data set: test AUC against the true test gap, with standard errors."""
     import matplotlib
+    from fcco_experiments.report.canvas import dress
     from matplotlib.figure import Figure
-
-    from fcco.experiments.report.canvas import dress
 
     order = list(dict.fromkeys(p.method for _, points in files.values() for p in points))
     look = styles([*OURS.split(","), *(name for name in order if name not in OURS.split(","))])

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from fcco.experiments import environment
-from fcco.experiments import fleet_memory as memory
-from fcco.experiments.fairness.task import FairnessProblem
+from fcco_experiments import environment
+from fcco_experiments import fleet_memory as memory
+from fcco_experiments.fairness.task import FairnessProblem
 
 from .fleet_cases import (
     ADULT,

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fcco_experiments import data, environment
+from fcco_experiments.fairness import Fairness
+from fcco_experiments.fairness.cells import Cells
+from fcco_experiments.fairness.task import FairnessProblem
+from fcco_experiments.task import Method
 from torch import Tensor
-
-from fcco.experiments import data, environment
-from fcco.experiments.fairness import Fairness
-from fcco.experiments.fairness.cells import Cells
-from fcco.experiments.fairness.task import FairnessProblem
-from fcco.experiments.task import Method
 
 SEEDS = 5
 ADULT = {"rows": 32_561, "test_rows": 16_281, "features": 107}

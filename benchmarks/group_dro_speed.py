@@ -2,7 +2,7 @@
 
     python -m benchmarks.group_dro_speed --json      # ten minutes or more on one GPU
 
-Networks of `fcco.experiments.towers` with random weights, bf16 autocast, the paper's batches.
+Networks of `fcco_experiments.towers` with random weights, bf16 autocast, the paper's batches.
 Measured side by side in one run: plain training (ERM), SONEX with moving averages (EMA) and with
 MSVR, and a forward pass alone. The bound of MSVR is ERM plus one forward pass. `compiled` rows have
 the network under `torch.compile`, to see whether the host's launches are what costs.
@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from fcco_experiments import towers
+from fcco_experiments.group_dro.model import Classifier, head
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from fcco.experiments import towers
-from fcco.experiments.group_dro.model import Classifier, head
 
 from .models import Case
 from .overhead import forward_only, plain_step, sonex_step

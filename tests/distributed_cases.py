@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fcco_experiments import strategy as sharing
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
-from fcco.experiments import strategy as sharing
 
 WORLD, STEPS, GROUPS, SAMPLES = 2, 16, 6, 240
 STRATEGIES = {

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from data_fixtures import generated
+from fcco_experiments.data import DATA_SETS
 
 from benchmarks import constrained
 from benchmarks.duel import bias, convex, cost, data, grids, jobs, report, training
 from benchmarks.duel.fairness import THRESHOLDS, RocFairness
 from benchmarks.duel.problems import Batch, Schedule
 from benchmarks.duel.training import Trace
-from fcco.experiments.data import DATA_SETS
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fcco_experiments import yaml_text
+from fcco_experiments.record import load_comparison, write_json, write_rows, write_text
 
 from benchmarks.group_dro_samples import compare, curves, main, met
-from fcco.experiments import yaml_text
-from fcco.experiments.record import load_comparison, write_json, write_rows, write_text
 
 Lines = dict[str, tuple[str, list[list[tuple[float, float]]]]]
 

@@ -513,7 +513,7 @@ def test_the_number_of_outer_functions_is_right():
 
 def test_the_demo_exists():
     """It runs a command that there is, on a config that there is."""
-    from fcco.experiments import config, tasks
+    from fcco_experiments import config, tasks
 
     makefile = (ROOT / "Makefile").read_text()
     (line,) = re.findall(r"fcco compare (\w+) --data (\w+) --quick", makefile)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fcco_experiments.fleet_memory import available
 from test_fleet import batches, held, inner, member, same
 
-from fcco.experiments.fleet_memory import available
 from fcco.fleet import Fleet
 
 pytestmark = [

@@ -138,7 +138,6 @@ MAY_USE = {
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods"},
 }
-APPLICATIONS = {"experiments", "cli", "__main__"}
 
 
 def part_of(file: Path) -> str:
@@ -146,7 +145,7 @@ def part_of(file: Path) -> str:
     return file.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-LIBRARY = [file for file in FILES if part_of(file) not in APPLICATIONS]
+LIBRARY = FILES
 
 
 def test_the_table_of_dependencies_lists_every_part():

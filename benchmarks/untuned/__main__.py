@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from fcco.experiments.data import MissingData
+from fcco_experiments.data import MissingData
 
 from ..constrained import finite
 from ..duel.jobs import Job, Runner

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from fcco_experiments.towers.efficientnet_lite import DEVIATION, MEAN, EfficientNetLite
+from fcco_experiments.towers.resnet import ResNet
+from fcco_experiments.towers.tower import ImageTower
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco.experiments.towers.efficientnet_lite import DEVIATION, MEAN, EfficientNetLite
-from fcco.experiments.towers.resnet import ResNet
-from fcco.experiments.towers.tower import ImageTower
 
 from ..models import Case
 from ..overhead import plain_step
@@ -85,7 +85,7 @@ def unpack(coefficients: np.ndarray, height: int, width: int) -> Tensor:
 
 def prepare(file: Path) -> None:
     """Write the file from the archive of CelebA, with lite0's weights if they can be had."""
-    from fcco.experiments import data, towers
+    from fcco_experiments import data, towers
 
     found = data.load_grouped("celeba", download=False)
     parts = found.cut(0).values()

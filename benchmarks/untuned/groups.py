@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from fcco_experiments.data import load_grouped
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import fcco
-from fcco.experiments.data import load_grouped
 
 from ..duel.jobs import Job
 from ..duel.stepper import Setting
@@ -97,7 +97,7 @@ def _head(inputs: Tensor, targets: Tensor, group: Tensor, **options: Any) -> Gro
 
 def _features(name: str, tower: str, **options: Any) -> Groups:
     """The training part of an experiment's data, as a frozen tower sees it (kept in its cache)."""
-    from fcco.experiments import towers
+    from fcco_experiments import towers
 
     data = load_grouped(name, download=False, **options)
     train = data.cut(0)["train"]

@@ -1,0 +1,178 @@
+"""Progress on stderr, and tables: rich on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..events import Event
+
+__all__ = ["Display", "show_table"]
+
+_BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
+_SAY_EVERY = 30.0  # seconds between two plain lines
+_WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
+
+
+class Display:
+    """Shows events; use it as a context and call it with each.
+
+    Args:
+        runs: how many there are.
+        epochs: of each.
+        quiet: show nothing but failures.
+        console: where to.
+    """
+
+    def __init__(
+        self, runs: int, epochs: int, *, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self.runs, self.epochs, self.quiet = runs, epochs, quiet
+        self.live = self.console.is_terminal and not quiet
+        self.done: dict[str, float] = {}
+        self.before: dict[str, float] = {}  # epochs of other processes
+        self.loaded: set[str] = set()
+        self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
+        self.all: TaskID | None = None
+        self.lines: dict[str, TaskID] = {}
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            disable=not self.live,
+        )
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.all is not None:
+            self.bars.stop()
+
+    def _begin(self) -> TaskID:
+        """The bar of all runs. Not before the first event: downloads have bars of their own."""
+        if self.all is None:
+            self.bars.start()
+            total = float(max(self.runs * self.epochs, 1))
+            self.all = self.bars.add_task(self._title(), total=total, figures="")
+            self.start = self.said = time.monotonic()
+        return self.all
+
+    def __call__(self, event: Event) -> None:
+        """Show what happened."""
+        self._begin()
+        if event.kind == "loading":
+            self._loading(event.text)
+        elif event.kind == "stopping":
+            self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
+        elif event.kind == "note":
+            self._say(event.text)
+        else:
+            self._run(event)
+
+    def _run(self, event: Event) -> None:
+        over = event.kind in _WORDS
+        gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
+        gone *= event.count
+        self.done[event.run] = gone
+        if event.kind == "started" or event.text == _BEFORE:
+            self.before[event.run] = gone
+        self.ended += event.count * (over and event.kind != "stopped")
+        if event.kind == "failed":
+            self._say(f"{event.run}: FAILED: {event.text}", always=True)
+            if event.details:
+                self._say(f"  traceback: {event.details}", always=True)
+        elif over and event.text != _BEFORE:
+            why = f": {event.text}" if event.text else ""
+            figures = f" {_figures(event.figures)}" if event.figures else ""
+            self._say(
+                f"{event.run}: {_WORDS[event.kind]}{why}{figures} "
+                f"({self.ended}/{self.runs}, {self._left()})",
+                plain_only=event.kind == "finished" and event.count == 1,
+            )
+        elif time.monotonic() - self.said > _SAY_EVERY:
+            best = f"; {event.text} {_figures(event.figures)}" if event.text else ""
+            self._say(f"{self._title()}, {self._left()}{best}", plain_only=True)
+        if self.live:
+            self._bar(event, over)
+
+    def _bar(self, event: Event, over: bool) -> None:
+        whole, completed = self._begin(), sum(self.done.values())
+        if self.before.get(event.run) and self.done[event.run] == self.before[event.run]:
+            self.bars.reset(whole, completed=int(completed))  # a jump says nothing of the speed
+        self.bars.update(whole, completed=completed, description=self._title(), figures="")
+        line = self.lines.get(event.run)
+        if over:
+            if line is not None:
+                self.bars.remove_task(self.lines.pop(event.run))
+            return
+        if line is None:
+            line = self.lines[event.run] = self.bars.add_task(
+                f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
+            )
+            self.bars.reset(line, completed=int(event.epoch))
+        figures = f"{event.text}  {_figures(event.figures)}".strip()
+        self.bars.update(line, completed=event.epoch, figures=figures)
+
+    def _title(self) -> str:
+        return f"{self.ended} of {self.runs} runs"
+
+    def _left(self) -> str:
+        """Time left, from the epochs that were trained here."""
+        gone = sum(self.done.values())
+        here, left = gone - sum(self.before.values()), self.runs * self.epochs - gone
+        if here <= 0:
+            return "time left not known yet"
+        return f"about {(time.monotonic() - self.start) * left / here / 60:.1f} min left"
+
+    def _loading(self, data: str) -> None:
+        """Said once: each worker loads."""
+        if self.live:
+            self.bars.update(self._begin(), figures=f"Loading {data}")
+        elif data not in self.loaded:
+            self.loaded.add(data)
+            self._say(f"Loading {data} ...")
+
+    def _say(self, text: str, *, always: bool = False, plain_only: bool = False) -> None:
+        if (self.quiet and not always) or (plain_only and self.live):
+            return
+        self.said = time.monotonic()
+        self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    return "  ".join(f"{key} {value:.4g}" for key, value in list(figures.items())[:3])
+
+
+def show_table(rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
+    """A table with a header: drawn on a terminal, aligned columns elsewhere."""
+    console = Console(stderr=err)
+    if not console.is_terminal:
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells: list[Any] = [row[0].ljust(widths[0])]
+            cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            typer.echo("  ".join(cells).rstrip(), err=err)
+        return
+    shown = Table()
+    for place, head in enumerate(rows[0]):
+        shown.add_column(head, justify="right" if place else "left", overflow="fold")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    console.print(shown)

@@ -1,0 +1,242 @@
+"""A small problem of continual learning on generated vectors, and trainings on it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from fcco_experiments import ranks, towers
+from fcco_experiments.continual.batches import Batch
+from fcco_experiments.continual.config import Continual
+from fcco_experiments.continual.problem import ContinualProblem
+from fcco_experiments.continual.training import ContinualTraining
+from fcco_experiments.data.grouped import Vectors
+from fcco_experiments.task import Method
+from scenes_fixtures import picture, saved
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So that figures do not depend on the machine; for every test of a file that imports it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """A cache of its own; for every test of a file that imports it."""
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "data" / "old"
+
+
+CONFIG = Continual(
+    data="scenes-synthetic", target="foggy", protected=("clear", "cloudy", "rainy", "snowy"),
+    captions=("it is {} today.", "a {} scene.", "the weather is {}."), width=6, heads=2,
+    old_epochs=2, old_batch=32, batch=8, negatives=10, per_class=3, steps_per_epoch=7, epochs=3,
+    sample_limit=40, evaluate_batch=50, device="cpu", temperature=0.2, certificate=False,
+)  # fmt: skip
+METHODS = {
+    "sonex": Method(
+        "sonex", 0.02, "momentum",
+        settings={"penalty": 5.0, "smoothing": 0.05, "gamma": 0.8, "correction": 0.1},
+    ),
+    "sonex-adam": Method(
+        "sonex", 1e-3, weight_decay=0.1,
+        settings={"penalty": 5.0, "smoothing": 0.05, "gamma": 0.8, "correction": 0.1},
+    ),
+    "sox": Method("sox", 0.02, "sgd", settings={"penalty": 20.0, "gamma": 0.7}),
+    "sonx": Method(
+        "sonx", 0.02, "sgd", settings={"penalty": 2.0, "gamma": 0.8, "correction": 0.1}
+    ),
+    "alexr2": Method(
+        "alexr2", 0.02, "momentum",
+        settings={"penalty": 5.0, "smoothing": 0.05, "nu": 0.1, "eta": 0.02, "inner_steps": 3},
+    ),
+    "weighted": Method(
+        "weighted", 0.02, "sgd", settings={"weight": 0.7, "contrast_correction": 0.2}
+    ),
+    "replay": Method("replay", 0.02, "sgd", settings={"contrast_gamma": 0.6}),
+    "finetune": Method("finetune", 0.02, "sgd"),
+}  # fmt: skip
+
+
+class OneByOne:
+    """Samples that are not in one tensor, as image files are."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values_ = values
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.values_[row]
+
+
+def problem(**changes: Any) -> ContinualProblem:
+    """The problem of a config."""
+    return ContinualProblem(dataclasses.replace(CONFIG, **changes))
+
+
+def training(
+    method: Method | str = "sonex", seed: int = 0, *, one_by_one: bool = False, **changes: Any
+) -> ContinualTraining:
+    """A training from its first step."""
+    own = problem(**changes)
+    run = own.start(METHODS[method] if isinstance(method, str) else method, seed)
+    if one_by_one:
+        assert isinstance(run.samples, Vectors)
+        run.samples = run.batches.samples = OneByOne(run.samples.values)
+    return run
+
+
+def weights(run: ContinualTraining) -> Tensor:
+    """All weights in one vector."""
+    return torch.cat([each.detach().reshape(-1).clone() for each in run.model.parameters()])
+
+
+def moved(run: ContinualTraining, scale: float = 0.05) -> ContinualTraining:
+    """Away from the old model, where every constraint is at its corner up to rounding."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for each in run.model.parameters():
+            each.add_(scale * torch.randn(each.shape, generator=generator))
+    return run
+
+
+def steps(run: ContinualTraining, number: int) -> ContinualTraining:
+    """Make some steps."""
+    for _ in range(number):
+        run.step()
+    return run
+
+
+def recorded(run: ContinualTraining) -> list[Batch]:
+    """A list to which every batch is added that a training draws from now on."""
+    found: list[Batch] = []
+    draw = run.batches.draw
+
+    def noted() -> Batch:
+        found.append(draw())
+        return found[-1]
+
+    run.batches.draw = noted  # type: ignore[method-assign]
+    return found
+
+
+# Towers of a user, for images of weather.
+
+
+class TinyImages(towers.Tower):
+    """Its name in configs is `"continual_cases:TinyImages"`."""
+
+    kind, width = "image", 5
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 4, stride=4)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return torch.tanh(self.conv(batch.float() / 64 - 2)).amax((2, 3))
+
+
+class TinyTexts(towers.Tower):
+    """Mean embedding of the tokens; `"continual_cases:TinyTexts"`."""
+
+    kind = "text"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        # As with towers of Hugging Face, the folder of the weights tells the sizes.
+        assert options["weights"] or not options["pretrained"]
+        self.width = 7 if options["weights"] else 9
+        self.words = nn.Embedding(60, self.width)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        mask = (batch != 0).unsqueeze(2)
+        return (self.words(batch.long()) * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+class TinyClip(TinyImages):
+    """An image tower that brings a projection along."""
+
+    def projection(self) -> nn.Linear:
+        layer = nn.Linear(5, 6, bias=False)
+        with torch.no_grad():
+            layer.weight.copy_(self.conv.weight.reshape(5, -1)[:, :6].T)
+        return layer
+
+
+def with_towers(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10) -> dict[str, Any]:
+    """Photos of the five classes, a vocabulary, and the fields of a config for them."""
+    for place, name in enumerate(CONFIG.classes):
+        (folder / "weather" / name).mkdir(parents=True)
+        for number in range(each):
+            photo = saved(picture(100 * place + number, (128, 128)))
+            (folder / "weather" / name / f"{number}.png").write_bytes(photo)
+    words = ["[PAD]", "[UNK]", "it", "is", "today", ".", "a", "scene", "the", "weather", "road"]
+    words += ["fog", "in", *CONFIG.classes]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+    cutter = tokenizers.Tokenizer(model)
+    cutter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    (folder / "words").mkdir()
+    (folder / "words/tokenizer.json").write_text(cutter.to_str())
+    monkeypatch.setenv("FCCO_DATA", str(folder))
+    return {
+        "data": "weather", "image_tower": "continual_cases:TinyImages", "sample_limit": 0,
+        "text_tower": "continual_cases:TinyTexts", "text_weights": str(folder / "words"),
+        "tokens": 6, "size": (16, 16), "old_batch": 12, "batch": 4, "negatives": 6, "per_class": 2,
+        "evaluate_batch": 16, "old_epochs": 1, "width": 4,
+    }  # fmt: skip
+
+
+# Two processes.
+
+RANKS = {"sonex": "ddp", "replay": "ddp", "weighted": "ddp", "alexr2": "fsdp2"}
+"""Methods with the way in which they are tried; batches are cut in parts of unequal length."""
+
+
+def everything(name: str, at: str | os.PathLike[str]) -> dict[str, Any]:
+    """Figures after some steps, and after going on from a checkpoint."""
+    os.environ["FCCO_CACHE"] = str(at)
+    fields: dict[str, Any] = {"batch": 7, "negatives": 9, "strategy": RANKS[name]}
+    own = problem(**fields)
+    run = own.start(METHODS[name], 0)
+    assert run.sharded == (RANKS[name] == "fsdp2" and ranks.size() > 1)
+    found = [run.evaluate()]
+    steps(run, 7)
+    state = copy.deepcopy(run.state_dict())
+    found.append(run.evaluate())  # in the middle of a round of alexr2
+    found.append(steps(run, 5).evaluate())
+    again = own.start(METHODS[name], 0)
+    again.load_state_dict(state)
+    found.append(steps(again, 5).evaluate())
+    return {"rows": found, "old": run.old_losses.value.tolist(), "end": run.finish()}
+
+
+def main() -> None:
+    """What each rank found, in a file of its own."""
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    with ranks.begin():
+        found = {name: everything(name, out / "cache") for name in RANKS}
+        (out / f"{ranks.rank()}.json").write_text(json.dumps(found))
+        ranks.barrier()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # as `fcco` ends under torchrun: threads of torch may abort a shutdown

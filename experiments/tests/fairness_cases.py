@@ -1,0 +1,144 @@
+"""A small fairness problem for tests: generated data, every method, figures with loops."""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from fcco_experiments.data import synthetic
+from fcco_experiments.fairness import Fairness
+from fcco_experiments.fairness.cells import Cells
+from fcco_experiments.fairness.training import FairnessTraining
+from fcco_experiments.task import Method
+
+DOUBLE = torch.float64
+
+METHODS = {
+    "erm": Method("erm", 1e-2),
+    "sonex": Method("sonex", 1e-2, settings={"penalty": 10, "smoothing": 2e-3, "gamma": 0.5}),
+    "alexr2": Method(
+        "alexr2",
+        1e-2,
+        independent=True,
+        settings={"penalty": 10, "smoothing": 2e-3, "nu": 0.1, "eta": 0.01, "inner_steps": 3},
+    ),
+    "sonx": Method("sonx", 1e-2, update="sgd", settings={"penalty": 10, "gamma": 0.5}),
+    "yang2025": Method("yang2025", 1e-2, update="momentum", settings={"penalty": 10}),
+    "sox": Method("sox", 1e-2, settings={"penalty": 100, "gamma": 0.5}),
+    "li2024": Method("li2024", 1e-2, settings={"penalty": 100, "ramp_steps": 5}),
+    "icppac": Method(
+        "icppac",
+        1e-1,
+        update="sgd",
+        independent=True,
+        settings={"proximal": 1e-2, "inner_steps": 4, "tau": 1, "theta": 0.1},
+    ),
+    "ssg": Method("ssg", 1e-2, update="sgd", settings={"threshold": 0.05}),
+    "oss": Method("oss", 1.0, update="sgd", settings={"proximal": 1e-2, "inner_steps": 4}),
+    "alexr": Method("alexr", 1e-2, settings={"penalty": 10, "dual_step": 0.1}),
+    "liu2025": Method(
+        "liu2025",
+        1e-2,
+        update="sgd",
+        settings={"penalty": 10, "smoothing": 2e-3, "refresh_every": 4},
+    ),
+}
+"""Every word that the task knows, with the settings it needs."""
+
+
+def config(**changes: Any) -> Fairness:
+    """A config whose runs take milliseconds."""
+    small: dict[str, Any] = {
+        "data": "synthetic",
+        "epochs": 4,
+        "hidden": (5,),
+        "batch": 16,
+        "thresholds": (-1.0, 0.5, 1.5),
+        "tolerance": 0.02,
+        "validation": 0.25,
+    }
+    return Fairness(**(small | changes))
+
+
+@functools.cache
+def parts(rows: int = 160) -> dict[str, Cells]:
+    """Train, validation and test data with cells of different size."""
+    loaded = synthetic(rows=rows, test_rows=90, features=4, validation=0.25)
+    return {
+        name: Cells.of(name, part.features, part.label, part.group)
+        for name, part in loaded.parts().items()
+    }
+
+
+def start(method: str | Method, seed: int = 0, **changes: Any) -> FairnessTraining:
+    """A run of a method of `METHODS`, or of one's own."""
+    chosen = METHODS[method] if isinstance(method, str) else method
+    return FairnessTraining(config(**changes), chosen, seed, parts())
+
+
+def with_settings(method: str, **settings: Any) -> Method:
+    """A method of `METHODS` with other settings."""
+    return replace(METHODS[method], settings=METHODS[method].settings | settings)
+
+
+def in_double(run: FairnessTraining) -> FairnessTraining:
+    """The same run in float64, to look at (not to step)."""
+    run.model.double()
+    run.parts = {n: replace(p, inputs=p.inputs.double()) for n, p in run.parts.items()}
+    run.train = run.parts["train"]
+    run.measure = replace(run.measure, prior=run.measure.prior.double())
+    return run
+
+
+def weights(run: FairnessTraining) -> torch.Tensor:
+    """All parameters as one vector."""
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()]).clone()
+
+
+def stored(state: Any) -> Any:
+    """What comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def outputs(run: FairnessTraining, part: str) -> np.ndarray:
+    """The network's output, layer by layer in NumPy."""
+    layers = [p.detach().double().numpy() for p in run.model.body.parameters()]
+    x = run.parts[part].inputs.double().numpy()
+    for place in range(0, len(layers), 2):
+        x = x @ layers[place].T + layers[place + 1]
+        if place + 2 < len(layers):
+            x = np.maximum(x, 0)
+    return x[:, 0]
+
+
+def rows_of(cells: Cells) -> list[tuple[int, int]]:
+    """(group, label) of each row."""
+    found = []
+    for cell, count in enumerate(cells.counts.tolist()):
+        found += [(cell // 2, cell % 2)] * count
+    return found
+
+
+def literal_gaps(scores: Any, cells: Cells, taus: Any, temperature: float) -> list[float]:
+    """r_0 - r_1 for TPR at each threshold, then FPR, with loops."""
+    where = rows_of(cells)
+    found = []
+    for label in (1, 0):
+        for tau in taus:
+            rate = {}
+            for group in (0, 1):
+                inside = [s for s, at in zip(scores, where, strict=True) if at == (group, label)]
+                rate[group] = sum(sigmoid((s - tau) / temperature) for s in inside) / len(inside)
+            found.append(rate[0] - rate[1])
+    return found

@@ -1,0 +1,361 @@
+"""A task for several processes, and checks that run inside of them.
+
+The environment variable RANKS_TROUBLE, which this task alone understands, is a list such as
+`kill:0:ddp:1:7` with commas: at the first start of torchrun (0), rank 1 kills itself at step 7 of
+the method `ddp`. `break` raises an error there, `nan` diverges, `term` is SIGTERM;
+`odd` stands for figures of rank 1 that are not finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from fcco_experiments import compare, engine, ranks, strategy, workers
+from fcco_experiments.events import Event
+from fcco_experiments.group_dro.config import GroupDRO
+from fcco_experiments.group_dro.task import GroupDROProblem, GroupDROTask
+from fcco_experiments.spec import RunSpec
+from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+import fcco
+
+GROUPS, SAMPLES = 6, 240
+_draw = torch.Generator().manual_seed(5)
+X = torch.randn(SAMPLES, 4, generator=_draw, dtype=torch.float64)
+GROUP = torch.arange(SAMPLES) % GROUPS
+Y = torch.sign(X[:, 0] + 0.3 * X[:, 1] * GROUP + 0.2 * torch.randn(SAMPLES, generator=_draw))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
+    incidental = ("checkpoint_every", "note")
+
+    note: str = ""
+
+
+def build() -> Config:
+    """Three methods: the strategy is a setting, so that one start of processes tries both."""
+    common = {"smoothing": 0.1, "gamma": 0.3, "correction": 0.6}
+    ddp = Method("cvar", 0.05, settings={"strategy": "ddp", **common})
+    fsdp2 = replace(ddp, settings={**ddp.settings, "strategy": "fsdp2"})
+    double = replace(fsdp2, settings={**fsdp2.settings, "inner_steps": 5})
+    methods = {"ddp": ddp, "fsdp2": fsdp2, "double": double}
+    return Config(data="grouped", epochs=4, seeds=(0,), methods=methods, checkpoint_every=1)
+
+
+class Net(nn.Module):
+    """Odd sizes: the shards of two ranks differ, and the last layer leaves one without any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 7), nn.Linear(7, 5), nn.Linear(5, 1)
+
+    def stages(self) -> list[Any]:
+        return [self.first, (nn.Tanh(), self.second)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Training:
+    samples_per_step, steps_per_epoch = 12, 5
+
+    def __init__(self, method: Method, seed: int) -> None:
+        settings: dict[str, Any] = dict(method.settings)
+        word, inner = settings.pop("strategy"), settings.pop("inner_steps", None)
+        self.model = strategy.wrap(Net().double(), word, "cpu")
+        self.sharded = strategy.is_sharded(self.model)
+        self.word = word if inner is None else "double"
+        optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=method.lr)
+        if inner is not None:
+            optimizer = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=inner)
+        self.objective: Any = fcco.CVaRGroupDRO(self.model, optimizer, GROUPS, 0.4, **settings)
+        self.optimizer = optimizer
+        self.sampler = fcco.GroupBatchSampler(GROUP, 3, 4, seed=seed)
+        self.done = 0
+        torch.rand(ranks.rank())  # from here on, each rank has a random stream of its own
+
+    def _losses(self, places: Tensor) -> Tensor:
+        return softplus(-Y[places] * self.model(X[places]).squeeze(1))
+
+    def step(self) -> None:
+        time.sleep(float(os.environ.get("RANKS_SLOW", 0)))
+        places = torch.tensor(self.sampler.draw())
+        self.objective(lambda: self._losses(places), GROUP[places]).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        torch.rand(())
+        trouble(self.word, self.done)
+        self.done += 1
+
+    @torch.no_grad()
+    def evaluate(self) -> Row:
+        loss = self._losses(torch.arange(SAMPLES))
+        groups = [loss[GROUP.eq(k)].mean().item() for k in range(GROUPS)]
+        mine = math.nan if os.environ.get("RANKS_TROUBLE") == "odd" and ranks.rank() else 0.0
+        return {"loss": loss.mean().item(), "groups": groups, "mine": mine}
+
+    def finish(self) -> Row:
+        whole = strategy.full_state(self.model)
+        return {
+            "weights": torch.cat([value.flatten() for value in whole.values()]),
+            "draws": ranks.everyone(torch.rand(()).item()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"done": self.done, "sampler": self.sampler.state_dict()}
+        return own | strategy.state(self.model, self.optimizer, self.objective)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.done = state["done"]
+        self.sampler.load_state_dict(dict(state["sampler"]))
+        strategy.load(self.model, self.optimizer, self.objective, state)
+
+
+def trouble(word: str, step: int) -> None:
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    here = f"{attempt}:{word}:{ranks.rank()}:{step}"
+    for each in os.environ.get("RANKS_TROUBLE", "").split(","):
+        kind, _, place = each.partition(":")
+        if place != here:
+            continue
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if kind == "nan":
+            raise FloatingPointError("the loss is NaN")
+        raise RuntimeError(f"broken at {place}")
+
+
+class Problem:
+    def __init__(self, config: Config) -> None:
+        if config.data == "nowhere" and ranks.rank() == 1:
+            raise FileNotFoundError("rank 1 has no file")
+        self.config = config
+
+    def start(self, method: Method, seed: int) -> Training:
+        return Training(method, seed)
+
+    def fingerprint(self) -> str:
+        return f"data {ranks.rank()}" if self.config.data == "different" else "the same"
+
+
+class RanksTask:
+    name = "ranks"
+    config: type[Experiment] = Config
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        return data
+
+    def load(self, config: Any) -> Problem:
+        return Problem(config)
+
+    def page(self, config: Any) -> Page:
+        metrics = (Metric("loss", "loss", "lower", headline=True),)
+        return Page("Ranks", ("?",), metrics, (Panel("curve", y="loss", title="Loss"),))
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        return ()
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
+        return ()
+
+
+TASK = RanksTask()
+
+
+def spec(name: str = "ddp", seed: int = 0, **changes: Any) -> RunSpec:
+    base = build()
+    return RunSpec("ranks_cases:TASK", name, base.methods[name], seed, replace(base, **changes))
+
+
+def build_group_dro() -> GroupDRO:
+    """A double loop on shards: anchors, moments, previous weights and a tracker to be saved.
+
+    Two ranks cut its batches of 2 x 27 samples in the middle of a group, at an odd place.
+    """
+    settings = {"smoothing": 0.1, "nu": 0.1, "eta": 0.05, "inner_steps": 5}
+    alexr2 = Method("alexr2", 0.01, independent=True, settings=settings)
+    return GroupDRO(
+        data="grouped-synthetic", train="all", hidden=(8,), epochs=3, seeds=(0,),
+        methods={"erm": Method("erm", 0.01), "alexr2": alexr2}, checkpoint_every=1,
+        batch=27, groups_per_batch=3, device="cpu", strategy="fsdp2",
+    )  # fmt: skip
+
+
+class TroubledProblem(GroupDROProblem):
+    def start(self, method: Method, seed: int) -> Any:
+        training = super().start(method, seed)
+        step = training.step
+
+        def troubled() -> None:
+            step()
+            trouble(method.method, training.steps - 1)
+
+        training.step = troubled  # type: ignore[method-assign]
+        return training
+
+
+class TroubledTask(GroupDROTask):
+    def load(self, config: Any) -> GroupDROProblem:
+        return TroubledProblem(config)
+
+
+GROUP_DRO = TroubledTask()
+
+
+def spec_group_dro(name: str) -> RunSpec:
+    base = build_group_dro()
+    return RunSpec("ranks_cases:GROUP_DRO", name, base.methods[name], 0, base)
+
+
+# --- checks inside of two processes ------------------------------------------------------------
+
+
+def raised(call: Any) -> dict[str, Any]:
+    try:
+        call()
+    except Exception as error:
+        shared = ranks.shared(error)
+        return {"kind": type(error).__name__, "text": str(error), "shared": shared}
+    return {"kind": "nothing"}
+
+
+def only(place: int, text: str) -> Any:
+    def call() -> str:
+        if ranks.rank() == place:
+            raise ValueError(text)
+        return f"from {ranks.rank()}"
+
+    return call
+
+
+def words() -> dict[str, Any]:
+    """Every way to speak with the other ranks."""
+    own = ranks.rank()
+    made: list[int] = []
+    ranks.on_each_machine(lambda: made.append(own))
+    return {
+        "rank": [own, ranks.size(), ranks.is_first(), ranks.is_first_here()],
+        "any": [ranks.any_rank(own == 1), ranks.any_rank(False), ranks.highest(own)],
+        "broadcast": ranks.broadcast({"of": own}),
+        "gather": ranks.gather(own),
+        "everyone": ranks.everyone(own),
+        "scatter": ranks.scatter(["a", "b"] if own == 0 else None),
+        "on_first": ranks.on_first(lambda: f"from {own}"),
+        "together": ranks.together(lambda: f"from {own}"),
+        "machine": made,
+        "errors": [
+            raised(lambda: ranks.on_first(only(0, "first"))),
+            raised(lambda: ranks.together(only(1, "second"))),
+            raised(lambda: ranks.together(lambda: only(own, f"each {own}")())),
+        ],
+    }
+
+
+def refusals(out: Path) -> dict[str, Any]:
+    """What one rank finds wrong, all say."""
+    if ranks.rank() == 0:
+        (out / "full").mkdir(parents=True)
+        (out / "full/notes.txt").write_text("x")
+    ranks.barrier()
+    full = raised(lambda: engine.train(spec(), out / "full"))
+    nowhere = raised(lambda: workers.run([spec(data="nowhere")], out / "nowhere"))
+    events: list[Event] = []
+    ended = workers.run(
+        [spec(data="different"), spec("fsdp2", epochs=1)], out / "different", workers=2,
+        on_event=events.append,
+    )  # fmt: skip
+    other = replace(build(), epochs=4 + ranks.rank())
+    plan = compare.plan("ranks_cases:TASK", "config", other)
+    return {
+        "full": full,
+        "nowhere": nowhere,
+        "ended": list(map(asdict, ended)),
+        "kinds": [event.kind for event in events],
+        "plan": raised(lambda: compare.execute(plan, out / "plan")),
+    }
+
+
+def endings(out: Path) -> dict[str, Any]:
+    """Whole runs, runs that rank 1 stops in the middle, and one that diverges there."""
+    found: dict[str, Any] = {}
+    for name in build().methods:
+        engine.train(spec(name), out / "whole" / name)
+        found[name] = []
+        for cut in (3, 8):
+            made = iter([False] * cut)
+            stop = lambda made=made: ranks.rank() == 1 and next(made, True)  # noqa: E731
+            at = out / "cut" / name
+            found[name].append(engine.train(spec(name), at, resume=cut == 8, stop=stop).kind)
+        torch.manual_seed(98)
+        found[name].append(engine.train(spec(name, note="other"), at, resume=True).kind)
+    for name in build_group_dro().methods:
+        engine.train(spec_group_dro(name), out / "whole" / name)
+    with_trouble("nan:0:ddp:1:7")
+    ended = engine.train(spec(), out / "nan")
+    found["nan"] = [ended.kind, ended.text]
+    with_trouble("odd")
+    found["odd"] = engine.train(spec(epochs=1), out / "odd").kind
+    with_trouble("term:0:ddp:1:7")
+    signalled = workers.run([spec(), spec("fsdp2")], out / "term")
+    found["term"] = [each.kind for each in signalled]
+    with_trouble("")
+    return found
+
+
+def with_trouble(text: str) -> None:
+    os.environ["RANKS_TROUBLE"] = text
+
+
+def command(out: Path, *more: str) -> dict[str, Any]:
+    """A command line in this process."""
+    from fcco_experiments.cli.app import app
+
+    told, said = io.StringIO(), io.StringIO()
+    line = ["run", "ranks_cases:TASK", "--config", str(out / "config.yaml"), "--method", "ddp"]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told):
+        code: Any = None
+        try:
+            app([*line, "--out", str(out / "cli"), *more])
+        except SystemExit as end:
+            code = end.code
+    return {"code": code, "stdout": said.getvalue(), "stderr": told.getvalue()}
+
+
+def complain(event: Event) -> None:
+    if event.kind == "failed":
+        print(f"FAILED: {event.text}", file=sys.stderr)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    with ranks.begin():
+        found: dict[str, Any] = {"words": words(), "refusals": refusals(out)}
+        found["endings"] = endings(out)
+        found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
+        (out / f"{ranks.rank()}.json").write_text(json.dumps(found))
+        ranks.barrier()
+        with_trouble("break:0:fsdp2:1:7")
+        workers.run([spec("fsdp2"), spec()], out / "broken", on_event=complain)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,493 @@
+"""The commands as a user types them: overrides, refusals, kill -9, Ctrl-C, JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fcco_experiments import compare, config, engine, environment, record
+from fcco_experiments.cli.app import app
+from fcco_experiments.cli.display import Display
+from fcco_experiments.events import Event
+from rich.console import Console
+from test_experiments_engine import equal, result, rows, spec, weights
+from toy_task import TASK
+from typer.testing import CliRunner
+
+TESTS = Path(__file__).parent
+TOY = "toy_task:TASK"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a task may put the current folder there
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Without the page and the plots, which have tests of their own."""
+    monkeypatch.setattr(compare, "_report", lambda c, task, config: c.folder / "report.html")
+    monkeypatch.setattr(compare, "_draw", lambda comparison, page, redraw: None)
+
+
+def fcco(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == code, (done.output, done.exception)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def process(*arguments: str, slow: float) -> subprocess.Popen[str]:
+    """A command whose steps last `slow` seconds, which changes nothing else."""
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-m", "fcco_experiments", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": path, "TOY_SLOW": str(slow)},
+    )
+
+
+def wait_for(*files: Path, lines: int, running: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while not all(each.exists() and len(each.read_text().splitlines()) >= lines for each in files):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# --- interruptions -----------------------------------------------------------------------------
+
+
+def test_kill_9_in_the_middle_then_resume_gives_the_same_weights(fast):
+    words = ["run", TOY, "--data", "quadratic", "--out", "r", "--epochs=8"]
+    running = process(*words, slow=0.1)
+    folder = Path("r/sonex/seed-0")
+    wait_for(folder / "metrics.jsonl", lines=4, running=running)
+    running.kill()
+    running.communicate()
+    assert running.returncode == -signal.SIGKILL
+    step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
+    assert 0 < step < 32 and not (folder / "result.json").exists()
+    assert "has runs already" in fcco(*words, code=2).stderr
+    fcco(*words, "--resume")
+    engine.train(spec(epochs=8), Path("whole"))
+    assert equal(weights(folder), weights(Path("whole")))
+    assert rows(folder) == rows(Path("whole"))
+    assert f"at step {step}" in record.load_run(folder).environment["resumed"][0]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(fast):
+    """Two worker processes; the signal goes to the whole group, as from a terminal."""
+    words = [
+        "compare", TOY, "--data", "quadratic", "--methods", "sonex,alexr2", "--seeds", "0,1",
+        "--workers", "2", "--out", "c",
+    ]  # fmt: skip
+    running = process(*words, slow=0.4)
+    begun = [Path(f"c/{name}/seed-0") for name in ("sonex", "alexr2")]
+    wait_for(*(each / "metrics.jsonl" for each in begun), lines=2, running=running)
+    os.killpg(running.pid, signal.SIGINT)
+    told = running.communicate(timeout=60)[1]
+    assert running.returncode == 130
+    expected = f"  python -m fcco_experiments {shlex.join(words)} --resume"
+    assert told.splitlines()[-2:] == ["Stopped, and saved. Go on with:", expected], told
+    for each in begun:
+        assert 0 < torch.load(each / "checkpoint.pt", weights_only=True)["step"] < 24
+        assert not (each / "result.json").exists()
+    again = shlex.split(expected)[3:]
+    again[again.index("2")] = "1"  # any number of workers
+    done = fcco(*again, "--json")
+    table = json.loads(done.stdout.splitlines()[-1])["methods"]
+    assert list(table) == ["sonex", "alexr2"]
+    for one in (spec(name, seed) for name in table for seed in (0, 1)):
+        engine.train(one, Path("whole") / one.label)
+        assert equal(weights(Path("c") / one.label), weights(Path("whole") / one.label))
+        assert result(Path("c") / one.label) == result(Path("whole") / one.label)
+
+
+def test_ctrl_c_while_the_workers_start_is_quiet():
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "2", "--out", "c"]
+    running = process(*words, slow=0.4)
+    wait_for(Path("c/comparison.json"), lines=1, running=running)
+    time.sleep(0.3)
+    os.killpg(running.pid, signal.SIGINT)
+    told = running.communicate(timeout=60)[1]
+    assert running.returncode == 130 and "Traceback" not in told
+    assert told.splitlines()[-1] == f"  python -m fcco_experiments {shlex.join(words)} --resume"
+    assert not list(Path("c").glob("*/*/result.json"))
+
+
+def test_a_command_is_told_without_what_is_meant_once(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/fcco", "run", "a b", "--overwrite", "--resume"])
+    assert environment.command() == "fcco run 'a b'"
+    assert environment.command("--resume") == "fcco run 'a b' --resume"
+    monkeypatch.setattr(sys, "argv", ["/x/fcco/__main__.py", "run"])
+    assert environment.command() == "python -m fcco_experiments run"
+
+
+# --- output ------------------------------------------------------------------------------------
+
+
+def test_compare_leaves_table_and_report_and_prints_json_last():
+    done = fcco("compare", TOY, "--data", "quadratic", "--workers", "1", "--json", "epochs=2")
+    out = Path("runs/toy-quadratic")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, "everything else goes to stderr"
+    table = json.loads(lines[0], parse_constant=pytest.fail)
+    assert table == record.read_json(out / "table.json")
+    assert list(table["methods"]) == ["sonex", "sox", "alexr2"]
+    finals = [
+        record.load_run(out / f"sox/seed-{seed}").rows[-1]["loss"] for seed in (0, 1)
+    ]  # fmt: skip
+    mean = sum(finals) / 2
+    assert table["methods"]["sox"]["loss"] == {
+        "mean": pytest.approx(mean),
+        "std": pytest.approx(abs(finals[0] - finals[1]) / 2**0.5),
+    }
+    assert f"Report: {out / 'report.html'}" in done.stderr
+    assert (out / "report.html").read_text().startswith("<!")
+    assert (out / "sox/seed-0/plots/loss.svg").exists()
+    assert done.stderr.count("Warning: ") == len(
+        re.findall("the constraint is violated", done.stderr)
+    )
+    before = (out / "table.json").read_bytes()
+    (out / "table.json").unlink()
+    (out / "report.html").unlink()
+    shown = fcco("report", str(out)).stdout
+    assert (out / "table.json").read_bytes() == before and (out / "report.html").exists()
+    assert re.search(r"^sox +\d\.\d{4} ± \d", shown, re.MULTILINE)
+
+
+def test_failures_and_divergence_have_their_exit_codes(fast):
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--seeds", "0"]
+    done = fcco(*words, "--methods.sox.lr", "1e80", "--out", "a", "--json")
+    table = json.loads(done.stdout.splitlines()[-1])["methods"]
+    assert (
+        table["sox"]["diverged"] == {"mean": 1.0, "std": 0.0} and "diverged" not in table["sonex"]
+    )
+    assert "sox/seed-0: diverged" in done.stderr
+    done = fcco(*words, "--methods", "sonex", "--break_at", "3", "--out", "b", code=1)
+    assert "sonex/seed-0: FAILED: the shapes do not fit" in done.stderr
+    assert done.stderr.count("the shapes do not fit") == 1
+    assert "b/sonex/seed-0/failure.txt" in done.stderr
+
+
+def test_warnings_are_one_line_for_each_kind(fast):
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--epochs", "1"]
+    done = fcco(*words, "--seeds", "0,1,2,3", "--methods.sox.lr", "1e80", "--out", "a")
+    said = [line for line in done.stderr.splitlines() if line.startswith("Warning: ")]
+    comparison = record.load_comparison(Path("a"))
+    violated = {run.name for run in comparison.runs if run.result and run.result["warnings"]}
+    for name in violated - {"sox"}:
+        (line,) = [line for line in said if "is violated" in line and f" {name}, " in line]
+        assert "seed" in line
+    (line,) = [line for line in said if "Diverged" in line]
+    assert line.startswith("Warning: sox, ") and "Tables have its last finite figures" in line
+
+
+def test_plots_are_drawn_again_by_report_and_are_whole_or_not_there(monkeypatch):
+    from fcco_experiments.report import plots
+
+    fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet")
+    drawn = Path("r/sonex/seed-0/plots")
+    whole = (drawn / "loss.svg").read_bytes()
+    (drawn / "loss.svg").write_text("old")
+    (drawn / "gone.svg").write_text("a panel of an older version")
+    fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet", "--resume")
+    assert (drawn / "loss.svg").read_text() == "old"
+    fcco("report", "r", "--quiet")
+    assert (drawn / "loss.svg").read_bytes() == whole
+    assert [each.name for each in drawn.iterdir()] == ["loss.svg"]
+    assert not Path("r/sonex/seed-0/.plots").exists()
+
+    def stopped(run: Any, page: Any) -> None:
+        (run.folder / "plots").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plots, "save_run", stopped)
+    monkeypatch.setattr(sys, "argv", ["fcco", "report", "r"])
+    done = fcco("report", "r", code=130)
+    assert done.stderr.splitlines()[-1] == "  fcco report r"
+    assert (drawn / "loss.svg").read_bytes() == whole, "the old ones are still there"
+
+
+def test_quiet_and_quick(fast):
+    done = fcco("run", TOY, "--data", "quadratic", "--quick", "--quiet", "--seed", "3")
+    assert done.output == ""
+    run = record.load_run(Path("runs/toy-quadratic-quick-sonex-seed-3/sonex/seed-3"))
+    assert run.config["epochs"] == 2 and run.seed == 3
+
+
+def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
+    done = fcco("sweep", TOY, "--data", "quadratic", "--workers", "1", "--json", "--limit", "2")
+    out = Path("runs/toy-quadratic-sweep")
+    told = record.read_json(out / "sweep.json")
+    assert len(told["settings"]) == 4
+    table = json.loads(done.stdout.splitlines()[-1])["methods"]
+    assert list(table) == ["sonex", "plain-sox"]
+    whole = record.read_json(out / "table.json")["methods"]
+    assert table == whole and set(whole) == set(told["winners"]), "by method, not by setting"
+    assert "Chosen by: violation above 0.05 first" in done.stderr
+    again = fcco("report", str(out), "--json")
+    assert again.stdout == done.stdout
+    told_by_sweep = done.stderr[done.stderr.index("method") :]
+    assert again.stderr[again.stderr.index("method") :] == told_by_sweep
+    Path(out / "sweep.json").write_text("{}")
+    assert "sweep.json is damaged: it has no rule" in fcco("report", str(out), code=2).stderr
+    record.write_json(out / "sweep.json", told)
+    done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
+    meta = record.read_json(Path("runs/toy-winners/comparison.json"))
+    assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]
+    done = fcco(
+        "sweep", TOY, "--data", "quadratic", "--workers", "1", "--out", "s", "--seeds", "3,4",
+        "--grid.sox.lr", "[1e-3, 1e-2]",
+    )  # fmt: skip
+    runs = record.load_comparison(Path("s")).runs
+    assert [(run.name, run.seed, run.method["lr"]) for run in runs] == [
+        ("sox@0", 3, 1e-3), ("sox@0", 4, 1e-3), ("sox@1", 3, 1e-2), ("sox@1", 4, 1e-2),
+    ]  # fmt: skip
+
+
+def test_progress_on_a_terminal_has_a_line_for_each_run():
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    with Display(2, 10, console=console) as display:
+        display(Event("started", "sonex/seed-0", 0.0, 10))
+        display(Event("progress", "sonex/seed-0", 5.0, 10, {"auc": 0.87654321}))
+        display.bars.refresh()
+        display(Event("finished", "sonex/seed-0", 10.0, 10))
+        display(Event("diverged", "sox/seed-0", 3.0, 10, text="after 3 steps: NaN"))
+    lines = written.getvalue()
+    assert re.search(r"sonex/seed-0 .* 50% .*auc 0\.8765", lines)
+    assert re.search(r"0 of 2 runs .* 25%", lines) and re.search(r"2 of 2 runs .* 100%", lines)
+    assert "sox/seed-0: diverged: after 3 steps: NaN" in lines
+
+
+def test_the_time_left_ignores_what_was_done_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    written = io.StringIO()
+    display = Display(4, 10, console=Console(file=written, width=200))
+    with display:
+        now[0] = 100.0  # a download
+        display(Event("finished", "a/seed-0", 10.0, 10, text="was finished"))
+        display(Event("started", "a/seed-1", 6.0, 10))
+        assert display._left() == "time left not known yet"
+        now[0] = 340.0
+        display(Event("finished", "a/seed-1", 10.0, 10))  # 4 epochs in 4 minutes, 20 to go
+    assert written.getvalue() == "a/seed-1: finished (2/4, about 20.0 min left)\n"
+
+
+def test_the_bars_begin_where_an_earlier_process_stopped(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    with Display(2, 10, console=console) as display:
+        assert not display.bars.live.is_started, "downloads have bars of their own"
+        display(Event("finished", "a/seed-0", 10.0, 10, text="was finished"))
+        display(Event("started", "a/seed-1", 6.0, 10))
+        whole, one = display.bars.tasks
+        assert (whole.completed, one.completed) == (16, 6)
+        assert not whole._progress and not one._progress, "no speed yet"
+
+
+def test_help_names_what_there_is():
+    """Every data set, and a grid of each name that a task has but those of one data set."""
+    from fcco_experiments.data import DATA_SETS
+
+    folder = Path(config.__file__).parent / "configs"
+    grids = {each.stem for each in folder.glob("*/grids/*.yaml")}
+    grids = {name for name in grids if not name.startswith("refine-")}
+    text = ""
+    for command in ("run", "compare", "sweep"):
+        text = " ".join(fcco(command, "--help").stdout.replace("\u2502", " ").split())
+        assert "Every key of the config is an option: --epochs 10" in text
+        assert all(name in text for name in DATA_SETS), command
+        assert "meaningful (the usual), paper" in text and "finetune" in text
+    assert all(name in text for name in grids), grids
+
+
+# --- configs on the command line ---------------------------------------------------------------
+
+
+def shown(*words: str) -> Any:
+    text = fcco("config", TOY, *words).stdout
+    Path("shown.yaml").write_text(text)
+    return config.load(TASK, Path("shown.yaml"))
+
+
+def test_any_key_is_an_option():
+    base = config.load(TASK, "quadratic")
+    assert shown("--data", "quadratic") == base
+    read = shown(
+        "--data", "quadratic", "--epochs", "3", "--shape.noise=0.5", "shape.kind=steep",
+        "--methods.sonex.settings.gamma", "-1", "--checkpoint-every", "9", "--note", "a b",
+        "--methods", "alexr2,sonex", "--seeds", "4,5",
+    )  # fmt: skip
+    assert (read.epochs, read.shape.noise, read.shape.kind) == (3, 0.5, "steep")
+    assert read.checkpoint_every == 9 and read.note == "a b" and read.seeds == (4, 5)
+    assert list(read.methods) == ["alexr2", "sonex"]
+    assert read.methods["sonex"].settings["gamma"] == -1
+
+
+def test_run_takes_the_keys_of_its_method(fast):
+    fcco(
+        "run", TOY, "--data", "quadratic", "--method", "sox", "--lr", "1e-3",
+        "--settings.penalty", "7", "--weight-decay=0.1", "--epochs", "1", "--out", "r",
+    )  # fmt: skip
+    run = record.load_run(Path("r/sox/seed-0"))
+    assert run.method["lr"] == 1e-3 and run.method["settings"]["penalty"] == 7
+    assert run.method["weight_decay"] == 0.1 and run.config["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["compare", "fairnes", "--data", "a"], "no task `fairnes`; did you mean `fairness`?"),
+        (["compare", TOY], "Say which data: --data NAME (or --config FILE). Configs: base, quad"),
+        (["compare", TOY, "--config", "quadratic", "--setting", "x"], "leave out --setting"),
+        (["compare", TOY, "--data", "quadratic", "--lr", "3"], "write --methods.NAME.lr."),
+        (["compare", TOY, "--data", "quadratic", "--weight-decay=3"], "--methods.NAME.weight_deca"),
+        (["compare", TOY, "--data", "quadratic", "--seeds", "1,1"], "line: `seeds` must be diff"),
+        (["compare", TOY, "--data", "quadratic", "--seeds=-1"], "command line: `seeds` must be"),
+        (["compare", TOY, "--data", "quadratic", "--checkpoint-every=0"], "must be at least 1"),
+        (["compare", TOY, "--data", "quadratic", "--data-folder", "no"], "there is no folder no"),
+        (["run", TOY, "--data", "quadratic", "--method", "sox,sonex"], "trains one method"),
+        (["run", TOY, "--config", "quadratic", "--data", "unreachable"], "the network is down"),
+        (["sweep", TOY, "--data", "quadratic", "--seeds", "3,3"], "tuning seeds: `seeds` must be"),
+        (["sweep", TOY, "--data", "quadratic", "--note", "nothing to choose by"], "toy cannot cho"),
+        (
+            ["sweep", TOY, "--data", "quadratic", "--grid.sox.settings.z", "[1, 2]"],
+            "Error: grid: methods.sox.settings.z: `sox` has no setting `z`.\n",
+        ),
+        (["compare", TOY, "--data", "quadratix"], "did you mean `quadratic`? There are: base"),
+        (["compare", TOY, "--data", "quadratic", "--epocs", "3"], "did you mean `epochs`? Allowed"),
+        (["compare", TOY, "--data", "quadratic", "--worker", "3"], "did you mean `--workers`?"),
+        (["compare", TOY, "--data", "quadratic", "--epochs", "x"], "whole number but is: 'x'"),
+        (["compare", TOY, "--data", "quadratic", "--methods", "sonx"], "did you mean `sonex`?"),
+        (["compare", TOY, "--data", "quadratic", "--seeds", "a"], "whole numbers such as 0,1,2"),
+        (["compare", TOY, "--data", "quadratic", "stray"], "`stray` is not understood"),
+        (["run", TOY, "--data", "quadratic", "--seeds", "1,2"], "give --seed NUMBER"),
+        (["run", TOY, "--data", "quadratic", "--method", "soxx"], "did you mean `sox`?"),
+        (["run", TOY, "--data", "quadratic", "--settings.z", "1"], "has no setting `z`"),
+        (["sweep", TOY, "--data", "quadratic", "--grid", "x"], "no grid `x`"),
+        (["report", "nowhere"], "nowhere holds no comparison.json"),
+        (["run", "--epochs", "3", TOY], "Name the task first"),
+    ],
+)
+def test_mistakes_get_a_clear_line_and_exit_code_2(words, said):
+    done = fcco(*words, code=2)
+    assert done.stderr.startswith("Error: ") and said in done.stderr
+    assert "Traceback" not in done.output and done.stdout == ""
+    assert not Path("runs/toy-quadratic").exists()
+
+
+def test_data_that_cannot_be_loaded_are_a_clear_line():
+    done = fcco("run", TOY, "--config", "quadratic", "--data", "nowhere", code=2)
+    assert done.stderr.splitlines() == [
+        "Loading nowhere ...",
+        "Error: no file nowhere.csv in any of the places",
+    ]
+
+
+def test_places_that_cannot_be_used_are_a_clear_line():
+    Path("file").write_text("x")
+    Path("latin.yaml").write_bytes("note: caf\u00e9".encode("latin-1"))
+    done = fcco("run", TOY, "--data", "quadratic", "--out", "file/a", code=2)
+    assert done.stderr.startswith("Error: file/a cannot be made or read: Not a directory")
+    done = fcco("run", TOY, "--config", "latin.yaml", code=2)
+    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
+    done = fcco("sweep", TOY, "--data", "quadratic", "--grid", "latin.yaml", code=2)
+    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
+
+
+def test_damaged_files_are_a_clear_line(fast):
+    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--out", "c", "--quiet"]
+    fcco(*words, "--seeds", "0", "--epochs", "1")
+    for name in ("comparison.json", "sonex/seed-0/config.yaml", "sonex/seed-0/metrics.jsonl"):
+        path = Path("c") / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] + b"\xff{")
+        assert f"c/{name}" in fcco("report", "c", code=2).stderr
+        if not name.endswith("jsonl"):  # a resumed run writes its rows anew
+            said = fcco(*words, "--seeds", "0,1", "--epochs", "1", "--resume", code=2).stderr
+            assert f"c/{name}" in said
+        path.write_bytes(whole)
+    fcco("report", "c", "--quiet")
+
+
+def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monkeypatch):
+    monkeypatch.setenv("FCCO_DATA", "elsewhere")
+    Path("mine").mkdir()
+    words = ["compare", TOY, "--config", "quadratic", "--data", "far", "--epochs", "1"]
+    done = fcco(*words, "--workers", "2", "--data-folder", "mine")
+    assert Path("fetched.txt").read_text() == f"{os.getpid()} {Path('mine').resolve()}\n"
+    assert done.stderr.splitlines()[:2] == ["fetching far.csv", "Loading far ..."]
+    assert done.stderr.count("Loading") == 1, "by two workers"
+    spec_text = Path("runs/toy-quadratic/sonex/seed-0/config.yaml").read_text()
+    assert "mine" not in spec_text, "where the data lie does not change a run"
+    fcco(*words, "--overwrite", "--workers", "1", "--quiet")
+    assert os.environ["FCCO_DATA"] == str(Path("mine").resolve())
+
+
+def test_a_task_in_the_current_folder_works_in_every_process():
+    """As with the console script, which does not put the current folder on the path."""
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from toy_task import ToyConfig, ToyTask\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(ToyConfig):\n"
+        "    colour: str = 'red'\n"
+        "class Task(ToyTask):\n"
+        "    config = Mine\n"
+        "TASK = Task()\n"
+    )
+    path = os.pathsep.join([str(TESTS), *(each for each in sys.path if each)])
+    words = "compare mine:TASK --data quadratic --seeds 0 --workers 2 --epochs 1 --json"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "fcco_experiments", *words.split(), "--colour", "blue"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout.splitlines()[-1])["methods"]) == ["sonex", "sox", "alexr2"]
+    assert record.read_meta(Path("runs/toy-quadratic"))["config"]["colour"] == "blue"
+
+
+def test_several_mistakes_are_told_at_once():
+    lines = fcco("config", TOY, "--data", "quadratic", "--epochs", "x", "--a.b", "1", code=2).stderr
+    assert "\n  command line: unknown key `a`" in lines
+    assert "\n  command line: `epochs` must be a whole number" in lines
+
+
+@pytest.mark.parametrize(
+    "missing, words, said",
+    [
+        ("yaml", [], "needs pyyaml: pip install 'fcco[experiments]'"),
+        ("jinja2", [], "needs jinja2: pip install 'fcco[experiments]'"),
+        ("scipy", [], "needs scipy: pip install 'fcco[experiments]'"),
+        ("tensorboard", ["--tensorboard"], "tensorboard: pip install 'fcco[tensorboard]'"),
+    ],
+)
+def test_missing_packages_are_named_before_training(missing, words, said, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == missing else find(name, *a)
+    )
+    assert said in fcco("run", TOY, "--data", "quadratic", *words, code=2).stderr
+    assert not Path("runs").exists()

@@ -1,0 +1,660 @@
+"""Runs as fleets: lines, chunks, stops, divergence, failures, damaged files, several processes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fcco_experiments import (
+    compare,
+    config,
+    fleet_files,
+    fleet_run,
+    fleets,
+    record,
+    sweep,
+    yaml_text,
+)
+from fcco_experiments.cli.display import Display
+from fcco_experiments.events import Event, Outcome
+from fcco_experiments.fleet_files import LINES
+from fcco_experiments.grid import Setting
+from fcco_experiments.record import FolderError
+from fcco_experiments.task import Method
+from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
+from rich.console import Console
+from test_experiments_cli import fcco, process
+from test_experiments_ranks import torchrun
+
+TOY = "fleet_toy:TASK"
+RATES = (0.3, 0.1, 0.02)
+BASE = config.load(TASK, "quadratic", overrides=["epochs=6", "steps=4"])
+STEPS = 24
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ToyFleet.made.clear()
+
+
+def methods(*rates: float, update: Any = "sgd", word: str = "sox") -> dict[str, Method]:
+    return {f"{word}-{update}@{k}": Method(word, lr, update) for k, lr in enumerate(rates)}
+
+
+def plan(chosen: dict[str, Method], seeds: tuple[int, ...] = (0, 3), **changes: Any) -> Any:
+    return compare.plan(TOY, "quadratic", replace(BASE, methods=chosen, seeds=seeds, **changes))
+
+
+def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options: Any) -> Any:
+    runner = functools.partial(fleets.run, chunk=chunk)
+    return compare.execute(wanted, Path(out), runner=runner, **options)
+
+
+def lines(out: str = "o") -> dict[str, dict[str, Any]]:
+    """Without the clock."""
+    found = fleet_files.read(Path(out) / LINES)
+    for line in found.values():
+        assert line.pop("seconds") >= 0
+        line["final"].pop("seconds", None)
+    return found
+
+
+def kinds(outcomes: list[Outcome]) -> dict[str, str]:
+    return {outcome.run: outcome.kind for outcome in outcomes}
+
+
+def literal(lr: float, seed: int, steps: int = STEPS) -> tuple[float, int | None]:
+    """The weight after some steps, and the step of its divergence."""
+    weight = 0.0
+    for step in range(steps):
+        new = weight - lr * (weight - 1 - noise(seed, step))
+        if abs(new) > HUGE:
+            return weight, step
+        weight = new
+    return weight, None
+
+
+# --- what a fleet leaves -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+def test_each_run_has_the_line_that_it_would_have_alone(chunk):
+    wanted = plan(methods(*RATES) | methods(0.2, 0.05, update="adam"))
+    ended = execute(wanted, chunk=chunk)
+    assert set(kinds(ended).values()) == {"finished"}
+    assert [outcome.run for outcome in ended] == [spec.label for spec in wanted.specs]
+    found = lines()
+    assert set(found) == {spec.label for spec in wanted.specs}
+    for spec in wanted.specs:
+        weight, _ = literal(spec.method.lr, spec.seed)
+        row = figures(weight) | {"epoch": 6, "step": STEPS, "samples": 8 * STEPS}
+        line = found[spec.label]
+        assert line["final"] == pytest.approx(row, abs=1e-12)
+        assert line["method"] == config.plain(spec.method) and line["diverged"] is None
+        assert (line["step"], line["epoch"], line["samples"]) == (STEPS, 6, 8 * STEPS)
+        assert line["warnings"] == list(TASK.warnings(None, row)) and line["end"] == {}
+    assert ToyFleet.made == {None: [6, 4], 1: [1] * 10, 4: [3, 3, 4]}[chunk]
+    assert not list(Path("o/fleet").glob("*.pt"))
+    assert not list(Path("o").glob("*/seed-*"))
+
+
+def test_a_comparison_reads_lines_and_folders_alike():
+    chosen = methods(0.3, 0.1) | methods(0.1, word="alexr2", update="momentum")
+    settings = {"penalty": 8, "smoothing": 0.01, "nu": 1.0, "eta": 0.02, "inner_steps": 5}
+    chosen["alexr2-momentum@0"] = replace(chosen["alexr2-momentum@0"], settings=settings)
+    ended = execute(plan(chosen), workers_=1)
+    assert set(kinds(ended).values()) == {"finished"}
+    assert len(lines()) == 4
+    assert len(list(Path("o").glob("*/seed-*/result.json"))) == 2
+    found = record.load_comparison(Path("o"))
+    assert [(run.name, run.seed) for run in found.runs] == [(n, k) for n in chosen for k in (0, 3)]
+    for name, method in chosen.items():
+        group = found.of(name)
+        assert [run.seed for run in group] == [0, 3]
+        assert all(run.method == config.plain(method) for run in group)
+        assert all("val_loss" in run.figures and run.config["epochs"] == 6 for run in group)
+        assert all(run.environment["threads"] >= 1 for run in group)
+    assert found.of("sox-sgd@0")[0].rows == [found.of("sox-sgd@0")[0].figures]
+    assert found.of("nobody") == []
+    settings_ = [Setting(*name.split("@"), {"lr": m.lr}, m) for name, m in chosen.items()]  # type: ignore[arg-type]
+    told = sweep.choose(Path("o"), settings_, (0,))
+    assert told["winners"] == {"sox-sgd": "sox-sgd@1", "alexr2-momentum": "alexr2-momentum@0"}
+    table = [json.loads(line) for line in Path("o/runs.jsonl").read_text().splitlines()]
+    assert len(table) == 6 and all(row["finished"] for row in table)
+    assert [row["lr"] for row in table] == [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
+    done = compare.conclude(Path("o"))
+    assert done.report.exists() and not Path("o/plots").exists()
+
+
+# --- stops -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """The lines of a sweep that nobody stopped: two fleets of 4 and 2 runs, one run diverges."""
+    at = tmp_path_factory.mktemp("whole")
+    execute(stoppable(), str(at / "o"))
+    return lines(str(at / "o"))
+
+
+def stoppable(**changes: Any) -> Any:
+    return plan(methods(0.3, 9.0) | methods(0.1, update="adam"), **changes)
+
+
+@pytest.mark.parametrize("kind", ["FLEET_STOP", "FLEET_TERM"])
+@pytest.mark.parametrize("step", [0, 1, 5, 6, 11, 22])
+def test_a_stop_at_any_step_is_saved_at_once_and_goes_on_bitwise(step, kind, whole, monkeypatch):
+    monkeypatch.setenv(kind, str(step))
+    events: list[Event] = []
+    ended = kinds(execute(stoppable(), on_event=events.append))
+    assert set(ended.values()) == {"stopped"} and lines() == {}
+    told = [event.kind for event in events]
+    assert told[-1] == "stopped" and told.count("stopping") == 1
+    held = torch.load("o/fleet/checkpoint-0.pt", weights_only=True)
+    assert held["step"] == step + 1 and len(held["runs"]) == 4
+    monkeypatch.delenv(kind)
+    made = len(ToyFleet.made)
+    events.clear()
+    ended = kinds(execute(stoppable(), resume=True, on_event=events.append))
+    started = next(event for event in events if event.kind == "started")
+    assert started.epoch == pytest.approx((step + 1) / 4) and started.count == 4
+    assert ended["sox-sgd@1/seed-0"] == "diverged" and ended["sox-adam@0/seed-3"] == "finished"
+    assert lines() == whole and ToyFleet.made[made:] == [4, 2]
+    assert not list(Path("o/fleet").glob("checkpoint*"))
+
+
+def test_a_stop_in_the_second_fleet_keeps_the_lines_of_the_first(whole, monkeypatch):
+    """Each fleet of two runs gets the signal before its last step; the first one has made it."""
+    monkeypatch.setenv("FLEET_STOP", str(STEPS - 1))
+    wanted = stoppable()
+    ended = kinds(execute(wanted, chunk=2))
+    assert len(lines()) == 2 and list(ended.values()).count("stopped") == 4
+    assert not list(Path("o/fleet").glob("checkpoint*")), "it came with the last step"
+    monkeypatch.delenv("FLEET_STOP")
+    events: list[Event] = []
+    ended = kinds(execute(wanted, chunk=2, resume=True, on_event=events.append))
+    assert sum(event.text == "was finished" for event in events) == 2
+    assert lines() == whole and "stopped" not in ended.values()
+
+
+def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
+    """As a process that was killed would leave them."""
+    seen: list[int] = []
+    saved = fleet_run.FleetRun._save
+
+    def save(self: Any) -> None:
+        saved(self)
+        seen.append(self.step)
+        if self.step == 16:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", save)
+    with pytest.raises(KeyboardInterrupt):
+        execute(stoppable(checkpoint_every=2))
+    assert seen == [8, 16] and lines() == {}
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", saved)
+    with pytest.raises(FolderError, match="has runs already"):
+        execute(stoppable(checkpoint_every=2))
+    execute(stoppable(checkpoint_every=3), resume=True)  # how often does not matter
+    assert lines() == whole
+
+
+def test_a_large_checkpoint_is_not_written_more_often_than_it_is_worth(monkeypatch):
+    count = []
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", lambda self: count.append(self.step))
+    monkeypatch.setattr(fleet_run, "_SHORT", -1.0)
+    monkeypatch.setattr(fleet_run, "_SHARE", -1.0)
+    execute(plan(methods(0.3), checkpoint_every=1))
+    assert count == [4, 8, 12, 16, 20]
+    monkeypatch.setattr(fleet_run, "_SHARE", 1e12)
+    count.clear()
+    real = fleet_run.FleetRun.__init__
+
+    def costly(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
+        self._cost = 1.0
+
+    monkeypatch.setattr(fleet_run.FleetRun, "__init__", costly)
+    execute(plan(methods(0.3), checkpoint_every=1), "p")
+    assert count == []
+
+
+def test_runs_that_were_begun_alone_go_on_alone(monkeypatch):
+    chosen = {"sonex": BASE.methods["sonex"]}
+    assert chosen["sonex"].update == "momentum"
+    monkeypatch.setenv("TOY_SLOW", "0.05")
+    pid = os.getpid()
+
+    def stop(event: Event) -> None:
+        if event.kind == "progress" and event.epoch >= 2:
+            os.kill(pid, signal.SIGINT)
+
+    ended = compare.execute(plan(chosen), Path("o"), workers_=1, on_event=stop)
+    assert kinds(ended) == {"sonex/seed-0": "stopped", "sonex/seed-3": "stopped"}
+    monkeypatch.delenv("TOY_SLOW")
+    assert set(kinds(execute(plan(chosen), resume=True)).values()) == {"finished"}
+    assert set(lines()) == {"sonex/seed-3"} and ToyFleet.made == [1]
+    assert Path("o/sonex/seed-0/result.json").exists()
+    assert [run.folder.name for run in record.load_comparison(Path("o")).runs] == ["seed-0", "o"]
+
+
+def test_a_line_counts_more_than_a_run_that_was_only_begun():
+    wanted = plan(methods(0.3), seeds=(0,))
+    execute(wanted)
+    folder = wanted.specs[0].folder(Path("o"))
+    folder.mkdir(parents=True)
+    record.write_text(folder / record.CONFIG, yaml_text.dump(wanted.specs[0].plain()))
+    (run,) = record.load_comparison(Path("o")).runs
+    assert run.folder == Path("o") and run.figures["step"] == STEPS
+    result = {"final": {"loss": 7.0}, "end": {}, "diverged": None}
+    record.write_json(folder / record.RESULT, result)
+    (run,) = record.load_comparison(Path("o")).runs
+    assert run.folder == folder and run.figures == {"loss": 7.0}
+
+
+def test_more_settings_later_and_a_part_of_them(whole, monkeypatch):
+    """A checkpoint is finished even when it is not asked for any more."""
+    monkeypatch.setenv("FLEET_STOP", "5")
+    execute(stoppable())
+    monkeypatch.delenv("FLEET_STOP")
+    some = plan(methods(0.3) | methods(0.1, update="adam") | methods(0.7, word="erm"))
+    assert set(kinds(execute(some, resume=True)).values()) == {"finished"}
+    assert {name: line for name, line in lines().items() if name in whole} == whole
+    assert set(lines()) - set(whole) == {"erm-sgd@0/seed-0", "erm-sgd@0/seed-3"}
+    assert set(record.read_meta(Path("o"))["methods"]) == {
+        "sox-sgd@0", "sox-sgd@1", "sox-adam@0", "erm-sgd@0",
+    }  # fmt: skip
+
+
+# --- trouble -----------------------------------------------------------------------------------
+
+
+def test_runs_that_diverge_are_told_in_one_line_and_change_no_other():
+    rates = (0.3, 9.0, 5.0, 0.1)
+    events: list[Event] = []
+    ended = kinds(execute(plan(methods(*rates)), on_event=events.append))
+    execute(plan(methods(0.3, 3.0, 2.5, 0.1)), "other")
+    found, other = lines(), lines("other")
+    for place, lr in enumerate(rates):
+        for seed in (0, 3):
+            name = f"sox-sgd@{place}/seed-{seed}"
+            _, died = literal(lr, seed)
+            assert ended[name] == ("finished" if died is None else "diverged")
+            if died is None:
+                assert found[name] == other[name]
+                continue
+            line = found[name]
+            assert line["diverged"] == f"after {died} steps: not finite"
+            assert (line["step"], line["samples"]) == (died, 8 * died)
+            quarter = max(q for q in (0, 6, 12, 18) if q <= died)
+            last = figures(literal(lr, seed, quarter)[0])
+            assert line["final"]["step"] == quarter
+            assert line["final"]["loss"] == pytest.approx(last["loss"], rel=1e-12)
+    (event,) = [event for event in events if event.kind == "finished"]
+    assert event.count == 8 and event.text.startswith("4 of them diverged, the first after")
+    assert "diverged" not in [event.kind for event in events]
+
+
+def test_figures_that_are_not_finite_are_a_divergence(monkeypatch):
+    monkeypatch.setenv("FLEET_NAN", "0.1")
+    ended = execute(plan(methods(0.3, 0.1)))
+    assert kinds(ended)["sox-sgd@1/seed-0"] == "diverged"
+    line = lines()["sox-sgd@1/seed-0"]
+    assert line["diverged"] == "not finite at epoch 3: val_loss"
+    assert line["final"]["step"] == 6 and line["step"] == STEPS
+    assert lines()["sox-sgd@0/seed-0"]["diverged"] is None
+
+
+def test_a_fleet_of_which_nobody_is_left_ends(monkeypatch):
+    steps: list[int] = []
+    real = ToyFleet.step
+    monkeypatch.setattr(ToyFleet, "step", lambda self: (steps.append(1), real(self)))
+    assert set(kinds(execute(plan(methods(50.0, 90.0)))).values()) == {"diverged"}
+    assert len(steps) == 6
+
+
+def test_a_fleet_that_does_not_fit_is_halved(monkeypatch):
+    execute(plan(methods(*RATES)), "whole")
+    ToyFleet.made.clear()
+    monkeypatch.setenv("FLEET_FITS", "2")
+    events: list[Event] = []
+    assert set(kinds(execute(plan(methods(*RATES)), on_event=events.append)).values()) == {
+        "finished"
+    }
+    assert lines() == lines("whole")
+    assert ToyFleet.made == [6, 3, 1, 1, 1, 1, 1, 1]
+    notes = [event.text for event in events if event.kind == "note"]
+    assert len(notes) == 2 and "6 runs together: they do not fit" in notes[0]
+    monkeypatch.setenv("FLEET_FITS", "0")
+    ended = execute(plan(methods(0.3)), "none")
+    assert set(kinds(ended).values()) == {"failed"} and "out of memory" in ended[0].text
+
+
+def test_a_checkpoint_that_does_not_fit_any_more_is_started_anew(whole, monkeypatch):
+    monkeypatch.setenv("FLEET_STOP", "9")
+    execute(stoppable())
+    monkeypatch.delenv("FLEET_STOP")
+    monkeypatch.setenv("FLEET_FITS", "3")
+    execute(stoppable(), resume=True)
+    assert lines() == whole and not list(Path("o/fleet").glob("checkpoint*"))
+
+
+def test_how_many_fit_is_asked(monkeypatch):
+    from fcco_experiments import fleet_memory
+
+    asked: list[Any] = []
+
+    def capacity(make: Any, step: Any, runs: int, device: Any) -> int:
+        asked.append((runs, str(device), len(make(3).runs)))
+        step(make(2))
+        return 9
+
+    monkeypatch.setattr(fleet_memory, "capacity", capacity)
+    rates = [0.01 * k for k in range(1, 11)]
+    execute(plan(methods(*rates)))
+    assert asked == [(20, "cpu", 3)]
+    assert ToyFleet.made == [3, 2, 7, 7, 6] and len(lines()) == 20
+
+
+def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypatch):
+    monkeypatch.setenv("FLEET_BREAK", "0.3")
+    wanted = plan(methods(0.3, 0.1) | methods(0.2, update="adam"))
+    events: list[Event] = []
+    ended = kinds(execute(wanted, on_event=events.append))
+    assert [ended[spec.label] for spec in wanted.specs] == ["failed", "failed", "finished"] * 2
+    (event,) = [event for event in events if event.kind == "failed"]
+    assert "the shapes do not fit" in event.text and event.count == 4
+    assert "Traceback" in Path(event.details).read_text()
+    monkeypatch.delenv("FLEET_BREAK")
+    assert set(kinds(execute(wanted, resume=True)).values()) == {"finished"}
+    assert len(lines()) == 6
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+def test_a_folder_with_lines_is_refused_or_emptied():
+    execute(plan(methods(0.3)))
+    with pytest.raises(FolderError, match="has runs already"):
+        execute(plan(methods(0.3)))
+    Path("o/fleet/notes.txt").write_text("mine")
+    execute(plan(methods(0.2)), overwrite=True)
+    assert {line["method"]["lr"] for line in lines().values()} == {0.2}
+    assert Path("o/fleet/notes.txt").read_text() == "mine"
+    record.remove_runs(Path("o"))
+    assert sorted(p.name for p in Path("o/fleet").iterdir()) == ["notes.txt"]
+    assert not fleet_files.is_there(Path("o"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "a line is no mapping"),
+        ('{"name": "a", "seed": 0}', "line 5 has no method, final, end, fingerprint, diverged"),
+    ],
+)
+def test_damaged_lines_are_named(wrong, said):
+    execute(plan(methods(0.3, 0.1)))
+    with Path("o", LINES).open("a") as file:
+        file.write(wrong + "\n")
+    for call in (
+        lambda: record.load_comparison(Path("o")),
+        lambda: execute(plan(methods(0.3, 0.1, 0.5)), resume=True),
+    ):
+        with pytest.raises(FolderError, match=said) as caught:
+            call()
+        assert LINES in str(caught.value)
+
+
+def test_runs_of_another_config_or_other_data_are_refused(monkeypatch):
+    execute(plan(methods(0.3)))
+    before = Path("o", LINES).read_bytes()
+    with pytest.raises(FolderError, match=r"`config\.steps` was 4 and is 5 now"):
+        execute(plan(methods(0.3, 0.1), steps=5), resume=True)
+    with pytest.raises(FolderError, match=r"lr` was 0\.3 and is 0\.4 now"):
+        execute(plan(methods(0.4)), resume=True)
+    monkeypatch.setenv("TOY_DATA", "others")
+    with pytest.raises(FolderError, match=r"runs on other data: .* toy 5 and are others now"):
+        execute(plan(methods(0.3, 0.1)), resume=True)
+    assert Path("o", LINES).read_bytes() == before
+    line = json.loads(before.splitlines()[0]) | {"method": config.plain(Method("sox", 0.9))}
+    Path("o", LINES).write_text(json.dumps(line) + "\n")
+    with pytest.raises(FolderError, match=r"has another run sox-sgd@0/seed-0: .*was 0\.9"):
+        execute(plan(methods(0.3)), resume=True)
+
+
+def test_checkpoints_of_others_are_refused(monkeypatch):
+    monkeypatch.setenv("FLEET_STOP", "9")
+    execute(plan(methods(0.3, 0.1)))
+    monkeypatch.delenv("FLEET_STOP")
+    path = Path("o/fleet/checkpoint-0.pt")
+    good = path.read_bytes()
+    held = torch.load(path, weights_only=True)
+
+    def refused(said: str, **changes: Any) -> None:
+        torch.save(held | changes, path)
+        with pytest.raises(FolderError, match=said) as caught:
+            execute(plan(methods(0.3, 0.1)), resume=True)
+        assert "checkpoint-0.pt" in str(caught.value)
+        assert path.exists()
+
+    refused("the data were other and are toy 5 now", fingerprint="other")
+    refused(r"`config\.steps` was 7 and is 4", config=held["config"] | {"steps": 7})
+    refused("`task` was 'other'", task="other")
+    refused("does not fit", training={"steps": 3})
+    refused("does not fit", training=held["training"] | {"weight": torch.zeros(3)})
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(FolderError, match="cannot be read"):
+        execute(plan(methods(0.3, 0.1)), resume=True)
+    path.write_bytes(good)
+    assert set(kinds(execute(plan(methods(0.3, 0.1)), resume=True)).values()) == {"finished"}
+
+
+def test_a_process_that_died_between_lines_and_checkpoint(monkeypatch):
+    unlink = Path.unlink
+
+    def keep(self: Path, missing_ok: bool = False) -> None:
+        if self.suffix != ".pt":
+            unlink(self, missing_ok)
+
+    monkeypatch.setenv("FLEET_STOP", "9")
+    execute(plan(methods(0.3)))
+    monkeypatch.delenv("FLEET_STOP")
+    monkeypatch.setattr(Path, "unlink", keep)
+    execute(plan(methods(0.3)), resume=True)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert Path("o/fleet/checkpoint-0.pt").exists()
+    made = len(ToyFleet.made)
+    execute(plan(methods(0.3, 0.1)), resume=True)
+    assert ToyFleet.made[made:] == [2] and not Path("o/fleet/checkpoint-0.pt").exists()
+
+
+# --- progress ----------------------------------------------------------------------------------
+
+
+def test_best_so_far_follows_the_rule_of_the_task_without_test_figures():
+    events: list[Event] = []
+    execute(plan(methods(0.3, 0.1, 0.02)), on_event=events.append)
+    last = [event for event in events if event.kind == "progress"][-1]
+    rows = {name: line["final"] for name, line in lines().items()}
+
+    def score(name: str) -> tuple[float, ...]:
+        return TASK.score(None, {k: v for k, v in rows[name].items() if k[:4] != "test"})
+
+    best = min(rows, key=score)
+    assert last.text == f"best so far {best}" and last.count == 6
+    assert last.figures == {"val_excess": rows[best]["val_excess"]}
+    assert last.epoch == last.epochs == 6
+
+
+def test_best_forgets_a_run_that_got_worse():
+    best = fleet_run.Best(TASK)
+    specs = plan(methods(0.3, 0.1), seeds=(0,)).specs
+    best.look(specs, [figures(0.3), figures(0.1)])
+    assert best.label == "sox-sgd@0/seed-0"
+    best.look(specs, [figures(0.9), figures(0.2)])
+    assert best.label == "sox-sgd@1/seed-0"
+    best.look(specs[:1], [figures(0.31)])
+    assert best.label == "sox-sgd@0/seed-0"
+    best.look(specs, [None, figures(0.1)])
+    assert best.label == "sox-sgd@1/seed-0"
+    best.look(specs, [None, None])
+    assert best.words == ""
+
+
+def test_thousands_of_runs_do_not_flood_the_console():
+    said = io.StringIO()
+    rates = [0.01 * k for k in range(1, 101)] + [9.0] * 20
+    with Display(480, 6, console=Console(file=said, width=200)) as display:
+        execute(plan(methods(*rates), seeds=(0, 1, 2, 3)), on_event=display, chunk=240)
+    told = said.getvalue().splitlines()
+    assert len(told) == 3, told
+    assert told[0].startswith("Loading")
+    assert re.match(
+        r"sox-sgd: 240 runs together, part 1: finished: \d+ of them diverged, the first after \d+ "
+        r"steps: not finite; best so far sox-sgd@\d+/seed-\d val_excess .* \(240/480, about",
+        told[1],
+    )
+    assert "(480/480, about 0.0 min left)" in told[2]
+    live = io.StringIO()
+    console = Console(file=live, width=200, force_terminal=True)
+    with Display(8, 6, console=console) as display:
+        display(Event("started", "a: 8 runs together", 0, 6, count=8))
+        display(Event("progress", "a: 8 runs together", 3, 6, {"val_auc": 0.8}, "best x", count=8))
+        whole = display.bars.tasks[0]
+        assert (whole.completed, whole.total) == (24, 48)
+        assert display.bars.tasks[1].fields["figures"] == "best x  val_auc 0.8"
+        display(Event("note", "", text="half of them"))
+        display(Event("finished", "a: 8 runs together", 6, 6, count=8))
+        assert whole.completed == 48 and display.ended == 8
+    assert "half of them" in live.getvalue()
+
+
+# --- the command -------------------------------------------------------------------------------
+
+GRID = ["--grid.sox.lr", "[0.02, 0.3]", "--seeds", "0,3"]
+SWEEP = ["sweep", TOY, "--data", "quadratic", *GRID, "--epochs", "6", "--steps", "4", "--out", "s"]
+
+
+def test_the_command_uses_fleets_by_itself():
+    done = fcco(*SWEEP, "--chunk", "3", "--device", "cpu")
+    assert ToyFleet.made == [2, 2] and len(lines("s")) == 4
+    assert "sox: {'lr': 0.02} (best of 2)" in done.stdout
+    assert sorted(p.name for p in Path("s").iterdir() if p.name[0] != ".") == [
+        "comparison.json", "fleet", "fleet.jsonl", "report.html", "runs.jsonl", "sweep.json",
+        "table.json", "table.md", "winners.yaml",
+    ]  # fmt: skip
+    again = fcco("report", "s")
+    assert again.stdout == done.stdout
+    assert "was finished" not in fcco(*SWEEP, "--resume").stderr and ToyFleet.made == [2, 2]
+    fcco(*SWEEP, "--overwrite", "--no-fleet", "--workers", "1")
+    assert not Path("s", LINES).exists() and len(list(Path("s").glob("*/seed-*"))) == 4
+
+
+def test_options_that_do_not_fit():
+    def refused(*words: str) -> str:
+        return fcco(*words, code=2).stderr
+
+    plain = ["sweep", "toy_task:TASK", *SWEEP[2:]]
+    assert "cannot train runs together" in refused(*plain, "--fleet")
+    assert "--chunk is for fleets" in refused(*plain, "--chunk", "3")
+    assert "--device is for fleets" in refused(*SWEEP, "--no-fleet", "--device", "cpu")
+    assert "must be auto, cpu or cuda" in refused(*SWEEP, "--device", "gpu")
+    if not torch.cuda.is_available():
+        assert "torch sees no GPU" in refused(*SWEEP, "--device", "cuda")
+
+
+def test_a_key_of_the_config_is_no_option_of_fleets():
+    text = fcco(
+        "sweep", "group-dro", "--data", "grouped-synthetic", "--device", "nowhere", code=2
+    ).stderr
+    assert "device" in text and "fleets" not in text and "auto" in text
+
+
+def test_tensorboard_needs_curves():
+    pytest.importorskip("tensorboard")
+    text = fcco(*SWEEP, "--tensorboard", "--fleet", code=2).stderr
+    assert "no curves" in text
+
+
+def test_kill_9_and_ctrl_c_then_resume():
+    words = [*SWEEP[:-2], "--epochs", "30", "--checkpoint_every", "1", "--out", "s"]
+    held = Path("s/fleet/checkpoint-0.pt")
+    running = process(*words, slow=0.05)
+    step = saved_after(0, held, running)
+    running.kill()
+    running.communicate()
+    assert step % 4 == 0 and not Path("s", LINES).exists()
+    running = process(*words, "--resume", slow=0.05)
+    saved_after(step, held, running)
+    os.killpg(running.pid, signal.SIGINT)  # as from a terminal
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 130, said
+    assert "Stopping: each run ends its step" in said
+    expected = f"  python -m fcco_experiments {shlex.join(words)} --resume"
+    assert said.splitlines()[-2:] == ["Stopped, and saved. Go on with:", expected]
+    assert step < torch.load(held, weights_only=True)["step"] < 120
+    fcco(*words, "--resume")
+    fcco(*words[:-1], "t")
+    assert lines("s") == lines("t") and len(lines("s")) == 4
+    assert len(record.load_comparison(Path("s")).runs[0].environment["resumed"]) == 2
+
+
+def saved_after(step: int, file: Path, running: Any) -> int:
+    """The step of the first checkpoint beyond a step."""
+    end = time.monotonic() + 120
+    while True:
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < end
+        if file.exists() and (found := torch.load(file, weights_only=True)["step"]) > step:
+            return found
+        time.sleep(0.02)
+
+
+# --- several processes -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
+def test_two_processes_equal_one_and_a_stop_goes_on_with_one(tmp_path, monkeypatch):
+    words = ["sweep", TOY, "--data", "quadratic", "--epochs", "6", "--steps", "4", "--quiet"]
+    words += ["--grid.sox.lr", "[0.02, 0.3]", "--grid.sonex.lr", "[0.1, 0.4, 9]"]
+    words += ["--grid.alexr2.lr", "[0.1]", "--seeds", "0,3,5", "--workers", "1", "--out"]
+    fcco(*words, "one")
+    done = torchrun("-m", "fcco_experiments", *words, "two", at=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert lines("two") == lines("one") and len(lines("one")) == 15
+    assert len(list(Path("two").glob("*/seed-*/result.json"))) == 3
+    assert Path("one/winners.yaml").read_text() == Path("two/winners.yaml").read_text()
+    told = [record.read_json(Path(out, "sweep.json"))["ranking"] for out in ("one", "two")]
+    assert told[0] == told[1] and len(told[0]["sonex"]) == 3
+    assert [p.name for p in Path("two/fleet").iterdir()] == ["environment.json"]
+    assert record.read_json(Path("two/fleet/environment.json"))["processes"] == 2
+    monkeypatch.setenv("FLEET_STOP", "9")
+    done = torchrun("-m", "fcco_experiments", *words, "three", at=tmp_path)
+    assert done.returncode != 0 and "Stopped, and saved" in done.stderr
+    there = sorted(p.name for p in Path("three/fleet").glob("checkpoint*"))
+    assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]
+    monkeypatch.delenv("FLEET_STOP")
+    ToyFleet.made.clear()
+    fcco(*words, "three", "--resume")
+    assert ToyFleet.made == [3, 3, 9]
+    assert not list(Path("three/fleet").glob("checkpoint*")), "both are gone on with"
+    assert lines("three") == lines("one")

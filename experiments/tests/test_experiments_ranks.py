@@ -1,0 +1,344 @@
+"""Several processes for one run: torchrun starts them, and starts them again when one is killed.
+
+Two starts are shared by all tests: `inside` runs the checks of `ranks_cases.py` in two processes,
+`killed` is a comparison whose first process is killed by signal 9 in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks_cases
+import torch
+from fcco_experiments import checkpoint, compare, config, engine, environment, launch, ranks, record
+from fcco_experiments import strategy as strategies
+from fcco_experiments.record import FolderError
+from fcco_experiments.spec import differences
+from fcco_experiments.yaml_text import ConfigError
+from ranks_cases import spec
+from test_experiments_engine import equal, result, rows, weights
+
+TESTS, LIMIT = Path(__file__).parent, 180
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
+
+
+def torchrun(*words: str, at: Path, trouble: str = "") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "RANKS_TROUBLE": trouble,
+    }
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = (*command, "--nproc-per-node", "2", *words)
+    running = subprocess.Popen(
+        words, cwd=at, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        said, told = running.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        running.terminate()  # it ends its processes, which a kill would leave
+        said, told = running.communicate()
+    return subprocess.CompletedProcess(words, running.returncode, said, told)
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], Any]:
+    """The folder, what each rank found, and how torchrun ended."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # processes of pytest-xdist share one start
+    at = base / "ranks-inside"
+    try:
+        at.mkdir()
+    except FileExistsError:
+        end = time.monotonic() + LIMIT
+        while not (at / "ended.json").exists() and time.monotonic() < end:
+            time.sleep(0.2)
+    else:
+        (at / "config.yaml").write_text(config.dump(ranks_cases.build()))
+        done = torchrun(str(TESTS / "ranks_cases.py"), ".", at=at)
+        record.write_json(at / "ended.json", {"code": done.returncode, "stderr": done.stderr})
+    ended = record.read_json(at / "ended.json")
+    files = [at / f"{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), ended["stderr"][-3000:]
+    return at, [json.loads(file.read_text()) for file in files], ended
+
+
+def test_words_between_ranks(inside):
+    first, second = (found["words"] for found in inside[1])
+    assert first["rank"] == [0, 2, True, True] and second["rank"] == [1, 2, False, False]
+    for own, other in ((first, "from 0"), (second, "from 1")):
+        assert own["any"] == [True, False, 1] and own["broadcast"] == {"of": 0}
+        assert own["everyone"] == [0, 1] and own["on_first"] == "from 0"
+        assert own["together"] == other
+        texts = [each["text"] for each in own["errors"]]
+        assert texts == ["first", "second", "each 0"], "the error of the lowest rank, on all"
+        assert all(each["kind"] == "ValueError" and each["shared"] for each in own["errors"])
+    assert (first["gather"], second["gather"]) == ([0, 1], None)
+    assert (first["scatter"], second["scatter"]) == ("a", "b")
+    assert (first["machine"], second["machine"]) == ([0], [])
+
+
+def test_what_one_rank_refuses_all_refuse_and_one_says(inside):
+    first, second = (found["refusals"] for found in inside[1])
+    for own in (first, second):
+        assert own["full"]["kind"] == "FolderError" and "has a run already" in own["full"]["text"]
+        assert own["nowhere"]["kind"] == "LoadError"
+        assert own["nowhere"]["text"] == "rank 1 has no file"
+        assert [each["kind"] for each in own["ended"]] == ["failed", "failed"], "the next is tried"
+        assert "data of rank 1, data 1, are not those of rank 0" in own["ended"][0]["text"]
+        assert own["plan"]["kind"] == "ConfigError"
+        assert "`0.config.epochs` was 4 and is 5 now" in own["plan"]["text"]
+    assert first["kinds"].count("failed") == 2 and "failed" not in second["kinds"]
+    assert "On rank 0" not in (inside[0] / "different/ddp/seed-0/failure.txt").read_text()
+    both = [found["commands"] for found in inside[1]]
+    done, again, wrong = zip(*both, strict=True)
+    assert [each["code"] for each in done] == [0, 0] and "ddp" in done[0]["stdout"]
+    assert [each["code"] for each in again] == [2, 2] and "has runs already" in again[0]["stderr"]
+    assert [each["code"] for each in wrong] == [2, 2] and "must be a whole" in wrong[0]["stderr"]
+    assert all(each[1]["stdout"] + each[1]["stderr"] == "" for each in (done, again, wrong))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same runs in this process."""
+    at = tmp_path_factory.mktemp("alone")
+    for name in ranks_cases.build().methods:
+        assert engine.train(spec(name), at / name).kind == "finished"
+    return at
+
+
+def close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(
+        torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64),
+        rtol=0, atol=1e-10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "double"])
+def test_two_ranks_equal_one_process(inside, alone, name):
+    one, two = alone / name, inside[0] / "whole" / name
+    assert [row["step"] for row in rows(one)] == [row["step"] for row in rows(two)]
+    for before, after in zip(rows(one), rows(two), strict=True):
+        close(before["groups"], after["groups"])
+    assert rows(one)[0]["loss"] - rows(one)[-1]["loss"] > 0.05, "the case must move"
+    close(result(one)["end"]["weights"], result(two)["end"]["weights"])
+    draws = result(two)["end"]["draws"]
+    assert len(set(draws)) == 2 and draws[0] == result(one)["end"]["draws"][0]
+    assert record.load_run(two).environment["processes"] == 2
+    assert "processes" not in record.load_run(one).environment
+
+
+@pytest.mark.parametrize("name", ["erm", "alexr2"])
+def test_group_dro_on_two_ranks_equals_one_process(inside, tmp_path, name):
+    """In float32, so up to its rounding."""
+    assert engine.train(ranks_cases.spec_group_dro(name), tmp_path / name).kind == "finished"
+    one, two = rows(tmp_path / name), rows(inside[0] / "whole" / name)
+    assert abs(one[0]["train_cvar"] - one[-1]["train_cvar"]) > 0.05, "the case must move"
+    for key in ("train_cvar", "val_cvar", "test_loss", "losses"):
+        for before, after in zip(one, two, strict=True):
+            assert before[key] == pytest.approx(after[key], abs=1e-5), key
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "double"])
+def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
+    at, found, _ = inside
+    for own in found:
+        assert own["endings"][name] == ["stopped", "stopped", "finished"]
+    whole, cut = at / "whole" / name, at / "cut" / name
+    assert equal(weights(cut), weights(whole)) and rows(cut) == rows(whole)
+    assert result(cut) == result(whole), "the random draws of each rank too"
+    again = record.load_run(cut).environment["resumed"]
+    assert ["at step 4" in again[0], "at step 13" in again[1]] == [True, True]
+
+
+def test_a_signal_or_a_divergence_on_one_rank_ends_the_run_on_all(inside):
+    at, found, _ = inside
+    for own in found:
+        assert own["endings"]["nan"] == ["diverged", "after 7 steps: the loss is NaN"]
+        assert own["endings"]["term"] == ["stopped", "stopped"]
+        assert own["endings"]["odd"] == "finished", "the figures of rank 0 count"
+    assert record.read_result(at / "nan")["diverged"] == "after 7 steps: the loss is NaN"
+    held = torch.load(at / "term/ddp/seed-0/checkpoint.pt", weights_only=True)
+    assert held["step"] == 8 and not (at / "term/fsdp2").exists()
+
+
+def test_a_failure_on_one_rank_ends_all_and_its_traceback_is_kept(inside):
+    at, _, ended = inside
+    assert ended["code"] != 0
+    told = [line for line in ended["stderr"].splitlines() if line.startswith("FAILED: ")]
+    assert told == ["FAILED: broken at 0:fsdp2:1:7 (rank 1 of 2)"]
+    text = (at / "broken/fsdp2/seed-0/failure.txt").read_text()
+    assert "Traceback" in text and text.rstrip().endswith("RuntimeError: broken at 0:fsdp2:1:7")
+    assert not (at / "broken/ddp").exists(), "the ranks were out of step"
+
+
+def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
+    """From two ranks to this process."""
+    shutil.copytree(inside[0] / "term/ddp/seed-0", tmp_path / "ddp")
+    held = torch.load(tmp_path / "ddp/checkpoint.pt", weights_only=True)
+    assert len(held["random"]) == 2 and not equal(*held["random"])
+    assert engine.train(spec(), tmp_path / "ddp", resume=True).kind == "finished"
+    close(result(tmp_path / "ddp")["end"]["weights"], result(alone / "ddp")["end"]["weights"])
+    assert result(tmp_path / "ddp")["end"]["draws"] == result(alone / "ddp")["end"]["draws"]
+    (again,) = record.load_run(tmp_path / "ddp").environment["resumed"]
+    assert again.endswith("processes 1")
+    shutil.copytree(inside[0] / "whole/fsdp2", tmp_path / "fsdp2")
+    (tmp_path / "fsdp2/result.json").unlink()
+    with pytest.raises(FolderError, match="holds the shards of 2 processes but here it needs an"):
+        engine.train(spec("fsdp2"), tmp_path / "fsdp2", resume=True)
+
+
+# --- killed and started again -------------------------------------------------------------------
+
+
+def test_a_killed_process_is_started_again_and_ends_the_same(inside, tmp_path):
+    """Rank 0, which holds the locks, in the middle of an epoch; --overwrite is meant once."""
+    (tmp_path / "config.yaml").write_text(config.dump(ranks_cases.build_group_dro()))
+    out = tmp_path / "out"
+    compare.execute(plan("ddp"), out, workers_=1)
+    words = ["compare", "ranks_cases:GROUP_DRO", "--config", "config.yaml", "--out", "out"]
+    ended = torchrun(
+        "--max-restarts", "1", "-m", "fcco_experiments", *words, "--workers", "2",
+        "--overwrite", "--json",
+        at=tmp_path, trouble="kill:0:alexr2:0:52",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "exitcode: -9" in ended.stderr
+    (line,) = ended.stdout.splitlines()
+    assert list(json.loads(line)["methods"]) == ["erm", "alexr2"]
+    assert not (out / "ddp").exists(), "overwritten"
+    for name in ("erm", "alexr2"):
+        folder, whole = out / name / "seed-0", inside[0] / "whole" / name
+        assert equal(timeless(weights(folder)), timeless(weights(whole)))
+        assert rows(folder) == rows(whole) and not (folder / "failure.txt").exists()
+    assert "resumed" not in record.load_run(out / "erm/seed-0").environment
+    (again,) = record.load_run(out / "alexr2/seed-0").environment["resumed"]
+    per_epoch = record.load_run(out / "alexr2/seed-0").rows[1]["step"]
+    assert f"at step {52 // per_epoch * per_epoch}," in again and 52 % per_epoch
+    start = "torchrun --standalone --nproc-per-node 2 --max-restarts 1 -m fcco_experiments compare"
+    meta = record.read_meta(out)
+    assert meta["command"].startswith(start) and meta["command"].endswith("--workers 2 --json")
+
+
+def timeless(state: Any) -> Any:
+    """The state of each rank without the time it took."""
+    assert len(state) == 2, "one for each rank"
+    return [{key: value for key, value in each.items() if key != "seconds"} for each in state]
+
+
+def plan(*names: str) -> compare.Plan:
+    base = ranks_cases.build()
+    methods = {name: base.methods[name] for name in names}
+    return compare.plan("ranks_cases:TASK", "config", replace(base, methods=methods, epochs=1))
+
+
+def test_only_its_own_restart_goes_on_by_itself(tmp_path, monkeypatch):
+    """A start that was refused, or another torchrun, is refused again."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
+    held = (tmp_path / "out/ddp/seed-0/result.json").stat().st_mtime_ns
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for overwrite in (False, True):
+        ended = compare.execute(plan("ddp"), tmp_path / "out", overwrite=overwrite, workers_=1)
+        assert ended[0].text == "was finished"
+    assert (tmp_path / "out/ddp/seed-0/result.json").stat().st_mtime_ns == held
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    for count in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        with pytest.raises(FolderError, match="has runs already"):
+            compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
+    compare.execute(plan("ddp"), tmp_path / "out", workers_=1, resume=True)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    with pytest.raises(FolderError, match="has runs already"):
+        compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
+
+
+# --- a single process ---------------------------------------------------------------------------
+
+
+def test_in_a_single_process_all_of_it_is_idle():
+    with ranks.begin("cuda"):
+        assert (ranks.size(), ranks.rank(), ranks.is_first(), ranks.is_first_here()) == (
+            1, 0, True, True,
+        )  # fmt: skip
+        value = object()
+        assert ranks.broadcast(value) is value and ranks.gather(value) == [value]
+        assert ranks.everyone(value) == [value] == [ranks.scatter([value])]
+        assert ranks.any_rank(True) and not ranks.any_rank(False) and ranks.highest(3) == 3
+        assert ranks.on_first(lambda: value) is value is ranks.together(lambda: value)
+        ranks.barrier()
+        with pytest.raises(ZeroDivisionError) as caught:
+            ranks.on_each_machine(lambda: 1 / 0)
+        assert ranks.shared(caught.value) and not ranks.restarted()
+    model = torch.nn.Linear(2, 1)
+    for word in ("ddp", "fsdp2"):
+        assert strategies.wrap(model, word, "cpu") is model is strategies.unwrapped(model)
+    with pytest.raises(ValueError, match="strategy"):
+        strategies.wrap(model, "fsdp", "cpu")
+    whole = strategies.full_state(model)
+    assert equal(whole, dict(model.state_dict()))
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert not torch.equal(whole["weight"], model.weight), "a copy"
+
+
+def test_the_environment_of_torchrun(monkeypatch):
+    assert environment.describe()["device"] == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    assert environment.describe(torch.device("cuda", 1))["device"] == "cuda: GPU 1"
+    assert launch.device("auto") == torch.device("cuda", 1) and launch.device("cpu").type == "cpu"
+    monkeypatch.setattr(sys, "argv", ["/x/fcco/__main__.py", "run", "a b", "--overwrite"])
+    said = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for key, value in (said | {"MASTER_ADDR": "x", "GROUP_WORLD_SIZE": "4"}).items():
+        monkeypatch.setenv(key, value)
+    assert not ranks.is_first() and launch.device() == torch.device("cuda", 1)
+    assert environment.command("--resume") == (
+        "torchrun --nnodes 4 --nproc-per-node 2 -m fcco_experiments run 'a b' --resume"
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="3 processes on a machine with 2 GPUs"):
+        launch.device()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert launch.device().type == "cpu"
+    with pytest.raises(ConfigError, match="torch sees no GPU"):
+        launch.device("cuda")
+
+
+def test_incidental_keys_may_differ(tmp_path):
+    engine.train(spec(epochs=1), tmp_path)
+    (tmp_path / "result.json").unlink()
+    engine.train(spec(epochs=1, note="other", checkpoint_every=9), tmp_path, resume=True)
+    with pytest.raises(FolderError, match=r"`config\.evaluate_every` was 1 and is 2"):
+        engine.train(spec(epochs=1, evaluate_every=2), tmp_path, resume=True)
+    saved, now = {"config": {"a": {"b": 1}}, "a": 1}, {"config": {"a": {"b": 2}}, "a": 2}
+    assert differences(saved, now, ("a",)) == ["`a` was 1 and is 2 now"]
+
+
+def test_checkpoints_from_before_there_were_ranks_are_read(tmp_path):
+    one = spec(epochs=2)
+    engine.train(one, tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    held = torch.load(path, weights_only=True)
+    torch.save(held | {"random": held["random"][0]}, path)
+    problem = ranks_cases.Problem(one.config)  # type: ignore[arg-type]
+    read = checkpoint.read(path, one, "the same", problem.start(one.method, 0))
+    assert equal(read.random, held["random"])

@@ -1,0 +1,181 @@
+"""Sweeps: which settings are tried, how the best is chosen, and what is left for `compare`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fcco_experiments import compare, config, grid, record, sweep, tasks, workers
+from fcco_experiments.config import ConfigError
+from fcco_experiments.task import Method
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_task import TASK, ToyTask
+
+BASE = config.load(TASK, "quadratic")
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))
+def test_a_spread_is_part_of_the_grid_and_shows_each_value_equally_often(sizes, limit):
+    values = {f"key{i}": list(range(size)) for i, size in enumerate(sizes)}
+    whole = [dict(zip(values, p, strict=True)) for p in itertools.product(*values.values())]
+    chosen = grid.spread(values, limit)
+    assert len(chosen) == min(limit, len(whole))
+    assert all(point in whole for point in chosen)
+    assert len({tuple(point.values()) for point in chosen}) == len(chosen)
+    assert chosen == grid.spread(values, limit), "the same every time"
+    assert grid.spread(values, None) == whole
+
+
+def test_a_spread_of_a_large_grid_is_balanced():
+    """The paper's grid of ALEXR2 has 1,152 settings; 24 of them show each value."""
+    sizes = {"a": 3, "b": 4, "c": 8, "d": 12}
+    values = {key: list(range(size)) for key, size in sizes.items()}
+    for key, each in values.items():
+        counts = Counter(point[key] for point in grid.spread(values, 24))
+        assert set(counts) == set(each)
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_grids_are_read_and_expanded():
+    read = grid.read(TASK, "quadratic")
+    found = grid.settings(read, BASE)
+    assert [each.name for each in found] == [
+        "sonex@0", "sonex@1", "sonex@2", "plain-sox@0", "plain-sox@1",
+    ]  # fmt: skip
+    assert {each.method.settings["smoothing"] for each in found[:3]} == {0.01}  # of the config
+    for each in found[:3]:
+        assert each.values == {
+            "lr": each.method.lr, "settings.penalty": each.method.settings["penalty"],
+        }  # fmt: skip
+    assert found[4].method == Method("li2024", 0.02, "sgd", settings={"penalty": 30})
+    assert len(grid.settings(read, BASE, limit=6)) == 8
+    base = {"method": "sonex", "lr": 1.0, "settings": {"penalty": 1}}
+    own = grid.Grid({"a": grid.MethodGrid({"settings.penalty": [2, 3]}, base)})
+    assert [each.method.settings["penalty"] for each in grid.settings(own, BASE)] == [2, 3]
+    assert base["settings"] == {"penalty": 1}, "the base is not changed"
+
+
+def test_a_grid_on_the_command_line():
+    made = grid.with_inline(grid.Grid(), [("sox.lr", "[1e-1, 1e-2]"), ("sox.beta", "[1.0]")])
+    found = grid.settings(made, BASE)
+    assert [each.method.lr for each in found] == [0.1, 0.01]
+    assert all(each.method.method == "li2024" and each.method.beta == 1.0 for each in found)
+    for key, text in (("sox", "[1]"), ("sox.lr", "0.1"), ("sox.lr", "[]")):
+        with pytest.raises(ConfigError, match=r"write --grid\.METHOD\.KEY"):
+            grid.with_inline(grid.Grid(), [(key, text)])
+
+
+def test_wrong_grids(tmp_path):
+    path = tmp_path / "g.yaml"
+    path.write_text("methods:\n  sonex: {grid: {lr: 3}}\nlimits: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        grid.read(TASK, str(path))
+    assert [each.partition("g.yaml")[2] for each in caught.value.problems] == [
+        ", line 3: unknown key `limits`; did you mean `limit`? Allowed: methods, limit, seeds.",
+        ", line 2: `methods.sonex.grid.lr` must be a list such as [1, 2] but is: 3.",
+    ]
+    path.write_text("methods: {sonnex: {grid: {lr: [1]}}, sox: {grid: {updat: [adam]}}}")
+    with pytest.raises(ConfigError) as caught:
+        grid.settings(grid.read(TASK, str(path)), BASE, source="g.yaml")
+    assert caught.value.problems[0].startswith("grid: `methods.sonnex` needs a `base`")
+    assert caught.value.problems[1].startswith("g.yaml: methods.sox: unknown key `updat`")
+    with pytest.raises(ConfigError, match=r"no grid `nothing`.*There are: quadratic"):
+        grid.read(TASK, "nothing")
+
+
+def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[grid.Setting]]:
+    chosen = grid.settings(grid.read(TASK, "quadratic"), replace(BASE, **changes), limit=6)
+    plan = sweep.plan_sweep(
+        "toy_task:TASK", "quadratic", replace(BASE, epochs=30, **changes), chosen, (7, 8)
+    )
+    compare.execute(plan, folder, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
+    return sweep.choose(folder, chosen, BASE.seeds), chosen
+
+
+def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
+    """Recomputed from the files: violation above 0.05, then loss, means over both seeds."""
+    told, chosen = make(tmp_path)
+    assert told["rule"].startswith("violation above 0.05 first") and told["seeds"] == [7, 8]
+
+    def score(name: str) -> tuple[float, float]:
+        ends = [json.loads((tmp_path / name / f"seed-{k}/result.json").read_text()) for k in (7, 8)]
+        excess = sum(end["final"]["val_excess"] for end in ends) / 2
+        return max(0, excess - 0.05), sum(end["final"]["val_loss"] for end in ends) / 2
+
+    for family in ("sonex", "plain-sox"):
+        expected = sorted((s.name for s in chosen if s.family == family), key=score)
+        assert told["ranking"][family] == expected
+        assert told["winners"][family] == expected[0]
+    losses = {name: score(name)[1] for name in told["ranking"]["sonex"]}
+    assert min(losses, key=losses.__getitem__) != told["winners"]["sonex"], "feasibility decides"
+    assert record.clean(told) == record.read_json(tmp_path / "sweep.json")
+    assert not any(key.startswith("test") for entry in told["settings"] for key in entry["figures"])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * len(chosen)
+    assert lines[0].keys() >= {"name", "seed", "lr", "settings.penalty", "loss", "finished"}
+
+    won = config.load(TASK, tmp_path / "winners.yaml")
+    assert won.seeds == BASE.seeds and won.epochs == 30
+    best = {s.name: s.method for s in chosen}
+    assert won.methods == {name: best[winner] for name, winner in told["winners"].items()}
+    assert (tmp_path / "winners.yaml").read_text().startswith("# Winners of a sweep. Rule: viol")
+
+
+def test_settings_that_diverge_come_last_and_never_win(tmp_path):
+    wild = grid.with_inline(grid.Grid(), [("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")])
+    chosen = grid.settings(wild, BASE)
+    plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+    compare.execute(plan, tmp_path, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
+    told = sweep.choose(tmp_path, chosen, (0,))
+    assert told["ranking"] == {"sox": ["sox@1", "sox@0"], "sonex": ["sonex@0"]}
+    assert told["winners"] == {"sox": "sox@1"}
+    assert [entry["diverged"] for entry in told["settings"]] == [1, 0, 1]
+    assert list(config.load(TASK, tmp_path / "winners.yaml").methods) == ["sox"]
+
+
+def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
+    first = grid.settings(grid.with_inline(grid.Grid(), [("sox.lr", "[1e-3, 1e-2]")]), BASE)
+    more = grid.settings(grid.with_inline(grid.Grid(), [("sonex.lr", "[1e-2]")]), BASE)
+    for chosen, resume in ((first, False), (more, True)):
+        plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+        compare.execute(
+            plan, tmp_path, resume=resume,
+            runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}),
+        )  # fmt: skip
+        told = sweep.choose(tmp_path, chosen, (0,))
+    assert [(e["name"], e["setting"]) for e in told["settings"]] == [
+        ("sox@0", {"lr": 1e-3}), ("sox@1", {"lr": 1e-2}), ("sonex@0", {"lr": 1e-2}),
+    ]  # fmt: skip
+    assert list(config.load(TASK, tmp_path / "winners.yaml").methods) == list(told["winners"])
+    assert set(told["winners"]) == {"sox", "sonex"}
+
+
+def test_mistakes_of_a_grid_are_found_before_training():
+    wrong = grid.with_inline(grid.Grid(), [("sox.settings.z", "[1, 2]"), ("sox.lr", "[1, 2]")])
+    chosen = grid.settings(wrong, BASE)
+    with pytest.raises(ConfigError) as caught:
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+    assert caught.value.problems == ("grid: methods.sox.settings.z: `sox` has no setting `z`.",)
+    nothing = replace(BASE, note="nothing to choose by")
+    good = grid.settings(grid.read(TASK, "quadratic"), BASE)
+    with pytest.raises(ConfigError, match=r"toy cannot choose: there are no validation data\."):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", nothing, good, (7,))
+    with pytest.raises(ConfigError, match="tuning seeds: `seeds` must be"):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, good, (7, -1))
+
+
+def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
+    monkeypatch.delattr(ToyTask, "score")
+    chosen = grid.settings(grid.read(TASK, "quadratic"), BASE)
+    with pytest.raises(ConfigError, match="toy has no rule to choose by"):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="no settings"):
+        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, [], (7,))
+    assert tasks.get("toy_task:TASK") is TASK

@@ -1,0 +1,241 @@
+"""Many runs: the same over any number of processes; a dead process is one failed run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fcco_experiments import compare, config, record, tasks, workers, yaml_text
+from fcco_experiments.events import Event
+from fcco_experiments.record import FolderError
+from fcco_experiments.spec import RunSpec
+from test_experiments_engine import diverging, equal, result, rows, spec, weights
+
+
+def specs(**changes: Any) -> list[RunSpec]:
+    return [spec(name, seed, **changes) for seed in (0, 1) for name in ("sonex", "alexr2")]
+
+
+def test_processes_change_nothing_and_one_that_dies_is_one_failed_run(tmp_path, monkeypatch):
+    """Two workers; the process of each run with seed 1 kills itself with signal 9."""
+    runs = [*specs(kill=(1, 10)), diverging(seed=2, kill=(1, 10))]
+    events: list[Event] = []
+    ended = workers.run(runs, tmp_path / "two", workers=2, on_event=events.append)
+    kinds = {outcome.run: outcome.kind for outcome in ended}
+    assert kinds == {
+        "sonex/seed-0": "finished",
+        "alexr2/seed-0": "finished",
+        "sonex/seed-1": "failed",
+        "alexr2/seed-1": "failed",
+        "sox/seed-2": "diverged",
+    }
+    failed = [event for event in events if event.kind == "failed"]
+    assert [event.run for event in failed] and all("signal 9" in event.text for event in failed)
+    assert {"started", "progress", "finished", "diverged"} <= {event.kind for event in events}
+
+    monkeypatch.setenv("TOY_SPARE", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        workers.run(runs, tmp_path / "one", workers=1)
+        assert torch.get_num_threads() == 2, "put back"
+    finally:
+        torch.set_num_threads(threads)
+    assert record.load_run(runs[0].folder(tmp_path / "one")).environment["threads"] == 1
+    ended = workers.run(runs, tmp_path / "two", workers=1, resume=True)
+    assert {outcome.kind for outcome in ended} == {"finished", "diverged"}
+    for one in runs:
+        single, several = one.folder(tmp_path / "one"), one.folder(tmp_path / "two")
+        assert rows(single) == rows(several) and result(single) == result(several)
+        if one.name != "sox":
+            assert equal(weights(single), weights(several))
+
+
+def test_a_run_that_fails_leaves_its_traceback_and_the_others_go_on(tmp_path):
+    wrong = replace(spec("sox"), method=replace(spec("sox").method, settings={"penaltee": 1.0}))
+    events: list[Event] = []
+    ended = workers.run([wrong, spec()], tmp_path, workers=1, on_event=events.append)
+    assert [outcome.kind for outcome in ended] == ["failed", "finished"]
+    assert "no such setting: `penaltee`" in ended[0].text
+    (event,) = [event for event in events if event.kind == "failed"]
+    assert "Traceback" in (tmp_path / "sox/seed-0/failure.txt").read_text()
+    assert event.details == str(tmp_path / "sox/seed-0/failure.txt")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_data_that_cannot_be_loaded_stop_everything_at_once(number, tmp_path):
+    with pytest.raises(workers.LoadError, match=r"no file nowhere\.csv") as caught:
+        workers.run(specs(data="nowhere"), tmp_path, workers=number)
+    assert caught.value.details == ""  # the message says all
+    assert list(tmp_path.iterdir()) == []
+
+
+def interrupt(*signal_and_frame: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_in_this_process_saves_and_stops(tmp_path):
+    runs = specs()
+    handler = signal.getsignal(signal.SIGINT)
+    events: list[Event] = []
+
+    def tell(event: Event) -> None:
+        events.append(event)
+        if event.kind == "progress" and event.epoch == 2:
+            interrupt()
+
+    ended = workers.run(runs, tmp_path, workers=1, on_event=tell)
+    assert [event.kind for event in events].count("stopping") == 1
+    assert signal.getsignal(signal.SIGINT) is handler, "put back"
+    assert [outcome.kind for outcome in ended] == ["stopped"] * 4
+    held = torch.load(runs[0].folder(tmp_path) / "checkpoint.pt", weights_only=True)
+    assert held["step"] == 9, "it ends the step after"
+    assert not runs[1].folder(tmp_path).exists()
+
+
+def test_a_second_interrupt_kills(tmp_path):
+    def tell(event: Event) -> None:
+        if event.kind == "started":
+            threading.Timer(0.2, interrupt).start()  # during the first, long step
+            threading.Timer(0.4, interrupt).start()
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([spec(slow=9.0)], tmp_path, workers=1, on_event=tell)
+    assert time.monotonic() - start < 9
+
+
+# --- comparisons -------------------------------------------------------------------------------
+
+
+def plan(**changes: Any) -> compare.Plan:
+    base = replace(spec().config, **{"seeds": (0,), **changes})
+    return compare.plan("toy_task:TASK", "quadratic", base)
+
+
+def test_a_comparison_goes_on_where_it_was(tmp_path):
+    """Finished runs are left alone, new seeds are added, other settings refused untouched."""
+    done: list[list[str]] = []
+
+    def runner(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
+        done.append([one.label for one in todo])
+        return workers.run(todo, *args, **kwargs | {"workers": 1})
+
+    compare.execute(plan(), tmp_path, runner=runner)
+    held = (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns
+    meta = record.read_json(tmp_path / "comparison.json")
+    assert meta["methods"] == ["sonex", "sox", "alexr2"] and meta["seeds"] == [0]
+    assert config.from_plain(type(spec().config), meta["config"], "saved") == plan().config
+    with pytest.raises(FolderError, match="--resume"):
+        compare.execute(plan(), tmp_path, runner=runner)
+    with pytest.raises(FolderError, match=r"runs of another config: `config.epochs` was 6 and is"):
+        compare.execute(plan(epochs=9), tmp_path, resume=True, runner=runner)
+    (tmp_path / "sox/seed-1").mkdir()
+    foreign = spec("sox", 1, epochs=9)
+    record.write_text(tmp_path / "sox/seed-1/config.yaml", yaml_text.dump(foreign.plain()))
+    with pytest.raises(FolderError, match=r"sox/seed-1 has another run: `config.epochs` was 9"):
+        compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
+    shutil.rmtree(tmp_path / "sox/seed-1")
+    assert record.read_json(tmp_path / "comparison.json") == meta
+    compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
+    assert done == [
+        ["sonex/seed-0", "sox/seed-0", "alexr2/seed-0"],
+        ["sonex/seed-1", "sox/seed-1", "alexr2/seed-1"],
+    ]
+    assert (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns == held
+    again = record.load_comparison(tmp_path)
+    assert [(run.name, run.seed) for run in again.runs] == [
+        (name, seed) for name in ("sonex", "sox", "alexr2") for seed in (0, 1)
+    ]
+    assert again.meta["created"] == meta["created"]
+    compare.execute(plan(), tmp_path, overwrite=True, runner=runner)
+    assert done[-1] == done[0]
+    assert not (tmp_path / "sonex/seed-1").exists()
+
+
+def here(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
+    return workers.run(todo, *args, **kwargs | {"workers": 1})
+
+
+def test_other_methods_and_seeds_are_added_to_those_there(tmp_path, monkeypatch):
+    full = plan().config
+    monkeypatch.setattr(sys, "argv", ["fcco", "first"])
+    only = {name: full.methods[name] for name in ("sox", "sonex")}
+    compare.execute(plan(methods=only, seeds=(3,)), tmp_path, runner=here)
+    monkeypatch.setattr(sys, "argv", ["fcco", "second"])
+    two = {name: full.methods[name] for name in ("alexr2", "sox")}
+    ended = compare.execute(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True, runner=here)
+    assert {each.run for each in ended} == {f"{n}/seed-{k}" for n in two for k in (0, 3)}
+    again = record.load_comparison(tmp_path)
+    assert again.meta["methods"] == ["sox", "sonex", "alexr2"] and again.meta["seeds"] == [3, 0]
+    assert again.meta["command"] == "fcco first"
+    assert {(run.name, run.seed) for run in again.runs} == {
+        ("sox", 3), ("sox", 0), ("sonex", 3), ("alexr2", 3), ("alexr2", 0),
+    }  # fmt: skip
+    read = config.from_plain(type(full), again.meta["config"], "saved")
+    assert list(read.methods) == again.meta["methods"] and read.seeds == (3, 0)
+    before = record.read_json(tmp_path / "comparison.json")
+    other = {"sonex": replace(full.methods["sonex"], lr=0.5)}
+    with pytest.raises(FolderError, match=r"config: `methods.sonex.lr` was 0.02 and is 0.5 now\."):
+        compare.execute(plan(methods=other, seeds=(7,)), tmp_path, resume=True, runner=here)
+    with pytest.raises(FolderError, match=r"`task` was 'toy_task:TASK' and is 'fairness' now"):
+        compare.execute(replace(plan(), task="fairness"), tmp_path, resume=True, runner=here)
+    assert record.read_json(tmp_path / "comparison.json") == before
+    compare.execute(plan(checkpoint_every=1), tmp_path, resume=True, runner=here)
+
+
+def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    compare.execute(plan(seeds=(0, 1)), out, runner=here)
+    (out / "notes.txt").write_text("mine")
+    before = {each for each in out.rglob("*") if each.is_file()}
+    monkeypatch.setattr(record, "locked", functools.partial(record.locked, patience=0.1))
+    with record.locked(out), pytest.raises(FolderError, match="Another process is at work"):
+        compare.execute(plan(), out, overwrite=True, runner=here)
+    assert {each for each in out.rglob("*") if each.is_file()} == before
+    with pytest.raises(workers.LoadError, match="the network is down"):
+        compare.execute(plan(data="unreachable"), out, overwrite=True, runner=here)
+    assert {each for each in out.rglob("*") if each.is_file()} == before, "no data: nothing lost"
+    compare.execute(plan(), out, overwrite=True, runner=here)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert record.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
+
+
+def test_a_registered_task_reaches_the_worker_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "_PLACES", dict(tasks._PLACES))
+    tasks.register("toy", "toy_task:TASK")
+    made = compare.plan("toy", "quadratic", replace(spec().config, seeds=(0,)))
+    assert made.task == "toy_task:TASK" and tasks.portable("fairness") == "fairness"
+    ended = compare.execute(made, tmp_path, workers_=2)
+    assert [outcome.kind for outcome in ended] == ["finished"] * 3
+    tasks.register("fairness", "toy_task:TASK")
+    assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
+
+
+def test_data_are_fetched_once_before_the_workers_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told: list[Any] = []
+
+    @contextlib.contextmanager
+    def fetching():
+        told.append("in")
+        yield lambda *what: told.append(what)
+        told.append("out")
+
+    far = plan(data="far", epochs=1)
+    compare.execute(far, tmp_path / "out", workers_=2, fetching=fetching(), on_event=told.append)
+    assert told[:3] == ["in", ("far.csv", 1, 1), "out"] and isinstance(told[3], Event)
+    lines = (tmp_path / "fetched.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == [str(os.getpid())]
+    compare.execute(far, tmp_path / "out", resume=True)
+    assert (tmp_path / "fetched.txt").read_text().splitlines() == lines, "nothing to do, no data"

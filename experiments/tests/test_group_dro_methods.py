@@ -1,0 +1,92 @@
+"""From configs to methods: what is built, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from fcco_experiments.group_dro.config import GroupDRO
+from fcco_experiments.group_dro.methods import build
+from fcco_experiments.task import Method
+from group_dro_cases import METHODS, SONEX
+
+import fcco
+
+SIZES = torch.tensor([40, 30, 20, 10])
+
+
+def built(method, ratio=0.3):
+    return build(torch.nn.Linear(2, 2), method, SIZES, ratio)
+
+
+def test_each_word_becomes_its_method():
+    found = {name: built(method) for name, method in METHODS.items()}
+    assert found["sonex"].objective.term.smoothing == 0.1
+    assert found["sonx"].objective.term.smoothing == 0.0
+    assert isinstance(found["alexr2"].optimizer, fcco.ProximalPoint)
+    assert isinstance(found["alexr2"].scheduled, torch.optim.AdamW)
+    tracker = found["alexr2"].objective.term.tracker
+    assert tracker.read == "new" and tracker.correction == pytest.approx(0.125 * 0.8)
+    assert found["ooa"].objective.term.cap == 1.0
+    assert found["ooa-cvar"].objective.term.cap == pytest.approx(1 / (0.3 * 4))
+    assert found["ooa-euclidean"].objective.term.geometry == "euclidean"
+    assert found["uniform"].objective.term.cap == pytest.approx(1 / 4)
+    assert found["erm"].objective is None and not found["erm"].groups
+    assert found["erm"].weights() is None and found["ooa"].tracked() is None
+    tracked = found["sonex"].tracked()
+    assert tracked is not None and tracked.isnan().all()
+
+
+def test_adjustment_knows_the_sizes_of_the_groups():
+    method = Method("ooa", 0.1, settings={"step": 0.1, "adjustment": 2.0})
+    wanted = 2.0 / SIZES.double().sqrt()
+    torch.testing.assert_close(built(method).objective.term.bonus.double(), wanted)
+
+
+def test_a_falling_smoothing_is_not_for_sonx():
+    with pytest.raises(ValueError, match="smoothing_end` is not for sonx"):
+        built(Method("sonx", 0.1, settings={"smoothing_end": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Method("sonax", 0.1), "`method` must be one of sonex, sonx"),
+        (Method("sonex", 0.1), "`settings.smoothing` is needed for sonex"),
+        (Method("sonx", 0.1, settings={"smoothing": 0.1}), "with smoothing it is sonex"),
+        (Method("alexr2", 0.1, settings={"smoothing": 0.1, "nu": 1}), "`settings.eta` is needed"),
+        (
+            Method("alexr2", 0.1, settings={"smoothing": 1, "nu": 1, "eta": 1, "read": "old"}),
+            "follows from theta",
+        ),
+        (Method("erm", 0.1, settings={"gamma": 0.1}), "`erm` has no settings but got: gamma"),
+        (Method("sonx", 0.1, settings={"ratio": 0.1}), "is made by the task"),
+        (dataclasses.replace(SONEX, independent=True), "`independent` is for alexr2"),
+        (dataclasses.replace(SONEX, settings={"smoothing": 0.1, "gama": 0.5}), "gama"),
+        (dataclasses.replace(SONEX, beta=0.0), "beta"),
+    ],
+)
+def test_what_is_refused(method, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        built(method)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ratio": 0.0}, "`ratio` must be in"),
+        ({"batch": 10, "groups_per_batch": 4}, "multiple of groups_per_batch = 4"),
+        ({"accumulate": 3}, "must divide groups_per_batch = 4"),
+        ({"decay": 0.0}, "`decay` must be in"),
+        ({"schedule": "linear", "epochs": 1}, "must be below epochs = 1"),
+        ({"size": (0, 3)}, "height and a width"),
+        ({"hidden": (0,)}, "widths from 1"),
+        ({"train": "all"}, "needs a `tower`"),
+        ({"sample_limit": -1}, "`sample_limit` must be at least 0"),
+        ({"epochs": 0}, "`epochs` must be at least 1"),
+    ],
+)
+def test_configs_that_cannot_be_trained(changes, said):
+    with pytest.raises(ValueError, match=said):
+        GroupDRO(data="celeba", **changes)
