@@ -1,9 +1,9 @@
 """What a step of the global contrastive loss costs beside the plain CLIP loss: time and memory.
 
     python -m benchmarks.contrastive_speed --json                 # one GPU, a few minutes
-    python -m benchmarks.contrastive_speed --json --quick         # tiny towers, also on a CPU
+    python -m benchmarks.contrastive_speed --json --quick         # tiny backbones, also on a CPU
 
-Two towers of the size of CLIP ViT-B/16 with random weights, bf16 autocast, AdamW. In every round
+Two backbones of the size of CLIP ViT-B/16 with random weights, bf16 autocast, AdamW. In every round
 each candidate makes the same number of steps: the plain CLIP loss (cross-entropy both ways, learned
 scale), ours with moving averages, the same chunked, ours with MSVR, and a forward pass without
 gradient, which is what MSVR adds. Peak memory is that of each candidate alone, after warm-up. MSVR
@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import fcco
 
-from .contrastive_towers import TINY, Pair, Size
+from .contrastive_backbones import TINY, Pair, Size
 from .timing import Timings, interleave
 
 GOAL = 1.05
@@ -37,7 +37,7 @@ PAIRS = 200_000
 
 @dataclass
 class Bench:
-    """A batch for a pair of towers."""
+    """A batch for a pair of backbones."""
 
     size: Size
     batch: int
@@ -51,7 +51,7 @@ class Bench:
         self.texts = torch.randint(self.size.words, tokens, device=self.device)
 
     def model(self) -> Pair:
-        """Fresh towers, the same each time."""
+        """Fresh backbones, the same each time."""
         torch.manual_seed(0)
         model = Pair(self.size).to(self.device)
         model.image.recompute = model.text.recompute = self.recompute
@@ -122,7 +122,7 @@ def ours(
 
 
 def forward(bench: Bench, model: Pair) -> Step:
-    """The towers at work without gradient: what MSVR adds to a step."""
+    """The backbones at work without gradient: what MSVR adds to a step."""
 
     def step() -> None:
         with torch.no_grad():
@@ -212,7 +212,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="tiny towers, few steps")
+    parser.add_argument("--quick", action="store_true", help="tiny backbones, few steps")
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -232,7 +232,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json:
         name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
         print(
-            json.dumps({"device": name, "towers": "tiny" if tiny else "ViT-B/16", "cases": results})
+            json.dumps(
+                {"device": name, "backbones": "tiny" if tiny else "ViT-B/16", "cases": results}
+            )
         )
 
 

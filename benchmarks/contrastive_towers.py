@@ -1,4 +1,4 @@
-"""Two towers of the size of CLIP ViT-B/16 in plain torch, with random weights."""
+"""Two backbones of the size of CLIP ViT-B/16 in plain torch, with random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TINY", "Pair", "Size"]
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of both towers: (layers, width, heads)."""
+    """Sizes of both backbones: (layers, width, heads)."""
 
     image: tuple[int, int, int] = (12, 768, 12)
     text: tuple[int, int, int] = (12, 512, 8)
@@ -48,7 +48,7 @@ class Block(nn.Module):
         return x + self.narrow(gelu(self.wide(self.second(x))))
 
 
-class Tower(nn.Module):
+class Backbone(nn.Module):
     """Layers, a norm and a projection; reads one position."""
 
     def __init__(self, shape: tuple[int, int, int], length: int, joint: int, causal: bool) -> None:
@@ -72,7 +72,7 @@ class Tower(nn.Module):
 
 
 class Pair(nn.Module):
-    """An image tower, a text tower and the logarithm of the scale 1/tau."""
+    """An image backbone, a text backbone and the logarithm of the scale 1/tau."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Pair(nn.Module):
         self.patch = nn.Conv2d(3, size.image[1], size.patch, size.patch, bias=False)
         self.start = nn.Parameter(0.02 * torch.randn(1, 1, size.image[1]))
         self.words = nn.Embedding(size.words, size.text[1])
-        self.image = Tower(size.image, patches + 1, size.joint, causal=False)
-        self.text = Tower(size.text, size.tokens, size.joint, causal=True)
+        self.image = Backbone(size.image, patches + 1, size.joint, causal=False)
+        self.text = Backbone(size.text, size.tokens, size.joint, causal=True)
         self.log_scale = nn.Parameter(torch.tensor(20.0).log())
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from fcco_experiments import environment
 from fcco_experiments import fleet_memory as memory
-from fcco_experiments.fairness.task import FairnessProblem
+from fcco_experiments.tasks.fairness.task import FairnessProblem
 
 from .fleet_cases import (
     ADULT,

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from fcco_experiments import data, environment
-from fcco_experiments.fairness import Fairness
-from fcco_experiments.fairness.cells import Cells
-from fcco_experiments.fairness.task import FairnessProblem
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.fairness import Fairness
+from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.task import FairnessProblem
 from torch import Tensor
 
 SEEDS = 5

@@ -21,8 +21,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fcco_experiments.group_dro.judge import Curve, samples_to_reach
 from fcco_experiments.record import Comparison, FolderError, load_comparison
+from fcco_experiments.tasks.group_dro.judge import Curve, samples_to_reach
 
 GOAL = 1.5
 RIVALS = ("sonx", "ooa")

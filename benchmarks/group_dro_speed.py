@@ -2,7 +2,7 @@
 
     python -m benchmarks.group_dro_speed --json      # ten minutes or more on one GPU
 
-Networks of `fcco_experiments.towers` with random weights, bf16 autocast, the paper's batches.
+Networks of `fcco_experiments.backbones` with random weights, bf16 autocast, the paper's batches.
 Measured side by side in one run: plain training (ERM), SONEX with moving averages (EMA) and with
 MSVR, and a forward pass alone. The bound of MSVR is ERM plus one forward pass. `compiled` rows have
 the network under `torch.compile`, to see whether the host's launches are what costs.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from fcco_experiments import towers
-from fcco_experiments.group_dro.model import Classifier, head
+from fcco_experiments import backbones
+from fcco_experiments.tasks.group_dro.model import Classifier, head
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -27,7 +27,7 @@ from .overhead import forward_only, plain_step, sonex_step
 from .timing import interleave
 
 RUNS = {
-    # tower: data, training samples an epoch, epochs, hours that the paper reports
+    # backbone: data, training samples an epoch, epochs, hours that the paper reports
     "densenet121": ("Camelyon17", 302_436, 10, 4.0),
     "resnet50": ("CelebA", 162_079, 15, 5.0),
     "distilbert": ("Amazon", 245_502, 4, 12.0),
@@ -36,31 +36,31 @@ RUNS = {
 are on an A30 (Camelyon17, CelebA) and an A100 (Amazon)."""
 
 
-def network(tower: str, classes: int) -> nn.Module:
+def network(backbone: str, classes: int) -> nn.Module:
     """A classifier with random weights, its norms in training mode."""
     options: dict[str, Any] = {"pretrained": False, "batch_norm": "batch", "tokens": 512}
-    if tower == "resnet50":
+    if backbone == "resnet50":
         options["size"] = (224, 224)
-    if tower == "densenet121":
+    if backbone == "densenet121":
         options["size"] = (96, 96)
-    made = towers.build(tower, **options)
+    made = backbones.build(backbone, **options)
     model = Classifier(made, head(made.width, (), classes)).cuda().train()
-    return model if tower == "distilbert" else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model if backbone == "distilbert" else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def batch_of(tower: str, number: int) -> Tensor:
+def batch_of(backbone: str, number: int) -> Tensor:
     """Raw inputs, as the task has them."""
-    if tower == "distilbert":
+    if backbone == "distilbert":
         return torch.randint(1000, 30_000, (number, 512), device="cuda", dtype=torch.int32)
-    side = 224 if tower == "resnet50" else 96
+    side = 224 if backbone == "resnet50" else 96
     return torch.randint(256, (number, 3, side, side), device="cuda", dtype=torch.uint8)
 
 
-def case(tower: str, number: int, compiled: bool) -> Case:
+def case(backbone: str, number: int, compiled: bool) -> Case:
     """A network with a batch."""
-    classes = 5 if tower == "distilbert" else 2
-    model = network(tower, classes)
-    inputs, label = batch_of(tower, number), torch.randint(classes, (number,), device="cuda")
+    classes = 5 if backbone == "distilbert" else 2
+    model = network(backbone, classes)
+    inputs, label = batch_of(backbone, number), torch.randint(classes, (number,), device="cuda")
     run: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
 
     def scores() -> Tensor:
@@ -70,31 +70,31 @@ def case(tower: str, number: int, compiled: bool) -> Case:
     def losses() -> Tensor:
         return cross_entropy(scores(), label, reduction="none")
 
-    name = f"{tower}, {number}" + (", compiled" if compiled else "")
+    name = f"{backbone}, {number}" + (", compiled" if compiled else "")
     return Case(name, model, scores, losses, number, device="cuda")
 
 
 def cases(names: list[str]) -> Iterator[tuple[str, Case]]:
     """The paper's batches, plain and compiled, and one that keeps a large GPU busy."""
     sizes = {"resnet50": (64, 256), "densenet121": (256, 1024), "distilbert": (32, 128)}
-    for tower in names:
-        paper, large = sizes[tower]
+    for backbone in names:
+        paper, large = sizes[backbone]
         for number, compiled in ((paper, False), (paper, True), (large, False)):
-            yield tower, case(tower, number, compiled)
+            yield backbone, case(backbone, number, compiled)
 
 
-def measure(tower: str, own: Case, rounds: int) -> dict[str, Any]:
+def measure(backbone: str, own: Case, rounds: int) -> dict[str, Any]:
     """Samples per second, ratios, and the hours of the paper's run."""
     candidates = {
         "erm": plain_step(own, torch.optim.AdamW(own.model.parameters(), lr=1e-4)),
-        "ema": sonex_step(own, 0.0, RUNS[tower][1] // 200),
-        "msvr": sonex_step(own, 0.1, RUNS[tower][1] // 200),
+        "ema": sonex_step(own, 0.0, RUNS[backbone][1] // 200),
+        "msvr": sonex_step(own, 0.1, RUNS[backbone][1] // 200),
         "forward": forward_only(own),
     }
     timings = interleave(candidates, rounds, 5, warm_up=6, device="cuda")
     seconds = {name: timings.median(name) for name in candidates}
     bound = 1 + timings.ratio("forward", "erm")
-    _, samples, epochs, hours = RUNS[tower]
+    _, samples, epochs, hours = RUNS[backbone]
     row: dict[str, Any] = {f"{n}_per_second": round(own.batch_size / s) for n, s in seconds.items()}
     row |= {
         "ema": round(timings.ratio("ema", "erm"), 4),
@@ -122,15 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--towers", default="resnet50,densenet121,distilbert")
+    parser.add_argument("--backbones", default="resnet50,densenet121,distilbert")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU.")
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     results: dict[str, dict[str, Any]] = {}
-    for tower, own in cases(options.towers.split(",")):
-        results[own.name] = measure(tower, own, options.rounds)
+    for backbone, own in cases(options.backbones.split(",")):
+        results[own.name] = measure(backbone, own, options.rounds)
         print(own.name, results[own.name], file=sys.stderr, flush=True)
         del own
         torch.cuda.empty_cache()

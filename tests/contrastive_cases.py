@@ -34,7 +34,7 @@ SIZES = {
 """Number of ranks -> pairs of each rank, step by step: always eight in total."""
 
 
-class Towers(nn.Module):
+class Backbones(nn.Module):
     """Two linear encoders and a temperature."""
 
     def __init__(self) -> None:
@@ -116,14 +116,14 @@ def batches(step: int, world: int) -> list[Tensor]:
 
 def train(case: Case, wrap: Callable[[nn.Module], nn.Module], rank: int, world: int) -> Record:
     """Train on this rank's part of the batches."""
-    towers = Towers()
-    towers.log_tau.requires_grad_(case.learned)
-    model = wrap(towers)
+    backbones = Backbones()
+    backbones.log_tau.requires_grad_(case.learned)
+    model = wrap(backbones)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     temperature: Any = 0.4
     if case.learned:
         temperature = (
-            (lambda: towers.log_tau.exp()) if case.from_parameter else (lambda: towers.tau)
+            (lambda: backbones.log_tau.exp()) if case.from_parameter else (lambda: backbones.tau)
         )
     objective = fcco.GlobalContrastive(
         model, optimizer, PAIRS, temperature=temperature, **case.options
@@ -145,13 +145,13 @@ def train(case: Case, wrap: Callable[[nn.Module], nn.Module], rank: int, world: 
         loss = objective(inner, ids, **options)
         loss.backward()
         record.loss.append(loss.item())
-        grads = [p.grad for p in towers.parameters() if p.requires_grad]
+        grads = [p.grad for p in backbones.parameters() if p.requires_grad]
         record.gradients.append(torch.cat([full(g).flatten() for g in grads if g is not None]))
         optimizer.step()
     objective.eval()
     ids = batches(STEPS, world)[rank]
     record.loss.append(objective(lambda: model(ids), ids).item())
-    record.parameters = [full(p) for p in towers.parameters()]
+    record.parameters = [full(p) for p in backbones.parameters()]
     record.state = {name: buffer.clone() for name, buffer in objective.named_buffers()}
     return record
 

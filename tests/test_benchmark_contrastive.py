@@ -1,4 +1,4 @@
-"""The benchmark of the contrastive step runs, on tiny towers."""
+"""The benchmark of the contrastive step runs, on tiny backbones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     speed.main(["--json", "--quick", "--batches", "6", "--rounds", "2", "--device", "cpu"])
     *lines, last = capsys.readouterr().out.splitlines()
     told = json.loads(last)
-    assert told["towers"] == "tiny" and [case["batch"] for case in told["cases"]] == [6]
+    assert told["backbones"] == "tiny" and [case["batch"] for case in told["cases"]] == [6]
     rows = told["cases"][0]["rows"]
     assert list(rows) == ["clip", "ema", "chunked", "msvr", "msvr-offload", "forward"]
     assert rows["clip"]["ratio"] == 1 and len(lines) == 7

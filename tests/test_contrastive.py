@@ -42,7 +42,7 @@ def tensors(label: Any, anchor: Any) -> dict[str, Tensor | None]:
     }
 
 
-class Towers(nn.Module):
+class Backbones(nn.Module):
     """Two linear encoders and a learnable temperature, on fixed data."""
 
     def __init__(self, number: int, tau: float = 0.3, seed: int = 0) -> None:
@@ -70,7 +70,7 @@ class Towers(nn.Module):
         return x / x.norm(dim=1, keepdim=True), t / t.norm(dim=1, keepdim=True)
 
 
-def build(model: Towers, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
+def build(model: Backbones, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
     """An objective on all pairs of the model's data, and its optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     options = {"temperature": model.tau, **options}
@@ -108,7 +108,7 @@ def test_inner_values_and_their_gradient(label, anchor, chunk):
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_one_frozen_tower(frozen):
+def test_one_frozen_backbone(frozen):
     x, t = features(5)
     trained = (x, t)[1 - frozen].requires_grad_()
     (ours,) = torch.autograd.grad(log_means(x, t, 0.5).sum(), trained)
@@ -214,7 +214,7 @@ def test_at_most_one_square_matrix_is_kept(chunk, matrices):
 def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
     """At every step, value and gradient, also in tau; up to the constant of the docstring."""
     number, radius = 9, 0.4 if scaled else 0.0
-    model = Towers(number)
+    model = Backbones(number)
     objective, optimizer = build(
         model, gamma=1.0, correction=0.0, scaled=scaled, radius=radius, chunk=chunk
     )
@@ -239,7 +239,7 @@ def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
 
 
 def test_a_fixed_temperature_gets_no_gradient():
-    model = Towers(8)
+    model = Backbones(8)
     objective, _ = build(model, temperature=0.3)
     objective(lambda: model([1, 2, 5]), torch.tensor([1, 2, 5])).backward()
     assert model.log_tau.grad is None and objective.term.temperature() == 0.3
@@ -250,7 +250,7 @@ def test_a_fixed_temperature_gets_no_gradient():
 @pytest.mark.parametrize("case", ["plain", "labels and anchors"])
 def test_two_hundred_steps_equal_a_transcription(read, correction, case):
     number, gamma, lr = 24, 0.6, 0.05
-    ours, theirs = Towers(number, tau=0.5), Towers(number, tau=0.5)
+    ours, theirs = Backbones(number, tau=0.5), Backbones(number, tau=0.5)
     objective, optimizer = build(
         ours, lr, gamma=gamma, correction=correction, read=read, radius=0.8
     )
@@ -280,7 +280,7 @@ def test_two_hundred_steps_equal_a_transcription(read, correction, case):
         loss.backward()
         optimizer.step()
         assert loss.item() == pytest.approx(reference.step(ids.tolist(), **extra), abs=1e-10)
-    moved = float((ours.log_tau - Towers(number, tau=0.5).log_tau).detach().abs())
+    moved = float((ours.log_tau - Backbones(number, tau=0.5).log_tau).detach().abs())
     assert moved > 0.02, "the temperature must move"
     for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
@@ -315,7 +315,7 @@ def test_the_gradient_does_not_grow_with_the_batch():
 
 def test_a_new_pair_in_a_batch_with_seen_ones_starts_at_its_own_value():
     """One rule for the whole batch multiplied a new pair's u by gamma if another pair had one."""
-    model = Towers(10, tau=0.5)
+    model = Backbones(10, tau=0.5)
     objective, optimizer = build(model, lr=0.0, gamma=0.1, correction=0.0)
     for ids in ([0, 1, 2], [2, 3, 4]):
         objective(lambda ids=ids: model(ids), torch.tensor(ids)).backward()
@@ -329,20 +329,20 @@ def test_a_new_pair_in_a_batch_with_seen_ones_starts_at_its_own_value():
 def test_a_saved_state_continues_to_the_last_bit():
     """The tracked means were not in `state_dict`, and lost."""
 
-    def train(steps: range, model: Towers, objective: Any, optimizer: Any) -> None:
+    def train(steps: range, model: Backbones, objective: Any, optimizer: Any) -> None:
         for step in steps:
             ids = torch.randperm(12, generator=torch.Generator().manual_seed(step))[:4]
             objective(lambda ids=ids: model(ids), ids).backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    model = Towers(12)
+    model = Backbones(12)
     objective, optimizer = build(model, gamma=0.5, correction=0.2)
     train(range(8), model, objective, optimizer)
     saved = copy.deepcopy([each.state_dict() for each in (model, objective, optimizer)])
     assert any("value" in key for key in saved[1])
     train(range(8, 16), model, objective, optimizer)
-    other = Towers(12, seed=5)
+    other = Backbones(12, seed=5)
     other.x, other.t = model.x, model.t
     resumed, again = build(other, gamma=0.5, correction=0.2)
     for each, state in zip((other, resumed, again), saved, strict=True):
@@ -359,7 +359,7 @@ def pickled(value: Any) -> Any:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_a_copy_with_a_fixed_temperature_continues_like_the_original(copied):
-    objective, _ = build(Towers(8), temperature=0.3, gamma=0.6)
+    objective, _ = build(Backbones(8), temperature=0.3, gamma=0.6)
 
     def train(objective: fcco.GlobalContrastive, steps: range) -> list[Tensor]:
         model, optimizer = objective.model, objective.optimizer
@@ -379,7 +379,7 @@ def test_a_copy_with_a_fixed_temperature_continues_like_the_original(copied):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_no_copy_with_a_learned_temperature(copied):
-    model = Towers(8)
+    model = Backbones(8)
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())
     term = fcco.ContrastiveTerm(8, temperature=model.tau)
     for each in (objective, term):
@@ -395,7 +395,7 @@ def test_conversions_reach_the_table_and_never_narrow_it():
 
 
 def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
-    model = Towers(10)
+    model = Backbones(10)
     objective, optimizer = build(model, gamma=0.5, correction=0.1)
     objective(lambda: model([0, 1, 2]), torch.tensor([0, 1, 2])).backward()
     optimizer.step()
@@ -412,7 +412,7 @@ def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
 
 
 def test_unseen_pairs_and_a_pair_drawn_twice():
-    model = Towers(10)
+    model = Backbones(10)
     objective, _ = build(model)
     assert objective.value().isnan()
     ids = torch.tensor([4, 2, 4])
@@ -429,7 +429,7 @@ def test_anchors_take_their_part_of_the_index():
     ids, anchor = torch.tensor([3, 7, 1, 5]), torch.tensor([True, False, True, True])
     tables = []
     for index in (ids, ids[anchor]):
-        model = Towers(10)
+        model = Backbones(10)
         objective, _ = build(model)
         loss = objective(lambda model=model: model(ids), index, anchor=anchor)
         tables.append((loss.item(), objective.term.tracker.value.clone()))
@@ -439,15 +439,15 @@ def test_anchors_take_their_part_of_the_index():
 
 def test_with_an_ordinary_loss_and_with_other_terms():
     ids = torch.tensor([1, 3, 6])
-    model = Towers(10)
+    model = Backbones(10)
     objective, _ = build(model)
     alone = objective(lambda: model(ids), ids).item()
-    model = Towers(10)
+    model = Backbones(10)
     objective, _ = build(model)
     both = objective(lambda: (model.image.weight.square().sum(), model(ids)), ids)
     assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
 
-    model = Towers(10)
+    model = Backbones(10)
     term = fcco.ContrastiveTerm(10, temperature=model.tau, dtype=torch.float64)
     other = fcco.CoupledTerm(fcco.Hinge(2.0), fcco.ema_tracker(2, dtype=torch.float64))
     joint = fcco.Compositional(
@@ -466,7 +466,7 @@ def test_with_an_ordinary_loss_and_with_other_terms():
 
 
 def test_micro_batches_are_one_step_of_separate_batches():
-    model = Towers(10)
+    model = Backbones(10)
     objective, optimizer = build(model, lr=0.1, gamma=0.5, correction=0.0)
     batches = [[0, 1, 2], [2, 3, 4]]
     for ids in batches:
@@ -481,7 +481,7 @@ def test_micro_batches_are_one_step_of_separate_batches():
 
 
 def test_a_warm_up_sets_the_means():
-    model = Towers(6)
+    model = Backbones(6)
     objective, _ = build(model)
     halves = [torch.arange(3), torch.arange(3, 6)]
     objective.warm_up([(lambda ids=ids: model(ids), ids) for ids in halves])
@@ -492,7 +492,7 @@ def test_a_warm_up_sets_the_means():
 
 def test_a_warm_up_takes_labels_and_anchors():
     """Without the labels, pairs with the same one would count as negatives of each other."""
-    model, ids = Towers(6), torch.arange(6)
+    model, ids = Backbones(6), torch.arange(6)
     label, anchor = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
     options = {"label": label, "anchor": anchor}
     objective, _ = build(model)
@@ -515,7 +515,7 @@ def test_a_warm_up_takes_labels_and_anchors():
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_a_learned_temperature_below_zero_is_refused(chunk):
     """The loss would change its sign, without a message."""
-    model = Towers(6)
+    model = Backbones(6)
     for tau in (-0.3, 0.0, float("nan")):
         objective, _ = build(model, temperature=lambda tau=tau: torch.tensor(tau), chunk=chunk)
         with pytest.raises(fcco.NonFiniteValue, match=r"NaN or infinite.*nothing was updated"):
@@ -576,7 +576,7 @@ def test_a_batch_without_anchors_needs_no_negatives(chunk):
 
 
 def test_a_function_that_does_not_return_two_features():
-    model = Towers(6)
+    model = Backbones(6)
     objective, _ = build(model)
     with pytest.raises(ValueError, match=r"must return \(image features, text features\)"):
         objective(lambda: model([0, 1])[0], torch.tensor([0, 1]))

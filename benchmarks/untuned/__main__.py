@@ -34,7 +34,7 @@ from .constraints import LEVEL, Figures
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the duel's grids saw seeds below 10
-FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a tower, which takes minutes
+FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a backbone, which takes minutes
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand", "uniform", "OOA", "EMA + quantile"}
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fcco_experiments.towers.efficientnet_lite import DEVIATION, MEAN, EfficientNetLite
-from fcco_experiments.towers.resnet import ResNet
-from fcco_experiments.towers.tower import ImageTower
+from fcco_experiments.backbones.backbone import ImageBackbone
+from fcco_experiments.backbones.efficientnet_lite import DEVIATION, MEAN, EfficientNetLite
+from fcco_experiments.backbones.resnet import ResNet
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -85,7 +85,7 @@ def unpack(coefficients: np.ndarray, height: int, width: int) -> Tensor:
 
 def prepare(file: Path) -> None:
     """Write the file from the archive of CelebA, with lite0's weights if they can be had."""
-    from fcco_experiments import data, towers
+    from fcco_experiments import backbones, data
 
     found = data.load_grouped("celeba", download=False)
     parts = found.cut(0).values()
@@ -96,9 +96,9 @@ def prepare(file: Path) -> None:
     images = torch.stack([torch.as_tensor(found.samples[row]) for row in range(TRAINING)])
     weights: dict[str, Any] = {}
     try:
-        towers.fetch("efficientnet-lite0")
-        tower: Any = towers.build("efficientnet-lite0", pretrained=True)
-        weights = {f"lite0.{k}": v.half().numpy() for k, v in tower.network.state_dict().items()}
+        backbones.fetch("efficientnet-lite0")
+        backbone: Any = backbones.build("efficientnet-lite0", pretrained=True)
+        weights = {f"lite0.{k}": v.half().numpy() for k, v in backbone.network.state_dict().items()}
     except data.MissingData as reason:
         print(f"without lite0: {reason}", file=sys.stderr)
     np.savez_compressed(
@@ -144,7 +144,7 @@ def lite0(weights: dict[str, Tensor], device: str) -> nn.Module:
     """EfficientNet-lite0 from pretrained weights, all of which train; its batch norm is frozen."""
     network = EfficientNetLite()
     network.load_state_dict(weights)
-    return nn.Sequential(ImageTower(network, MEAN, DEVIATION), nn.Linear(1280, 2)).to(device)
+    return nn.Sequential(ImageBackbone(network, MEAN, DEVIATION), nn.Linear(1280, 2)).to(device)
 
 
 def problems(file: Path, device: str = "cuda") -> dict[str, Groups]:
@@ -184,8 +184,8 @@ def _cases() -> list[Case]:
 
         return Case(name, model, scores, losses, len(y), device="cuda", rounds=30, steps=5)
 
-    tower = ImageTower(ResNet(), MEAN, DEVIATION, size=(224, 224), batch_norm="batch")
-    resnet: Any = nn.Sequential(tower, nn.Linear(2048, 2)).cuda()
+    backbone = ImageBackbone(ResNet(), MEAN, DEVIATION, size=(224, 224), batch_norm="batch")
+    resnet: Any = nn.Sequential(backbone, nn.Linear(2048, 2)).cuda()
     resnet = resnet.to(memory_format=torch.channels_last)
     layer = nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True)
     encoder = nn.TransformerEncoder(layer, 6)

@@ -95,13 +95,13 @@ def _head(inputs: Tensor, targets: Tensor, group: Tensor, **options: Any) -> Gro
     return Groups(scaled, targets, group, model, _classified, **options)
 
 
-def _features(name: str, tower: str, **options: Any) -> Groups:
-    """The training part of an experiment's data, as a frozen tower sees it (kept in its cache)."""
-    from fcco_experiments import towers
+def _features(name: str, backbone: str, **options: Any) -> Groups:
+    """The training part of an experiment's data, as a frozen backbone sees it (kept in its cache)."""  # noqa: E501
+    from fcco_experiments import backbones
 
     data = load_grouped(name, download=False, **options)
     train = data.cut(0)["train"]
-    found = towers.features(tower, data, size=(128, 104), tokens=128)
+    found = backbones.features(backbone, data, size=(128, 104), tokens=128)
     return _head(found.values[train.rows], train.label, train.group)
 
 

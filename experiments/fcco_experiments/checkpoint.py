@@ -48,7 +48,7 @@ class Checkpoint:
 
 def collect(training: Training) -> tuple[State | list[State], list[State]] | None:
     """State of the training and of the generators, on rank 0; all ranks must call this."""
-    state, sharded = training.state_dict(), _is_sharded(training)
+    state, sharded = training.state_dict(), training.sharded
     random = ranks.gather(randomness.state())
     # On the CPU: rank 0 would open those tensors on the devices of the other ranks.
     shards = ranks.gather(tree_map_only(Tensor, Tensor.cpu, state)) if sharded else None
@@ -84,10 +84,6 @@ def distribute(load: Callable[[], Checkpoint | None], training: Training) -> Che
     return replace(held, training=state, random=[held.random[own]])
 
 
-def _is_sharded(training: Training) -> bool:
-    return bool(getattr(training, "sharded", False))
-
-
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write it, whole or not at all."""
     shallow = {name: getattr(checkpoint, name) for name in checkpoint.__dataclass_fields__}
@@ -121,7 +117,7 @@ def read(path: Path, spec: RunSpec, fingerprint: str, training: Training) -> Che
             f"The checkpoint {path} is that of another run: {'; '.join(found)}. {way_out}"
         )
     old = len(held.training) if isinstance(held.training, list) else 0
-    new = ranks.size() if _is_sharded(training) else 0
+    new = ranks.size() if training.sharded else 0
     if old != new:
         raise FolderError(
             f"The checkpoint {path} holds {_parts(old)} but here it needs {_parts(new)}: start as "

@@ -74,8 +74,7 @@ def load(
 
 def check(task: Task, config: Any) -> list[tuple[tuple[str, ...], str]]:
     """What a task finds wrong in a config that types cannot say: where, and why."""
-    own: Any = getattr(task, "check", None)
-    return [] if own is None else [(tuple(path), text) for path, text in own(config)]
+    return [(tuple(path), text) for path, text in task.check(config)]
 
 
 def changed(config: T, source: str, **values: Any) -> T:
@@ -156,7 +155,7 @@ def read_mapping(file: Any, called: str) -> Node:
 
 def _folder(task: Task, kind: str = "config") -> Any:
     """Where a task keeps its files: in the package, unless it has a folder `configs` of its own."""
-    own = getattr(task, "configs", None)
+    own = task.configs
     package = importlib.resources.files("fcco_experiments") / "configs" / task.name
     folder = package if own is None else Path(own)
     return folder / "grids" if kind == "grid" else folder

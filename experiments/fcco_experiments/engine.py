@@ -120,7 +120,7 @@ class _Run:
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
         randomness.seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
-        self.begun: dict[str, Any] = environment.describe(getattr(self.training, "device", "cpu"))
+        self.begun: dict[str, Any] = environment.describe(self.training.device)
         self.board: Board | None = None
 
     @property

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,10 +48,12 @@ class Best:
 
     def look(self, specs: Sequence[RunSpec], rows: Sequence[Row | None]) -> None:
         """Take new figures into account; None for a run that has none."""
-        rule: Any = getattr(self.task, "score", None)
-        if rule is None or not specs:
+        if not specs:
             return
         config = specs[0].config
+        rule = self.task.rule(config)
+        if rule is None:
+            return
         # A run may have got worse since the last look.
         if any(spec.label == self.label for spec in specs):
             self.label, self.score, self.figures = "", (), {}
@@ -60,7 +61,7 @@ class Best:
         for spec, row in zip(specs, rows, strict=True):
             if row is None:
                 continue
-            score = tuple(rule(config, without_test(row)))
+            score = tuple(rule.score(without_test(row)))
             if not any(map(math.isnan, score)) and (not self.label or score < self.score):
                 self.label, self.score = spec.label, score
                 self.figures = {key: row[key] for key in shown if key in row}

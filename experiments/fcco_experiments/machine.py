@@ -24,12 +24,12 @@ class OnMachine(Experiment):
         device: `"auto"` takes a GPU when there is one.
         precision: of the forward pass: float32, autocast to bfloat16, or to float16 with scaled
             gradients.
-        recompute: gradient checkpointing: recompute activations of the tower in the backward pass.
+        recompute: gradient checkpointing: recompute activations of the backbone in the backward pass.
         loaders: worker processes that read images from files.
         pin_memory: page-locked memory for batches on their way to a GPU.
         evaluate_batch: samples of a batch of evaluation.
         strategy: how several processes (torchrun) share a run: `"ddp"` or `"fsdp2"`.
-    """
+    """  # noqa: E501
 
     incidental: ClassVar[tuple[str, ...]] = (
         "checkpoint_every", "device", "recompute", "loaders", "pin_memory", "evaluate_batch",

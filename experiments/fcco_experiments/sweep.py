@@ -18,7 +18,7 @@ from .compare import Plan, plan
 from .config import changed, check, from_plain, plain
 from .grid import Setting
 from .record import COMPARISON, Comparison, SavedRun
-from .task import Experiment, Row, Task
+from .task import Experiment, Row, Rule, Task
 from .yaml_text import ConfigError
 
 __all__ = ["choose", "plan_sweep", "read", "rule_of", "without_test"]
@@ -58,17 +58,15 @@ def plan_sweep(
     return plan(task, config_name, swept, quick=quick)
 
 
-def rule_of(task: Task, config: Any) -> str:
-    """The rule by which a task chooses, in words."""
-    if not hasattr(task, "score"):
-        raise ConfigError(
-            f"The task {task.name} has no rule to choose by: it needs `score(config, row)`."
-        )
-    words: Any = getattr(task, "score_rule", None)
+def rule_of(task: Task, config: Any) -> Rule:
+    """The rule by which a task chooses."""
     try:
-        return "smallest score" if words is None else words(config)
+        found = task.rule(config)
     except ValueError as error:
         raise ConfigError(f"The task {task.name} cannot choose: {error}") from error
+    if found is None:
+        raise ConfigError(f"The task {task.name} has no rule to choose by.")
+    return found
 
 
 def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
@@ -87,7 +85,8 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
     task: Any = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     chosen = [*_before(out, config, chosen), *chosen]
-    entries = [_entry(task, config, setting, comparison) for setting in chosen]
+    rule = rule_of(task, config)
+    entries = [_entry(rule, setting, comparison) for setting in chosen]
     ranking: dict[str, list[str]] = {}
     for entry in sorted(entries, key=_order):
         ranking.setdefault(entry["method"], []).append(entry["name"])
@@ -95,7 +94,7 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
     winners = {name: ranked[0] for name, ranked in ranking.items() if ranked[0] in scored}
     told = {
         "task": comparison.meta["task"],
-        "rule": rule_of(task, config),
+        "rule": rule.text,
         "seeds": comparison.meta["seeds"],
         "settings": entries,
         "ranking": ranking,
@@ -140,13 +139,13 @@ def _before(out: Path, config: Any, chosen: Sequence[Setting]) -> list[Setting]:
     return found
 
 
-def _entry(task: Any, config: Any, setting: Setting, comparison: Comparison) -> dict[str, Any]:
+def _entry(rule: Rule, setting: Setting, comparison: Comparison) -> dict[str, Any]:
     runs = [run for run in comparison.of(setting.name) if run.result is not None]
     rows = [without_test(run.figures) for run in runs]
     diverged = sum(run.diverged is not None for run in runs)
     complete = len(runs) == len(comparison.meta["seeds"])
     figures = _means(rows)
-    score = list(task.score(config, figures)) if complete and not diverged else []
+    score = list(rule.score(figures)) if complete and not diverged else []
     return {
         "name": setting.name,
         "method": setting.family,

@@ -6,9 +6,13 @@ report know nothing of fairness or groups: they see these types alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
 
 __all__ = [
     "Experiment",
@@ -18,7 +22,9 @@ __all__ = [
     "Page",
     "Panel",
     "Problem",
+    "Progress",
     "Row",
+    "Rule",
     "Task",
     "Training",
 ]
@@ -27,6 +33,9 @@ Row = dict[str, Any]
 """One evaluation: numbers by name, and lists of numbers (one per constraint, say)."""
 
 Setting = float | int | bool | str
+
+Progress = Callable[[str, int, int | None], None]
+"""Told about a download: what, bytes so far, bytes in all if known."""
 
 
 @dataclass(frozen=True)
@@ -89,84 +98,105 @@ class Experiment:
             )
 
 
-class _Stepped(Protocol):
-    """What one run and many together have in common."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of this method in an epoch: methods that draw more samples make fewer."""
-        ...
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples that a step (of one run) draws."""
-        ...
-
-    def step(self) -> None:
-        """Draw and use the next batch."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        ...
-
-
-class Training(_Stepped, Protocol):
+class Training(ABC):
     """One run in memory. The state round trips bitwise through `state_dict`.
 
     With several processes (torchrun) every rank has one, and all ranks call the same members at the
     same time, so that these may communicate. The figures of rank 0 count.
 
-    Optional, used where a training has them:
-
-    * `device`: a `torch.device` or its name, for the record of the environment.
-    * `sharded`: True when the state of each rank is its own (FSDP2): a checkpoint then holds all of
-      them and fits that number of ranks alone. Otherwise the state of rank 0 serves every rank.
+    Attributes:
+        device: where it trains, for the record of the environment.
+        sharded: whether the state of each rank is its own (FSDP2): a checkpoint then holds all of
+            them and fits that number of ranks alone. Else the state of rank 0 serves every rank.
     """
 
+    device: torch.device = torch.device("cpu")
+    sharded: bool = False
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps of this method in an epoch: methods that draw more samples make fewer."""
+
+    @property
+    @abstractmethod
+    def samples_per_step(self) -> int:
+        """Samples that a step draws."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Draw and use the next batch."""
+
+    @abstractmethod
     def evaluate(self) -> Row:
         """Figures on full data; changes nothing."""
-        ...
 
     def finish(self) -> Row:
         """Figures that are wanted once, at the end."""
-        ...
+        return {}
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
 
 
-class FleetTraining(_Stepped, Protocol):
+class FleetTraining(ABC):
     """Many runs of one kind in memory, stepped together. The state round trips bitwise."""
 
     @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch."""
+
+    @property
+    @abstractmethod
+    def samples_per_step(self) -> int:
+        """Samples that a step of one run draws."""
+
+    @property
+    @abstractmethod
     def died(self) -> list[int]:
         """The step at which each run left the finite numbers and was frozen; -1 for the others."""
-        ...
 
+    @abstractmethod
+    def step(self) -> None:
+        """Draw and use the next batches."""
+
+    @abstractmethod
     def evaluate(self) -> list[Row]:
         """Figures of each run on full data, numbers alone; changes nothing."""
-        ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
 
 
-class Problem(Protocol):
-    """Data and model of a task, loaded once and used by many runs.
+class Problem(ABC):
+    """Data and model of a task, loaded once and used by many runs."""
 
-    Optional, for tasks with `fleets`:
-
-    * `fleet_kind(method, seed)`: runs with the same (hashable) kind can be trained together; None
-      for one that no fleet can hold.
-    * `fleet(runs, device)`: a `FleetTraining` of runs of one kind, each a method and a seed.
-    """
-
+    @abstractmethod
     def start(self, method: Method, seed: int) -> Training:
         """A run from its first step."""
-        ...
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Changes when the data do; a checkpoint of other data is refused."""
-        ...
+
+    def fleet_kind(self, method: Method, seed: int) -> Hashable | None:
+        """Runs with the same kind can be trained together; None for one that no fleet can hold."""
+        return None
+
+    def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FleetTraining:
+        """Runs of one kind (a method and a seed each) from their first step."""
+        raise ValueError("This problem cannot train runs together.")
 
 
 @dataclass(frozen=True)
@@ -245,50 +275,75 @@ class Page:
     clouds: tuple[Panel, ...] = ()
 
 
-class Task(Protocol):
-    """An experiment of the command line.
+@dataclass(frozen=True)
+class Rule:
+    """How the settings of a sweep are ranked and the methods of a comparison are judged.
 
-    Optional, used where a task has them:
-
-    * `score(config, row)`: the rule of a sweep as a tuple of numbers, the smaller the better, from
-      validation figures alone. Without it there are no sweeps.
-    * `score_rule(config)`: that rule in words; raises `ValueError` for a config by which nothing
-      can be chosen.
-    * `check(config)`: settings that types cannot refuse, before any training, as pairs of a path
-      such as `("methods", "sonex")` and a sentence.
-    * `fetch(config, progress)`: bring the data to this machine, called once before the processes
-      that load them start; `progress(what, done, total)` is told about downloads in bytes.
-    * `grid_name(config)`: the grid of a sweep that names none; the name of the config without it.
-    * `fleets`: True when its problems can train many runs at once, see `Problem`.
-    * `configs`: folder of its config files, with a folder `grids`; those of the package without it.
+    Args:
+        text: the rule in words.
+        score: from a row without test figures to numbers, the smaller the better.
+        objective: key of the figure on test data that the verdict compares.
+        constraint: key of the figure on test data that must be at most `limit`; "" for none.
+        limit: of the constraint.
     """
 
-    @property
-    def name(self) -> str:
-        """What the command line calls it."""
-        ...
+    text: str
+    score: Callable[[Row], tuple[float, ...]]
+    objective: str = ""
+    constraint: str = ""
+    limit: float = 0.0
 
-    @property
-    def config(self) -> type[Experiment]:
-        """The dataclass of its configs."""
-        ...
 
-    def config_name(self, data: str, setting: str | None) -> str:
-        """The config file of a data set: `configs/<task>/<this>.yaml`."""
-        ...
+class Task(ABC):
+    """An experiment of the command line.
 
+    Attributes:
+        name: what the command line calls it.
+        config: the dataclass of its configs.
+        fleets: whether its problems can train many runs at once, see `Problem.fleet`.
+        configs: folder of its config files, with a folder `grids`; None for those of the package.
+    """
+
+    name: ClassVar[str]
+    config: ClassVar[type[Experiment]]
+    fleets: ClassVar[bool] = False
+    configs: ClassVar[Path | None] = None
+
+    @abstractmethod
     def load(self, config: Any) -> Problem:
         """Data and model."""
-        ...
 
+    @abstractmethod
     def page(self, config: Any) -> Page:
         """Words and plots of the report."""
-        ...
 
+    @abstractmethod
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         """Who won, by which rule: paragraphs from the final rows of each method."""
-        ...
+
+    def rule(self, config: Any) -> Rule | None:
+        """How settings are chosen; None for a task without sweeps.
+
+        Raises:
+            ValueError: for a config by which nothing can be chosen.
+        """
+        return None
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """What a reader must know about a final row, such as a constraint that is met vacuously."""
-        ...
+        return ()
+
+    def check(self, config: Any) -> Iterable[tuple[tuple[str, ...], str]]:
+        """Settings that types cannot refuse: pairs of a path as `("methods", "sonex")` and why."""
+        return ()
+
+    def fetch(self, config: Any, progress: Progress) -> None:  # noqa: B027 (no data to bring)
+        """Bring the data to this machine, once, before the processes that load them start."""
+
+    def config_name(self, data: str, setting: str | None) -> str:
+        """The config file of a data set, as `celeba-paper`: the usual setting has the bare name."""
+        return data if setting is None else f"{data}-{setting}"
+
+    def grid_name(self, config: Any) -> str:
+        """The grid of a sweep that names none."""
+        return "wide"

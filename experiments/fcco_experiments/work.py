@@ -7,18 +7,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from . import engine, ranks, record, tasks
 from .events import Event, Outcome
 from .spec import RunSpec
-from .task import Problem
+from .task import Problem, Progress
 
 __all__ = ["LoadError", "Order", "Progress", "Tell", "fetch", "load", "one"]
 
 Tell = Callable[[Event], None]
-Progress = Callable[[str, int, int | None], None]
-"""Told about a download: what, bytes so far, bytes in all if known."""
 FAILURE = "failure.txt"
 
 
@@ -72,10 +69,8 @@ def fetch(spec: RunSpec, progress: Progress) -> None:
     Raises:
         LoadError: whatever goes wrong.
     """
-    hook: Any = getattr(tasks.get(spec.task), "fetch", None)
-    if hook is not None:
-        with _loading():
-            hook(spec.config, progress)
+    with _loading():
+        tasks.get(spec.task).fetch(spec.config, progress)
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from fcco_experiments import ranks, towers
-from fcco_experiments.continual.batches import Batch
-from fcco_experiments.continual.config import Continual
-from fcco_experiments.continual.problem import ContinualProblem
-from fcco_experiments.continual.training import ContinualTraining
+from fcco_experiments import backbones, ranks
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.continual.batches import Batch
+from fcco_experiments.tasks.continual.config import Continual
+from fcco_experiments.tasks.continual.problem import ContinualProblem
+from fcco_experiments.tasks.continual.training import ContinualTraining
 from scenes_fixtures import picture, saved
 from torch import Tensor, nn
 
@@ -135,10 +135,10 @@ def recorded(run: ContinualTraining) -> list[Batch]:
     return found
 
 
-# Towers of a user, for images of weather.
+# Backbones of a user, for images of weather.
 
 
-class TinyImages(towers.Tower):
+class TinyImages(backbones.Backbone):
     """Its name in configs is `"continual_cases:TinyImages"`."""
 
     kind, width = "image", 5
@@ -151,14 +151,14 @@ class TinyImages(towers.Tower):
         return torch.tanh(self.conv(batch.float() / 64 - 2)).amax((2, 3))
 
 
-class TinyTexts(towers.Tower):
+class TinyTexts(backbones.Backbone):
     """Mean embedding of the tokens; `"continual_cases:TinyTexts"`."""
 
     kind = "text"
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        # As with towers of Hugging Face, the folder of the weights tells the sizes.
+        # As with backbones of Hugging Face, the folder of the weights tells the sizes.
         assert options["weights"] or not options["pretrained"]
         self.width = 7 if options["weights"] else 9
         self.words = nn.Embedding(60, self.width)
@@ -169,7 +169,7 @@ class TinyTexts(towers.Tower):
 
 
 class TinyClip(TinyImages):
-    """An image tower that brings a projection along."""
+    """An image backbone that brings a projection along."""
 
     def projection(self) -> nn.Linear:
         layer = nn.Linear(5, 6, bias=False)
@@ -178,7 +178,7 @@ class TinyClip(TinyImages):
         return layer
 
 
-def with_towers(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10) -> dict[str, Any]:
+def with_backbones(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10) -> dict[str, Any]:
     """Photos of the five classes, a vocabulary, and the fields of a config for them."""
     for place, name in enumerate(CONFIG.classes):
         (folder / "weather" / name).mkdir(parents=True)
@@ -195,8 +195,8 @@ def with_towers(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10) -
     (folder / "words/tokenizer.json").write_text(cutter.to_str())
     monkeypatch.setenv("FCCO_DATA", str(folder))
     return {
-        "data": "weather", "image_tower": "continual_cases:TinyImages", "sample_limit": 0,
-        "text_tower": "continual_cases:TinyTexts", "text_weights": str(folder / "words"),
+        "data": "weather", "image_backbone": "continual_cases:TinyImages", "sample_limit": 0,
+        "text_backbone": "continual_cases:TinyTexts", "text_weights": str(folder / "words"),
         "tokens": 6, "size": (16, 16), "old_batch": 12, "batch": 4, "negatives": 6, "per_class": 2,
         "evaluate_batch": 16, "old_epochs": 1, "width": 4,
     }  # fmt: skip

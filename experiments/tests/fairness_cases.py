@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from fcco_experiments.data import synthetic
-from fcco_experiments.fairness import Fairness
-from fcco_experiments.fairness.cells import Cells
-from fcco_experiments.fairness.training import FairnessTraining
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.fairness import Fairness
+from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 
 DOUBLE = torch.float64
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from fcco_experiments.task import Method, Row
+from fcco_experiments.task import FleetTraining, Method, Row
 from toy_task import FINAL, ToyConfig, ToyProblem, ToyTask
 
 HUGE = 1e6
@@ -32,7 +32,7 @@ def figures(weight: float) -> Row:
     return {"loss": loss, "val_loss": loss, "val_excess": weight - FINAL, "test_loss": 2 * loss}
 
 
-class ToyFleet:
+class ToyFleet(FleetTraining):
     made: ClassVar[list[int]] = []  # sizes of all fleets
 
     def __init__(self, config: ToyConfig, runs: Sequence[tuple[Method, int]]) -> None:

@@ -1,4 +1,4 @@
-"""A small problem with groups, and trainings on it without readers, towers or command line."""
+"""A small problem with groups, and trainings on it without readers, backbones or command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments.data.grouped import GroupedPart, Samples, Vectors, cut_within_groups, part
-from fcco_experiments.group_dro.config import GroupDRO
-from fcco_experiments.group_dro.model import Classifier, head
-from fcco_experiments.group_dro.training import GroupDROTraining
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.group_dro.model import Classifier, head
+from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from torch import Tensor, nn
 
 

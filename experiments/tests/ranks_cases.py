@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import compare, engine, ranks, strategy, workers
+from fcco_experiments import compare, engine, ranks, strategy, task, workers
 from fcco_experiments.events import Event
-from fcco_experiments.group_dro.config import GroupDRO
-from fcco_experiments.group_dro.task import GroupDROProblem, GroupDROTask
 from fcco_experiments.spec import RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
+from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.group_dro.task import GroupDROProblem, GroupDROTask
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -71,7 +71,7 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
 
 
-class Training:
+class Training(task.Training):
     samples_per_step, steps_per_epoch = 12, 5
 
     def __init__(self, method: Method, seed: int) -> None:
@@ -143,7 +143,7 @@ def trouble(word: str, step: int) -> None:
         raise RuntimeError(f"broken at {place}")
 
 
-class Problem:
+class Problem(task.Problem):
     def __init__(self, config: Config) -> None:
         if config.data == "nowhere" and ranks.rank() == 1:
             raise FileNotFoundError("rank 1 has no file")
@@ -156,7 +156,7 @@ class Problem:
         return f"data {ranks.rank()}" if self.config.data == "different" else "the same"
 
 
-class RanksTask:
+class RanksTask(task.Task):
     name = "ranks"
     config: type[Experiment] = Config
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fcco_experiments.continual.figures import Classes, by_class, changes
+from fcco_experiments.tasks.continual.figures import Classes, by_class, changes
 from hypothesis import given
 from hypothesis import strategies as st
 

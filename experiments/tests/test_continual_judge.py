@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from fcco_experiments.continual import judge
-from fcco_experiments.continual.config import Continual
 from fcco_experiments.task import Method, Row
+from fcco_experiments.tasks.continual import judge
+from fcco_experiments.tasks.continual.config import Continual
 
 PENALTIES = {"sonex": 2.0, "sonex-rho-10": 10.0, "sox": 40.0, "sonx": 1.0}
 WORDS = {"sonex-rho-10": "sonex", "plain": "finetune"}

@@ -10,9 +10,9 @@ import pytest
 import torch
 from continual_cases import CONFIG, METHODS
 from fcco_experiments import tasks
-from fcco_experiments.continual.config import Continual
-from fcco_experiments.continual.methods import WORDS, build
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.continual.config import Continual
+from fcco_experiments.tasks.continual.methods import WORDS, build
 
 import fcco
 
@@ -111,8 +111,8 @@ def test_what_is_refused(method, said):
         ({"shares": (0.5, 0.5, 0.0)}, "three parts of 1"),
         ({"shares": (0.5, 0.2, 0.2)}, "three parts of 1"),
         ({"size": (0, 5)}, "height and a width"),
-        ({"train": "all"}, "`train: all` needs an image tower and a text tower"),
-        ({"image_tower": "resnet50"}, "must both be given, or both none"),
+        ({"train": "all"}, "`train: all` needs an image backbone and a text backbone"),
+        ({"image_backbone": "resnet50"}, "must both be given, or both none"),
         ({"extra_pairs": "here"}, "`extra_pairs` are images with texts"),
         ({"precision": "float16"}, "use bfloat16"),
         ({"epochs": 0}, "`epochs` must be at least 1"),
@@ -124,16 +124,16 @@ def test_configs_that_cannot_be_trained(changes, said):
         dataclasses.replace(CONFIG, **changes)
 
 
-def test_the_task_checks_methods_and_towers():
+def test_the_task_checks_methods_and_backbones():
     task: Any = tasks.get("continual")
     assert task.check(dataclasses.replace(CONFIG, methods=METHODS)) == []
     methods = {"good": SONEX, "bad": Method("weighted", 0.1)}
-    towers = {"image_tower": "minilm", "text_tower": "nothing"}
-    found = task.check(dataclasses.replace(CONFIG, methods=methods, **towers))
+    backbones = {"image_backbone": "minilm", "text_backbone": "nothing"}
+    found = task.check(dataclasses.replace(CONFIG, methods=methods, **backbones))
     said = dict(found)
-    assert set(said) == {("image_tower",), ("text_tower",), ("methods", "bad")}
-    assert "takes texts, not images" in said["image_tower",]
-    assert "There is no tower `nothing`" in said["text_tower",]
+    assert set(said) == {("image_backbone",), ("text_backbone",), ("methods", "bad")}
+    assert "takes texts, not images" in said["image_backbone",]
+    assert "There is no backbone `nothing`" in said["text_backbone",]
     assert "weight" in said["methods", "bad"]
     assert task.config is Continual and task.config_name("weather", None) == "weather"
     assert task.config_name("weather", "rho") == "weather-rho"

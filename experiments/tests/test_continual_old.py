@@ -1,4 +1,4 @@
-"""An old model that is given, and losses that belong to the towers they were measured with."""
+"""An old model that is given, and losses that belong to the backbones they were measured with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from continual_cases import (
     one_thread,  # noqa: F401
     own_cache,  # noqa: F401
     problem,
-    with_towers,
+    with_backbones,
 )
-from fcco_experiments.continual.figures import by_class
+from fcco_experiments.tasks.continual.figures import by_class
 
 SONEX = METHODS["sonex"]
 
 
 class OtherImages(TinyImages):
-    """The same tower with other weights."""
+    """The same backbone with other weights."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -32,15 +32,15 @@ class OtherImages(TinyImages):
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    return with_towers(tmp_path, monkeypatch)
+    return with_backbones(tmp_path, monkeypatch)
 
 
-def test_old_losses_are_those_of_the_own_towers(photos, tmp_path):
-    """Frozen towers are not in the weights that a file of losses is known by."""
+def test_old_losses_are_those_of_the_own_backbones(photos, tmp_path):
+    """Frozen backbones are not in the weights that a file of losses is known by."""
     torch.save(problem(**photos).old_state(0), tmp_path / "old.pt")
-    for tower in (photos["image_tower"], f"{__name__}:OtherImages"):
+    for backbone in (photos["image_backbone"], f"{__name__}:OtherImages"):
         assert __name__ in sys.modules
-        fields = photos | {"image_tower": tower, "old": str(tmp_path / "old.pt")}
+        fields = photos | {"image_backbone": backbone, "old": str(tmp_path / "old.pt")}
         run = problem(**fields).start(SONEX, 0)
         part, number = run.everything, len(run.config.protected)
         seen, read = run.encoder.all(run.samples, part.rows, run.encoder.texts.prompts)
@@ -51,7 +51,7 @@ def test_old_losses_are_those_of_the_own_towers(photos, tmp_path):
 
 
 @pytest.mark.parametrize("train", ["text", "all"])
-def test_trained_towers_may_start_from_a_given_model(photos, tmp_path, train):
+def test_trained_backbones_may_start_from_a_given_model(photos, tmp_path, train):
     fields = photos | {"train": train}
     state = problem(**fields).old_state(0)
     torch.save(state, tmp_path / "old.pt")

@@ -1,4 +1,4 @@
-"""What a config of continual learning becomes before the first step: old models, towers, pairs."""
+"""What a config of continual learning becomes before the first step: old models, backbones, pairs."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from continual_cases import (
     recorded,
     steps,
     weights,
-    with_towers,
+    with_backbones,
 )
 from fcco_experiments import data, tasks
-from fcco_experiments.continual import old
-from fcco_experiments.continual.assembly import Assembly
-from fcco_experiments.continual.model import Scaling
-from fcco_experiments.continual.problem import ContinualProblem
-from fcco_experiments.continual.texts import Texts, made_up
 from fcco_experiments.data.grouped import GroupedPart, Vectors, part
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.continual import old
+from fcco_experiments.tasks.continual.assembly import Assembly
+from fcco_experiments.tasks.continual.model import Scaling
+from fcco_experiments.tasks.continual.problem import ContinualProblem
+from fcco_experiments.tasks.continual.texts import Texts, made_up
 from scenes_fixtures import picture, saved
 
 SONEX = METHODS["sonex"]
@@ -120,7 +120,7 @@ def test_a_file_of_another_key_does_not_count(trained, own_cache):  # noqa: F811
 
 
 def test_the_old_model_of_a_seed_does_not_depend_on_what_was_done_before(tmp_path, monkeypatch):
-    fields = with_towers(tmp_path, monkeypatch, 5)
+    fields = with_backbones(tmp_path, monkeypatch, 5)
     for changes in ({}, fields, fields | {"train": "text"}):
         monkeypatch.setenv("FCCO_CACHE", str(tmp_path / f"one-{len(changes)}"))
         alone = problem(**changes).old_state(1)
@@ -249,34 +249,34 @@ def test_made_up_vectors_are_means_over_words():
     assert torch.equal(made_up(["rain"], 8)[0], one) and not torch.equal(one, two)
 
 
-# Towers.
+# Backbones.
 
 
 class Sized(TinyImages):
-    """An image tower whose weights know the size of the images."""
+    """An image backbone whose weights know the size of the images."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(options["size"]))
 
 
-def test_a_tower_is_known_by_its_weights_for_the_sizes_of_the_config(photos, monkeypatch):
+def test_a_backbone_is_known_by_its_weights_for_the_sizes_of_the_config(photos, monkeypatch):
     found: list[str] = []
     kept = old.kept_state
 
     def noted(config: Any, seed: int, facts: dict[str, str], make: Any) -> Any:
-        found.append(facts["towers"])
+        found.append(facts["backbones"])
         return kept(config, seed, facts, make)
 
     monkeypatch.setattr(old, "kept_state", noted)
-    fields = photos | {"image_tower": "test_continual_problem:Sized"}
+    fields = photos | {"image_backbone": "test_continual_problem:Sized"}
     for size in ((16, 16), (16, 20)):
         problem(**fields | {"size": size}).old_state(0)
     assert len(set(found)) == 2
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
-def test_random_towers_that_are_trained_are_those_of_the_scaling(photos, pretrained):
+def test_random_backbones_that_are_trained_are_those_of_the_scaling(photos, pretrained):
     """The features that scale a side come from seed 0, whatever the seed of the run."""
     changes: dict[str, Any] = {"train": "all", "pretrained": pretrained}
     config = dataclasses.replace(CONFIG, **(photos | changes))
@@ -300,14 +300,14 @@ def test_random_towers_that_are_trained_are_those_of_the_scaling(photos, pretrai
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    return with_towers(tmp_path, monkeypatch)
+    return with_backbones(tmp_path, monkeypatch)
 
 
 def trainable(run: Any) -> set[str]:
     return {name.partition(".")[0] for name, p in run.model.named_parameters() if p.requires_grad}
 
 
-def test_frozen_towers_are_not_a_part_of_the_model(photos):
+def test_frozen_backbones_are_not_a_part_of_the_model(photos):
     own = problem(**photos, certificate=True)
     run = own.start(SONEX, 0)
     assert isinstance(own.samples, Vectors) and own.samples.values.shape == (50, 5)
@@ -315,9 +315,9 @@ def test_frozen_towers_are_not_a_part_of_the_model(photos):
     assert trainable(run) == {"image_projection", "text_projection"}
     assert not any("conv" in name or "words" in name for name, _ in run.model.named_parameters())
     torch.manual_seed(0)
-    tower = TinyImages()
+    backbone = TinyImages()
     rows = own.parts(0)["train"].rows[:3].tolist()
-    wanted = tower(torch.stack([own.data.samples[row] for row in rows])).detach()  # type: ignore[misc]
+    wanted = backbone(torch.stack([own.data.samples[row] for row in rows])).detach()  # type: ignore[misc]
     torch.testing.assert_close(own.samples.values[rows], wanted)
     end = steps(run, 3).finish()
     assert end["kkt_best_stationarity"] > 0
@@ -342,7 +342,7 @@ def test_what_is_trained_moves_and_nothing_else(photos, train):
         assert not torch.equal(value, before[name]), name
     for name, _ in run.model.named_buffers():
         assert "mean" in name or "deviation" in name, name
-    assert not any(key.startswith("kkt") for key in run.finish()), "for frozen towers alone"
+    assert not any(key.startswith("kkt") for key in run.finish()), "for frozen backbones alone"
     assert isinstance(own.samples, Vectors) == (train == "text")
 
 
@@ -356,8 +356,8 @@ def test_images_from_files_are_read_by_a_loader_and_resume(photos):
     assert whole.evaluate() == second.evaluate()
 
 
-def test_a_projection_that_comes_with_a_tower_is_taken_over(photos):
-    fields = photos | {"image_tower": "continual_cases:TinyClip", "old_epochs": 0}
+def test_a_projection_that_comes_with_a_backbone_is_taken_over(photos):
+    fields = photos | {"image_backbone": "continual_cases:TinyClip", "old_epochs": 0}
     own = problem(**fields)
     model = own.network(3)
     torch.manual_seed(0)

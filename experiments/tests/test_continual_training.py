@@ -20,8 +20,8 @@ from continual_cases import (
     training,
     weights,
 )
-from fcco_experiments.continual.batches import Batches, Streams
 from fcco_experiments.data.grouped import Vectors
+from fcco_experiments.tasks.continual.batches import Batches, Streams
 from reference_continual import NAMES, Plain
 from reference_contrastive import loop_means
 from scipy.optimize import nnls

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments.continual import figures, judge, told, words
-from fcco_experiments.continual.config import Continual
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.continual import figures, judge, told, words
+from fcco_experiments.tasks.continual.config import Continual
 
 DATA = ("weather", "bdd100k-subset", "bdd100k", "scenes-synthetic", "unknown")
 WORDS = ("sonex", "sox", "sonx", "alexr2", "weighted", "replay", "finetune")
@@ -139,18 +139,18 @@ def test_the_question_says_what_is_trained() -> None:
     def said(**changes: Any) -> str:
         return words.page(config(**changes)).question[2]
 
-    towers = {"image_tower": "efficientnet-lite0", "text_tower": "minilm"}
-    frozen = said(**towers)
+    backbones = {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm"}
+    frozen = said(**backbones)
     assert "efficientnet-lite0 for images and minilm for texts (pretrained)" in frozen
     assert "stay as they are; the projections are trained" in frozen
-    assert "the tower of texts are trained" in said(**towers, train="text")
-    assert "(from random weights)" in said(**towers, train="all", pretrained=False)
-    assert "All of it is trained" in said(**towers, train="all")
+    assert "the backbone of texts are trained" in said(**backbones, train="text")
+    assert "(from random weights)" in said(**backbones, train="all", pretrained=False)
+    assert "All of it is trained" in said(**backbones, train="all")
     assert "two linear maps" in said() and "for 5 epochs" in said()
     assert "a small network and a linear map" in said(hidden=8)
     assert "(rank 16)" in said() and "correction of their own" not in said(heads=0)
     assert "was given" in said(old="here.pt") and "epochs" not in said(old="here.pt")
-    assert "another collection" in said(**towers, extra_pairs="there")
+    assert "another collection" in said(**backbones, extra_pairs="there")
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -128,14 +128,14 @@ def test_a_terminal_gets_tables_and_bars(made, monkeypatch, tmp_path):
     assert "UCI Adult" in run("list").stdout
 
 
-def test_fetch_takes_towers_too(monkeypatch):
+def test_fetch_takes_backbones_too(monkeypatch):
     asked = []
 
     def fetch(name, progress):
         asked.append(name)
         return [data.Sighting("net.pth", "cache", "found", "somewhere")]
 
-    monkeypatch.setattr("fcco_experiments.towers.fetch", fetch)
+    monkeypatch.setattr("fcco_experiments.backbones.fetch", fetch)
     result = run("fetch", "minilm", "synthetic", "--json")
     assert result.exit_code == 0, result.stderr
     assert asked == ["minilm"]

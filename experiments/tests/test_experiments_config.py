@@ -233,7 +233,7 @@ def test_unknown_configs_and_circles(tmp_path):
 
 def test_tasks_by_name_and_by_place(monkeypatch):
     assert tasks.get("toy_task:TASK") is TASK
-    monkeypatch.setattr(tasks, "_PLACES", {"fairness": "fcco_experiments.fairness:TASK"})
+    monkeypatch.setattr(tasks, "_PLACES", {"fairness": "fcco_experiments.tasks.fairness:TASK"})
     with pytest.raises(ConfigError, match=r"did you mean `fairness`\? Tasks: fairness"):
         tasks.get("fairnes")
     tasks.register("toy", "toy_task:TASK")

@@ -171,7 +171,7 @@ def test_mistakes_of_a_grid_are_found_before_training():
 
 
 def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
-    monkeypatch.delattr(ToyTask, "score")
+    monkeypatch.setattr(ToyTask, "rule", lambda self, config: None)
     chosen = grid.settings(grid.read(TASK, "quadratic"), BASE)
     with pytest.raises(ConfigError, match="toy has no rule to choose by"):
         sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))

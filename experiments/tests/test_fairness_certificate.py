@@ -9,8 +9,8 @@ import pytest
 import scipy.optimize
 import torch
 from fairness_cases import DOUBLE, in_double, start, with_settings
-from fcco_experiments.fairness.certificate import PairSlopes, certificate, condition
-from fcco_experiments.fairness.training import FairnessTraining
+from fcco_experiments.tasks.fairness.certificate import PairSlopes, certificate, condition
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 from torch import Tensor
 
 # The pairwise loss in strips.

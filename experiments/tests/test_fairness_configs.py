@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fcco_experiments import config, data, grid
 from fcco_experiments.cli.app import app
-from fcco_experiments.fairness import TASK
 from fcco_experiments.record import load_comparison
+from fcco_experiments.tasks.fairness import TASK
 from typer.testing import CliRunner
 
 FOLDER = Path(config.__file__).parent / "configs" / "fairness"
@@ -88,7 +88,7 @@ def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid_nam
     scores: dict[str, dict[str, tuple[float, ...]]] = {}
     for entry in told["settings"]:
         if entry["diverged"] == 0:
-            score = TASK.score(loaded, entry["figures"])
+            score = TASK.rule(loaded).score(entry["figures"])
             assert score == pytest.approx(entry["score"], abs=1e-5)
             scores.setdefault(entry["method"], {})[entry["name"]] = score
     for family, winner in told["winners"].items():

@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 import torch
 from fairness_cases import DOUBLE, config, sigmoid
-from fcco_experiments.fairness.figures import auc, gap_floor, largest_gap, share_inside
-from fcco_experiments.fairness.rates import Measure, gaps, pairs, signed
+from fcco_experiments.tasks.fairness.figures import auc, gap_floor, largest_gap, share_inside
+from fcco_experiments.tasks.fairness.rates import Measure, gaps, pairs, signed
 from torch import Tensor
 
 

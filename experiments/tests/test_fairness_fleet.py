@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from fairness_cases import METHODS, config, parts, stored, with_settings
-from fcco_experiments.fairness import TASK, Fairness, training
-from fcco_experiments.fairness.cells import Cells
-from fcco_experiments.fairness.figures import auc, everything, largest_gap, share_inside
-from fcco_experiments.fairness.fleet import FairnessFleet, Settings
-from fcco_experiments.fairness.rates import Measure, gaps
-from fcco_experiments.fairness.score import Level
-from fcco_experiments.fairness.training import FairnessTraining
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.fairness import TASK, Fairness, training
+from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.figures import auc, everything, largest_gap, share_inside
+from fcco_experiments.tasks.fairness.fleet import FairnessFleet, Settings
+from fcco_experiments.tasks.fairness.rates import Measure, gaps
+from fcco_experiments.tasks.fairness.score import Level
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 from test_experiments_cli import fcco
 
 CPU = torch.device("cpu")
@@ -257,7 +257,7 @@ def test_figures_of_many_runs_are_those_of_each():
 
 
 def test_portions_hold_every_run_once(monkeypatch):
-    from fcco_experiments.fairness import fleet as module
+    from fcco_experiments.tasks.fairness import fleet as module
 
     runs = [(replace(METHODS["erm"], lr=0.01 * k), seed) for k in range(1, 4) for seed in (4, 1)]
     fleet, singles = pair(runs)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fairness_cases import METHODS, config, start
 from fcco_experiments.data import synthetic
-from fcco_experiments.fairness import TASK, judge, words
-from fcco_experiments.fairness.cells import Cells
-from fcco_experiments.fairness.training import FairnessTraining
 from fcco_experiments.task import Method, Row
+from fcco_experiments.tasks.fairness import TASK, judge, words
+from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 
 
 def row(**changes: float) -> Row:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from fairness_cases import METHODS, start, weights, with_settings
-from fcco_experiments.fairness import rates as r
-from fcco_experiments.fairness.methods import Built, build
-from fcco_experiments.fairness.training import FairnessTraining
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.fairness import rates as r
+from fcco_experiments.tasks.fairness.methods import Built, build
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 from torch import Tensor
 
 from fcco.methods.constrained import RECIPES

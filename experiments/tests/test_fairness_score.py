@@ -9,9 +9,9 @@ import pytest
 import scipy.stats
 import torch
 from fairness_cases import DOUBLE, in_double, outputs, parts, start
-from fcco_experiments.fairness.cells import Cells
-from fcco_experiments.fairness.rates import Measure
-from fcco_experiments.fairness.score import Scorer, network
+from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.rates import Measure
+from fcco_experiments.tasks.fairness.score import Scorer, network
 from torch import Tensor, nn
 
 COUNTS = (2, 3, 4, 6)

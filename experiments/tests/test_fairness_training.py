@@ -20,9 +20,9 @@ from fairness_cases import (
     weights,
     with_settings,
 )
-from fcco_experiments.fairness import TASK, Fairness
-from fcco_experiments.fairness.task import FairnessProblem
-from fcco_experiments.fairness.training import FairnessTraining
+from fcco_experiments.tasks.fairness import TASK, Fairness
+from fcco_experiments.tasks.fairness.task import FairnessProblem
+from fcco_experiments.tasks.fairness.training import FairnessTraining
 
 QUANTILES: dict[str, Any] = {"thresholds": (0.3, 0.7), "threshold_kind": "quantile"}
 CASES = [(name, {}) for name in METHODS] + [("sonex", QUANTILES), ("icppac", QUANTILES)]

@@ -1,4 +1,4 @@
-"""The task on the command line: vectors, and real towers on small images in the exact layout."""
+"""The task on the command line: vectors, and real backbones on small images in the exact layout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_sweep_chooses_by_the_training_cvar(tmp_path):
     assert yaml.safe_load((out / "winners.yaml").read_text())["methods"]["sonex"]["lr"] == 0.1
 
 
-def test_features_of_a_frozen_tower_are_made_once(tmp_path, faces):
+def test_features_of_a_frozen_backbone_are_made_once(tmp_path, faces):
     words = ("run", "group-dro", *FACES, *SONEX, "--epochs", 2)
     first = last(call(*words, "--out", tmp_path / "a", "--json"))
     kept = list((tmp_path / "cache").rglob("celeba-*.pt"))
@@ -83,7 +83,7 @@ def test_features_of_a_frozen_tower_are_made_once(tmp_path, faces):
     assert len(end["final"]["test_reported"]) == 4
 
 
-def test_a_tower_is_trained_end_to_end_with_every_option(tmp_path, faces):
+def test_a_backbone_is_trained_end_to_end_with_every_option(tmp_path, faces):
     words = ("run", "group-dro", *FACES, *SONEX, "--train", "all")
     words = (*words, "--epochs", 1, "--schedule", "constant", "--json")
     options = ("--recompute", "--accumulate", 2, "--precision", "bfloat16", "--spectrum")
@@ -98,8 +98,8 @@ def test_mistakes_are_said_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FCCO_DATA", str(tmp_path))
     made = ("run", "group-dro", "--data", "grouped-synthetic", "--out", tmp_path / "out")
-    assert "no tower `resnet5`" in call(*made, "--tower", "resnet5", code=2).stderr
-    assert "takes data of the kind image" in call(*made, "--tower", "resnet50", code=2).stderr
+    assert "no backbone `resnet5`" in call(*made, "--backbone", "resnet5", code=2).stderr
+    assert "takes data of the kind image" in call(*made, "--backbone", "resnet50", code=2).stderr
     wrong = call(*made, "--method", "sonx", "--settings.smoothing", "0.1", code=2)
     assert "with smoothing it is sonex" in wrong.stderr
     Patches().write(tmp_path)
@@ -124,4 +124,4 @@ def test_every_config_can_be_loaded(name):
         config = load(TASK, name)
         found = (config.epochs, config.batch, config.groups_per_batch)
         decays = {method.weight_decay for method in config.methods.values()}
-        assert (*found, *decays, config.schedule, config.decay, config.tower) == sizes[name]
+        assert (*found, *decays, config.schedule, config.decay, config.backbone) == sizes[name]

@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from fcco_experiments.group_dro import judge
-from fcco_experiments.group_dro.config import GroupDRO
 from fcco_experiments.task import Method, Row
+from fcco_experiments.tasks.group_dro import judge
+from fcco_experiments.tasks.group_dro.config import GroupDRO
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from fcco_experiments.group_dro.config import GroupDRO
-from fcco_experiments.group_dro.methods import build
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.group_dro.methods import build
 from group_dro_cases import METHODS, SONEX
 
 import fcco
@@ -82,7 +82,7 @@ def test_what_is_refused(method, said):
         ({"schedule": "linear", "epochs": 1}, "must be below epochs = 1"),
         ({"size": (0, 3)}, "height and a width"),
         ({"hidden": (0,)}, "widths from 1"),
-        ({"train": "all"}, "needs a `tower`"),
+        ({"train": "all"}, "needs a `backbone`"),
         ({"sample_limit": -1}, "`sample_limit` must be at least 0"),
         ({"epochs": 0}, "`epochs` must be at least 1"),
     ],

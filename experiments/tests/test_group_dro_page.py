@@ -32,7 +32,7 @@ def test_there_are_results() -> None:
 def test_end_to_end_figures() -> None:
     page = (DOCS / "group-dro.md").read_text(encoding="utf-8")
     runs = json.loads((DOCS / "results/group-dro-celeba-end-to-end/runs.json").read_text())["runs"]
-    own = {r["seed"]: r for r in runs if r["method"] == "sonex-adam" and "lite0" in r["tower"]}
+    own = {r["seed"]: r for r in runs if r["method"] == "sonex-adam" and "lite0" in r["backbone"]}
     mean = sum(run["test_worst_accuracy"] for run in own.values()) / len(own)
     row = next(line for line in page.splitlines() if "| sonex-adam | 5e-05 |" in line)
     assert len(own) == 3 and f"| {mean:.3f} |" in row

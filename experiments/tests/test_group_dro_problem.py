@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fcco_experiments import compare, tasks, towers, workers
+from fcco_experiments import backbones, compare, tasks, workers
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.group_dro.config import GroupDRO
-from fcco_experiments.group_dro.task import GroupDROProblem
+from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.group_dro.task import GroupDROProblem
 from group_dro_cases import METHODS
 from grouped_fixtures import Faces, opinions, opinions_content, put, stand_in
 
@@ -26,13 +26,13 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
     tokenizers = pytest.importorskip("tokenizers")
     words = {"[PAD]": 0, "[UNK]": 1}
     model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
-    (here / "tower").mkdir()
-    (here / "tower/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
+    (here / "backbone").mkdir()
+    (here / "backbone/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
     content = opinions_content(opinions())
     put(here / "data", stand_in(monkeypatch, "sentiment", content), content)
     config = GroupDRO(
-        data="sentiment", epochs=1, tower="distilbert", train="all", tokens=8,
-        weights=str(here / "tower"),
+        data="sentiment", epochs=1, backbone="distilbert", train="all", tokens=8,
+        weights=str(here / "backbone"),
     )  # fmt: skip
     samples = GroupDROProblem(config).samples
     assert isinstance(samples, Vectors) and samples.values.shape[1] == 8
@@ -41,7 +41,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
 
 def test_what_is_for_texts_alone_is_refused_in_the_config():
     config = GroupDRO(
-        data="celeba", epochs=1, tower="resnet50", distinct=True, precision="float16",
+        data="celeba", epochs=1, backbone="resnet50", distinct=True, precision="float16",
         methods={"sonex": METHODS["sonex"], "double": METHODS["alexr2"]},
     )  # fmt: skip
     ((path, text),) = TASK.check(config)  # pyright: ignore[reportAttributeAccessIssue]
@@ -77,6 +77,6 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(tmp_path, monkeypatch, place, n
 def test_weights_that_are_nowhere_are_missed_before_any_run(here, monkeypatch):
     content = Faces().archive()
     put(here / "data", stand_in(monkeypatch, "celeba", content), content)
-    config = GroupDRO(data="celeba", epochs=1, tower="resnet50", train="all", size=(32, 32))
-    with pytest.raises(towers.WeightsError, match="torchvision"):
+    config = GroupDRO(data="celeba", epochs=1, backbone="resnet50", train="all", size=(32, 32))
+    with pytest.raises(backbones.WeightsError, match="torchvision"):
         TASK.fetch(config)  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.group_dro.batches import Batch, Batches
-from fcco_experiments.group_dro.figures import group_means, shown, summary
-from fcco_experiments.group_dro.model import standardise
-from fcco_experiments.group_dro.spectrum import jacobian, spectrum
-from fcco_experiments.group_dro.training import GroupDROTraining
 from fcco_experiments.loading import chunks
+from fcco_experiments.tasks.group_dro.batches import Batch, Batches
+from fcco_experiments.tasks.group_dro.figures import group_means, shown, summary
+from fcco_experiments.tasks.group_dro.model import standardise
+from fcco_experiments.tasks.group_dro.spectrum import jacobian, spectrum
+from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from group_dro_cases import (
     CONFIG,
     METHODS,
@@ -309,7 +309,7 @@ def test_the_spectrum_is_refused_before_training_and_needs_no_large_graphs(monke
     run.model.register_forward_hook(lambda model, given, found: sizes.append(len(given[0])))
     run.finish()
     assert sum(sizes) == len(run.train) and max(sizes) == 8
-    monkeypatch.setattr("fcco_experiments.group_dro.spectrum._MOST", 1000)
+    monkeypatch.setattr("fcco_experiments.tasks.group_dro.spectrum._MOST", 1000)
     with pytest.raises(ValueError, match="gradients of all 6 groups"):
         training("sonex", spectrum=True)
     monkeypatch.setattr("fcco_experiments.strategy.is_sharded", lambda model: True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fcco_experiments.data import celeba
 from fcco_experiments.data.grouped import GroupedPart
-from fcco_experiments.group_dro import figures, told, words
-from fcco_experiments.group_dro.config import GroupDRO
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.group_dro import figures, told, words
+from fcco_experiments.tasks.group_dro.config import GroupDRO
 
 DATA = ("celeba", "sentiment", "amazon", "camelyon17", "grouped-synthetic")
 WORDS = ("sonex", "sonx", "alexr2", "ooa", "erm", "uniform")
@@ -117,9 +117,9 @@ def test_the_question_says_what_is_trained() -> None:
     def first(**changes: Any) -> str:
         return words.page(config(**changes)).question[0]
 
-    frozen = first(tower="resnet50", train="head")
+    frozen = first(backbone="resnet50", train="head")
     assert frozen.startswith("A network (resnet50, pretrained)") and "stays as it is" in frozen
-    whole = first(tower="resnet50", train="all", pretrained=False)
+    whole = first(backbone="resnet50", train="all", pretrained=False)
     assert "(resnet50, from random weights)" in whole and "stays as it is" not in whole
     assert first().startswith("A linear classifier") and "stays" not in first()
     assert first(hidden=(8,)).startswith("A small network")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fcco_experiments import config, tasks
-from fcco_experiments.fairness.words import page as fairness_page
 from fcco_experiments.report.canvas import SIZE
 from fcco_experiments.report.cloud import cloud, robust
 from fcco_experiments.report.inline import FINE, dots_path
@@ -19,6 +18,7 @@ from fcco_experiments.report.profile import profile, varied
 from fcco_experiments.report.sensitivity import places, quantiles
 from fcco_experiments.report.study import clouds, metrics, study
 from fcco_experiments.task import Panel
+from fcco_experiments.tasks.fairness.words import page as fairness_page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_cases import CLOUD, LRS, PAGE, USUAL, grid, page_of, swept, table

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
+from fcco_experiments.task import (
+    Experiment,
+    Method,
+    Metric,
+    Page,
+    Panel,
+    Problem,
+    Row,
+    Rule,
+    Task,
+    Training,
+)
 
 import fcco
 
@@ -49,7 +60,7 @@ class ToyConfig(Experiment):
             raise ValueError(f"`steps` must be at least 1 but is: {self.steps}.")
 
 
-class ToyTraining:
+class ToyTraining(Training):
     def __init__(self, config: ToyConfig, method: Method, seed: int) -> None:
         self.config, self.method, self.seed, self.done = config, method, seed, 0
         shape = config.shape
@@ -120,7 +131,7 @@ class ToyTraining:
         self.generator.set_state(state["generator"])
 
 
-class ToyProblem:
+class ToyProblem(Problem):
     def __init__(self, config: ToyConfig) -> None:
         if config.data == "nowhere":
             raise FileNotFoundError("no file nowhere.csv in any of the places")
@@ -133,13 +144,10 @@ class ToyProblem:
         return os.environ.get("TOY_DATA", f"toy {self.config.shape.dimension}")
 
 
-class ToyTask:
+class ToyTask(Task):
     name = "toy"
     config: type[Experiment] = ToyConfig
     configs = Path(__file__).parent / "toy_configs"
-
-    def config_name(self, data: str, setting: str | None) -> str:
-        return data if setting is None else f"{data}-{setting}"
 
     def fetch(self, config: Any, progress: Any) -> None:
         """The data `far` leave a line in `fetched.txt` each time."""
@@ -168,14 +176,19 @@ class ToyTask:
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         return ("the constraint is violated",) if row["val_excess"] > 0.2 else ()
 
-    def score(self, config: Any, row: Row) -> tuple[float, ...]:
-        assert not any(key.startswith("test") for key in row)
-        return max(0.0, row["val_excess"] - 0.05), row["val_loss"]
-
-    def score_rule(self, config: Any) -> str:
-        if config.note == "nothing to choose by":
+    def rule(self, config: Any) -> Rule:
+        if config is not None and config.note == "nothing to choose by":
             raise ValueError("there are no validation data.")
-        return "violation above 0.05 first, then the loss, on validation data"
+
+        def score(row: Row) -> tuple[float, ...]:
+            assert not any(key.startswith("test") for key in row)
+            return max(0.0, row["val_excess"] - 0.05), row["val_loss"]
+
+        text = "violation above 0.05 first, then the loss, on validation data"
+        return Rule(text, score, objective="test_loss")
+
+    def grid_name(self, config: Any) -> str:
+        return config.data
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         """Settings that no method has."""

@@ -147,8 +147,7 @@ def sweep(
     asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
     runner = o.runner(asked.task, fleet, device, chunk, tensorboard)
     if grid is None and not inline:
-        own = getattr(asked.task, "grid_name", None)  # optional: the task's usual grid
-        grid = asked.config_name if own is None else own(asked.config)
+        grid = asked.task.grid_name(asked.config)
     whole = grids.Grid() if grid is None else grids.read(asked.task, grid)
     whole = grids.with_inline(whole, inline)
     if methods is not None:

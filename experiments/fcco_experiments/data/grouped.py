@@ -1,4 +1,4 @@
-"""Data whose samples belong to groups: what every reader gives and every tower takes.
+"""Data whose samples belong to groups: what every reader gives and every backbone takes.
 
 All samples of a data set lie in one sequence; a seed cuts it into parts. So features of frozen
 networks are computed once for all seeds.

