@@ -1,0 +1,36 @@
+"""Sentences of pages, kept in templates beside the tasks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+__all__ = ["paragraphs"]
+
+
+@functools.cache
+def _templates() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("fcco_experiments", "tasks"),
+        undefined=StrictUndefined,  # a name with a typing error must not become an empty string
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # plain text: the page that shows it escapes it
+    )
+
+
+def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
+    """The paragraphs of one block of a template; an empty line ends a paragraph.
+
+    Args:
+        template: a file below `tasks`, such as `"fairness/page.j2"`.
+        block: its `{% block NAME %}`.
+        values: names that the template uses.
+    """
+    found = _templates().get_template(template)
+    context = found.new_context(values)
+    text = "".join(found.blocks[block](context))
+    joined = (" ".join(part.split()) for part in text.split("\n\n"))
+    return tuple(part for part in joined if part)
