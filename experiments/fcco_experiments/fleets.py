@@ -57,7 +57,7 @@ def run(
     """
     if not specs:
         return []
-    wanted = getattr(specs[0].config, "device", device)
+    wanted = specs[0].config.preferred_device or device
     place = ranks.together(lambda: launch.device(wanted))
     with interruptible() as asked, _prepared(place):
         stop = Stop(asked, on_event)

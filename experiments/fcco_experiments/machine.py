@@ -43,6 +43,11 @@ class OnMachine(Experiment):
     evaluate_batch: int = 512
     strategy: Literal["ddp", "fsdp2"] = "ddp"
 
+    @property
+    def preferred_device(self) -> str:
+        """The field `device`."""
+        return self.device
+
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         super().__post_init__()

@@ -87,6 +87,11 @@ class Experiment:
     checkpoint_every: int = 5
     evaluate_every: int = 1
 
+    @property
+    def preferred_device(self) -> str | None:
+        """`"auto"`, `"cpu"` or `"cuda"`; None where the config has no such choice."""
+        return None
+
     def __post_init__(self) -> None:
         """Refuse what cannot be run; a task with checks of its own calls this first."""
         for name in ("epochs", "checkpoint_every", "evaluate_every"):

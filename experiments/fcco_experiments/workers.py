@@ -64,7 +64,7 @@ def run(
 
 def _usual(specs: Sequence[RunSpec]) -> int:
     """Processes when no number was given."""
-    wanted = getattr(specs[0].config, "device", "cpu") if specs else "cpu"
+    wanted = (specs[0].config.preferred_device if specs else None) or "cpu"
     return 1 if launch.device(wanted).type == "cuda" else available_cores()
 
 

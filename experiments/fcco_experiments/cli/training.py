@@ -39,7 +39,7 @@ def carry_out(
         return typer.Exit(INTERRUPTED)
 
     quiet = quiet or not launch.speaks()
-    device = getattr(plan.config, "device", "cpu")
+    device = plan.config.preferred_device or "cpu"
     try:
         with (
             ranks.begin(device),
