@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fcco
-from benchmarks.duel.convex import Segments
-from benchmarks.duel.jobs import Job
 from benchmarks.untuned import __main__ as untuned
 from benchmarks.untuned import constraints, faces, groups, tuned
 from benchmarks.untuned.constraints import Figures, Variant
+from research.constrained.convex import Segments
+from research.constrained.jobs import Job
 
 # Variants
 

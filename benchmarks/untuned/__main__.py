@@ -27,8 +27,9 @@ from typing import Any
 import torch
 from fcco_experiments.data import MissingData
 
-from ..constrained import finite
-from ..duel.jobs import Job, Runner
+from research.constrained.jobs import Job, Runner
+from research.constrained.study import finite
+
 from . import constraints, groups, tuned
 from .constraints import LEVEL, Figures
 

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
-
-from ..duel import cooper_side, hct_side
-from ..duel.convex import GroupLosses, Segments
-from ..duel.fairness import RocFairness
-from ..duel.jobs import Job
-from ..duel.problems import NAMES, Batch, Form, Problem, Schedule, Score
-from ..duel.problems import make as make_duel
-from ..duel.stepper import Builder, Setting, Stepper, adam
-from ..duel.training import train
+from research.constrained import cooper_side, hct_side
+from research.constrained.convex import GroupLosses, Segments
+from research.constrained.fairness import RocFairness
+from research.constrained.jobs import Job
+from research.constrained.problems import NAMES, Batch, Form, Problem, Schedule, Score
+from research.constrained.problems import make as make_duel
+from research.constrained.stepper import Builder, Setting, Stepper, adam
+from research.constrained.training import train
 
 __all__ = ["LEVEL", "PEERS", "PROBLEMS", "VARIANTS", "Figures", "Rates", "Variant", "make", "run"]
 

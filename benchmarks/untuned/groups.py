@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import fcco
+from research.constrained.jobs import Job
+from research.constrained.stepper import Setting
+from research.convergence.problems import PROBLEMS as RACE
 
-from ..duel.jobs import Job
-from ..duel.stepper import Setting
-from ..race.problems import PROBLEMS as RACE
 from .constraints import Figures
 
 __all__ = [

@@ -20,10 +20,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..duel import grids
-from ..duel import rows as r
-from ..duel.jobs import Job, Runner
-from ..duel.report import choose, place
+from research.constrained import grids
+from research.constrained import rows as r
+from research.constrained.jobs import Job, Runner
+from research.constrained.report import choose, place
+
 from . import constraints, groups
 from .constraints import LEVEL, Figures
 

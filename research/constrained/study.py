@@ -1,9 +1,9 @@
 """Constrained training: our methods beside Cooper and humancompatible-train.
 
-    python -m benchmarks.constrained --json --workers 16 --output build/constrained
-    python -m benchmarks.constrained --quick --json       # a smoke run, under a minute
+    python -m research.constrained --json --workers 16 --output build/constrained
+    python -m research.constrained --quick --json       # a smoke run, under a minute
 
-Four problems (`adult` and `compas` need files, see `benchmarks.duel.data`): 14 gaps of rates under
+Four problems (`adult` and `compas` need their files, see `data`): 14 gaps of rates under
 a cross-entropy, a convex problem whose optimum is known, and 1,000 constraints of which 64 are
 sampled at a step. Every method gets the same model, initial weights, batches, Adam, schedule,
 number of gradient evaluations, and K settings; the choice is made on a tuning seed, feasibility
@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from .duel import bias, cost, grids, plots, report
-from .duel.data import MissingData
-from .duel.jobs import Job, Runner
-from .duel.problems import NAMES, make
-from .duel.training import builders
+from . import bias, cost, grids, plots, report
+from .data import MissingData
+from .jobs import Job, Runner
+from .problems import NAMES, make
+from .training import builders
 
 TUNING_SEED = 0
 FRESH_SEEDS = range(101, 200)  # short trials for the grids saw seeds below 10
@@ -176,7 +176,3 @@ def main() -> None:
         write(options.output, results, tables, biased)
     if options.json:
         print(json.dumps(finite(found)))
-
-
-if __name__ == "__main__":
-    main()

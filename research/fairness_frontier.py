@@ -1,7 +1,7 @@
 """Frontiers of fairness sweeps: settings chosen on validation data, figures from test data.
 
-    python -m benchmarks.fairness_frontier [FRONTIER.json ...] [--json] [--plot IMAGE.png]
-    python -m benchmarks.fairness_frontier --sweep FOLDER --out FRONTIER.json
+    python -m research.fairness_frontier [FRONTIER.json ...] [--json] [--plot IMAGE.png]
+    python -m research.fairness_frontier --sweep FOLDER --out FRONTIER.json
 
 With `--sweep` it reads all runs of `fcco sweep fairness --grid full`, keeps of each method the
 settings that no other of its settings beats on validation data (mean over seeds of the AUC and of

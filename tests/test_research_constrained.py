@@ -10,14 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from data_fixtures import generated
-from fcco_experiments.data import DATA_SETS
 
-from benchmarks import constrained
-from benchmarks.duel import bias, convex, cost, data, grids, jobs, report, training
-from benchmarks.duel.fairness import THRESHOLDS, RocFairness
-from benchmarks.duel.problems import Batch, Schedule
-from benchmarks.duel.training import Trace
+from research.constrained import bias, convex, cost, data, grids, jobs, report, training
+from research.constrained import study as constrained
+from research.constrained.fairness import THRESHOLDS, RocFairness
+from research.constrained.problems import Batch, Schedule
+from research.constrained.training import Trace
 
 
 @pytest.fixture
@@ -34,25 +32,6 @@ def fair() -> RocFairness:
 def trace(objective, violation, every=10) -> Trace:
     done = [every * (k + 1) for k in range(len(objective))]
     return Trace(done, list(objective), list(violation), 1.0, 0.0)
-
-
-# Data
-
-
-@pytest.mark.parametrize("name, rows", [("adult", 300), ("compas", None)])
-def test_training_rows_come_from_the_named_folder(monkeypatch, tmp_path, name, rows):
-    made = generated(0)
-    monkeypatch.setitem(DATA_SETS, name, made.sets[name])
-    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FCCO_DATA", raising=False)
-    with pytest.raises(data.MissingData, match="FCCO_DATA: the environment variable is not set"):
-        data.load(name)
-    monkeypatch.setenv("FCCO_DATA", str(made.write(tmp_path / "named")))
-    table = data.load(name)
-    assert rows is None or len(table) == rows  # no validation part
-    np.testing.assert_allclose(table.features.mean(0), 0, atol=1e-5)
-    problem = RocFairness.load(name)
-    assert problem.counts.tolist() == table.cells().flatten().tolist()
 
 
 # Problems

@@ -38,7 +38,7 @@ class Logistic(Problem):
 
     @functools.cached_property
     def optimum(self) -> float:
-        return 0.38841819  # by `benchmarks.race.optima.logistic`; a test computes it again
+        return 0.38841819  # by `research.convergence.optima.logistic`; a test computes it again
 
     @functools.cached_property
     def data(self) -> Tensor:

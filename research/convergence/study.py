@@ -1,8 +1,8 @@
 """A race between the methods: samples and seconds to each accuracy, at equal tuning budgets.
 
-    python -m benchmarks.convergence --json                     # the full race, all problems
-    python -m benchmarks.convergence --quick --json             # the same, small, under a minute
-    python -m benchmarks.convergence --output results           # also Markdown tables and plots
+    python -m research.convergence --json                     # the full race, all problems
+    python -m research.convergence --quick --json             # the same, small, under a minute
+    python -m research.convergence --output results           # also Markdown tables and plots
 
 Each method tries the same number of settings on each problem. The best for an accuracy is chosen
 on some seeds and measured on others. See docs/benchmarks-convergence.md.
@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .race import plots, scaling, tables
-from .race.entries import ENTRIES, legal
-from .race.problems import PROBLEMS
-from .race.results import OUTPUTS, compare, measure
-from .race.tuning import Budget, accuracies
+from . import plots, scaling, tables
+from .entries import ENTRIES, legal
+from .problems import PROBLEMS
+from .results import OUTPUTS, compare, measure
+from .tuning import Budget, accuracies
 
 FULL, QUICK = Budget(128, 40_000, 5, 9), Budget(16, 400, 3, 5)
 SCALED, SCALED_QUICK = Budget(64, 20_000, 5, 9), Budget(8, 200, 3, 5)
@@ -204,7 +204,3 @@ def main() -> None:
         plots.draw(results, options.output)
     if options.json:
         print(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -187,7 +187,7 @@ class NonSmooth(Affine):
 
     @functools.cached_property
     def optimum(self) -> float:
-        return 1.37649137  # by `benchmarks.race.optima.nonsmooth`; a test computes it again
+        return 1.37649137  # by `research.convergence.optima.nonsmooth`; a test computes it again
 
     @functools.cached_property
     def rows(self) -> Tensor:

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import convergence
-from benchmarks.race import optima, scaling
-from benchmarks.race.engine import batches, checkpoints, race
-from benchmarks.race.entries import ENTRIES, Entry, legal
-from benchmarks.race.problem import Batch, Problem, draw_blocks
-from benchmarks.race.problems import PROBLEMS
-from benchmarks.race.public import player, seconds_per_step
-from benchmarks.race.ranges import first_points, nearby_points, ranges_of, settings
-from benchmarks.race.results import compare, exponent
-from benchmarks.race.slopes import smoothed_threshold
-from benchmarks.race.tuning import Budget, accuracies, cheapest, reached, tune, window_means
 from fcco.terms import exact_threshold
+from research.convergence import optima, scaling
+from research.convergence import study as convergence
+from research.convergence.engine import batches, checkpoints, race
+from research.convergence.entries import ENTRIES, Entry, legal
+from research.convergence.problem import Batch, Problem, draw_blocks
+from research.convergence.problems import PROBLEMS
+from research.convergence.public import player, seconds_per_step
+from research.convergence.ranges import first_points, nearby_points, ranges_of, settings
+from research.convergence.results import compare, exponent
+from research.convergence.slopes import smoothed_threshold
+from research.convergence.tuning import Budget, accuracies, cheapest, reached, tune, window_means
 
 PAIRS = [(e, p) for p in PROBLEMS.values() for e in ENTRIES.values() if legal(e, p)]
 REFUSED = {("SONEX+STORM", "S2"), ("SONEX+STORM", "logistic")}  # by the library's STORM
@@ -231,7 +231,7 @@ def test_command(tmp_path: Path) -> None:
     words = (
         "--quick --json --workers 1 --problems S1 --methods SONX SONEX --settings 8 --no-scaling"
     )
-    command = [sys.executable, "-W", "error", "-m", "benchmarks.convergence", *words.split()]
+    command = [sys.executable, "-W", "error", "-m", "research.convergence", *words.split()]
     done = subprocess.run(
         [*command, "--output", str(tmp_path)],
         cwd=Path(__file__).parents[1],

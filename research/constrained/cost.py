@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, relu
 
 import fcco
+from benchmarks.timing import interleave
 
-from ..timing import interleave
 from . import cooper_side, hct_side
 from .fairness import network
 from .problems import Batch, Form, Problem, Schedule, Score

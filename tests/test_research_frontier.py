@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks import fairness_frontier
-from benchmarks.fairness_frontier import (
+from research import fairness_frontier
+from research.fairness_frontier import (
     FILES,
     Point,
     best,
@@ -132,7 +132,7 @@ def test_a_sweep_is_read_run_by_run(tmp_path):
 
 
 def test_the_command_on_the_committed_files(tmp_path):
-    call = [sys.executable, "-m", "benchmarks.fairness_frontier", "--json"]
+    call = [sys.executable, "-m", "research.fairness_frontier", "--json"]
     call += ["--plot", str(tmp_path / "plot.png")]
     done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=FILES[0].parents[3])
     rows = json.loads(done.stdout)

@@ -11,7 +11,7 @@ import pytest
 from fcco_experiments import yaml_text
 from fcco_experiments.record import load_comparison, write_json, write_rows, write_text
 
-from benchmarks.group_dro_samples import compare, curves, main, met
+from research.group_dro_samples import compare, curves, main, met
 
 Lines = dict[str, tuple[str, list[list[tuple[float, float]]]]]
 

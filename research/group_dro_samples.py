@@ -1,6 +1,6 @@
 """How many samples the baselines need to reach the training CVaR that SONEX ends with.
 
-    python -m benchmarks.group_dro_samples FOLDER [--long FOLDER2] [--json]
+    python -m research.group_dro_samples FOLDER [--long FOLDER2] [--json]
 
 Reads the runs of `fcco compare group-dro` (`--long`: a second folder of the same experiment, in
 which baselines ran for more epochs; a baseline that is there is taken from there). SONEX is the

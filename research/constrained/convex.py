@@ -1,7 +1,7 @@
 """Two convex problems whose solutions cvxpy knows, on generated data.
 
 The optima are stored, so that the benchmark runs without a solver: `python -m
-benchmarks.duel.convex` computes them anew, and a test compares.
+research.constrained.convex` computes them anew, and a test compares.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Entry:
     Args:
         name: as in the tables.
         build: makes the batched program of (problem, hyperparameters, seeds).
-        tunes: the hyperparameters, searched over the ranges of `benchmarks.race.ranges`.
+        tunes: the hyperparameters, searched over the ranges of `research.convergence.ranges`.
         kinds: the kinds of problem it can solve.
         needs: facts a problem must have: `"smooth_inner"`, `"convex"`.
         squared: it penalises the squared hinge, whose weight follows from the loop gain.

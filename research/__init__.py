@@ -1,0 +1,1 @@
+"""Studies whose results are written up in docs/; see README.md here."""

@@ -1,0 +1,5 @@
+"""The command `python -m research.constrained`."""
+
+from .study import main
+
+main()

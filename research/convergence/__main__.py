@@ -1,0 +1,5 @@
+"""The command `python -m research.convergence`."""
+
+from .study import main
+
+main()
