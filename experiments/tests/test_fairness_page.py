@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fairness_frontier
+from research import fairness_frontier
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
