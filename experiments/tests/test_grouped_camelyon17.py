@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data import camelyon17
+from fcco_experiments.data import wilds
 from grouped_fixtures import Patches, image
 
 patches = Patches()
@@ -69,7 +69,7 @@ def test_official_parts(folder):
 
 
 def test_the_known_counts(folder):
-    assert sum(camelyon17.EXPECTED.values()) == 455_954
+    assert sum(wilds.CAMELYON17_SIZES.values()) == 455_954
     with pytest.raises(
         data.WrongData, match=r"must list 302,436 \(train\), 33,560 .* but lists 32"
     ):

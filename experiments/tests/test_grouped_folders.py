@@ -11,7 +11,7 @@ import pytest
 from data_fixtures import generated
 from fcco_experiments import data
 from fcco_experiments.cli import data as commands
-from fcco_experiments.data.folders import digest, few
+from fcco_experiments.data.sources import digest, few
 from grouped_fixtures import Faces, Patches, Reviews, opinions, opinions_content, put, stand_in
 from typer.testing import CliRunner, Result
 

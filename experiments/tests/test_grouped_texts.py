@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data.users import ByUser
+from fcco_experiments.data.grouped import ByUser
 from grouped_fixtures import Reviews, opinions, opinions_content, put, stand_in
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data import frames
+from fcco_experiments.data import bdd100k as frames
 from fcco_experiments.data.images import decode
 from grouped_fixtures import put, stand_in
 from PIL import Image

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data.images import decode
-from fcco_experiments.data.repeats import distinct_rows
+from fcco_experiments.data.images import decode, distinct_rows
 from grouped_fixtures import put, stand_in
 from PIL import Image
 from scenes_fixtures import FOLDERS, MERGED, photos, picture, saved, tar, unpack
@@ -109,7 +108,7 @@ def test_repeats_are_left_out(monkeypatch, tmp_path):
 
 def test_distinct_rows_against_a_loop(monkeypatch):
     """Also where a is near b and b near c: b goes, so c stays. Blocks do not matter."""
-    from fcco_experiments.data import repeats
+    from fcco_experiments.data import images as repeats
 
     random = np.random.default_rng(0)
     base = random.integers(60, 180, size=(4, 3, 32, 32))

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fcco_experiments.data import WrongData
-from fcco_experiments.data.records import records
+from fcco_experiments.data.bdd100k import records
 
 
 def test_records_are_read_in_pieces():
@@ -21,7 +21,7 @@ def test_records_are_read_in_pieces():
 
 def test_pieces_stay_small(monkeypatch):
     """The window never holds much more than a record; a damaged one ends the reading."""
-    from fcco_experiments.data import records as module
+    from fcco_experiments.data import bdd100k as module
 
     class Counted(io.StringIO):
         read_so_far = 0

@@ -17,9 +17,8 @@ from torch import Tensor
 from fcco import _checks
 from fcco._files import DamagedFile, read_values, write_values
 
-from ..data.download import Progress
 from ..data.grouped import GroupedData, Samples, Vectors
-from ..data.places import cache_folder
+from ..data.sources import Progress, cache_folder
 from .backbone import Backbone
 from .registry import checksum, encode, kind, seeded, shape
 from .tokens import lengths, trimmed

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.download import Progress
 from ..data.grouped import Samples
+from ..data.sources import Progress
 from .folders import cached_folder, configuration_fields, read_json
 from .tokens import id_rows, needed, read_tokenizer
 from .weights import WeightsError

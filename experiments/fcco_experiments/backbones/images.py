@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..data.download import Progress
-from ..data.files import DataFile
+from ..data.sources import DataFile, Progress
 from . import densenet, efficientnet_lite, resnet
 from .backbone import BatchNormMode, ImageBackbone, ImageNetwork
 from .weights import LITE0, Weights, WeightsError, at_path, from_file, in_torch_hub, load_into

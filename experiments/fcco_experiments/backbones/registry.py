@@ -13,11 +13,8 @@ import torch
 
 from fcco import _checks
 
-from ..data.download import Progress
-from ..data.files import DataFile
-from ..data.gather import FETCHED, gather, keep
 from ..data.grouped import Samples, Vectors
-from ..data.places import Sighting, cache_folder
+from ..data.sources import FETCHED, DataFile, Progress, Sighting, cache_folder, gather, keep
 from ..validate import did_you_mean
 from .backbone import Backbone, BatchNormMode, Kind
 from .clip import CLIP, build_clip, clip_shape, clip_weights

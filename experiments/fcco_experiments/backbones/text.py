@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcco import _checks
 
-from ..data.download import Progress
+from ..data.sources import Progress
 from .backbone import Backbone, Kind
 from .folders import configuration_fields, find_folder, folder_weights
 from .tokens import needed, tokenizer_checksum, whole_ids

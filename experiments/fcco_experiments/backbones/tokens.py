@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.download import Progress
-from ..data.gather import contents
 from ..data.grouped import Samples
+from ..data.sources import Progress, contents
 from .weights import VOCABULARY, WeightsError, file_checksum
 
 __all__ = [

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from fcco._files import state_checksum
 
-from ..data.download import Progress
-from ..data.files import DataFile, Form, Wheel
-from ..data.gather import contents
+from ..data.sources import DataFile, Form, Progress, Wheel, contents
 
 __all__ = [
     "LITE0",

@@ -12,29 +12,29 @@ Example:
     (8, 4000, 2000)
 """
 
-from .amazon import read_amazon
 from .bdd100k import read_bdd100k, read_bdd100k_subset
-from .camelyon17 import read_camelyon17
-from .catalogue import DATA_SETS, DataSet
+from .cards import DATA_SETS, DataSet, GroupedName, fetch, load, load_grouped, look
 from .celeba import read_celeba
-from .clusters import grouped_synthetic
-from .download import Progress
-from .files import DataFile, Form, Wheel
-from .folders import Copy, Layout, WrongData
-from .gather import MissingData
-from .gaussian import synthetic
-from .grouped import GroupedData, GroupedPart, Samples, Vectors
+from .grouped import GroupedData, GroupedPart, Samples, Texts, Vectors
 from .images import ImageFiles
 from .pairs import PairedData, read_pairs
-from .parts import Encoder, FairnessData, Part, Standardisation, stratified
-from .places import Sighting, cache_folder
-from .propublica import compas
-from .registry import GroupedName, fetch, load, load_grouped, look
-from .scenes import scenes_synthetic
 from .sentiment import read_sentiment
-from .texts import Texts
-from .uci import adult
+from .sources import (
+    Copy,
+    DataFile,
+    Form,
+    Layout,
+    MissingData,
+    Progress,
+    Sighting,
+    Wheel,
+    WrongData,
+    cache_folder,
+)
+from .synthetic import grouped_synthetic, scenes_synthetic, synthetic
+from .tabular import Encoder, FairnessData, Part, Standardisation, adult, compas, stratified
 from .weather import read_weather
+from .wilds import read_amazon, read_camelyon17
 
 __all__ = [
     "DATA_SETS",

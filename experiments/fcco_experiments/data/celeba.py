@@ -14,15 +14,23 @@ import torch
 
 from fcco._checks import one_of
 
-from .archives import members
-from .columns import rows_of
-from .cuts import WithinGroups, check_limit, kept
-from .download import Progress
-from .files import DataFile, Form, checksum
-from .folders import Copy, Layout, WrongData, digest, listed, locate, unchecked
-from .grouped import GroupedData, Samples
-from .images import decoded, image_files
-from .places import Sighting
+from .grouped import GroupedData, Samples, WithinGroups, check_limit, kept
+from .images import decoded, image_files, members
+from .sources import (
+    Copy,
+    DataFile,
+    Form,
+    Layout,
+    Progress,
+    Sighting,
+    WrongData,
+    checksum,
+    digest,
+    listed,
+    locate,
+    unchecked,
+)
+from .table import rows_of
 
 __all__ = ["COPIES", "read_attributes", "read_celeba"]
 

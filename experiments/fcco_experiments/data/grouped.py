@@ -1,8 +1,4 @@
-"""Data whose samples belong to groups: what every reader gives and every backbone takes.
-
-All samples of a data set lie in one sequence; a seed cuts it into parts. So features of frozen
-networks are computed once for all seeds.
-"""
+"""Data whose samples belong to groups, and how a seed splits them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,27 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["PARTS", "GroupedData", "GroupedPart", "Samples", "Vectors", "cut_within_groups", "part"]
+from fcco._checks import integer
+
+__all__ = [
+    "PARTS",
+    "UNUSED",
+    "ByUser",
+    "GroupedData",
+    "GroupedPart",
+    "Official",
+    "OfficialTest",
+    "Samples",
+    "Texts",
+    "Vectors",
+    "WithinGroups",
+    "check_classes",
+    "check_limit",
+    "cut_within_groups",
+    "kept",
+    "part",
+]
+
 
 PARTS = ("train", "validation", "test")
 
@@ -172,3 +188,207 @@ def cut_within_groups(
         for name, own in zip(PARTS, members.split(sizes), strict=True):
             found[name].append(own)
     return {name: torch.cat(own).sort().values for name, own in found.items()}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Samples that are strings in memory."""
+
+    values: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> str:
+        return self.values[row]
+
+
+@dataclass(frozen=True, eq=False)
+class WithinGroups:
+    """Each group is shuffled by the seed and cut by `shares`, see `cut_within_groups`.
+
+    Args:
+        label: of all samples.
+        group: of all samples.
+        group_names: by id.
+        reported: group of each sample where accuracies are reported; the same unless given.
+        reported_names: by id.
+        shares: of training, validation and test data.
+    """
+
+    label: Tensor
+    group: Tensor
+    group_names: tuple[str, ...]
+    reported: Tensor | None = None
+    reported_names: tuple[str, ...] | None = None
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+
+    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+        """The parts."""
+        rows = cut_within_groups(self.group, seed, self.shares)
+        columns = (
+            self.label,
+            self.group,
+            self.group_names,
+            self.reported,
+            self.reported_names,
+        )
+        return {name: part(rows[name], *columns) for name in PARTS}
+
+
+@dataclass(frozen=True, eq=False)
+class Official:
+    """The parts that a data set comes with, whatever the seed."""
+
+    parts: Mapping[str, GroupedPart]
+
+    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+        """The parts."""
+        return self.parts
+
+
+@dataclass(frozen=True, eq=False)
+class OfficialTest:
+    """The test data that a data set comes with; the rest is cut 9:1 within groups by the seed.
+
+    Args:
+        label: of all samples.
+        group: of all samples.
+        group_names: by id.
+        test: whether a sample is in the official test data, of all samples.
+    """
+
+    label: Tensor
+    group: Tensor
+    group_names: tuple[str, ...]
+    test: Tensor
+
+    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+        """The parts."""
+        rest = torch.nonzero(~self.test).squeeze(1)
+        cut = cut_within_groups(self.group[rest], seed, shares=(0.9, 0.1, 0.0))
+        rows = {
+            "train": rest[cut["train"]],
+            "validation": rest[cut["validation"]],
+            "test": torch.nonzero(self.test).squeeze(1),
+        }
+        return {name: part(rows[name], self.label, self.group, self.group_names) for name in PARTS}
+
+
+def check_classes(call: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes; refuses fewer than two, and repeats."""
+    names = (classes,) if isinstance(classes, str) else tuple(classes)
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        raise ValueError(
+            f"`{call}(classes=...)` must be at least two different names but is: {classes!r}."
+        )
+    return names
+
+
+def check_limit(call: str, limit: int) -> None:
+    """Refuse limits that would empty a part of some group."""
+    integer(call, "limit", limit, 0)
+    if 0 < limit < 3:
+        raise ValueError(
+            f"`{call}(limit=...)` must be 0 (all) or at least 3 but is: {limit} (every group needs "
+            "a sample for each of the three parts)."
+        )
+
+
+def kept(group: Tensor, limit: int) -> Tensor:
+    """Rows of at most `limit` samples of each group, drawn by one fixed shuffle; 0 keeps all.
+
+    The rows come in increasing order; no group is lost.
+
+    Example:
+        >>> len(kept(torch.tensor([0] * 10 + [1] * 4), limit=5))
+        9
+    """
+    rows = torch.arange(len(group))
+    if limit == 0:
+        return rows
+    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
+    order = shuffled[torch.argsort(group[shuffled], stable=True)]
+    _, sizes = torch.unique(group, return_counts=True)
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    return order[rows - starts < limit].sort().values
+
+
+TRAIN, VALIDATION, TEST = range(3)
+UNUSED = -1
+SHARES = (0.6, 0.2)  # of the users with enough samples; the others test
+
+
+@dataclass(frozen=True, eq=False)
+class ByUser:
+    """From a seed to parts that share no user.
+
+    In training data each user is a group. In validation and test data, users with fewer than
+    `pool` samples are shuffled by the seed and put together, in that order, until they have as many
+    as that; what is left over joins the last pool.
+
+    Args:
+        label: of all samples.
+        user: of all samples.
+        counts: how many samples each user has; they may be more than are kept here.
+        fewest: samples that a user needs to train on.
+        pool: samples that a group of validation and test data has at least.
+        part_of: of each user, a place in `PARTS` or `UNUSED`. Unless given, the seed shuffles the
+            users with at least `fewest` samples and cuts them 60:20:20; of the others one half
+            goes to validation, the other half to test data.
+    """
+
+    label: Tensor
+    user: Tensor
+    counts: Tensor
+    fewest: int
+    pool: int
+    part_of: Tensor | None = None
+
+    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+        """The parts."""
+        generator = torch.Generator().manual_seed(seed)
+        part_of = self._drawn(generator) if self.part_of is None else self.part_of
+        part_of = part_of.masked_fill((part_of == TRAIN) & (self.counts < self.fewest), UNUSED)
+        group = torch.arange(len(self.counts))
+        names = [f"user {number}" for number in range(1, len(self.counts) + 1)]
+        for held in (VALIDATION, TEST):
+            small = torch.nonzero((part_of == held) & (self.counts < self.pool)).squeeze(1)
+            order = small[torch.randperm(len(small), generator=generator)]
+            own = self._pooled(order)
+            group[order] = len(names) + own
+            names += [
+                f"pool {number}" for number in range(1, int(own.max()) + 2 if len(own) else 1)
+            ]
+        return {
+            name: part(
+                torch.nonzero(part_of[self.user] == place).squeeze(1),
+                self.label,
+                group[self.user],
+                names,
+            )
+            for place, name in enumerate(PARTS)
+        }
+
+    def _drawn(self, generator: torch.Generator) -> Tensor:
+        enough = self.counts >= self.fewest
+        many, few = (torch.nonzero(which).squeeze(1) for which in (enough, ~enough))
+        many, few = (each[torch.randperm(len(each), generator=generator)] for each in (many, few))
+        first, second = (round(share * len(many)) for share in SHARES)
+        part_of = torch.full((len(self.counts),), TEST)
+        part_of[many[:first]] = TRAIN
+        part_of[many[first : first + second]] = VALIDATION
+        part_of[few[: len(few) // 2]] = VALIDATION
+        return part_of
+
+    def _pooled(self, order: Tensor) -> Tensor:
+        """The pool of each of these users."""
+        pools: list[int] = []
+        number = size = 0
+        for count in self.counts[order].tolist():
+            pools.append(number)
+            size += count
+            if size >= self.pool:
+                number, size = number + 1, 0
+        full = max(number - 1, 0)  # the last pool that is large enough
+        return torch.tensor([min(each, full) for each in pools], dtype=torch.int64)

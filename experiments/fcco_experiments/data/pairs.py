@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 from fcco._checks import integer, one_of
 
-from .archives import Piece, PieceImages, pieces
-from .columns import long_cells, rows_of
-from .folders import WrongData, digest, few
 from .grouped import Samples
-from .images import decode
+from .images import Piece, PieceImages, decode, pieces
+from .sources import WrongData, digest, few
+from .table import long_cells, rows_of
 
 __all__ = ["PairedData", "read_pairs"]
 

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 
 import torch
 
-from .columns import long_cells, rows_of
-from .cuts import WithinGroups, check_limit, kept
-from .download import Progress
-from .files import DataFile, Form, checksum
-from .folders import Copy, Layout, WrongData, digest, locate, unchecked
-from .grouped import GroupedData
-from .texts import Texts
+from .grouped import GroupedData, Texts, WithinGroups, check_limit, kept
+from .sources import (
+    Copy,
+    DataFile,
+    Form,
+    Layout,
+    Progress,
+    WrongData,
+    checksum,
+    digest,
+    locate,
+    unchecked,
+)
+from .table import long_cells, rows_of
 
 __all__ = ["COPIES", "read_sentiment"]
 

@@ -12,14 +12,20 @@ from torch import Tensor
 
 from fcco._checks import at_least
 
-from .archives import members
-from .cuts import WithinGroups, check_classes, check_limit, kept
-from .download import Progress
-from .files import DataFile, Form, checksum
-from .folders import Copy, Layout, WrongData, digest, locate, unchecked
-from .grouped import GroupedData, Samples, Vectors
-from .images import ImageFiles, decoded
-from .repeats import distinct_rows
+from .grouped import GroupedData, Samples, Vectors, WithinGroups, check_classes, check_limit, kept
+from .images import ImageFiles, decoded, distinct_rows, members
+from .sources import (
+    Copy,
+    DataFile,
+    Form,
+    Layout,
+    Progress,
+    WrongData,
+    checksum,
+    digest,
+    locate,
+    unchecked,
+)
 
 __all__ = ["COPIES", "FOLDERS", "read_weather"]
 

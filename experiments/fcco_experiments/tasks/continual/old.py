@@ -18,7 +18,7 @@ from fcco._files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
 from ...data.grouped import Samples
-from ...data.places import cache_folder
+from ...data.sources import cache_folder
 from ...loading import chunks, loader
 from .config import Continual
 from .embedding import Encoder

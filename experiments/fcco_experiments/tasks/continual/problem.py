@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from ... import backbones, data, ranks
 from ...backbones.clip import CLIP
 from ...backbones.registry import checksum
-from ...data.cuts import WithinGroups
-from ...data.folders import digest
-from ...data.grouped import PARTS, GroupedPart, Samples, Vectors
+from ...data.grouped import PARTS, GroupedPart, Samples, Vectors, WithinGroups
 from ...data.images import ImageFiles
 from ...data.pairs import read_pairs
+from ...data.sources import digest
 from ...task import Method, Problem
 from . import old
 from .assembly import Assembly

@@ -1,4 +1,4 @@
-"""Columns of csv files, read row by row with the standard library."""
+"""Columns of csv files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 
-from .folders import WrongData
+from .sources import WrongData
 
 __all__ = ["long_cells", "rows_of"]
+
 
 CELL_LIMIT = 1 << 30
 

@@ -1,0 +1,239 @@
+"""Generated data sets: no file, no network, a known answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fcco._checks import at_least, in_interval, integer
+
+from .grouped import GroupedData, Vectors, WithinGroups, check_classes, check_limit, kept
+from .sources import digest
+from .tabular import FairnessData, Part, assemble
+
+__all__ = ["grouped_synthetic", "scenes_synthetic", "synthetic"]
+
+
+def synthetic(
+    rows: int = 4000,
+    test_rows: int = 2000,
+    *,
+    features: int = 8,
+    signal: float = 1.6,
+    proxy: float = 3.0,
+    base_rates: tuple[float, float] = (0.2, 0.7),
+    group_share: float = 0.6,
+    validation: float = 0.2,
+    seed: int = 0,
+) -> FairnessData:
+    r"""Gaussian features: one half tells the label, the other half tells the group.
+
+    .. math::
+        a \sim \mathrm{Bernoulli}(\pi), \quad y \mid a \sim \mathrm{Bernoulli}(p_a), \quad
+        x = \Bigl(\tfrac{\delta}{\sqrt{k}}\,(y - \tfrac12)\mathbf 1_k,\;
+                  \tfrac{\rho}{\sqrt{l}}\,(a - \tfrac12)\mathbf 1_l\Bigr) + \mathcal N(0, I),
+        \qquad k = \lceil d/2\rceil,\ l = \lfloor d/2\rfloor
+
+    The second half says nothing about the label within a group; but the groups' base rates differ,
+    so a classifier that only wants a high AUC uses it, and its ROC curves differ between the
+    groups. One that looks at the first half alone is exactly fair and has the AUC
+    :math:`\Phi(\delta/\sqrt2)`. With the default values: a logistic regression has AUC 0.90 and
+    a largest gap of 0.36, the fair one AUC 0.87 and none.
+
+    Args:
+        rows: to train and validate on.
+        test_rows: for tests.
+        features: :math:`d`, at least 2.
+        signal: :math:`\delta`, how far the labels' means are apart.
+        proxy: :math:`\rho`, how far the groups' means are apart.
+        base_rates: :math:`p_0, p_1`, the share of label 1 in each group.
+        group_share: :math:`\pi`, the share of group 1.
+        validation: share of `rows` to set aside, see `stratified`; 0 for none.
+        seed: of the features and of the validation split.
+
+    Example:
+        >>> data = synthetic(rows=500, test_rows=100)
+        >>> len(data.train), len(data.test), data.train.features.shape[1]
+        (400, 100, 8)
+    """
+    integer("synthetic", "rows", rows, 1)
+    integer("synthetic", "test_rows", test_rows, 1)
+    integer("synthetic", "features", features, 2)
+    integer("synthetic", "seed", seed, 0)
+    at_least("synthetic", "signal", signal, 0)
+    at_least("synthetic", "proxy", proxy, 0)
+    for name, value in zip(
+        ("base_rates[0]", "base_rates[1]", "group_share"), (*base_rates, group_share), strict=True
+    ):
+        in_interval("synthetic", name, value, 0, 1, open_low=True, open_high=True)
+    tells_label = (features + 1) // 2
+    tells_group = features - tells_label
+    # Two streams: more test rows must not change the training rows.
+    first, second = np.random.SeedSequence(seed).spawn(2)
+
+    def draw(sequence: np.random.SeedSequence, size: int) -> Part:
+        random = np.random.default_rng(sequence)
+        group = (random.random(size) < group_share).astype(np.int64)
+        label = (random.random(size) < np.array(base_rates)[group]).astype(np.int64)
+        table = random.standard_normal((size, features))
+        table[:, :tells_label] += signal / tells_label**0.5 * (label[:, None] - 0.5)
+        table[:, tells_label:] += proxy / tells_group**0.5 * (group[:, None] - 0.5)
+        return Part(table, label, group)
+
+    names = [f"label-{k}" for k in range(tells_label)] + [f"group-{k}" for k in range(tells_group)]
+    return assemble(
+        "synthetic",
+        draw(first, rows),
+        draw(second, test_rows),
+        names,
+        ("group 0", "group 1"),
+        validation=validation,
+        seed=seed,
+    )
+
+
+def grouped_synthetic(
+    groups: int = 12,
+    *,
+    rows: int = 3000,
+    features: int = 8,
+    classes: int = 2,
+    seed: int = 0,
+    limit: int = 0,
+) -> GroupedData:
+    r"""Vectors whose labels follow one rule in the large groups and another in the small ones.
+
+    .. math::
+        n_i \propto 0.75^{\,i}, \qquad x \sim \mathcal N(\mu_i, I), \qquad
+        y = \arg\max_k\, \langle (1 - t_i) a_k + t_i b_k,\, x - \mu_i\rangle + \varepsilon_k, \qquad
+        t_i = \tfrac{i}{n - 1},\ i = 0, \dots, n - 1
+
+    So a model that fits the average fits the first groups and fails the last ones, and the worst
+    groups can only become better at the cost of the others. Noise :math:`\varepsilon` makes every
+    group hard to some degree.
+
+    Args:
+        groups: :math:`n`, at least 2.
+        rows: of all groups, at least 10 for each.
+        features: length of the vectors.
+        classes: of the labels, at least 2.
+        seed: of all values; the cut has its own.
+        limit: vectors of each group that are kept; 0 keeps all.
+
+    Example:
+        >>> data = grouped_synthetic(groups=3, rows=300)
+        >>> data.kind, len(data.samples), data.cut(0)["train"].group_names
+        ('vector', 300, ('group 1', 'group 2', 'group 3'))
+    """
+    for name, value, low in (
+        ("groups", groups, 2),
+        ("rows", rows, 10 * groups if isinstance(groups, int) else 0),
+        ("features", features, 1),
+        ("classes", classes, 2),
+        ("seed", seed, 0),
+    ):
+        integer("grouped_synthetic", name, value, low)
+    check_limit("grouped_synthetic", limit)
+    random = np.random.default_rng(seed)
+    share = 0.75 ** np.arange(groups)
+    sizes = 10 + np.floor((rows - 10 * groups) * share / share.sum()).astype(int)
+    sizes[0] += rows - sizes.sum()
+    group = np.repeat(np.arange(groups), sizes)
+    means = random.standard_normal((groups, features))
+    rules = random.standard_normal((2, classes, features)) * 3 / features**0.5
+    noise = random.standard_normal((rows, classes)) * 0.5
+    inner = random.standard_normal((rows, features))
+    other = (group / (groups - 1))[:, None]
+    scores = (1 - other) * (inner @ rules[0].T) + other * (inner @ rules[1].T) + noise
+    label = torch.from_numpy(scores.argmax(1))
+    table = torch.from_numpy((inner + means[group]).astype(np.float32))
+    own = kept(torch.from_numpy(group), limit)
+    return GroupedData(
+        name="grouped-synthetic",
+        kind="vector",
+        samples=Vectors(table[own]),
+        class_names=tuple(f"class {number}" for number in range(classes)),
+        cut=WithinGroups(
+            label[own],
+            torch.from_numpy(group)[own],
+            tuple(f"group {number}" for number in range(1, groups + 1)),
+        ),
+        fingerprint=digest(
+            "grouped-synthetic",
+            groups,
+            rows,
+            features,
+            classes,
+            seed,
+            limit,
+            table.numpy().tobytes(),
+        ),
+        facts={"vectors": f"{len(own):,}"},
+    )
+
+
+SMALLEST = 10
+
+
+def scenes_synthetic(
+    samples: int = 2000,
+    *,
+    classes: Sequence[str] = ("clear", "cloudy", "rainy", "snowy", "foggy"),
+    dim: int = 32,
+    seed: int = 0,
+    limit: int = 0,
+) -> GroupedData:
+    r"""Vectors in classes of unequal size; the last class lies among those before it.
+
+    .. math::
+        n_k \propto 0.75^{\,k}, \qquad x \sim \mathcal N(\mu_k, I), \qquad
+        \mu_k = 3 e_k \ (k < K), \qquad
+        \mu_K = 1.5\, (e_{K-1} + e_{K-2}) + 1.5\, e_K
+
+    with :math:`e_1, \dots, e_K` orthonormal and random. So a model that learns the last class alone
+    takes samples of the two classes before it for it, more often than of the others: forgetting
+    shows, and differs between the classes.
+
+    Args:
+        samples: of all classes, at least 10 for each.
+        classes: names of the :math:`K` classes, which are the groups too; the last is the new one.
+        dim: length of the vectors, at least :math:`K`.
+        seed: of all values; the cut has its own.
+        limit: vectors of each class that are kept; 0 keeps all.
+
+    Example:
+        >>> data = scenes_synthetic(300)
+        >>> data.kind, len(data.samples), data.cut(0)["train"].group_names[-1]
+        ('vector', 300, 'foggy')
+    """
+    names = check_classes("scenes_synthetic", classes)
+    count = len(names)
+    for name, value, low in (
+        ("samples", samples, SMALLEST * count),
+        ("dim", dim, count),
+        ("seed", seed, 0),
+    ):
+        integer("scenes_synthetic", name, value, low)
+    check_limit("scenes_synthetic", limit)
+    random = np.random.default_rng(seed)
+    share = 0.75 ** np.arange(count)
+    sizes = SMALLEST + np.floor((samples - SMALLEST * count) * share / share.sum()).astype(int)
+    sizes[0] += samples - sizes.sum()
+    group = np.repeat(np.arange(count), sizes)
+    basis = np.linalg.qr(random.standard_normal((dim, dim)))[0].T[:count]
+    means = 3.0 * basis
+    means[-1] = 1.5 * basis[-1] + 1.5 * basis[max(0, count - 3) : count - 1].sum(0)
+    table = (means[group] + random.standard_normal((samples, dim))).astype(np.float32)
+    label = torch.from_numpy(group)
+    own = kept(label, limit)
+    return GroupedData(
+        name="scenes-synthetic",
+        kind="vector",
+        samples=Vectors(torch.from_numpy(table)[own]),
+        class_names=names,
+        cut=WithinGroups(label[own], label[own], names),
+        fingerprint=digest("scenes-synthetic", *names, seed, limit, table.tobytes()),
+        facts={"vectors": f"{len(own):,}"},
+    )
