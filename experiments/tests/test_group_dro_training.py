@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.loading import chunks
+from fcco_experiments.tasks.base import chunks
 from fcco_experiments.tasks.group_dro.batches import Batch, Batches
 from fcco_experiments.tasks.group_dro.figures import group_means, shown, summary
 from fcco_experiments.tasks.group_dro.model import standardise
@@ -129,7 +131,8 @@ def test_ranks_evaluate_every_place_in_equally_many_chunks():
     values, parts = data()
     own = parts["train"]
     for samples in (Vectors(values), OneByOne(values)):
-        found = [list(chunks(CONFIG, samples, own.rows, CPU, rank, 4)) for rank in range(4)]
+        ranks: list[Any] = [SimpleNamespace(rank=rank, size=4) for rank in range(4)]
+        found = [list(chunks(CONFIG, samples, own.rows, CPU, rank)) for rank in ranks]
         assert len({len(each) for each in found}) == 1
         places = torch.cat([p for each in found for p, _ in each])
         assert sorted(set(places.tolist())) == list(range(len(own)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fcco.groups import GroupBatchSampler
 
 from ...data.grouped import Samples, Vectors
-from ...loading import loader
+from ..base import loader
 from .config import Continual
 
 __all__ = ["Batch", "Batches", "Streams"]

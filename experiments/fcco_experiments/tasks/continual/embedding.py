@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 from fcco._distributed import Group
 
 from ...data.grouped import Samples
-from ...loading import chunks
-from ...machine import TYPES
+from ..base import autocast, chunks
 from .config import Continual
 from .texts import Texts
 
@@ -50,13 +48,9 @@ class Encoder:
         """
         drawn = self.texts.draw(texts)
         rows = self.inputs[drawn.texts.to(self.device)]
-        with self._precision():
+        with autocast(self.config, self.device):
             seen, read = self.model(images, rows, drawn.head.to(self.device))
         return seen, read[drawn.place.to(self.device)]
-
-    def _precision(self) -> torch.autocast | nullcontext[None]:
-        kind = TYPES.get(self.config.precision)
-        return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
     def scores(self, images: Tensor, prompts: Tensor) -> Tensor:
         """Scores of the classes from unit vectors: cosines over the temperature."""
@@ -74,10 +68,7 @@ class Encoder:
             texts: ids.
             group: ranks that share the work.
         """
-        rank = 0 if group is None else torch.distributed.get_rank(group.handle)
-        pieces = chunks(
-            self.config, samples, rows, self.device, rank, 1 if group is None else group.size
-        )
+        pieces = chunks(self.config, samples, rows, self.device, group)
         held = self.model.training
         self.model.eval()
         try:

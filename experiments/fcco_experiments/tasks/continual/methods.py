@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import fcco
 
 from ...task import Method
-from ...updates import Stepped
-from ...updates import optimizer as make_optimizer
+from ..base import Stepped, make_optimizer
 
 __all__ = ["CONSTRAINED", "WORDS", "Built", "build"]
 

@@ -19,7 +19,7 @@ from fcco.groups import GroupBatchSampler
 
 from ...data.grouped import Samples
 from ...data.sources import cache_folder
-from ...loading import chunks, loader
+from ..base import chunks, loader
 from .config import Continual
 from .embedding import Encoder
 
@@ -163,7 +163,7 @@ def losses(
         return cross_entropy(encoder.scores(seen, read), own, reduction="none")
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for places, images in chunks(config, samples, rows, encoder.device, 0, 1):
+        for places, images in chunks(config, samples, rows, encoder.device):
             yield places, measured(images, places)
 
     asked = hashlib.sha256(rows.numpy().tobytes() + label.numpy().tobytes()).hexdigest()

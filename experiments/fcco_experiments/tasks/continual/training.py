@@ -15,8 +15,8 @@ from fcco._distributed import find_group
 
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples
-from ...machine import factor
 from ...task import Method, Row, Training
+from ..base import learning_rate_factor
 from .batches import Batch, Batches, Streams
 from .certificate import certificate, contrast
 from .config import Continual
@@ -97,7 +97,7 @@ class ContinualTraining(Training):
         """One batch."""
         start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
-        self.built.set_rate(self.method.lr * factor(self.config, epoch))
+        self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
         batch = self.batches.draw()
         self.built.loss(lambda: self._values(batch), self._index(batch)).backward()
         self.built.optimizer.step()
@@ -147,7 +147,7 @@ class ContinualTraining(Training):
         In the middle of a round of a double loop the weights of its start are evaluated.
         """
         row: Row = {}
-        with self.built.settled():
+        with self.built.at_anchor():
             found = self._classes()
             for name, (now, _) in found.items():
                 row.update(changes(SHORT[name], now, self.old[name], self.config.forget_limit))
@@ -180,7 +180,7 @@ class ContinualTraining(Training):
         if self.seconds:
             row["samples_per_second"] = self.steps * self.samples_per_step / self.seconds
         if config.certificate and config.train == "projections" and not self.sharded:
-            with self.built.settled():
+            with self.built.at_anchor():
                 row.update(certificate(self))
         return row
 

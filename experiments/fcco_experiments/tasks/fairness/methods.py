@@ -15,8 +15,7 @@ from fcco.constraints import ConstantConEx
 from fcco.methods.constrained import RECIPES
 
 from ...task import Method
-from ...updates import Stepped
-from ...updates import optimizer as make_optimizer
+from ..base import Stepped, make_optimizer
 from . import rates as r
 
 __all__ = ["UNCONSTRAINED", "Built", "build"]

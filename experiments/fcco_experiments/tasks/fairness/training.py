@@ -135,7 +135,7 @@ class FairnessTraining(Training):
 
         In the middle of a round of a double loop the weights of its start are evaluated.
         """
-        with self.built.settled():
+        with self.built.at_anchor():
             row = self._evaluated()
             if 4 * self.steps % self.total_steps == 0 and self.built.objective is not None:
                 from .certificate import condition  # at the start and where a quarter ends
@@ -159,7 +159,7 @@ class FairnessTraining(Training):
         """KKT residuals and the constraint Jacobian's smallest singular value, on full data."""
         from .certificate import certificate
 
-        with self.built.settled():
+        with self.built.at_anchor():
             return certificate(self)
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...machine import OnMachine, Scheduled
+from ..base import OnMachine, Scheduled
 
 __all__ = ["GroupDRO"]
 

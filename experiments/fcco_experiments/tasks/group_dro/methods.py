@@ -14,8 +14,7 @@ from fcco._distributed import find_group
 from fcco.inputs import mean_loss
 
 from ...task import Method
-from ...updates import Stepped
-from ...updates import optimizer as make_optimizer
+from ..base import Stepped, make_optimizer
 
 __all__ = ["WORDS", "Built", "build"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ... import strategy
-from ...loading import chunks
 from ...task import Row
+from ..base import chunks
 
 if TYPE_CHECKING:
     from .training import GroupDROTraining
@@ -72,7 +72,7 @@ def jacobian(training: GroupDROTraining) -> Tensor:
     for group in range(number):
         own = torch.nonzero(part.group == group).squeeze(1)
         label = part.label[own].to(training.device)
-        pieces = chunks(config, training.samples, part.rows[own], training.device, 0, 1)
+        pieces = chunks(config, training.samples, part.rows[own], training.device)
         for places, inputs in pieces:
             with torch.enable_grad():
                 scores = model(inputs)

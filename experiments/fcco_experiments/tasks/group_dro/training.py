@@ -15,9 +15,8 @@ from fcco._distributed import find_group
 
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples
-from ...loading import chunks
-from ...machine import TYPES, factor
 from ...task import Method, Row, Training
+from ..base import autocast, chunks, learning_rate_factor
 from . import spectrum
 from .batches import Batch, Batches, epoch_steps
 from .config import GroupDRO
@@ -108,7 +107,7 @@ class GroupDROTraining(Training):
         """One batch, perhaps in pieces."""
         start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
-        self.built.set_rate(self.method.lr * factor(self.config, epoch))
+        self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
         pieces = self._pieces(self.batches.draw())
         while not self._moved(pieces):
             if self.scaler.get_scale() < _SMALLEST:
@@ -152,18 +151,16 @@ class GroupDROTraining(Training):
         return lambda: cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
 
     def _scores(self, inputs: Tensor) -> Tensor:
-        kind = TYPES.get(self.config.precision)
-        if kind is None:
-            return self.model(inputs)
-        with torch.autocast(self.device.type, dtype=kind):
-            return self.model(inputs).float()
+        with autocast(self.config, self.device):
+            scores = self.model(inputs)
+        return scores if self.config.precision == "float32" else scores.float()
 
     def evaluate(self) -> Row:
         """Losses and accuracies on all data; it changes nothing.
 
         In the middle of a round of a double loop the weights of its start are evaluated.
         """
-        with self.built.settled(), self._evaluating():
+        with self.built.at_anchor(), self._evaluating():
             row, losses = self._figures()
         row["losses"] = shown(losses)
         tracked, weights = self.built.tracked(), self.built.weights()
@@ -185,11 +182,9 @@ class GroupDROTraining(Training):
 
     def _figures(self) -> tuple[Row, Tensor]:
         group, row = find_group(), Row()
-        rank = 0 if group is None else torch.distributed.get_rank()
-        size = 1 if group is None else group.size
         of_train = torch.empty(0)
         for name, part in self.parts.items():
-            pieces = chunks(self.config, self.samples, part.rows, self.device, rank, size)
+            pieces = chunks(self.config, self.samples, part.rows, self.device, group)
             loss, right = measured(self._scores, part, pieces, self.device, group)
             own, losses = figures(SHORT[name], part, loss, right, self.config.ratio, self.summary)
             row.update(own)
@@ -214,7 +209,7 @@ class GroupDROTraining(Training):
         if self.seconds:
             row["samples_per_second"] = self.steps * self.samples_per_step / self.seconds
         if self.config.spectrum:
-            with self.built.settled(), self._evaluating():
+            with self.built.at_anchor(), self._evaluating():
                 row.update(spectrum.spectrum(self))
         return row
 

@@ -1,0 +1,461 @@
+"""What the tasks share: config fields, learning rate, optimizers, batches and training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import fcco
+from fcco import _checks
+from fcco._distributed import Group
+from fcco.groups import GroupBatchSampler
+from fcco.optim import ProximalRound
+
+from .. import strategy
+from ..data.grouped import Samples, Vectors
+from ..task import Experiment, Method, Row, Training
+
+__all__ = [
+    "PART_KEYS",
+    "BaseTraining",
+    "Batches",
+    "OnMachine",
+    "Scheduled",
+    "Stepped",
+    "autocast",
+    "chunks",
+    "learning_rate_factor",
+    "loader",
+    "make_optimizer",
+    "perceptron",
+]
+
+PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
+"""Parts of the data as the keys of rows call them."""
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnMachine(Experiment):
+    """Where and in which precision a network is trained.
+
+    Args:
+        device: `"auto"` takes a GPU when there is one.
+        precision: of the forward pass: float32, autocast to bfloat16, or to float16 with scaled
+            gradients.
+        recompute: gradient checkpointing: recompute the backbone's activations in the backward
+            pass.
+        loaders: worker processes that read images from files.
+        pin_memory: page-locked memory for batches on their way to a GPU.
+        evaluate_batch: samples of a batch of evaluation.
+        strategy: how several processes (torchrun) share a run: `"ddp"` or `"fsdp2"`.
+    """
+
+    incidental: ClassVar[tuple[str, ...]] = (
+        "checkpoint_every", "device", "recompute", "loaders", "pin_memory", "evaluate_batch",
+    )  # fmt: skip
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    recompute: bool = False
+    loaders: int = 0
+    pin_memory: bool = False
+    evaluate_batch: int = 512
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+
+    @property
+    def preferred_device(self) -> str:
+        """The field `device`."""
+        return self.device
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        super().__post_init__()
+        if self.evaluate_batch < 1:
+            raise ValueError(f"`evaluate_batch` must be at least 1 but is: {self.evaluate_batch}.")
+        if self.loaders < 0:
+            raise ValueError(f"`loaders` must be at least 0 but is: {self.loaders}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled(Experiment):
+    """How the learning rate moves over training, see `learning_rate_factor`.
+
+    Args:
+        schedule: `"constant"`; `"step"`, times `decay` after every `decay_epochs`; `"milestones"`,
+            times `decay` at each share `decay_at` of the training; `"linear"` down to 0, or
+            `"cosine"`, half a wave down to 0, both after `warmup_epochs` up from 0.
+        decay: factor of the step and the milestone schedule.
+        decay_epochs: epochs between the steps.
+        decay_at: shares of the training at which the milestones lie.
+        warmup_epochs: of the linear and the cosine schedule.
+    """
+
+    schedule: Literal["constant", "step", "milestones", "linear", "cosine"] = "constant"
+    decay: float = 0.2
+    decay_epochs: int = 3
+    decay_at: tuple[float, ...] = (0.5, 0.75)
+    warmup_epochs: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no schedule."""
+        super().__post_init__()
+        if not 0 < self.decay <= 1 or self.decay_epochs < 1:
+            raise ValueError(
+                f"`decay` must be in (0, 1] and `decay_epochs` at least 1 but they are: "
+                f"{self.decay}, {self.decay_epochs}."
+            )
+        if not all(0 <= share <= 1 for share in self.decay_at):
+            raise ValueError(
+                f"`decay_at` must hold shares between 0 and 1 but is: {list(self.decay_at)}."
+            )
+        if not 0 <= self.warmup_epochs < math.inf:
+            raise ValueError(f"`warmup_epochs` must be at least 0 but is: {self.warmup_epochs}.")
+        if self.warmup_epochs >= self.epochs and self.schedule in ("linear", "cosine"):
+            raise ValueError(
+                f"`warmup_epochs` must be below epochs = {self.epochs} but is: "
+                f"{self.warmup_epochs}."
+            )
+
+
+def learning_rate_factor(config: Scheduled, epoch: float) -> float:
+    """What the learning rate is multiplied by after so many epochs.
+
+    Example:
+        >>> config = Scheduled(data="celeba", epochs=9, schedule="step", decay=0.5, decay_epochs=3)
+        >>> [learning_rate_factor(config, epoch) for epoch in (0, 2.9, 3, 6)]
+        [1.0, 1.0, 0.5, 0.25]
+        >>> config = Scheduled(data="adult", epochs=5, schedule="milestones", decay=0.1)
+        >>> [round(learning_rate_factor(config, epoch), 2) for epoch in (0, 2.9, 3, 4)]
+        [1.0, 1.0, 0.1, 0.01]
+        >>> config = Scheduled(data="amazon", epochs=4, schedule="linear", warmup_epochs=1)
+        >>> [learning_rate_factor(config, epoch) for epoch in (0, 0.5, 1, 2.5, 4)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+        >>> config = Scheduled(data="bdd100k", epochs=4, schedule="cosine", warmup_epochs=0)
+        >>> [round(learning_rate_factor(config, epoch), 3) for epoch in (0, 1, 2, 4)]
+        [1.0, 0.854, 0.5, 0.0]
+    """
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "step":
+        return config.decay ** (int(epoch) // config.decay_epochs)
+    if config.schedule == "milestones":  # a milestone within an epoch counts from the next one on
+        share = int(epoch) / config.epochs
+        return config.decay ** sum(share >= milestone for milestone in config.decay_at)
+    warm = config.warmup_epochs
+    if epoch < warm:
+        return epoch / warm
+    left = max(0.0, (config.epochs - epoch) / (config.epochs - warm))
+    return left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+
+
+def autocast(config: OnMachine, device: torch.device) -> AbstractContextManager[Any]:
+    """The `precision` of a forward pass."""
+    kind = _AUTOCAST.get(config.precision)
+    return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
+
+
+def perceptron(width: int, hidden: Sequence[int], outputs: int) -> list[nn.Module]:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return [*layers, nn.Linear(width, outputs)]
+
+
+def make_optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.Optimizer:
+    """Adam (weight decay decoupled), SGD with the momentum of the paper, or plain SGD.
+
+    Args:
+        parameters: the weights.
+        method: its `update`, `lr`, `beta` and `weight_decay` are used.
+    """
+    _checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
+    _checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
+    decay = method.weight_decay
+    if method.update == "adam":
+        return fcco.adam_type(parameters, method.lr, method.beta, weight_decay=decay)
+    if method.update == "momentum":
+        return fcco.momentum_type(parameters, method.lr, method.beta, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=method.lr, weight_decay=decay)
+
+
+@dataclass
+class Stepped:
+    """A method on a task: what makes its loss and what steps it; tasks add what they need.
+
+    Attributes:
+        objective: what makes the loss; None where it is a plain average.
+        optimizer: what is stepped.
+        scheduled: the optimizer whose learning rate follows the schedule.
+    """
+
+    objective: Any
+    optimizer: torch.optim.Optimizer
+    scheduled: torch.optim.Optimizer
+
+    def set_rate(self, lr: float) -> None:
+        """Use this learning rate from now on."""
+        for group in self.scheduled.param_groups:
+            group["lr"] = lr
+
+    def at_anchor(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those between the rounds of a double loop."""
+        if isinstance(self.optimizer, fcco.ProximalPoint | ProximalRound):
+            return self.optimizer.anchored()
+        return nullcontext()
+
+
+class _Rows(Dataset[tuple[Tensor, int]]):
+    """Samples with their places, for a loader with worker processes."""
+
+    def __init__(self, samples: Samples, rows: Tensor) -> None:
+        self.samples, self.rows = samples, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        sample = self.samples[int(self.rows[place])]
+        assert isinstance(sample, Tensor), "texts are encoded before"
+        return sample, place
+
+
+def loader(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    batches: Iterable[list[int]],
+    device: torch.device,
+    *,
+    persistent: bool = False,
+) -> DataLoader[Any]:
+    """A loader of (inputs, places) of batches of places.
+
+    Args:
+        config: its `loaders` and `pin_memory` are used.
+        samples: tensors by row.
+        rows: the row of each place.
+        batches: places of each batch.
+        device: where batches will go.
+        persistent: keep worker processes from one pass to the next.
+    """
+    return DataLoader(
+        _Rows(samples, rows),
+        batch_sampler=batches,
+        num_workers=config.loaders,
+        pin_memory=config.pin_memory and device.type == "cuda",
+        persistent_workers=persistent and config.loaders > 0,
+        generator=torch.Generator(),  # or each pass would draw from the global one
+    )
+
+
+def chunks(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    device: torch.device,
+    group: Group | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Places with their inputs, for evaluation: each rank its share.
+
+    Every rank gets the same number of chunks, none of them empty, because sharded models must be
+    called together: where samples do not go round, the last place comes twice. The caller counts
+    each place once.
+
+    Args:
+        config: its `evaluate_batch` is used, and what `loader` does.
+        samples: tensors by row.
+        rows: the row of each place.
+        device: where inputs go.
+        group: ranks that share the samples.
+    """
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
+    share = -(-len(rows) // size)
+    places = torch.arange(rank * share, (rank + 1) * share).clamp(max=len(rows) - 1)
+    pieces = places.split(config.evaluate_batch)
+    if isinstance(samples, Vectors):
+        values = samples.values
+        for piece in pieces:
+            yield piece, values[rows[piece].to(values.device)].to(device)
+        return
+    loaded = loader(config, samples, rows, [piece.tolist() for piece in pieces], device)
+    for piece, (inputs, _) in zip(pieces, loaded, strict=True):
+        yield piece, inputs.to(device, non_blocking=True)
+
+
+class Batches:
+    """An endless stream of batches that can be resumed; each rank gets its slice of each stream.
+
+    A batch joins what one or several samplers draw, each from a stream of rows of its own.
+
+    Args:
+        config: loader options.
+        samples: tensors; `Vectors` are indexed in memory, others read by a loader.
+        rows: for each sampler, the row of each of its places.
+        samplers: one for each stream.
+        device: where inputs go.
+    """
+
+    def __init__(
+        self,
+        config: OnMachine,
+        samples: Samples,
+        rows: Sequence[Tensor],
+        samplers: Sequence[GroupBatchSampler],
+        device: torch.device,
+    ) -> None:
+        self.config, self.samples, self.device = config, samples, device
+        self.samplers, self._rows = list(samplers), torch.cat(list(rows))
+        self._ends = torch.tensor([len(each) for each in rows]).cumsum(0)
+        self._starts = [0, *self._ends[:-1].tolist()]
+        self._loaded: Iterator[tuple[Tensor, Tensor]] | None = None
+        for sampler in self.samplers:
+            sampler.advance(0)  # what loaders have read ahead does not count as used
+
+    def draw(self) -> tuple[Tensor, list[Tensor]]:
+        """The inputs of the next batch, and its places in each stream (on the CPU)."""
+        if isinstance(self.samples, Vectors):
+            places = [torch.tensor(sampler.draw()) for sampler in self.samplers]
+            values = self.samples.values
+            rows = self._rows[self._joined(places)].to(values.device)
+            return values[rows].to(self.device), places
+        if self._loaded is None:
+            self._loaded = self._load()
+        inputs, joined = next(self._loaded)
+        sizes = torch.bincount(
+            torch.bucketize(joined, self._ends, right=True), minlength=len(self._starts)
+        )
+        places = joined.split(sizes.tolist())
+        return inputs.to(self.device, non_blocking=True), [
+            each - start for each, start in zip(places, self._starts, strict=True)
+        ]
+
+    def _joined(self, places: Sequence[Tensor]) -> Tensor:
+        return torch.cat([each + start for each, start in zip(places, self._starts, strict=True)])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Joined places of the batches that are left in this epoch, for a loader."""
+        for drawn in zip(*self.samplers, strict=True):
+            yield self._joined([torch.tensor(each) for each in drawn]).tolist()
+
+    def _load(self) -> Iterator[tuple[Tensor, Tensor]]:
+        loaded = loader(self.config, self.samples, self._rows, self, self.device, persistent=True)
+        while True:
+            for inputs, joined in loaded:
+                for sampler in self.samplers:
+                    sampler.advance()
+                yield inputs, joined
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the draws have come."""
+        return {"samplers": [sampler.state_dict() for sampler in self.samplers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after those draws."""
+        for sampler, own in zip(self.samplers, state["samplers"], strict=True):
+            sampler.load_state_dict(dict(own))
+        self._loaded = None
+
+
+class Resumable(Protocol):
+    """Batches whose position can be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the draws have come."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Go on after those draws."""
+        ...
+
+
+class BaseTraining(Training):
+    """The loop of a run: set the learning rate, update the weights, count.
+
+    Args:
+        config: of the experiment.
+        method: and its settings.
+        model: on the device, as `strategy.wrap` gave it.
+        built: the method on the task.
+        batches: what `update` draws from.
+        device: of the model and of the batches.
+    """
+
+    config: Any  # subclasses say which
+    built: Any
+    batches: Any
+    model: Any
+
+    def __init__(
+        self,
+        config: Scheduled,
+        method: Method,
+        model: nn.Module,
+        built: Stepped,
+        batches: Resumable,
+        device: torch.device,
+    ) -> None:
+        self.config, self.method, self.device = config, method, device
+        self.model, self.built, self.batches = model, built, batches
+        self.sharded = strategy.is_sharded(model)
+        self.steps, self.seconds = 0, 0.0
+        if isinstance(built.objective, nn.Module):
+            built.objective.to(device)
+
+    @abstractmethod
+    def update(self) -> None:
+        """Draw a batch and step the optimizer with it."""
+
+    def step(self) -> None:
+        """One update with the learning rate of the schedule."""
+        start = time.perf_counter()
+        epoch = self.steps / self.steps_per_epoch
+        self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
+        self.update()
+        self.steps += 1
+        self.seconds += time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model is in evaluation mode, at the weights between rounds."""
+        held = self.model.training
+        with self.built.at_anchor():
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train(held)
+
+    def speed(self) -> Row:
+        """Samples a second in training, where there was any."""
+        if not self.seconds:
+            return {}
+        return {"samples_per_second": self.steps * self.samples_per_step / self.seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "batches": self.batches.state_dict(),
+            **strategy.state(self.model, self.built.optimizer, self.built.objective),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle."""
+        self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
+        self.batches.load_state_dict(state["batches"])
+        strategy.load(self.model, self.built.optimizer, self.built.objective, state)
