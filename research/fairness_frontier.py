@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fcco_experiments import record, sweep
+from fcco_experiments import store, sweep
 from fcco_experiments.report.frontier import frontier
 from fcco_experiments.report.palette import TOKENS, family_of, styles
 
@@ -143,7 +143,7 @@ def from_sweep(folder: Path) -> dict[str, Any]:
 
     A setting with a run that diverged or is not finished cannot be chosen.
     """
-    comparison, told = record.load_comparison(folder), sweep.read(folder)
+    comparison, told = store.load_comparison(folder), sweep.read(folder)
     if told is None:
         raise SystemExit(f"{folder} holds no sweep.json: it is not a finished sweep.")
     counts: dict[str, int] = {}

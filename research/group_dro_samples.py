@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fcco_experiments.record import Comparison, FolderError, load_comparison
+from fcco_experiments.store import Comparison, FolderError, load_comparison
 from fcco_experiments.tasks.group_dro.judge import Curve, samples_to_reach
 
 GOAL = 1.5

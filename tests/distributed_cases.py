@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fcco_experiments import strategy as sharing
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
+from fcco.previous.swap import reshard
 
 WORLD, STEPS, GROUPS, SAMPLES = 2, 16, 6, 240
 STRATEGIES = {
@@ -821,10 +821,11 @@ def loading(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
         with torch.no_grad():
             return margins(model, some).clone()
 
-    kept, before = copy.deepcopy(sharing.model_state(model)), now()
+    kept, before = copy.deepcopy(model.state_dict()), now()
     step(case, objective, model, 0, [rank])
     after = now()
-    sharing.load_model_state(model, kept)
+    reshard(model)
+    model.load_state_dict(kept)
     return {"moved": not torch.equal(after, before), "back": torch.equal(now(), before)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fcco_experiments import yaml_text
-from fcco_experiments.record import load_comparison, write_json, write_rows, write_text
+from fcco_experiments.store import load_comparison, write_json, write_rows, write_text
 
 from research.group_dro_samples import compare, curves, main, met
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from . import randomness, ranks
-from .record import FolderError, atomic
-from .spec import RunSpec
+from . import distributed
+from .store import FolderError, RunSpec, atomic
 from .task import Row, Training
 
-__all__ = ["Checkpoint", "collect", "distribute", "read", "save"]
+__all__ = [
+    "Checkpoint",
+    "collect",
+    "distribute",
+    "random_state",
+    "read",
+    "restore_random",
+    "save",
+    "seed_all",
+]
 
 State = dict[str, Any]
 
@@ -49,10 +59,10 @@ class Checkpoint:
 def collect(training: Training) -> tuple[State | list[State], list[State]] | None:
     """State of the training and of the generators, on rank 0; all ranks must call this."""
     state, sharded = training.state_dict(), training.sharded
-    random = ranks.gather(randomness.state())
+    generators = distributed.gather(random_state())
     # On the CPU: rank 0 would open those tensors on the devices of the other ranks.
-    shards = ranks.gather(tree_map_only(Tensor, Tensor.cpu, state)) if sharded else None
-    return None if random is None else (state if shards is None else shards, random)
+    shards = distributed.gather(tree_map_only(Tensor, Tensor.cpu, state)) if sharded else None
+    return None if generators is None else (state if shards is None else shards, generators)
 
 
 def distribute(load: Callable[[], Checkpoint | None], training: Training) -> Checkpoint | None:
@@ -74,13 +84,13 @@ def distribute(load: Callable[[], Checkpoint | None], training: Training) -> Che
         shards = held.training
         return replace(held, training=[])  # each rank needs its own alone
 
-    held = ranks.on_first(common)
+    held = distributed.run_on_first(common)
     if held is None:
         return None
-    state = ranks.scatter(shards) if isinstance(held.training, list) else held.training
+    state = distributed.scatter(shards) if isinstance(held.training, list) else held.training
     training.load_state_dict(state)
     # All ranks were seeded alike: one that was not there before takes the place of the first.
-    own = ranks.rank() if ranks.rank() < len(held.random) else 0
+    own = distributed.rank() if distributed.rank() < len(held.random) else 0
     return replace(held, training=state, random=[held.random[own]])
 
 
@@ -117,7 +127,7 @@ def read(path: Path, spec: RunSpec, fingerprint: str, training: Training) -> Che
             f"The checkpoint {path} is that of another run: {'; '.join(found)}. {way_out}"
         )
     old = len(held.training) if isinstance(held.training, list) else 0
-    new = ranks.size() if training.sharded else 0
+    new = distributed.world_size() if training.sharded else 0
     if old != new:
         raise FolderError(
             f"The checkpoint {path} holds {_parts(old)} but here it needs {_parts(new)}: start as "
@@ -128,3 +138,41 @@ def read(path: Path, spec: RunSpec, fingerprint: str, training: Training) -> Che
 
 def _parts(number: int) -> str:
     return f"the shards of {number} processes" if number else "an unsharded state"
+
+
+# --- the global random generators -----------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """What `restore` needs."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    held = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy_key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+        "numpy_position": int(numpy_state["state"]["pos"]),
+        "numpy_gauss": (int(numpy_state["has_gauss"]), float(numpy_state["gauss"])),
+    }
+    if torch.cuda.is_initialized():
+        # One GPU is used; asking all would start work on those of other processes.
+        held["cuda"] = torch.cuda.get_rng_state()
+    return held
+
+
+def restore_random(held: Mapping[str, Any]) -> None:
+    """Go back to a state."""
+    torch.set_rng_state(held["torch"])
+    version, internal, gauss = held["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key = held["numpy_key"].numpy().astype(np.uint32)
+    has_gauss, cached = held["numpy_gauss"]
+    np.random.set_state(("MT19937", key, held["numpy_position"], has_gauss, cached))
+    if "cuda" in held and torch.cuda.is_available():
+        torch.cuda.set_rng_state(held["cuda"])

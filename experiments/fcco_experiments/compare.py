@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,15 +12,12 @@ from typing import Any
 
 from fcco import __version__
 
-from . import engine, environment, fleet_files, launch, ranks, record, summary, tasks, workers
-from .agreement import check_plan
+from . import distributed, engine, environment, stats, store, tasks, workers
 from .config import from_plain, plain
-from .events import Event, Outcome
-from .record import COMPARISON, Comparison, FolderError
-from .spec import RunSpec, differences
-from .summary import Table
-from .task import Experiment, Page, Task
-from .work import Progress, fetch
+from .stats import Table
+from .store import COMPARISON, Comparison, Event, FolderError, Outcome, RunSpec, differences
+from .task import Experiment, Page, Progress, Task
+from .workers import fetch
 
 __all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]
 
@@ -73,9 +69,6 @@ def execute(
 ) -> list[Outcome]:
     """Do what is not finished yet.
 
-    When torchrun starts its processes again because one was lost, they go on with their runs as if
-    `resume` had been given.
-
     Args:
         plan: the runs.
         out: their folder.
@@ -91,14 +84,14 @@ def execute(
         FolderError: when the folder cannot be used; nothing in it was touched then.
         LoadError: when the task cannot bring or load its data.
     """
-    ranks.together(lambda: check_plan(plan.specs))
+    distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
     with contextlib.ExitStack() as held:
-        ready = ranks.on_first(lambda: _open(plan, out, resume, overwrite, held))
+        ready = distributed.run_on_first(lambda: _open(plan, out, resume, overwrite, held))
         todo = [spec for spec in plan.specs if spec.label not in ready.done]
         if todo:
             with fetching or contextlib.nullcontext(_silent) as progress:
-                ranks.on_each_machine(lambda: fetch(todo[0], progress))
-        ranks.on_first(lambda: _begin(out, ready))
+                distributed.run_on_each_machine(lambda: fetch(todo[0], progress))
+        distributed.run_on_first(lambda: _begin(out, ready))
         for label in ready.done:
             on_event(Event("finished", label, text="was finished"))
         ended = runner(
@@ -135,17 +128,12 @@ def _open(
     plan: Plan, out: Path, resume: bool, overwrite: bool, held: contextlib.ExitStack
 ) -> _Ready:
     """Check and lock a folder; nothing in it is touched."""
-    own = record.signed_by(out, launch.name())
-    if own and ranks.restarted():  # whatever was asked for at first has been done
-        resume, overwrite = True, False
-    elif own:  # an earlier start of the same name
-        record.sign(out, None)
-    record.prepare(out, resume=resume, overwrite=overwrite)
-    held.enter_context(record.locked(out))
+    store.prepare(out, resume=resume, overwrite=overwrite)
+    held.enter_context(store.locked(out))
     # Again: another process may have been at work until now.
-    record.prepare(out, resume=resume, overwrite=overwrite)
+    store.prepare(out, resume=resume, overwrite=overwrite)
     meta = _meta(plan, _before(plan, out) if resume else {})
-    lines = fleet_files.finished(out, plan.specs) if resume else set()
+    lines = store.finished_in_fleets(out, plan.specs) if resume else set()
     labels = (
         spec.label
         for spec in plan.specs
@@ -157,10 +145,8 @@ def _open(
 
 def _begin(out: Path, ready: _Ready) -> None:
     if ready.overwrite:
-        record.remove_runs(out)
-    record.write_json(out / COMPARISON, ready.meta)
-    if launch.name() is not None:
-        record.sign(out, launch.name())
+        store.remove_runs(out)
+    store.write_json(out / COMPARISON, ready.meta)
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -171,7 +157,7 @@ def _before(plan: Plan, out: Path) -> dict[str, Any]:
     """What the folder says of its runs; refused when they are of another experiment."""
     if not (out / COMPARISON).exists():
         return {}
-    meta = record.read_meta(out)
+    meta = store.read_meta(out)
     if meta["task"] == plan.task:
         saved = from_plain(type(plan.config), meta["config"], str(out / COMPARISON))
         meta |= {"config": saved}
@@ -236,25 +222,17 @@ class Conclusion:
     report: Path
 
 
-def conclude(out: Path, *, plots: bool = True, redraw: bool = False) -> Conclusion:
-    """Write `table.json`, `table.md`, the report and the plots of each run, from saved runs alone.
-
-    Args:
-        out: folder of the comparison.
-        plots: whether to draw the curves of each run that has none yet.
-        redraw: whether to draw those of the others again.
-    """
+def conclude(out: Path) -> Conclusion:
+    """Write `table.json`, `table.md` and the report, from saved runs alone."""
     from .report.notices import notices
 
-    comparison = record.load_comparison(out)
+    comparison = store.load_comparison(out)
     task = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     page = task.page(config)
-    table = summary.table(comparison, page.metrics)
-    record.write_json(out / "table.json", {"methods": table})
-    record.write_text(out / "table.md", summary.markdown(table, page.metrics))
-    if plots:
-        _draw(comparison, page, redraw)
+    table = stats.table(comparison, page.metrics)
+    store.write_json(out / "table.json", {"methods": table})
+    store.write_text(out / "table.md", stats.markdown(table, page.metrics))
     by_method = {name: comparison.of(name) for name in comparison.meta["methods"]}
     said = notices(task, config, by_method, comparison.meta["seeds"])
     warnings = tuple(f"{each.who}: {each.text}" for each in said)
@@ -265,21 +243,3 @@ def _report(comparison: Comparison, task: Task, config: Experiment) -> Path:
     from . import report
 
     return report.write(comparison, task, config)
-
-
-def _draw(comparison: Comparison, page: Page, redraw: bool) -> None:
-    from .report import plots
-
-    for run in comparison.runs:
-        target = run.folder / "plots"
-        in_a_fleet = run.folder == comparison.folder  # it has no curves
-        if in_a_fleet or run.result is None or (target.exists() and not redraw):
-            continue
-        # Beside its place first: a set of plots is whole or not there.
-        beside = run.folder / ".plots"
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        plots.save_run(dataclasses.replace(run, folder=beside), page)
-        shutil.rmtree(target, ignore_errors=True)
-        (beside / "plots").rename(target)
-        beside.rmdir()

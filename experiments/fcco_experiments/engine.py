@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from . import checkpoint, environment, randomness, ranks, record, tasks, yaml_text
-from .agreement import Diverged, agreed, fingerprint
-from .events import Event, Kind, Outcome
-from .record import FolderError
-from .spec import RunSpec
+from . import checkpoint, distributed, environment, store, tasks, yaml_text
+from .distributed import Consensus, Diverged, fingerprint
+from .store import Event, FolderError, Kind, Outcome, RunSpec
 from .task import Problem, Row, Task, Training
-from .tensorboard import Board
 
-__all__ = ["check_folder", "train"]
-
-T = TypeVar("T")
+__all__ = ["Board", "check_folder", "train"]
 
 _EVERY = 0.2  # seconds between two progress events of a run
 
@@ -38,13 +34,13 @@ def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
             f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
             "--overwrite."
         )
-    saved = record.read_spec(folder) if there and (folder / record.CONFIG).is_file() else None
+    saved = store.read_spec(folder) if there and (folder / store.CONFIG).is_file() else None
     if saved is not None and (found := spec.differences(saved)):
         raise FolderError(
             f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
             "or start anew with --overwrite."
         )
-    return (folder / record.RESULT).is_file()
+    return (folder / store.RESULT).is_file()
 
 
 def train(
@@ -75,26 +71,26 @@ def train(
         on_event: told what happens.
         tensorboard: whether to write scalars for TensorBoard.
     """
-    ended = ranks.on_first(lambda: _ended(spec, folder, resume))
+    ended = distributed.run_on_first(lambda: _ended(spec, folder, resume))
     if ended is not None:
         return ended
     task = tasks.get(spec.task)
     if problem is None:
-        problem = ranks.together(lambda: task.load(spec.config))
+        problem = distributed.run_on_all(lambda: task.load(spec.config))
     with contextlib.ExitStack() as held:
-        ranks.on_first(lambda: _occupy(folder, held))
-        return _Run(spec, folder, task, problem, on_event).go(stop, tensorboard)
+        distributed.run_on_first(lambda: _occupy(folder, held))
+        return _Run(spec, folder, task, problem, on_event, stop).go(tensorboard)
 
 
 def _ended(spec: RunSpec, folder: Path, resume: bool) -> Outcome | None:
     if not check_folder(spec, folder, resume=resume):
         return None
-    return Outcome(spec.label, _how(record.read_result(folder)))
+    return Outcome(spec.label, _how(store.read_result(folder)))
 
 
 def _occupy(folder: Path, held: contextlib.ExitStack) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(record.locked(folder))
+    held.enter_context(store.locked(folder))
 
 
 def _how(result: Mapping[str, Any]) -> Kind:
@@ -111,17 +107,19 @@ class _Run:
         task: Task,
         problem: Problem,
         on_event: Callable[[Event], None],
+        stop: Callable[[], bool],
     ) -> None:
         self.spec, self.folder, self.task = spec, folder, task
-        self.first = ranks.rank() == 0
+        self.first = distributed.rank() == 0
         self.tell = on_event if self.first else _silent
-        self.data = ranks.together(lambda: fingerprint(problem))
+        self.data = distributed.run_on_all(lambda: fingerprint(problem))
         self.headline = [m.key for m in task.page(spec.config).metrics if m.headline]
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
-        randomness.seed_all(spec.seed)
+        checkpoint.seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
         self.begun: dict[str, Any] = environment.describe(self.training.device)
         self.board: Board | None = None
+        self.consensus = Consensus(stop)
 
     @property
     def epoch(self) -> float:
@@ -132,16 +130,19 @@ class _Run:
     def total(self) -> int:
         return self.spec.config.epochs * self.training.steps_per_epoch
 
-    def go(self, stop: Callable[[], bool], tensorboard: bool) -> Outcome:
+    def go(self, tensorboard: bool) -> Outcome:
         self._load()
         if self.first:
             self._begin()
             self.board = Board(self.folder, self.rows, tensorboard)
         self._tell("started")
         try:
-            stopped = self._loop(stop)
-            end = {} if stopped else record.clean(self._finite(self.training.finish))
+            stopped = self._loop()
+            end = (
+                {} if stopped else store.clean(self.consensus.run(self.training.finish, self.step))
+            )
         except Diverged as reason:
+            self.step = reason.step
             return self._end({}, str(reason))
         finally:
             if self.board is not None:
@@ -153,10 +154,10 @@ class _Run:
 
     def _begin(self) -> None:
         """Say what this is before the first step."""
-        record.write_text(self.folder / record.CONFIG, yaml_text.dump(self.spec.plain()))
-        said = self.folder / record.ENVIRONMENT
+        store.write_text(self.folder / store.CONFIG, yaml_text.dump(self.spec.plain()))
+        said = self.folder / store.ENVIRONMENT
         if self.step and said.is_file():
-            before = record.read_json(said)
+            before = store.read_json(said)
             again = f"{self.begun['start']} at step {self.step}, fcco {self.begun['fcco']}"
             again += "".join(
                 f", {key} {self.begun.get(key, 1)}"
@@ -164,23 +165,24 @@ class _Run:
                 if self.begun.get(key) != before.get(key)
             )
             self.begun = before | {"resumed": [*before.get("resumed", ()), again]}
-        record.write_json(said, self.begun)
+        store.write_json(said, self.begun)
         # Rows after the checkpoint belong to steps that will be made again.
-        record.write_rows(self.folder / record.METRICS, self.rows)
+        store.write_rows(self.folder / store.METRICS, self.rows)
 
-    def _loop(self, stop: Callable[[], bool]) -> bool:
+    def _loop(self) -> bool:
         """Step until the end (False) or until asked to stop (True)."""
         config, per_epoch = self.spec.config, self.training.steps_per_epoch
         if not self.rows:
             self._evaluate()
         told = start = time.perf_counter()
         while self.step < self.total:
-            _, asked = agreed(self.training.step, stop, steps=self.step)
-            self.step += 1
+            made = self.step + 1
+            last = made == self.total
+            evaluate = last or made % (config.evaluate_every * per_epoch) == 0
+            due = last or made % (config.checkpoint_every * per_epoch) == 0
+            asked = self.consensus.step(self.training.step, self.step, evaluate or due)
+            self.step, save = made, asked or due
             now = time.perf_counter()
-            last = self.step == self.total
-            evaluate = last or self.step % (config.evaluate_every * per_epoch) == 0
-            save = asked or last or self.step % (config.checkpoint_every * per_epoch) == 0
             if evaluate or save:
                 self.seconds += now - start
                 if evaluate:
@@ -195,20 +197,20 @@ class _Run:
                 return True
         return False
 
-    def _finite(self, call: Callable[[], T]) -> T:
-        return agreed(call, steps=self.step)[0]
-
     def _evaluate(self) -> None:
         samples = self.step * self.training.samples_per_step
         row: Row = {"epoch": self.epoch, "step": self.step, "samples": samples}
-        row |= {"seconds": self.seconds, **_plain(self._finite(self.training.evaluate))}
-        row = ranks.broadcast(row)
+        row |= {
+            "seconds": self.seconds,
+            **_plain(self.consensus.run(self.training.evaluate, self.step)),
+        }
+        row = distributed.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
         if wrong:
-            raise Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}")
+            raise Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}", self.step)
         self.rows.append(row)
         if self.first:
-            record.write_rows(self.folder / record.METRICS, self.rows)
+            store.write_rows(self.folder / store.METRICS, self.rows)
         if self.board is not None:
             self.board.add(row)
 
@@ -227,11 +229,11 @@ class _Run:
             spec=self.spec.plain(),
             random=random,
         )
-        checkpoint.save(self.folder / record.CHECKPOINT, held)
+        checkpoint.save(self.folder / store.CHECKPOINT, held)
 
     def _load(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        path = self.folder / record.CHECKPOINT
+        path = self.folder / store.CHECKPOINT
 
         def read() -> checkpoint.Checkpoint | None:
             if not path.exists():
@@ -241,7 +243,7 @@ class _Run:
         held = checkpoint.distribute(read, self.training)
         if held is not None:
             self.step, self.seconds, self.rows = held.step, held.seconds, held.rows
-            randomness.restore(held.random[0])  # last: loading may draw
+            checkpoint.restore_random(held.random[0])  # last: loading may draw
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         final = self.rows[-1] if self.rows else {}
@@ -258,7 +260,7 @@ class _Run:
             "fingerprint": self.data,
         }
         if self.first:
-            record.write_json(self.folder / record.RESULT, result)
+            store.write_json(self.folder / store.RESULT, result)
         kind = _how(result)
         self._tell(kind, diverged or "")
         return Outcome(self.spec.label, kind, diverged or "")
@@ -285,3 +287,41 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_finite(each) for each in value)
     return not isinstance(value, float) or math.isfinite(value)
+
+
+class Board:
+    """Writes the numbers of each evaluation as scalars; does nothing unless wanted.
+
+    Args:
+        folder: of the run; the event files go to `tensorboard/` in it.
+        rows: evaluations before this process, written again from the first.
+        wanted: whether to write at all.
+    """
+
+    def __init__(self, folder: Path, rows: Iterable[Row], wanted: bool) -> None:
+        self._writer: Any = None
+        if not wanted:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+
+        # Events after the checkpoint would stand beside those of the steps made again.
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """One evaluation; lists become one scalar for each entry."""
+        if self._writer is None:
+            return
+        for key, value in row.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(key, value, row["step"])
+            elif isinstance(value, list):
+                for place, each in enumerate(value):
+                    self._writer.add_scalar(f"{key}/{place}", each, row["step"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()

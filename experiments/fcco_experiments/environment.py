@@ -16,7 +16,7 @@ import torch
 
 from fcco import __version__
 
-from . import launch, ranks
+from . import distributed
 
 __all__ = ["available_cores", "command", "describe", "now", "program"]
 
@@ -43,7 +43,7 @@ def command(*more: str) -> str:
         more: options to add.
     """
     own = [each for each in sys.argv[1:] if each not in _ONCE]
-    if started := launch.words():
+    if started := distributed.launch_command():
         return shlex.join([*started, "-m", "fcco_experiments", *own, *more])
     return program(*own, *more)
 
@@ -60,7 +60,7 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
     Args:
         device: what the run was trained on.
     """
-    several = {"processes": ranks.size()} if ranks.size() > 1 else {}
+    several = {"processes": distributed.world_size()} if distributed.world_size() > 1 else {}
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -6,129 +6,65 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .config import from_plain, plain
-from .files import FolderError, atomic, numbers, read_lines, write_rows
-from .spec import RunSpec, differences
+from .config import from_plain
+from .store import (
+    FLEET_FOLDER,
+    FLEET_LINES,
+    FolderError,
+    RunSpec,
+    atomic,
+    differences,
+    label,
+    read_fleet_lines,
+    write_rows,
+)
 from .task import Experiment, Method, Row
 
 __all__ = [
-    "FOLDER",
-    "LINES",
     "FleetCheckpoint",
     "Line",
     "add",
     "check_data",
     "checkpoints",
-    "finished",
-    "is_there",
-    "label",
     "parts",
-    "read",
-    "remove",
 ]
 
-LINES, FOLDER = "fleet.jsonl", "fleet"
 Line = dict[str, Any]
-_KINDS = {"name": str, "seed": int, "method": dict, "final": dict, "end": dict, "fingerprint": str}
-_OURS = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
-
-
-def label(line: Mapping[str, Any]) -> str:
-    """The label of a run, as in its spec."""
-    return f"{line['name']}/seed-{line['seed']}"
-
-
-def read(path: Path) -> dict[str, Line]:
-    """Lines by label; none where there is no file.
-
-    Raises:
-        FolderError: when the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    found = {}
-    for number, line in enumerate(read_lines(path), 1):
-        wrong = [key for key, kind in _KINDS.items() if not isinstance(line.get(key), kind)]
-        if wrong := [*wrong, *({"diverged"} - set(line))]:
-            raise FolderError(
-                f"{path} is damaged: line {number} has no {', '.join(wrong)}. Delete the line to "
-                "train that run again, or start anew with --overwrite."
-            )
-        read_back = {key: numbers(line[key]) for key in ("final", "end")}
-        found[label(line)] = line | read_back
-    return found
 
 
 def add(path: Path, lines: Iterable[Line]) -> None:
     """Put lines beside those of a file, which is written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(path, (read(path) | {label(line): line for line in lines}).values())
-
-
-def finished(out: Path, specs: Iterable[RunSpec]) -> set[str]:
-    """Labels of the runs that have a line.
-
-    Raises:
-        FolderError: when a line is that of other settings.
-    """
-    there = read(out / LINES)
-    found = set()
-    for spec in specs if there else ():
-        if (line := there.get(spec.label)) is None:
-            continue
-        found.add(spec.label)
-        if other := differences({"method": line["method"]}, {"method": plain(spec.method)}, ()):
-            raise FolderError(
-                f"{out / LINES} has another run {spec.label}: {'; '.join(other)}. Choose another "
-                "place with --out, or start anew with --overwrite."
-            )
-    return found
+    write_rows(path, (read_fleet_lines(path) | {label(line): line for line in lines}).values())
 
 
 def check_data(out: Path, fingerprint: str) -> None:
     """Refuse lines of other data."""
-    for name, line in read(out / LINES).items():
+    for name, line in read_fleet_lines(out / FLEET_LINES).items():
         if line["fingerprint"] != fingerprint:
             raise FolderError(
-                f"{out / LINES} has runs on other data: those of {name} were "
+                f"{out / FLEET_LINES} has runs on other data: those of {name} were "
                 f"{line['fingerprint'][:12]} and are {fingerprint[:12]} now. Choose another place "
                 "with --out, or start anew with --overwrite."
             )
 
 
-def is_there(out: Path) -> bool:
-    """Whether fleets were at work in a folder."""
-    return (out / LINES).exists() or bool(parts(out)) or bool(checkpoints(out))
-
-
-def remove(out: Path) -> None:
-    """Delete what fleets left in a folder."""
-    (out / LINES).unlink(missing_ok=True)
-    folder = out / FOLDER
-    for each in folder.glob("*"):
-        if re.fullmatch(_OURS, each.name):
-            each.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # there is none, or it holds something else
-        folder.rmdir()
-
-
 def parts(out: Path) -> list[Path]:
     """Lines that single processes have left."""
-    return sorted((out / FOLDER).glob("lines-*.jsonl"))
+    return sorted((out / FLEET_FOLDER).glob("lines-*.jsonl"))
 
 
 def checkpoints(out: Path) -> dict[int, Path]:
     """Checkpoints by the number of the process that wrote them."""
-    there = (out / FOLDER).glob("checkpoint-*.pt")
+    there = (out / FLEET_FOLDER).glob("checkpoint-*.pt")
     named = {re.fullmatch(r"checkpoint-(\d+)\.pt", each.name): each for each in there}
     return {int(found[1]): path for found, path in named.items() if found is not None}
 

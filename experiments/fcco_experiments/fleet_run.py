@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .config import plain
-from .events import Event, Kind
 from .fleet_files import FleetCheckpoint, Line
-from .record import FolderError
-from .spec import RunSpec
+from .store import Event, FolderError, Kind, RunSpec
 from .sweep import without_test
 from .task import FleetTraining, Row, Task
 

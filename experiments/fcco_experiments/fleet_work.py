@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from . import environment, fleet_files, fleet_memory, ranks, record, tasks
-from .agreement import fingerprint
-from .events import Event, Outcome
-from .fleet_files import FOLDER, LINES, FleetCheckpoint
+from . import distributed, environment, fleet_files, fleet_memory, store, tasks
+from .distributed import fingerprint
+from .fleet_files import FleetCheckpoint
 from .fleet_run import Best, FleetRun
-from .spec import RunSpec
-from .work import Tell
+from .store import FLEET_FOLDER, FLEET_LINES, Event, Outcome, RunSpec
+from .workers import Tell
 
 __all__ = ["Fleets"]
 
@@ -52,58 +51,68 @@ class Fleets:
         self.problem, self.like, self.out, self.device = problem, like, out, device
         self.chunk, self.tell, self.stop = chunk, tell, stop
         self.task = tasks.get(like.task)
-        self.data = ranks.together(lambda: fingerprint(problem))
+        self.data = distributed.run_on_all(lambda: fingerprint(problem))
         self.best = Best(self.task)
         self.outcomes: dict[str, Outcome] = {}
-        own = ranks.rank()
-        self.path = out / FOLDER / f"checkpoint-{own}.pt"
-        self.lines = out / (LINES if ranks.size() == 1 else f"{FOLDER}/lines-{own}.jsonl")
+        own = distributed.rank()
+        self.path = out / FLEET_FOLDER / f"checkpoint-{own}.pt"
+        self.lines = out / (
+            FLEET_LINES if distributed.world_size() == 1 else f"{FLEET_FOLDER}/lines-{own}.jsonl"
+        )
 
     def run(self, kinds: dict[Hashable, list[RunSpec]]) -> dict[str, Outcome]:
         """Outcomes of all runs, those of other ranks too; what was not begun is left out."""
         done = self._collect()
-        ranks.on_first(lambda: fleet_files.check_data(self.out, self.data))
-        held = ranks.together(self._claimed)
-        taken = {label for labels in ranks.everyone(self._labels(held)) for label in labels}
+        distributed.run_on_first(lambda: fleet_files.check_data(self.out, self.data))
+        held = distributed.run_on_all(self._claimed)
+        taken = {label for labels in distributed.all_gather(self._labels(held)) for label in labels}
         taken |= done.keys()
         left = {
             kind: [spec for spec in group if spec.label not in taken]
             for kind, group in kinds.items()
         }
         if held or any(left.values()):
-            ranks.on_first(self._describe)
+            distributed.run_on_first(self._describe)
         for path in held:
             self._resumed(path)
         for group in left.values():
-            self._kind(group[ranks.rank() :: ranks.size()])
+            self._kind(group[distributed.rank() :: distributed.world_size()])
         return done | self._gathered()
 
     # What lies in the folder.
 
     def _collect(self) -> dict[str, Outcome]:
         """Put the lines of single processes into the table; outcomes of all runs in it."""
-        lines = ranks.together(
+        lines = distributed.run_on_all(
             lambda: [
-                line for p in fleet_files.parts(self.out) for line in fleet_files.read(p).values()
+                line
+                for p in fleet_files.parts(self.out)
+                for line in store.read_fleet_lines(p).values()
             ]
         )
-        every = [line for some in ranks.everyone(lines) for line in some]
+        every = [line for some in distributed.all_gather(lines) for line in some]
         if every:
-            ranks.on_first(lambda: fleet_files.add(self.out / LINES, every))
+            distributed.run_on_first(lambda: fleet_files.add(self.out / FLEET_LINES, every))
         for path in fleet_files.parts(self.out):
             path.unlink(missing_ok=True)
-        there = ranks.on_first(lambda: fleet_files.read(self.out / LINES) if every else {})
+        there = distributed.run_on_first(
+            lambda: store.read_fleet_lines(self.out / FLEET_LINES) if every else {}
+        )
         return {name: _outcome(name, line["diverged"]) for name, line in there.items()}
 
     def _claimed(self) -> list[Path]:
         """Checkpoints that this process goes on with: its own, and those of ranks that are gone."""
         there = fleet_files.checkpoints(self.out)
-        mine = [p for n, p in sorted(there.items()) if n % ranks.size() == ranks.rank()]
-        finished = fleet_files.read(self.out / LINES)
+        mine = [
+            p
+            for n, p in sorted(there.items())
+            if n % distributed.world_size() == distributed.rank()
+        ]
+        finished = store.read_fleet_lines(self.out / FLEET_LINES)
         kept = []
         for path in mine:
             held = FleetCheckpoint.read(path, self.like, self.data)
-            if all(fleet_files.label(each) in finished for each in held.runs):
+            if all(store.label(each) in finished for each in held.runs):
                 path.unlink()  # it ended between two files
             else:
                 kept.append(path)
@@ -111,17 +120,17 @@ class Fleets:
 
     def _labels(self, paths: Sequence[Path]) -> list[str]:
         held = (FleetCheckpoint.read(path, self.like, self.data) for path in paths)
-        return [fleet_files.label(each) for checkpoint in held for each in checkpoint.runs]
+        return [store.label(each) for checkpoint in held for each in checkpoint.runs]
 
     def _describe(self) -> None:
-        path = self.out / FOLDER / record.ENVIRONMENT
+        path = self.out / FLEET_FOLDER / store.ENVIRONMENT
         path.parent.mkdir(parents=True, exist_ok=True)
         said = environment.describe(self.device)
         if path.is_file():
-            before = record.read_json(path)
+            before = store.read_json(path)
             again = f"{said['start']}, fcco {said['fcco']}, device {said['device']}"
             said = before | {"resumed": [*before.get("resumed", ()), again]}
-        record.write_json(path, said)
+        store.write_json(path, said)
 
     # Training.
 
@@ -176,7 +185,7 @@ class Fleets:
             self._through(specs, path, title, resumed)
             return True
         except Exception as error:
-            if isinstance(error, record.FolderError) and ranks.size() == 1:
+            if isinstance(error, store.FolderError) and distributed.world_size() == 1:
                 raise
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
                 self._failed(specs, title, error)
@@ -202,7 +211,7 @@ class Fleets:
         lines = fleet.lines()
         fleet_files.add(self.lines, lines)
         fleet.path.unlink(missing_ok=True)
-        self._note(_outcome(fleet_files.label(line), line["diverged"]) for line in lines)
+        self._note(_outcome(store.label(line), line["diverged"]) for line in lines)
         wrong = [line["diverged"] for line in lines if line["diverged"] is not None]
         said = [f"{len(wrong):,} of them diverged, the first {wrong[0]}"] if wrong else []
         best, epochs = self.best, fleet.config.epochs
@@ -213,9 +222,9 @@ class Fleets:
 
     def _failed(self, specs: Sequence[RunSpec], title: str, error: Exception) -> None:
         """A fleet that breaks does not stop the others."""
-        path = self.out / FOLDER / f"failure-{ranks.rank()}.txt"
+        path = self.out / FLEET_FOLDER / f"failure-{distributed.rank()}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(path, "".join(traceback.format_exception(error)))
+        store.write_text(path, "".join(traceback.format_exception(error)))
         text = str(error) or type(error).__name__
         self.tell(Event("failed", title, text=text, details=str(path), count=len(specs)))
         self._note(Outcome(spec.label, "failed", text) for spec in specs)
@@ -225,12 +234,15 @@ class Fleets:
 
     def _gathered(self) -> dict[str, Outcome]:
         """The outcomes of all ranks, when the lines of all are in the table."""
-        if ranks.size() == 1:
+        if distributed.world_size() == 1:
             return self.outcomes
         self._collect()
-        found = ranks.everyone(self.outcomes)
+        found = distributed.all_gather(self.outcomes)
         others = {
-            k: v for rank, some in enumerate(found) if rank != ranks.rank() for k, v in some.items()
+            k: v
+            for rank, some in enumerate(found)
+            if rank != distributed.rank()
+            for k, v in some.items()
         }
         ended = [each for each in others.values() if each.kind in ("finished", "diverged")]
         if ended:

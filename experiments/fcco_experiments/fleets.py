@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from . import environment, launch, ranks, record
-from .events import Outcome
+from . import distributed, environment, store
 from .fleet_work import Fleets
-from .spec import RunSpec
-from .work import Tell, load
-from .workers import Stop, interruptible
+from .store import Outcome, RunSpec
+from .workers import Stop, Tell, interruptible, load
 from .workers import run as run_alone
 
 __all__ = ["run"]
@@ -58,15 +56,15 @@ def run(
     if not specs:
         return []
     wanted = specs[0].config.preferred_device or device
-    place = ranks.together(lambda: launch.device(wanted))
+    place = distributed.run_on_all(lambda: distributed.device(wanted))
     with interruptible() as asked, _prepared(place):
         stop = Stop(asked, on_event)
-        problem = ranks.together(lambda: load(specs[0], on_event))
-        begun = ranks.on_first(lambda: _begun(specs, out) if resume else set[str]())
+        problem = distributed.run_on_all(lambda: load(specs[0], on_event))
+        begun = distributed.run_on_first(lambda: _begun(specs, out) if resume else set[str]())
         together, alone = _sorted(problem, specs, begun)
         fleets = Fleets(problem, specs[0], out, place, chunk, on_event, stop)
         done = fleets.run(together)
-        stopped = ranks.any_rank(stop())
+        stopped = distributed.any_rank(stop())
     if alone and not stopped:
         ended = run_alone(
             alone, out, workers=workers, resume=resume, tensorboard=tensorboard, on_event=on_event
@@ -91,7 +89,7 @@ def _prepared(device: torch.device) -> Iterator[None]:
 
 def _begun(specs: Sequence[RunSpec], out: Path) -> set[str]:
     """Runs that an earlier command has begun to train alone: they go on so."""
-    return {s.label for s in specs if (s.folder(out) / record.CHECKPOINT).is_file()}
+    return {s.label for s in specs if (s.folder(out) / store.CHECKPOINT).is_file()}
 
 
 def _sorted(

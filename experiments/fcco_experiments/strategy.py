@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fcco import _checks
 from fcco.previous.swap import any_sharded, reshard
 
-from . import ranks
+from . import distributed
 
 __all__ = [
     "full_state",
@@ -46,7 +46,7 @@ def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Modu
     _checks.one_of("wrap", "strategy", strategy, ("ddp", "fsdp2"))
     place = torch.device(device)
     model = model.to(place)
-    if ranks.size() == 1:
+    if distributed.world_size() == 1:
         return model
     if place.type == "cuda":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -64,7 +64,7 @@ def _sharded(model: nn.Module, place: torch.device) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     # Of this device: torch would take a GPU when the machine has one.
-    mesh = init_device_mesh(place.type, (ranks.size(),))
+    mesh = init_device_mesh(place.type, (distributed.world_size(),))
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import record, tasks, yaml_text
+from . import store, tasks, yaml_text
 from .compare import Plan, plan
 from .config import changed, check, from_plain, plain
 from .grid import Setting
-from .record import COMPARISON, Comparison, SavedRun
+from .store import COMPARISON, Comparison, SavedRun
 from .task import Experiment, Row, Rule, Task
 from .yaml_text import ConfigError
 
@@ -81,7 +81,7 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
         chosen: its settings; those of earlier sweeps in the folder are added.
         final_seeds: those that `winners.yaml` is to be compared with.
     """
-    comparison = record.load_comparison(out)
+    comparison = store.load_comparison(out)
     task: Any = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     chosen = [*_before(out, config, chosen), *chosen]
@@ -100,8 +100,8 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
         "ranking": ranking,
         "winners": winners,
     }
-    record.write_json(out / SWEEP, told)
-    record.write_rows(out / "runs.jsonl", (_line(run) for run in comparison.runs))
+    store.write_json(out / SWEEP, told)
+    store.write_rows(out / "runs.jsonl", (_line(run) for run in comparison.runs))
     methods = {setting.name: setting.method for setting in chosen}
     best = dataclasses.replace(
         config,
@@ -109,7 +109,7 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
         seeds=tuple(final_seeds),
     )
     head = f"# Winners of a sweep. Rule: {' '.join(told['rule'].split())}\n"
-    record.write_text(out / "winners.yaml", head + yaml_text.dump(plain(best)))
+    store.write_text(out / "winners.yaml", head + yaml_text.dump(plain(best)))
     return told
 
 
@@ -118,10 +118,10 @@ def read(out: Path) -> dict[str, Any] | None:
     path = out / SWEEP
     if not path.is_file():
         return None
-    told = record.read_json(path)
+    told = store.read_json(path)
     keys = ("rule", "settings", "ranking", "winners")
     if missing := [key for key in keys if not isinstance(told, dict) or key not in told]:
-        raise record.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
+        raise store.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
     return told
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from fcco_experiments import backbones, ranks
+from fcco_experiments import backbones, distributed
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.continual.batches import Batch
@@ -214,7 +214,7 @@ def everything(name: str, at: str | os.PathLike[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {"batch": 7, "negatives": 9, "strategy": RANKS[name]}
     own = problem(**fields)
     run = own.start(METHODS[name], 0)
-    assert run.sharded == (RANKS[name] == "fsdp2" and ranks.size() > 1)
+    assert run.sharded == (RANKS[name] == "fsdp2" and distributed.world_size() > 1)
     found = [run.evaluate()]
     steps(run, 7)
     state = copy.deepcopy(run.state_dict())
@@ -230,10 +230,10 @@ def main() -> None:
     """What each rank found, in a file of its own."""
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    with ranks.begin():
+    with distributed.process_group():
         found = {name: everything(name, out / "cache") for name in RANKS}
-        (out / f"{ranks.rank()}.json").write_text(json.dumps(found))
-        ranks.barrier()
+        (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
+        distributed.barrier()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A task for several processes, and checks that run inside of them.
 
 The environment variable RANKS_TROUBLE, which this task alone understands, is a list such as
-`kill:0:ddp:1:7` with commas: at the first start of torchrun (0), rank 1 kills itself at step 7 of
-the method `ddp`. `break` raises an error there, `nan` diverges, `term` is SIGTERM;
+`kill:ddp:1:7` with commas: rank 1 kills itself at step 7 of the method `ddp`. `break` raises an
+error there, `nan` diverges, `term` is SIGTERM;
 `odd` stands for figures of rank 1 that are not finite.
 """
 
@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import compare, engine, ranks, strategy, task, workers
-from fcco_experiments.events import Event
-from fcco_experiments.spec import RunSpec
+from fcco_experiments import compare, distributed, engine, strategy, task, workers
+from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
 from fcco_experiments.tasks.group_dro.config import GroupDRO
 from fcco_experiments.tasks.group_dro.task import GroupDROProblem, GroupDROTask
@@ -87,7 +86,7 @@ class Training(task.Training):
         self.optimizer = optimizer
         self.sampler = fcco.GroupBatchSampler(GROUP, 3, 4, seed=seed)
         self.done = 0
-        torch.rand(ranks.rank())  # from here on, each rank has a random stream of its own
+        torch.rand(distributed.rank())  # from here on, each rank has a random stream of its own
 
     def _losses(self, places: Tensor) -> Tensor:
         return softplus(-Y[places] * self.model(X[places]).squeeze(1))
@@ -106,14 +105,14 @@ class Training(task.Training):
     def evaluate(self) -> Row:
         loss = self._losses(torch.arange(SAMPLES))
         groups = [loss[GROUP.eq(k)].mean().item() for k in range(GROUPS)]
-        mine = math.nan if os.environ.get("RANKS_TROUBLE") == "odd" and ranks.rank() else 0.0
+        mine = math.nan if os.environ.get("RANKS_TROUBLE") == "odd" and distributed.rank() else 0.0
         return {"loss": loss.mean().item(), "groups": groups, "mine": mine}
 
     def finish(self) -> Row:
         whole = strategy.full_state(self.model)
         return {
             "weights": torch.cat([value.flatten() for value in whole.values()]),
-            "draws": ranks.everyone(torch.rand(()).item()),
+            "draws": distributed.all_gather(torch.rand(()).item()),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,8 +126,7 @@ class Training(task.Training):
 
 
 def trouble(word: str, step: int) -> None:
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    here = f"{attempt}:{word}:{ranks.rank()}:{step}"
+    here = f"{word}:{distributed.rank()}:{step}"
     for each in os.environ.get("RANKS_TROUBLE", "").split(","):
         kind, _, place = each.partition(":")
         if place != here:
@@ -145,7 +143,7 @@ def trouble(word: str, step: int) -> None:
 
 class Problem(task.Problem):
     def __init__(self, config: Config) -> None:
-        if config.data == "nowhere" and ranks.rank() == 1:
+        if config.data == "nowhere" and distributed.rank() == 1:
             raise FileNotFoundError("rank 1 has no file")
         self.config = config
 
@@ -153,7 +151,7 @@ class Problem(task.Problem):
         return Training(method, seed)
 
     def fingerprint(self) -> str:
-        return f"data {ranks.rank()}" if self.config.data == "different" else "the same"
+        return f"data {distributed.rank()}" if self.config.data == "different" else "the same"
 
 
 class RanksTask(task.Task):
@@ -232,49 +230,54 @@ def raised(call: Any) -> dict[str, Any]:
     try:
         call()
     except Exception as error:
-        shared = ranks.shared(error)
+        shared = distributed.raised_on_all(error)
         return {"kind": type(error).__name__, "text": str(error), "shared": shared}
     return {"kind": "nothing"}
 
 
 def only(place: int, text: str) -> Any:
     def call() -> str:
-        if ranks.rank() == place:
+        if distributed.rank() == place:
             raise ValueError(text)
-        return f"from {ranks.rank()}"
+        return f"from {distributed.rank()}"
 
     return call
 
 
 def words() -> dict[str, Any]:
     """Every way to speak with the other ranks."""
-    own = ranks.rank()
+    own = distributed.rank()
     made: list[int] = []
-    ranks.on_each_machine(lambda: made.append(own))
+    distributed.run_on_each_machine(lambda: made.append(own))
     return {
-        "rank": [own, ranks.size(), ranks.is_first(), ranks.is_first_here()],
-        "any": [ranks.any_rank(own == 1), ranks.any_rank(False), ranks.highest(own)],
-        "broadcast": ranks.broadcast({"of": own}),
-        "gather": ranks.gather(own),
-        "everyone": ranks.everyone(own),
-        "scatter": ranks.scatter(["a", "b"] if own == 0 else None),
-        "on_first": ranks.on_first(lambda: f"from {own}"),
-        "together": ranks.together(lambda: f"from {own}"),
+        "rank": [
+            own,
+            distributed.world_size(),
+            distributed.is_first(),
+            distributed.is_first_on_machine(),
+        ],
+        "any": [distributed.any_rank(own == 1), distributed.any_rank(False)],
+        "broadcast": distributed.broadcast({"of": own}),
+        "gather": distributed.gather(own),
+        "everyone": distributed.all_gather(own),
+        "scatter": distributed.scatter(["a", "b"] if own == 0 else None),
+        "on_first": distributed.run_on_first(lambda: f"from {own}"),
+        "together": distributed.run_on_all(lambda: f"from {own}"),
         "machine": made,
         "errors": [
-            raised(lambda: ranks.on_first(only(0, "first"))),
-            raised(lambda: ranks.together(only(1, "second"))),
-            raised(lambda: ranks.together(lambda: only(own, f"each {own}")())),
+            raised(lambda: distributed.run_on_first(only(0, "first"))),
+            raised(lambda: distributed.run_on_all(only(1, "second"))),
+            raised(lambda: distributed.run_on_all(lambda: only(own, f"each {own}")())),
         ],
     }
 
 
 def refusals(out: Path) -> dict[str, Any]:
     """What one rank finds wrong, all say."""
-    if ranks.rank() == 0:
+    if distributed.rank() == 0:
         (out / "full").mkdir(parents=True)
         (out / "full/notes.txt").write_text("x")
-    ranks.barrier()
+    distributed.barrier()
     full = raised(lambda: engine.train(spec(), out / "full"))
     nowhere = raised(lambda: workers.run([spec(data="nowhere")], out / "nowhere"))
     events: list[Event] = []
@@ -282,7 +285,7 @@ def refusals(out: Path) -> dict[str, Any]:
         [spec(data="different"), spec("fsdp2", epochs=1)], out / "different", workers=2,
         on_event=events.append,
     )  # fmt: skip
-    other = replace(build(), epochs=4 + ranks.rank())
+    other = replace(build(), epochs=4 + distributed.rank())
     plan = compare.plan("ranks_cases:TASK", "config", other)
     return {
         "full": full,
@@ -299,21 +302,21 @@ def endings(out: Path) -> dict[str, Any]:
     for name in build().methods:
         engine.train(spec(name), out / "whole" / name)
         found[name] = []
-        for cut in (3, 8):
-            made = iter([False] * cut)
-            stop = lambda made=made: ranks.rank() == 1 and next(made, True)  # noqa: E731
+        for questions in (1, 2):
+            made = iter([False] * questions)
+            stop = lambda made=made: distributed.rank() == 1 and next(made, True)  # noqa: E731
             at = out / "cut" / name
-            found[name].append(engine.train(spec(name), at, resume=cut == 8, stop=stop).kind)
+            found[name].append(engine.train(spec(name), at, resume=questions == 2, stop=stop).kind)
         torch.manual_seed(98)
         found[name].append(engine.train(spec(name, note="other"), at, resume=True).kind)
     for name in build_group_dro().methods:
         engine.train(spec_group_dro(name), out / "whole" / name)
-    with_trouble("nan:0:ddp:1:7")
+    with_trouble("nan:ddp:1:7")
     ended = engine.train(spec(), out / "nan")
     found["nan"] = [ended.kind, ended.text]
     with_trouble("odd")
     found["odd"] = engine.train(spec(epochs=1), out / "odd").kind
-    with_trouble("term:0:ddp:1:7")
+    with_trouble("term:ddp:1:7")
     signalled = workers.run([spec(), spec("fsdp2")], out / "term")
     found["term"] = [each.kind for each in signalled]
     with_trouble("")
@@ -347,13 +350,13 @@ def complain(event: Event) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    with ranks.begin():
+    with distributed.process_group():
         found: dict[str, Any] = {"words": words(), "refusals": refusals(out)}
         found["endings"] = endings(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
-        (out / f"{ranks.rank()}.json").write_text(json.dumps(found))
-        ranks.barrier()
-        with_trouble("break:0:fsdp2:1:7")
+        (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
+        distributed.barrier()
+        with_trouble("break:fsdp2:1:7")
         workers.run([spec("fsdp2"), spec()], out / "broken", on_event=complain)
 
 

@@ -7,8 +7,8 @@ import re
 from typing import Any, cast
 
 import numpy as np
-from fcco_experiments.record import Comparison, SavedRun
 from fcco_experiments.report import sweep
+from fcco_experiments.store import Comparison, SavedRun
 from fcco_experiments.task import Metric, Page, Panel, Task
 from test_experiments_report import Checked, cells
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, engine, environment, record
+from fcco_experiments import compare, config, engine, environment, store
 from fcco_experiments.cli.app import app
 from fcco_experiments.cli.display import Display
-from fcco_experiments.events import Event
+from fcco_experiments.store import Event
 from rich.console import Console
 from test_experiments_engine import equal, result, rows, spec, weights
 from toy_task import TASK
@@ -40,7 +40,6 @@ def place(tmp_path, monkeypatch):
 def fast(monkeypatch):
     """Without the page and the plots, which have tests of their own."""
     monkeypatch.setattr(compare, "_report", lambda c, task, config: c.folder / "report.html")
-    monkeypatch.setattr(compare, "_draw", lambda comparison, page, redraw: None)
 
 
 def fcco(*arguments: str, code: int = 0) -> Any:
@@ -90,7 +89,7 @@ def test_kill_9_in_the_middle_then_resume_gives_the_same_weights(fast):
     engine.train(spec(epochs=8), Path("whole"))
     assert equal(weights(folder), weights(Path("whole")))
     assert rows(folder) == rows(Path("whole"))
-    assert f"at step {step}" in record.load_run(folder).environment["resumed"][0]
+    assert f"at step {step}" in store.load_run(folder).environment["resumed"][0]
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(fast):
@@ -150,10 +149,10 @@ def test_compare_leaves_table_and_report_and_prints_json_last():
     lines = done.stdout.splitlines()
     assert len(lines) == 1, "everything else goes to stderr"
     table = json.loads(lines[0], parse_constant=pytest.fail)
-    assert table == record.read_json(out / "table.json")
+    assert table == store.read_json(out / "table.json")
     assert list(table["methods"]) == ["sonex", "sox", "alexr2"]
     finals = [
-        record.load_run(out / f"sox/seed-{seed}").rows[-1]["loss"] for seed in (0, 1)
+        store.load_run(out / f"sox/seed-{seed}").rows[-1]["loss"] for seed in (0, 1)
     ]  # fmt: skip
     mean = sum(finals) / 2
     assert table["methods"]["sox"]["loss"] == {
@@ -192,7 +191,7 @@ def test_warnings_are_one_line_for_each_kind(fast):
     words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--epochs", "1"]
     done = fcco(*words, "--seeds", "0,1,2,3", "--methods.sox.lr", "1e80", "--out", "a")
     said = [line for line in done.stderr.splitlines() if line.startswith("Warning: ")]
-    comparison = record.load_comparison(Path("a"))
+    comparison = store.load_comparison(Path("a"))
     violated = {run.name for run in comparison.runs if run.result and run.result["warnings"]}
     for name in violated - {"sox"}:
         (line,) = [line for line in said if "is violated" in line and f" {name}, " in line]
@@ -201,47 +200,33 @@ def test_warnings_are_one_line_for_each_kind(fast):
     assert line.startswith("Warning: sox, ") and "Tables have its last finite figures" in line
 
 
-def test_plots_are_drawn_again_by_report_and_are_whole_or_not_there(monkeypatch):
-    from fcco_experiments.report import plots
-
+def test_an_interrupted_report_says_how_to_make_it(monkeypatch, fast):
     fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet")
-    drawn = Path("r/sonex/seed-0/plots")
-    whole = (drawn / "loss.svg").read_bytes()
-    (drawn / "loss.svg").write_text("old")
-    (drawn / "gone.svg").write_text("a panel of an older version")
-    fcco("run", TOY, "--data", "quadratic", "--epochs", "1", "--out", "r", "--quiet", "--resume")
-    assert (drawn / "loss.svg").read_text() == "old"
-    fcco("report", "r", "--quiet")
-    assert (drawn / "loss.svg").read_bytes() == whole
-    assert [each.name for each in drawn.iterdir()] == ["loss.svg"]
-    assert not Path("r/sonex/seed-0/.plots").exists()
 
-    def stopped(run: Any, page: Any) -> None:
-        (run.folder / "plots").mkdir()
+    def stopped(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plots, "save_run", stopped)
+    monkeypatch.setattr(compare, "_report", stopped)
     monkeypatch.setattr(sys, "argv", ["fcco", "report", "r"])
     done = fcco("report", "r", code=130)
     assert done.stderr.splitlines()[-1] == "  fcco report r"
-    assert (drawn / "loss.svg").read_bytes() == whole, "the old ones are still there"
 
 
 def test_quiet_and_quick(fast):
     done = fcco("run", TOY, "--data", "quadratic", "--quick", "--quiet", "--seed", "3")
     assert done.output == ""
-    run = record.load_run(Path("runs/toy-quadratic-quick-sonex-seed-3/sonex/seed-3"))
+    run = store.load_run(Path("runs/toy-quadratic-quick-sonex-seed-3/sonex/seed-3"))
     assert run.config["epochs"] == 2 and run.seed == 3
 
 
 def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     done = fcco("sweep", TOY, "--data", "quadratic", "--workers", "1", "--json", "--limit", "2")
     out = Path("runs/toy-quadratic-sweep")
-    told = record.read_json(out / "sweep.json")
+    told = store.read_json(out / "sweep.json")
     assert len(told["settings"]) == 4
     table = json.loads(done.stdout.splitlines()[-1])["methods"]
     assert list(table) == ["sonex", "plain-sox"]
-    whole = record.read_json(out / "table.json")["methods"]
+    whole = store.read_json(out / "table.json")["methods"]
     assert table == whole and set(whole) == set(told["winners"]), "by method, not by setting"
     assert "Chosen by: violation above 0.05 first" in done.stderr
     again = fcco("report", str(out), "--json")
@@ -250,15 +235,15 @@ def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     assert again.stderr[again.stderr.index("method") :] == told_by_sweep
     Path(out / "sweep.json").write_text("{}")
     assert "sweep.json is damaged: it has no rule" in fcco("report", str(out), code=2).stderr
-    record.write_json(out / "sweep.json", told)
+    store.write_json(out / "sweep.json", told)
     done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
-    meta = record.read_json(Path("runs/toy-winners/comparison.json"))
+    meta = store.read_json(Path("runs/toy-winners/comparison.json"))
     assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]
     done = fcco(
         "sweep", TOY, "--data", "quadratic", "--workers", "1", "--out", "s", "--seeds", "3,4",
         "--grid.sox.lr", "[1e-3, 1e-2]",
     )  # fmt: skip
-    runs = record.load_comparison(Path("s")).runs
+    runs = store.load_comparison(Path("s")).runs
     assert [(run.name, run.seed, run.method["lr"]) for run in runs] == [
         ("sox@0", 3, 1e-3), ("sox@0", 4, 1e-3), ("sox@1", 3, 1e-2), ("sox@1", 4, 1e-2),
     ]  # fmt: skip
@@ -349,7 +334,7 @@ def test_run_takes_the_keys_of_its_method(fast):
         "run", TOY, "--data", "quadratic", "--method", "sox", "--lr", "1e-3",
         "--settings.penalty", "7", "--weight-decay=0.1", "--epochs", "1", "--out", "r",
     )  # fmt: skip
-    run = record.load_run(Path("r/sox/seed-0"))
+    run = store.load_run(Path("r/sox/seed-0"))
     assert run.method["lr"] == 1e-3 and run.method["settings"]["penalty"] == 7
     assert run.method["weight_decay"] == 0.1 and run.config["epochs"] == 1
 
@@ -466,7 +451,7 @@ def test_a_task_in_the_current_folder_works_in_every_process():
     )
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout.splitlines()[-1])["methods"]) == ["sonex", "sox", "alexr2"]
-    assert record.read_meta(Path("runs/toy-quadratic"))["config"]["colour"] == "blue"
+    assert store.read_meta(Path("runs/toy-quadratic"))["config"]["colour"] == "blue"
 
 
 def test_several_mistakes_are_told_at_once():

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import checkpoint, config, engine, record
-from fcco_experiments.events import Event
-from fcco_experiments.record import FolderError
-from fcco_experiments.spec import RunSpec
+from fcco_experiments import checkpoint, config, engine, store
+from fcco_experiments.store import Event, FolderError, RunSpec
 from toy_task import TASK, Shape, ToyConfig, ToyProblem
 
 BASE = config.load(TASK, "quadratic")
@@ -68,7 +66,7 @@ def test_a_run_leaves_everything_that_was_promised(tmp_path):
     assert names == {
         "config.yaml", "environment.json", "metrics.jsonl", "checkpoint.pt", "result.json", ".lock",
     }  # fmt: skip
-    run = record.load_run(tmp_path / "a")
+    run = store.load_run(tmp_path / "a")
     assert (run.name, run.seed, run.method["lr"]) == ("sonex", 0, 0.02)
     assert "methods" not in run.config and run.config["shape"]["noise"] == 0.2
     assert [row["epoch"] for row in run.rows] == [0, 1, 2, 3, 4, 5, 6]
@@ -118,7 +116,7 @@ def test_stopped_at_any_step_it_ends_the_same(name, tmp_path):
         assert equal(weights(folder), weights(tmp_path / "whole")), cut
         assert rows(folder) == rows(tmp_path / "whole")
         assert result(folder) == result(tmp_path / "whole")
-    again = record.load_run(tmp_path / "cut-5").environment["resumed"]
+    again = store.load_run(tmp_path / "cut-5").environment["resumed"]
     assert ["at step 5" in again[0], "at step 7" in again[1]] == [True, True]
 
 
@@ -218,7 +216,7 @@ def test_a_run_that_diverges_is_recorded_with_its_last_finite_figures(tmp_path):
     one = diverging(epochs=200, evaluate_every=100)
     outcome = engine.train(one, tmp_path, on_event=events.append)
     assert outcome.kind == "diverged" and "NaN or infinite" in outcome.text
-    held = record.load_run(tmp_path)
+    held = store.load_run(tmp_path)
     assert held.diverged == outcome.text == events[-1].text
     assert held.result is not None and held.result["final"] == held.rows[-1]
     assert held.result["end"] == {} and len(held.rows) == 1

@@ -20,18 +20,16 @@ import torch
 from fcco_experiments import (
     compare,
     config,
-    fleet_files,
     fleet_run,
     fleets,
-    record,
+    store,
     sweep,
     yaml_text,
 )
 from fcco_experiments.cli.display import Display
-from fcco_experiments.events import Event, Outcome
-from fcco_experiments.fleet_files import LINES
 from fcco_experiments.grid import Setting
-from fcco_experiments.record import FolderError
+from fcco_experiments.store import FLEET_LINES as LINES
+from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
 from rich.console import Console
@@ -66,7 +64,7 @@ def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options:
 
 def lines(out: str = "o") -> dict[str, dict[str, Any]]:
     """Without the clock."""
-    found = fleet_files.read(Path(out) / LINES)
+    found = store.read_fleet_lines(Path(out) / LINES)
     for line in found.values():
         assert line.pop("seconds") >= 0
         line["final"].pop("seconds", None)
@@ -120,7 +118,7 @@ def test_a_comparison_reads_lines_and_folders_alike():
     assert set(kinds(ended).values()) == {"finished"}
     assert len(lines()) == 4
     assert len(list(Path("o").glob("*/seed-*/result.json"))) == 2
-    found = record.load_comparison(Path("o"))
+    found = store.load_comparison(Path("o"))
     assert [(run.name, run.seed) for run in found.runs] == [(n, k) for n in chosen for k in (0, 3)]
     for name, method in chosen.items():
         group = found.of(name)
@@ -249,7 +247,7 @@ def test_runs_that_were_begun_alone_go_on_alone(monkeypatch):
     assert set(kinds(execute(plan(chosen), resume=True)).values()) == {"finished"}
     assert set(lines()) == {"sonex/seed-3"} and ToyFleet.made == [1]
     assert Path("o/sonex/seed-0/result.json").exists()
-    assert [run.folder.name for run in record.load_comparison(Path("o")).runs] == ["seed-0", "o"]
+    assert [run.folder.name for run in store.load_comparison(Path("o")).runs] == ["seed-0", "o"]
 
 
 def test_a_line_counts_more_than_a_run_that_was_only_begun():
@@ -257,12 +255,12 @@ def test_a_line_counts_more_than_a_run_that_was_only_begun():
     execute(wanted)
     folder = wanted.specs[0].folder(Path("o"))
     folder.mkdir(parents=True)
-    record.write_text(folder / record.CONFIG, yaml_text.dump(wanted.specs[0].plain()))
-    (run,) = record.load_comparison(Path("o")).runs
+    store.write_text(folder / store.CONFIG, yaml_text.dump(wanted.specs[0].plain()))
+    (run,) = store.load_comparison(Path("o")).runs
     assert run.folder == Path("o") and run.figures["step"] == STEPS
     result = {"final": {"loss": 7.0}, "end": {}, "diverged": None}
-    record.write_json(folder / record.RESULT, result)
-    (run,) = record.load_comparison(Path("o")).runs
+    store.write_json(folder / store.RESULT, result)
+    (run,) = store.load_comparison(Path("o")).runs
     assert run.folder == folder and run.figures == {"loss": 7.0}
 
 
@@ -275,7 +273,7 @@ def test_more_settings_later_and_a_part_of_them(whole, monkeypatch):
     assert set(kinds(execute(some, resume=True)).values()) == {"finished"}
     assert {name: line for name, line in lines().items() if name in whole} == whole
     assert set(lines()) - set(whole) == {"erm-sgd@0/seed-0", "erm-sgd@0/seed-3"}
-    assert set(record.read_meta(Path("o"))["methods"]) == {
+    assert set(store.read_meta(Path("o"))["methods"]) == {
         "sox-sgd@0", "sox-sgd@1", "sox-adam@0", "erm-sgd@0",
     }  # fmt: skip
 
@@ -395,9 +393,9 @@ def test_a_folder_with_lines_is_refused_or_emptied():
     execute(plan(methods(0.2)), overwrite=True)
     assert {line["method"]["lr"] for line in lines().values()} == {0.2}
     assert Path("o/fleet/notes.txt").read_text() == "mine"
-    record.remove_runs(Path("o"))
+    store.remove_runs(Path("o"))
     assert sorted(p.name for p in Path("o/fleet").iterdir()) == ["notes.txt"]
-    assert not fleet_files.is_there(Path("o"))
+    assert not Path("o", LINES).exists()
 
 
 @pytest.mark.parametrize(
@@ -413,7 +411,7 @@ def test_damaged_lines_are_named(wrong, said):
     with Path("o", LINES).open("a") as file:
         file.write(wrong + "\n")
     for call in (
-        lambda: record.load_comparison(Path("o")),
+        lambda: store.load_comparison(Path("o")),
         lambda: execute(plan(methods(0.3, 0.1, 0.5)), resume=True),
     ):
         with pytest.raises(FolderError, match=said) as caught:
@@ -612,7 +610,7 @@ def test_kill_9_and_ctrl_c_then_resume():
     fcco(*words, "--resume")
     fcco(*words[:-1], "t")
     assert lines("s") == lines("t") and len(lines("s")) == 4
-    assert len(record.load_comparison(Path("s")).runs[0].environment["resumed"]) == 2
+    assert len(store.load_comparison(Path("s")).runs[0].environment["resumed"]) == 2
 
 
 def saved_after(step: int, file: Path, running: Any) -> int:
@@ -643,10 +641,10 @@ def test_two_processes_equal_one_and_a_stop_goes_on_with_one(tmp_path, monkeypat
     assert lines("two") == lines("one") and len(lines("one")) == 15
     assert len(list(Path("two").glob("*/seed-*/result.json"))) == 3
     assert Path("one/winners.yaml").read_text() == Path("two/winners.yaml").read_text()
-    told = [record.read_json(Path(out, "sweep.json"))["ranking"] for out in ("one", "two")]
+    told = [store.read_json(Path(out, "sweep.json"))["ranking"] for out in ("one", "two")]
     assert told[0] == told[1] and len(told[0]["sonex"]) == 3
     assert [p.name for p in Path("two/fleet").iterdir()] == ["environment.json"]
-    assert record.read_json(Path("two/fleet/environment.json"))["processes"] == 2
+    assert store.read_json(Path("two/fleet/environment.json"))["processes"] == 2
     monkeypatch.setenv("FLEET_STOP", "9")
     done = torchrun("-m", "fcco_experiments", *words, "three", at=tmp_path)
     assert done.returncode != 0 and "Stopped, and saved" in done.stderr

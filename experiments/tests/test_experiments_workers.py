@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, record, tasks, workers, yaml_text
-from fcco_experiments.events import Event
-from fcco_experiments.record import FolderError
-from fcco_experiments.spec import RunSpec
+from fcco_experiments import compare, config, store, tasks, workers, yaml_text
+from fcco_experiments.store import Event, FolderError, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
 
 
@@ -51,7 +49,7 @@ def test_processes_change_nothing_and_one_that_dies_is_one_failed_run(tmp_path, 
         assert torch.get_num_threads() == 2, "put back"
     finally:
         torch.set_num_threads(threads)
-    assert record.load_run(runs[0].folder(tmp_path / "one")).environment["threads"] == 1
+    assert store.load_run(runs[0].folder(tmp_path / "one")).environment["threads"] == 1
     ended = workers.run(runs, tmp_path / "two", workers=1, resume=True)
     assert {outcome.kind for outcome in ended} == {"finished", "diverged"}
     for one in runs:
@@ -133,7 +131,7 @@ def test_a_comparison_goes_on_where_it_was(tmp_path):
 
     compare.execute(plan(), tmp_path, runner=runner)
     held = (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns
-    meta = record.read_json(tmp_path / "comparison.json")
+    meta = store.read_json(tmp_path / "comparison.json")
     assert meta["methods"] == ["sonex", "sox", "alexr2"] and meta["seeds"] == [0]
     assert config.from_plain(type(spec().config), meta["config"], "saved") == plan().config
     with pytest.raises(FolderError, match="--resume"):
@@ -142,18 +140,18 @@ def test_a_comparison_goes_on_where_it_was(tmp_path):
         compare.execute(plan(epochs=9), tmp_path, resume=True, runner=runner)
     (tmp_path / "sox/seed-1").mkdir()
     foreign = spec("sox", 1, epochs=9)
-    record.write_text(tmp_path / "sox/seed-1/config.yaml", yaml_text.dump(foreign.plain()))
+    store.write_text(tmp_path / "sox/seed-1/config.yaml", yaml_text.dump(foreign.plain()))
     with pytest.raises(FolderError, match=r"sox/seed-1 has another run: `config.epochs` was 9"):
         compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
     shutil.rmtree(tmp_path / "sox/seed-1")
-    assert record.read_json(tmp_path / "comparison.json") == meta
+    assert store.read_json(tmp_path / "comparison.json") == meta
     compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
     assert done == [
         ["sonex/seed-0", "sox/seed-0", "alexr2/seed-0"],
         ["sonex/seed-1", "sox/seed-1", "alexr2/seed-1"],
     ]
     assert (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns == held
-    again = record.load_comparison(tmp_path)
+    again = store.load_comparison(tmp_path)
     assert [(run.name, run.seed) for run in again.runs] == [
         (name, seed) for name in ("sonex", "sox", "alexr2") for seed in (0, 1)
     ]
@@ -176,7 +174,7 @@ def test_other_methods_and_seeds_are_added_to_those_there(tmp_path, monkeypatch)
     two = {name: full.methods[name] for name in ("alexr2", "sox")}
     ended = compare.execute(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True, runner=here)
     assert {each.run for each in ended} == {f"{n}/seed-{k}" for n in two for k in (0, 3)}
-    again = record.load_comparison(tmp_path)
+    again = store.load_comparison(tmp_path)
     assert again.meta["methods"] == ["sox", "sonex", "alexr2"] and again.meta["seeds"] == [3, 0]
     assert again.meta["command"] == "fcco first"
     assert {(run.name, run.seed) for run in again.runs} == {
@@ -184,13 +182,13 @@ def test_other_methods_and_seeds_are_added_to_those_there(tmp_path, monkeypatch)
     }  # fmt: skip
     read = config.from_plain(type(full), again.meta["config"], "saved")
     assert list(read.methods) == again.meta["methods"] and read.seeds == (3, 0)
-    before = record.read_json(tmp_path / "comparison.json")
+    before = store.read_json(tmp_path / "comparison.json")
     other = {"sonex": replace(full.methods["sonex"], lr=0.5)}
     with pytest.raises(FolderError, match=r"config: `methods.sonex.lr` was 0.02 and is 0.5 now\."):
         compare.execute(plan(methods=other, seeds=(7,)), tmp_path, resume=True, runner=here)
     with pytest.raises(FolderError, match=r"`task` was 'toy_task:TASK' and is 'fairness' now"):
         compare.execute(replace(plan(), task="fairness"), tmp_path, resume=True, runner=here)
-    assert record.read_json(tmp_path / "comparison.json") == before
+    assert store.read_json(tmp_path / "comparison.json") == before
     compare.execute(plan(checkpoint_every=1), tmp_path, resume=True, runner=here)
 
 
@@ -199,8 +197,8 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     compare.execute(plan(seeds=(0, 1)), out, runner=here)
     (out / "notes.txt").write_text("mine")
     before = {each for each in out.rglob("*") if each.is_file()}
-    monkeypatch.setattr(record, "locked", functools.partial(record.locked, patience=0.1))
-    with record.locked(out), pytest.raises(FolderError, match="Another process is at work"):
+    monkeypatch.setattr(store, "locked", functools.partial(store.locked, patience=0.1))
+    with store.locked(out), pytest.raises(FolderError, match="Another process is at work"):
         compare.execute(plan(), out, overwrite=True, runner=here)
     assert {each for each in out.rglob("*") if each.is_file()} == before
     with pytest.raises(workers.LoadError, match="the network is down"):
@@ -208,7 +206,7 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     assert {each for each in out.rglob("*") if each.is_file()} == before, "no data: nothing lost"
     compare.execute(plan(), out, overwrite=True, runner=here)
     assert (out / "notes.txt").read_text() == "mine"
-    assert record.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
+    assert store.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
 
 
 def test_a_registered_task_reaches_the_worker_processes(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fcco_experiments import config, data, grid
 from fcco_experiments.cli.app import app
-from fcco_experiments.record import load_comparison
+from fcco_experiments.store import load_comparison
 from fcco_experiments.tasks.fairness import TASK
 from typer.testing import CliRunner
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from fcco_experiments import record, tasks
+from fcco_experiments import store, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from group_dro_cases import one_thread  # noqa: F401 (used by being here)
@@ -48,7 +48,7 @@ def test_a_comparison_from_data_to_report(tmp_path):
     assert table["sonex"]["train_cvar"]["mean"] < table["erm"]["train_cvar"]["mean"]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "lowest final training CVaR" in page and "group 3" in page
-    runs = record.load_comparison(out).runs
+    runs = store.load_comparison(out).runs
     assert [row["epoch"] for row in runs[0].rows] == [0, 1, 2, 3, 4, 5]
     again = call(*words, "--methods", "sonex,ooa-cvar,erm", "--resume", "--json")
     assert last(again) == table
@@ -78,7 +78,7 @@ def test_features_of_a_frozen_backbone_are_made_once(tmp_path, faces):
     skip = ("seconds", "samples_per_second")
     for key, value in first["sonex"].items():
         assert key in skip or second["sonex"][key] == value
-    end = record.load_comparison(tmp_path / "a").runs[0].result
+    end = store.load_comparison(tmp_path / "a").runs[0].result
     assert end is not None and len(end["end"]["losses_names"]) == 16
     assert len(end["final"]["test_reported"]) == 4
 

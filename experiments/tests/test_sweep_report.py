@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
-from fcco_experiments import record, summary
+from fcco_experiments import stats, store
 from fcco_experiments.report import sweep
 from fcco_experiments.report.profile import profiles, varied
 from fcco_experiments.report.study import clouds, decisive, study
@@ -164,15 +164,15 @@ def test_from_runs_on_disk_to_tables_and_page(tmp_path):
     told, _ = make(tmp_path)
     done = sweep.conclude(tmp_path, told)
     assert done.report == tmp_path / "report.html" and list(done.table) == list(told["winners"])
-    assert record.read_json(tmp_path / "table.json")["methods"] == record.clean(done.table)
-    whole = summary.table(record.load_comparison(tmp_path), TOY.page(None).metrics)
+    assert store.read_json(tmp_path / "table.json")["methods"] == store.clean(done.table)
+    whole = stats.table(store.load_comparison(tmp_path), TOY.page(None).metrics)
     assert done.table == {name: whole[won] for name, won in told["winners"].items()}
     assert "| sonex |" in (tmp_path / "table.md").read_text() and "@" not in json.dumps(done.table)
     page = done.report.read_text(encoding="utf-8")
     assert "violation above 0.05 first" in page and "For sonex, " in page
     assert (
         page
-        == sweep.conclude(tmp_path, record.read_json(tmp_path / "sweep.json")).report.read_text()
+        == sweep.conclude(tmp_path, store.read_json(tmp_path / "sweep.json")).report.read_text()
     )
 
 

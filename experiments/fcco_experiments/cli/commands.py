@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .. import launch
+from .. import distributed
 from . import options as o
 from .errors import fail, guarded
 from .training import carry_out, finish, tell_sweep
@@ -160,7 +160,7 @@ def sweep(
         plan, folder, resume=resume, overwrite=overwrite, workers=workers,
         tensorboard=tensorboard, quiet=quiet, runner=runner,
     )  # fmt: skip
-    if launch.speaks():
+    if distributed.is_first():
         told = sweeps.choose(folder, chosen, asked.config.seeds)
         tell_sweep(told, folder, as_json=as_json, quiet=quiet)
     raise typer.Exit(0 if good else 1)

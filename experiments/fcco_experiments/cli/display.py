@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..events import Event
+from ..store import Event
 
 __all__ = ["Display", "show_table"]
 

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from .. import launch
+from .. import distributed
 
 __all__ = ["INTERRUPTED", "fail", "guarded", "require"]
 
@@ -22,7 +22,7 @@ _PACKAGES = {"yaml": "pyyaml"}
 
 def fail(text: str, code: int = WRONG) -> typer.Exit:
     """Say what is wrong, of several processes (torchrun) on the first alone; to be raised."""
-    if launch.speaks():
+    if distributed.is_first():
         typer.echo(f"Error: {text}", err=True)
     return typer.Exit(code)
 
@@ -41,8 +41,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         require("yaml", "pydantic")
-        from ..record import FolderError
-        from ..work import LoadError
+        from ..store import FolderError
+        from ..workers import LoadError
         from ..yaml_text import ConfigError
 
         try:

@@ -26,7 +26,7 @@ def report(
     o.needs(tensorboard=False)
     told = sweep.read(folder)
     if told is None:
-        finish(folder, as_json=as_json, quiet=quiet, redraw=True)
+        finish(folder, as_json=as_json, quiet=quiet)
     else:
         tell_sweep(told, folder, as_json=as_json, quiet=quiet)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from .. import launch
+from .. import distributed
 from .data import fetching
 from .display import Display, show_table
 from .errors import INTERRUPTED
@@ -32,17 +32,17 @@ def carry_out(
 
     Of several processes (torchrun) the first alone shows how it goes; failures, any.
     """
-    from .. import compare, environment, ranks
+    from .. import compare, distributed, environment
 
     def stopped(kind: str) -> typer.Exit:
         _say(f"{kind} Go on with:\n  {environment.command('--resume')}")
         return typer.Exit(INTERRUPTED)
 
-    quiet = quiet or not launch.speaks()
+    quiet = quiet or not distributed.is_first()
     device = plan.config.preferred_device or "cpu"
     try:
         with (
-            ranks.begin(device),
+            distributed.process_group(device),
             Display(len(plan.specs), plan.config.epochs, quiet=quiet) as display,
         ):
             outcomes = compare.execute(
@@ -67,20 +67,20 @@ def carry_out(
 
 
 def _say(text: str) -> None:
-    if launch.speaks():
+    if distributed.is_first():
         typer.echo(text, err=True)
 
 
-def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> None:
+def finish(out: Path, *, as_json: bool, quiet: bool) -> None:
     """Table and report from the saved runs, by the first process."""
-    from .. import compare, summary
+    from .. import compare, stats
 
-    if not launch.speaks():
+    if not distributed.is_first():
         return
 
-    done = _interruptible(out, lambda: compare.conclude(out, redraw=redraw))
+    done = _interruptible(out, lambda: compare.conclude(out))
     if not quiet and done.table:
-        show_table(summary.cells(done.table, done.page.metrics), err=as_json)
+        show_table(stats.cells(done.table, done.page.metrics), err=as_json)
     for warning in done.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     if not quiet:
@@ -91,13 +91,13 @@ def finish(out: Path, *, as_json: bool, quiet: bool, redraw: bool = False) -> No
 
 def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
     """Winners and report of a sweep."""
-    from .. import summary
+    from .. import stats
     from ..report import sweep
 
     done = _interruptible(out, lambda: sweep.conclude(out, told))
     if not quiet:
         if done.table:
-            show_table(summary.cells(done.table, done.metrics), err=as_json)
+            show_table(stats.cells(done.table, done.metrics), err=as_json)
         settings = {entry["name"]: entry for entry in told["settings"]}
         lines = [f"Chosen by: {told['rule']}"]
         for name, ranked in told["ranking"].items():
@@ -125,6 +125,6 @@ def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
 
 def _print_json(value: Any) -> None:
     """The last line on stdout."""
-    from ..record import clean
+    from ..store import clean
 
     typer.echo(json.dumps(clean(value)))

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from ..files import atomic
+from ..store import atomic
 
 __all__ = [
     "CACHE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..record import Comparison, write_text
+from ..store import Comparison, write_text
 from ..task import Task
 from .content import content
 from .template import fill

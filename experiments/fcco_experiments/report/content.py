@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import summary
-from ..record import Comparison, SavedRun
+from .. import stats
+from ..store import Comparison, SavedRun
 from ..task import Page, Task
 from . import pictures, tables
 from .facts import chosen, experiment_facts, files, machine_facts, sweep
@@ -31,7 +31,7 @@ def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
     everything = by_method(comparison)
     runs = chosen(comparison, everything)
     look = styles(everything)
-    values = summary.table(comparison, page.metrics)
+    values = stats.table(comparison, page.metrics)
     final = {name: [run.figures for run in finished(group)] for name, group in runs.items()}
     final = {name: [row for row in rows if row] for name, rows in final.items()}
     final = {name: rows for name, rows in final.items() if rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..record import Comparison, SavedRun, read_json
+from ..store import Comparison, SavedRun, read_json
 from .words import setting, title
 
 __all__ = ["chosen", "experiment_facts", "files", "machine_facts", "sweep"]

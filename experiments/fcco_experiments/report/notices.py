@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..record import SavedRun
+from ..store import SavedRun
 from ..task import Task
 from .palette import family_of
 from .words import seeds

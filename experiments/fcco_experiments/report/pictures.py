@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..record import SavedRun
+from ..store import SavedRun
 from ..task import Page, Panel
 from . import plots
 from .canvas import SIZE, SMALL, twice

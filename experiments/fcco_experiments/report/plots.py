@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..record import SavedRun, write_text
+from ..store import SavedRun, write_text
 from ..task import Page, Panel
 from .canvas import (
     SIZE,

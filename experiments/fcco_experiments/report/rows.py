@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..record import SavedRun
+from ..store import SavedRun
 from ..task import Panel
 from .canvas import (
     SIZE,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..record import Comparison, SavedRun
+from ..store import Comparison, SavedRun
 
 __all__ = [
     "Curve",

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..record import Comparison
-from ..summary import spread
+from ..stats import spread
+from ..store import Comparison
 from ..task import Metric, Page, Panel, Row
 from .runs import number
 

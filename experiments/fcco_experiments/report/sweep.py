@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import record, summary, tasks
+from .. import stats, store, tasks
 from ..config import from_plain
-from ..record import COMPARISON, Comparison
+from ..store import COMPARISON, Comparison
 from ..task import Metric, Task
 from . import sweep_tables as tables
 from .cloud import Cloud, cloud
@@ -38,12 +38,12 @@ class Conclusion:
 
     Attributes:
         metrics: figures that settings have, none of test data.
-        table: mean and deviation of the winners, by method and metric, as `summary.table`.
+        table: mean and deviation of the winners, by method and metric, as `stats.table`.
         report: the HTML page.
     """
 
     metrics: tuple[Metric, ...]
-    table: summary.Table
+    table: stats.Table
     report: Path
 
 
@@ -54,23 +54,23 @@ def conclude(out: Path, told: Mapping[str, Any]) -> Conclusion:
         out: folder of the sweep.
         told: its `sweep.json`.
     """
-    comparison = record.load_comparison(out)
+    comparison = store.load_comparison(out)
     task = tasks.get(comparison.meta["task"])
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     page, found = task.page(config), study(comparison, told)
     shown = metrics(page, found)
     table = _winners(comparison, found, page.metrics)
-    record.write_json(out / "table.json", {"methods": table})
-    record.write_text(out / "table.md", summary.markdown(table, shown))
-    record.write_text(out / "report.html", render(comparison, told, task, config))
+    store.write_json(out / "table.json", {"methods": table})
+    store.write_text(out / "table.md", stats.markdown(table, shown))
+    store.write_text(out / "report.html", render(comparison, told, task, config))
     return Conclusion(tuple(shown), table, out / "report.html")
 
 
-def _winners(comparison: Comparison, found: Study, known: Sequence[Metric]) -> summary.Table:
+def _winners(comparison: Comparison, found: Study, known: Sequence[Metric]) -> stats.Table:
     names = {won.name: name for name, won in found.winners.items()}
     runs = [run for run in comparison.runs if run.name in names]
     meta = comparison.meta | {"methods": list(names)}
-    table = summary.table(dataclasses.replace(comparison, meta=meta, runs=runs), known)
+    table = stats.table(dataclasses.replace(comparison, meta=meta, runs=runs), known)
     return {names[name]: row for name, row in table.items()}
 
 

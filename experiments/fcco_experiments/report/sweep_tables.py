@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..summary import ARROWS
+from ..stats import ARROWS
 from ..task import Metric
 from .profile import Profile, key_name, varied
 from .study import Study, Trial, decisive

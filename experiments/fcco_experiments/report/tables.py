@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..record import SavedRun
-from ..summary import ARROWS, spread
+from ..stats import ARROWS, spread
+from ..store import SavedRun
 from ..task import Metric
 from .palette import family_of
 from .runs import finished, number, numbers

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..record import SavedRun
-from ..summary import spread
+from ..stats import spread
+from ..store import SavedRun
 from ..task import Metric, Panel
 from .canvas import (
     SIZE,

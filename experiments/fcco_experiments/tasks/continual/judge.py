@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ...summary import spread
+from ...stats import spread
 from ...task import Row
 from .cautions import warnings as warnings
 from .config import Continual

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import backbones, data, ranks
+from ... import backbones, data, distributed
 from ...backbones.clip import CLIP
 from ...backbones.registry import checksum
 from ...data.grouped import PARTS, GroupedPart, Samples, Vectors, WithinGroups
@@ -66,7 +66,7 @@ class ContinualProblem(Problem):
 
     def __init__(self, config: Continual, progress: Progress | None = None) -> None:
         self.config, self._progress = config, progress
-        self.device = ranks.device(config.device)
+        self.device = distributed.device(config.device)
         found = data.load_grouped(
             config.data, classes=config.classes, limit=config.sample_limit, progress=progress
         )
@@ -186,7 +186,7 @@ class ContinualProblem(Problem):
     def old_state(self, seed: int) -> dict[str, Tensor]:
         """The weights of the old model: given, or trained first, by rank 0 alone."""
         if seed not in self._old:
-            self._old[seed] = ranks.on_first(lambda: self.make_old(seed))
+            self._old[seed] = distributed.run_on_first(lambda: self.make_old(seed))
         return self._old[seed]
 
     @functools.cached_property

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ...summary import spread
+from ...stats import spread
 from ...task import Row
 from .config import GroupDRO
 

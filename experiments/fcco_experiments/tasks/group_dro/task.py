@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import backbones, data, ranks
+from ... import backbones, data, distributed
 from ...data.grouped import GroupedData, GroupedPart, Samples, Vectors
 from ...task import Method, Page, Problem, Row, Rule, Task
 from . import judge, words
@@ -33,7 +33,7 @@ class GroupDROProblem(Problem):
 
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
         self.config = config
-        self.device = ranks.device(config.device)
+        self.device = distributed.device(config.device)
         self.data = _data(config, progress)
         self.samples = self._samples(progress)
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
