@@ -492,8 +492,8 @@ def test_docstring_to_markdown(hooks: Any, case: str):
 
 
 def test_citation_agrees_with_the_package():
-    yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    config = pytest.importorskip("fcco_experiments.config")
+    citation = config.parse((ROOT / "CITATION.cff").read_text(), "CITATION.cff").plain()
     assert citation["version"] == fcco.__version__
     paper = citation["preferred-citation"]
     readme = (ROOT / "README.md").read_text()

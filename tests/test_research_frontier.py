@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from fcco_experiments import sweep as sweeps
 
 from research import fairness_frontier
 from research.fairness_frontier import (
@@ -117,8 +118,14 @@ def test_a_sweep_is_read_run_by_run(tmp_path):
     (tmp_path / "fleet.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     entries = [{"name": n, "method": n[0], "setting": {"lr": k}} for k, n in enumerate(names)]
     ranking = {"a": names[:4], "b": ["b@0"]}
-    sweep = {"rule": "", "settings": entries, "ranking": ranking, "winners": {"a": "a@0"}}
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    sweep = {
+        "rule": "",
+        "limited": False,
+        "settings": entries,
+        "ranking": ranking,
+        "winners": {"a": "a@0"},
+    }
+    sweeps.write(tmp_path, sweep)
     found = from_sweep(tmp_path)
     assert found["settings"] == {"a": 4, "b": 1} and found["seeds"] == [7, 8]
     assert (found["data"], found["val_floor"], found["test_floor"]) == ("toy", 0.06, 0.04)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcco_experiments import yaml_text
+from fcco_experiments import config
 from fcco_experiments.store import load_comparison, write_json, write_rows, write_text
 
 from research.group_dro_samples import compare, curves, main, met
@@ -29,7 +29,7 @@ def folder(at: Path, runs: Lines, broken: tuple[str, ...] = ()) -> Path:
             own.mkdir(parents=True)
             spec: dict[str, Any] = {"name": name, "seed": seed, "config": {}}
             spec["method"] = {"method": word, "lr": 0.1}
-            write_text(own / "config.yaml", yaml_text.dump(spec))
+            write_text(own / "config.yaml", config.dump(spec))
             rows = [{"samples": x, "train_cvar": y} for x, y in line]
             write_rows(own / "metrics.jsonl", rows)
             why = "not finite" if seed == len(lines) else None

@@ -227,7 +227,7 @@ def conclude(out: Path) -> Conclusion:
     from .report.notices import notices
 
     comparison = store.load_comparison(out)
-    task = tasks.get(comparison.meta["task"])
+    task = tasks.get(comparison.meta["task"], saved=True)
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     page = task.page(config)
     table = stats.table(comparison, page.metrics)

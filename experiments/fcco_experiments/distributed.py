@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from fcco import NonFiniteValue
 
+from .config import ConfigError
 from .store import FolderError, RunSpec, differences
 from .task import Problem
-from .yaml_text import ConfigError
 
 __all__ = [
     "Consensus",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, distributed, environment, store, tasks, yaml_text
+from . import checkpoint, distributed, environment, store, tasks
+from .config import dump
 from .distributed import Consensus, Diverged, fingerprint
 from .store import Event, FolderError, Kind, Outcome, RunSpec
 from .task import Problem, Row, Task, Training
@@ -154,7 +155,7 @@ class _Run:
 
     def _begin(self) -> None:
         """Say what this is before the first step."""
-        store.write_text(self.folder / store.CONFIG, yaml_text.dump(self.spec.plain()))
+        store.write_text(self.folder / store.CONFIG, dump(self.spec.plain()))
         said = self.folder / store.ENVIRONMENT
         if self.step and said.is_file():
             before = store.read_json(said)

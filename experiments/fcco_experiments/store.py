@@ -20,8 +20,7 @@ from filelock import FileLock, Timeout
 
 from fcco._files import atomic
 
-from . import yaml_text
-from .config import fields_of, plain
+from .config import ConfigError, fields_of, parse, plain
 from .task import Experiment, Method, Row
 
 __all__ = [
@@ -33,6 +32,7 @@ __all__ = [
     "FLEET_LINES",
     "METRICS",
     "RESULT",
+    "SWEEP",
     "Comparison",
     "Event",
     "FolderError",
@@ -298,9 +298,9 @@ COMPARISON, RESULT, METRICS, CONFIG = (
     "metrics.jsonl",
     "config.yaml",
 )
-ENVIRONMENT, CHECKPOINT = "environment.json", "checkpoint.pt"
+ENVIRONMENT, CHECKPOINT, SWEEP = "environment.json", "checkpoint.pt", "sweep.json.gz"
 _OF_ALL = ("methods", "seeds")  # keys of a config that say nothing of a single run
-_SUMMARIES = ("table.json", "table.md", "report.html", "sweep.json", "runs.jsonl", "winners.yaml")
+_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
 
 
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -457,8 +457,8 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """`config.yaml` of a run: all that it depends on."""
     path = folder / CONFIG
     try:
-        spec = yaml_text.parse(path.read_text(encoding="utf-8"), str(path)).plain()
-    except yaml_text.ConfigError as error:
+        spec = parse(path.read_text(encoding="utf-8"), str(path)).plain()
+    except ConfigError as error:
         raise FolderError(str(error)) from error
     except (ValueError, OSError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error

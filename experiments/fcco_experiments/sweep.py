@@ -1,36 +1,231 @@
-"""A sweep: many settings of each method, ranked on validation data by the rule of the task.
+"""Sweeps: many settings of each method, ranked on validation data by the rule of the task.
 
-On disk a sweep is a comparison whose methods are called `NAME@0`, `NAME@1`, ... What is run (a
-plan) is apart from how it is run (`compare.execute`).
+A grid file (`configs/<task>/grids/<name>.yaml`, or your own) reads
+
+```yaml
+limit: 24            # settings of each method, unless it says otherwise
+seeds: [1000]        # tuning seeds
+methods:
+  sonex:
+    base: {method: sonex, lr: 0.1, settings: {penalty: 14, smoothing: 0.01}}
+    grid:
+      lr: [0.1, 0.01]
+      settings.penalty: [7, 14, 28]
+    limit: 6
+```
+
+`base` may be left out where the config has a method of that name. On disk a sweep is a comparison
+whose methods are called `NAME@0`, `NAME@1`, ... Test figures stay in the folders of the runs: no
+summary of a sweep has them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import itertools
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import store, tasks, yaml_text
+import numpy as np
+
+from . import store, tasks
 from .compare import Plan, plan
-from .config import changed, check, from_plain, plain
-from .grid import Setting
-from .store import COMPARISON, Comparison, SavedRun
-from .task import Experiment, Row, Rule, Task
-from .yaml_text import ConfigError
+from .config import (
+    COMMAND_LINE,
+    ConfigError,
+    build,
+    changed,
+    did_you_mean,
+    dump,
+    from_plain,
+    parse,
+    plain,
+    problems_of,
+)
+from .config import read as read_config
+from .store import COMPARISON, SWEEP, Comparison, SavedRun
+from .task import Experiment, Method, Row, Rule, Task
 
-__all__ = ["choose", "plan_sweep", "read", "rule_of", "without_test"]
+__all__ = [
+    "Grid",
+    "MethodGrid",
+    "Setting",
+    "choose",
+    "plan_sweep",
+    "read",
+    "read_grid",
+    "rule_of",
+    "settings_of",
+    "spread",
+    "with_inline",
+    "without_test",
+    "write",
+]
 
-SWEEP = "sweep.json"
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MethodGrid:
+    """The settings of one method to try.
+
+    Args:
+        grid: values to try by dotted key of the method, such as `settings.penalty`.
+        base: the rest of the method; that of the config unless given.
+        limit: at most so many settings.
+    """
+
+    grid: dict[str, list[Any]]
+    base: dict[str, Any] | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The settings of several methods to try.
+
+    Args:
+        methods: by name.
+        limit: settings of each, where a method says nothing.
+        seeds: of the tuning runs; better not those of the final comparison.
+    """
+
+    methods: dict[str, MethodGrid] = field(default_factory=dict)
+    limit: int | None = None
+    seeds: tuple[int, ...] = (1000,)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a grid.
+
+    Args:
+        family: name of the method.
+        index: number of the setting.
+        values: what was chosen, by dotted key.
+        method: the whole method.
+    """
+
+    family: str
+    index: int
+    values: Values
+    method: Method
+
+    @property
+    def name(self) -> str:
+        """The name of its runs."""
+        return f"{self.family}@{self.index}"
+
+
+def read_grid(task: Task, name: str) -> Grid:
+    """A grid by name or path."""
+    return build(Grid, read_config(task, name, kind="grid"))
+
+
+def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
+    """A grid with `("sonex.lr", "[0.1, 0.01]")` of the command line put in."""
+    methods = dict(grid.methods)
+    for key, text in inline:
+        name, dot, inside = key.partition(".")
+        values = parse(text, COMMAND_LINE, lines=False).plain()
+        if not dot or not isinstance(values, list) or not values:
+            raise ConfigError(
+                f"{COMMAND_LINE}: `grid.{key}`: write --grid.METHOD.KEY '[value, value]', such as "
+                f"--grid.sonex.lr '[0.1, 0.01]', but it is: {text}"
+            )
+        old = methods.get(name, MethodGrid({}))
+        methods[name] = dataclasses.replace(old, grid={**old.grid, inside: values})
+    return dataclasses.replace(grid, methods=methods)
+
+
+def settings_of(
+    grid: Grid, config: Experiment, *, limit: int | None = None, source: str = "grid"
+) -> list[Setting]:
+    """All points of a grid, or a spread of them.
+
+    Args:
+        grid: what to try.
+        config: where methods without a base are taken from.
+        limit: of each method; wins over the file.
+        source: for errors.
+    """
+    settings: list[Setting] = []
+    problems: list[str] = []
+    for name, part in grid.methods.items():
+        most = next((n for n in (limit, part.limit, grid.limit) if n is not None), None)
+        try:
+            base = _base(name, part, config)
+            for index, values in enumerate(spread(part.grid, most)):
+                method = _method(base, values, f"{source}: methods.{name}")
+                settings.append(Setting(name, index, values, method))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    return settings
+
+
+def spread(grid: Mapping[str, Sequence[Any]], limit: int | None) -> list[Values]:
+    """The points of a grid in order, or `limit` of them that show each value equally often.
+
+    Each key gets its values in turn, shuffled with a fixed seed; points that come twice are
+    replaced by others. The choice depends on the grid alone.
+
+    Example:
+        >>> spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, None)[:2]
+        [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.1, 'beta': 0.5}]
+        >>> spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, 2)
+        [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.01, 'beta': 0.5}]
+    """
+    sizes = [len(values) for values in grid.values()]
+    total = math.prod(sizes)
+    if limit is None or limit >= total:
+        return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+    random = np.random.default_rng(0)
+    columns = [random.permutation(np.arange(limit) % size) for size in sizes]
+    chosen = dict.fromkeys(zip(*(column.tolist() for column in columns), strict=True))
+    while len(chosen) < limit:
+        chosen[tuple(int(random.integers(size)) for size in sizes)] = None
+    return [
+        {key: grid[key][index] for key, index in zip(grid, point, strict=True)}
+        for point in sorted(chosen)
+    ]
+
+
+def _base(name: str, part: MethodGrid, config: Experiment) -> Values:
+    if part.base is not None:
+        return part.base
+    if name not in config.methods:
+        hint = did_you_mean(name, config.methods)
+        raise ConfigError(
+            f"grid: `methods.{name}` needs a `base`, for the config has no such method{hint} "
+            f"It has: {', '.join(config.methods)}."
+        )
+    return plain(config.methods[name])
+
+
+def _method(base: Values, values: Values, source: str) -> Method:
+    full = plain(base)
+    for key, value in values.items():
+        *path, last = key.split(".")
+        inner = full
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return from_plain(Method, full, source)
 
 
 def plan_sweep(
     task: str,
     config_name: str,
     config: Experiment,
-    chosen: Sequence[Setting],
+    settings: Sequence[Setting],
     seeds: Sequence[int],
     *,
     quick: bool = False,
@@ -41,36 +236,36 @@ def plan_sweep(
         task: its name, or `"module:attribute"`.
         config_name: for the folder.
         config: of the experiment; its methods and seeds are replaced.
-        chosen: what to try.
+        settings: what to try.
         seeds: of the tuning runs.
         quick: whether it is the fast version.
     """
-    found = tasks.get(task)  # all that can be wrong is found before hours of training, not after
-    rule_of(found, config)
-    if not chosen:
+    known = tasks.get(task)  # all that can be wrong is found before hours of training, not after
+    rule_of(known, config)
+    if not settings:
         raise ConfigError("The grid has no settings: give --grid, or --grid.METHOD.KEY '[...]'.")
-    methods = {setting.name: setting.method for setting in chosen}
+    methods = {setting.name: setting.method for setting in settings}
     swept = changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
     # What is wrong with a key of the grid is wrong with each of its settings: say it once.
-    said = [f"grid: {'.'.join(path)}: {text}" for path, text in check(found, swept)]
-    if problems := dict.fromkeys(re.sub(r"@\d+", "", each) for each in said):
-        raise ConfigError(*problems)
+    problems = [f"grid: {'.'.join(path)}: {text}" for path, text in problems_of(known, swept)]
+    if problems:
+        raise ConfigError(*dict.fromkeys(re.sub(r"@\d+", "", text) for text in problems))
     return plan(task, config_name, swept, quick=quick)
 
 
 def rule_of(task: Task, config: Any) -> Rule:
     """The rule by which a task chooses."""
     try:
-        found = task.rule(config)
+        rule = task.rule(config)
     except ValueError as error:
         raise ConfigError(f"The task {task.name} cannot choose: {error}") from error
-    if found is None:
+    if rule is None:
         raise ConfigError(f"The task {task.name} has no rule to choose by.")
-    return found
+    return rule
 
 
-def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
-    """Rank the settings of each method; write `sweep.json`, `runs.jsonl` and `winners.yaml`.
+def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
+    """Rank the settings of each method; write `sweep.json.gz`, `runs.jsonl`, `winners.yaml`.
 
     A setting's score is the task's score of its last figures, averaged over the tuning seeds
     first: a limit is compared with the mean, not with each noisy figure. The task never sees
@@ -78,39 +273,47 @@ def choose(out: Path, chosen: Sequence[Setting], final_seeds: Sequence[int]) -> 
 
     Args:
         out: folder of the sweep.
-        chosen: its settings; those of earlier sweeps in the folder are added.
+        settings: those of this sweep; those of earlier sweeps in the folder are added.
         final_seeds: those that `winners.yaml` is to be compared with.
     """
     comparison = store.load_comparison(out)
-    task: Any = tasks.get(comparison.meta["task"])
+    task = tasks.get(comparison.meta["task"], saved=True)
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
-    chosen = [*_before(out, config, chosen), *chosen]
+    settings = [*_earlier(out, config, settings), *settings]
     rule = rule_of(task, config)
-    entries = [_entry(rule, setting, comparison) for setting in chosen]
+    entries = [_entry(rule, setting, comparison) for setting in settings]
     ranking: dict[str, list[str]] = {}
-    for entry in sorted(entries, key=_order):
+    for entry in sorted(entries, key=lambda entry: (entry["score"] is None, entry["score"] or [])):
         ranking.setdefault(entry["method"], []).append(entry["name"])
     scored = {entry["name"] for entry in entries if entry["score"] is not None}
     winners = {name: ranked[0] for name, ranked in ranking.items() if ranked[0] in scored}
-    told = {
+    sweep = {
         "task": comparison.meta["task"],
         "rule": rule.text,
+        "limited": rule.limited,
         "seeds": comparison.meta["seeds"],
         "settings": entries,
         "ranking": ranking,
         "winners": winners,
     }
-    store.write_json(out / SWEEP, told)
-    store.write_rows(out / "runs.jsonl", (_line(run) for run in comparison.runs))
-    methods = {setting.name: setting.method for setting in chosen}
+    write(out, sweep)
+    store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
+    methods = {setting.name: setting.method for setting in settings}
     best = dataclasses.replace(
         config,
         methods={name: methods[winner] for name, winner in winners.items()},
         seeds=tuple(final_seeds),
     )
-    head = f"# Winners of a sweep. Rule: {' '.join(told['rule'].split())}\n"
-    store.write_text(out / "winners.yaml", head + yaml_text.dump(plain(best)))
-    return told
+    head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
+    store.write_text(out / "winners.yaml", head + dump(best))
+    return sweep
+
+
+def write(out: Path, sweep: Mapping[str, Any]) -> None:
+    """Write `sweep.json.gz`; the same sweep gives the same bytes."""
+    text = json.dumps(store.clean(sweep), separators=(",", ":"))
+    with store.atomic(out / SWEEP) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def read(out: Path) -> dict[str, Any] | None:
@@ -118,25 +321,28 @@ def read(out: Path) -> dict[str, Any] | None:
     path = out / SWEEP
     if not path.is_file():
         return None
-    told = store.read_json(path)
-    keys = ("rule", "settings", "ranking", "winners")
-    if missing := [key for key in keys if not isinstance(told, dict) or key not in told]:
+    try:
+        sweep = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError) as error:
+        raise store.FolderError(f"{path} cannot be read: {error}.") from error
+    keys = ("rule", "limited", "settings", "ranking", "winners")
+    if missing := [key for key in keys if not isinstance(sweep, dict) or key not in sweep]:
         raise store.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
-    return told
+    return sweep
 
 
-def _before(out: Path, config: Any, chosen: Sequence[Setting]) -> list[Setting]:
+def _earlier(out: Path, config: Any, settings: Sequence[Setting]) -> list[Setting]:
     """Settings of the folder that an earlier sweep tried."""
-    told = read(out) or {"settings": []}
-    values = {entry["name"]: entry["setting"] for entry in told["settings"]}
-    names = {setting.name for setting in chosen}
-    found = []
+    sweep = read(out) or {"settings": []}
+    values = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
+    names = {setting.name for setting in settings}
+    earlier = []
     for name, method in config.methods.items():
         family, _, index = name.rpartition("@")
         if name not in names and family:
-            own = values[name] if name in values else plain(method)
-            found.append(Setting(family, int(index), own, method))
-    return found
+            chosen = values[name] if name in values else plain(method)
+            earlier.append(Setting(family, int(index), chosen, method))
+    return earlier
 
 
 def _entry(rule: Rule, setting: Setting, comparison: Comparison) -> dict[str, Any]:
@@ -146,19 +352,17 @@ def _entry(rule: Rule, setting: Setting, comparison: Comparison) -> dict[str, An
     complete = len(runs) == len(comparison.meta["seeds"])
     figures = _means(rows)
     score = list(rule.score(figures)) if complete and not diverged else []
+    valid = bool(score) and not any(map(math.isnan, score))
     return {
         "name": setting.name,
         "method": setting.family,
         "setting": setting.values,
-        "score": score if score and not any(map(math.isnan, score)) else None,
+        "score": score if valid else None,
+        "feasible": valid and rule.feasible(score),
         "diverged": diverged,
         "finished": len(runs),
         "figures": figures,
     }
-
-
-def _order(entry: dict[str, Any]) -> tuple[bool, list[float]]:
-    return entry["score"] is None, entry["score"] or []
 
 
 def without_test(row: Row) -> Row:
@@ -176,9 +380,9 @@ def _means(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _line(run: SavedRun) -> Row:
-    """A run as one flat line of a table."""
+    """A run as one flat line of a table, without test figures."""
     method = {key: value for key, value in run.method.items() if key != "settings"}
     method |= {f"settings.{key}": value for key, value in run.method["settings"].items()}
-    scalars = {k: v for k, v in run.figures.items() if isinstance(v, (int, float))}
-    said = {"name": run.name, "seed": run.seed, "diverged": run.diverged}
-    return {**said, **method, **scalars, "finished": run.result is not None}
+    scalars = {k: v for k, v in without_test(run.figures).items() if isinstance(v, (int, float))}
+    head = {"name": run.name, "seed": run.seed, "diverged": run.diverged}
+    return {**head, **method, **scalars, "finished": run.result is not None}

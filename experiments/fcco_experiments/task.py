@@ -287,6 +287,8 @@ class Rule:
     Args:
         text: the rule in words.
         score: from a row without test figures to numbers, the smaller the better.
+        limited: whether the first of these numbers says by how much a limit is exceeded; 0: by
+            nothing, the row is feasible.
         objective: key of the figure on test data that the verdict compares.
         constraint: key of the figure on test data that must be at most `limit`; "" for none.
         limit: of the constraint.
@@ -297,6 +299,11 @@ class Rule:
     objective: str = ""
     constraint: str = ""
     limit: float = 0.0
+    limited: bool = False
+
+    def feasible(self, score: Sequence[float]) -> bool:
+        """Whether a score exceeds no limit."""
+        return not self.limited or score[0] <= 0
 
 
 class Task(ABC):

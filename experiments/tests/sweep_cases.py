@@ -83,6 +83,7 @@ def swept(folder, grids: Grid = USUAL, seeds=(7, 8), change=None, test=0.7777, t
             score = None if lost else [max(0.0, means["val_violation"]), -means["val_auc"]]
             entries.append({
                 "name": name, "method": family, "setting": values, "score": score,
+                "feasible": score is not None and score[0] <= 0,
                 "diverged": lost, "finished": len(own), "figures": means,
             })  # fmt: skip
             runs += own
@@ -92,7 +93,7 @@ def swept(folder, grids: Grid = USUAL, seeds=(7, 8), change=None, test=0.7777, t
     ranking = {name: ranking[name] for name in grids}
     scored = {e["name"] for e in entries if e["score"] is not None}
     winners = {name: own[0] for name, own in ranking.items() if own[0] in scored}
-    told = {"task": task, "rule": RULE, "seeds": list(seeds), "settings": entries}
+    told = {"task": task, "rule": RULE, "limited": True, "seeds": list(seeds), "settings": entries}
     told |= {"ranking": ranking, "winners": winners}
     meta = {"task": task, "config_name": "adult", "config": {"data": "adult", "epochs": 6}}
     meta |= {"methods": [e["name"] for e in entries], "seeds": list(seeds), "command": "fcco x"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import io
 import json
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, engine, environment, store
+from fcco_experiments import compare, config, engine, environment, store, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.cli.display import Display
 from fcco_experiments.store import Event
@@ -222,7 +223,8 @@ def test_quiet_and_quick(fast):
 def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     done = fcco("sweep", TOY, "--data", "quadratic", "--workers", "1", "--json", "--limit", "2")
     out = Path("runs/toy-quadratic-sweep")
-    told = store.read_json(out / "sweep.json")
+    told = sweep.read(out)
+    saved = (out / "sweep.json.gz").read_bytes()
     assert len(told["settings"]) == 4
     table = json.loads(done.stdout.splitlines()[-1])["methods"]
     assert list(table) == ["sonex", "plain-sox"]
@@ -233,9 +235,9 @@ def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     assert again.stdout == done.stdout
     told_by_sweep = done.stderr[done.stderr.index("method") :]
     assert again.stderr[again.stderr.index("method") :] == told_by_sweep
-    Path(out / "sweep.json").write_text("{}")
-    assert "sweep.json is damaged: it has no rule" in fcco("report", str(out), code=2).stderr
-    store.write_json(out / "sweep.json", told)
+    (out / "sweep.json.gz").write_bytes(gzip.compress(b"{}"))
+    assert "sweep.json.gz is damaged: it has no rule" in fcco("report", str(out), code=2).stderr
+    (out / "sweep.json.gz").write_bytes(saved)
     done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
     meta = store.read_json(Path("runs/toy-winners/comparison.json"))
     assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]
@@ -463,7 +465,7 @@ def test_several_mistakes_are_told_at_once():
 @pytest.mark.parametrize(
     "missing, words, said",
     [
-        ("yaml", [], "needs pyyaml: pip install 'fcco[experiments]'"),
+        ("ruamel", [], "needs ruamel.yaml: pip install 'fcco[experiments]'"),
         ("jinja2", [], "needs jinja2: pip install 'fcco[experiments]'"),
         ("scipy", [], "needs scipy: pip install 'fcco[experiments]'"),
         ("tensorboard", ["--tensorboard"], "tensorboard: pip install 'fcco[tensorboard]'"),

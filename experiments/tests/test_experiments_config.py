@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fcco_experiments import config, tasks, yaml_text
+from fcco_experiments import config, tasks
 from fcco_experiments.config import ConfigError
 from fcco_experiments.task import Method
 from hypothesis import given, settings
@@ -52,14 +52,14 @@ def test_quick_is_put_on_top_and_null_removes_a_method():
 )
 def test_numbers_are_numbers(text, value, tmp_path):
     """YAML 1.1 reads 1e-3 as text."""
-    read = yaml_text.parse(f"x: {text}", "f").plain()["x"]
+    read = config.parse(f"x: {text}", "f").plain()["x"]
     assert read == value and type(read) is type(value)
     if isinstance(value, float):
         assert load("data: a", tmp_path, f"slow={text}").slow == value
 
 
 def test_words_are_words():
-    node = yaml_text.parse("{a: no, b: on, c: 010, d: 2020-01-01, e: true, f: ~, g: 0x10}", "f")
+    node = config.parse("{a: no, b: on, c: 010, d: 2020-01-01, e: true, f: ~, g: 0x10}", "f")
     assert node.plain() == {
         "a": "no", "b": "on", "c": 10, "d": "2020-01-01", "e": True, "f": None, "g": 16,
     }  # fmt: skip
@@ -151,7 +151,7 @@ seeds: 3
 slow: true
 shape: {kind: stee, noise: [1]}
 methods:
-  sonex: {method: sonex, lr: fast, settings: {penalty: [1]}}
+  sonex: {method: sonex, lr: fast, settings: {penalty: [[1]]}}
   sox: 3
 """
     assert problems(text, tmp_path) == [
@@ -160,7 +160,7 @@ methods:
         "mine.yaml, line 3: `seeds` must be a list such as [1, 2] but is: 3.",
         "mine.yaml, line 7: `methods.sonex.lr` must be a number but is: 'fast'.",
         "mine.yaml, line 7: `methods.sonex.settings.penalty` must be a number or a whole number "
-        "or true or false or text but is: [1].",
+        "or true or false or text but is: [[1]].",
         "mine.yaml, line 8: `methods.sox` must be a mapping of keys to values but is: 3.",
         "mine.yaml, line 5: `shape.noise` must be a number but is: [1].",
         "mine.yaml, line 5: `shape.kind` must be one of plain, steep but is: 'stee'; did you mean "
@@ -251,7 +251,7 @@ def test_tasks_by_name_and_by_place(monkeypatch):
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(-(2**60), 2**60)
 odd = ["1e-3", "null", "yes", "<<", "0x1", "", " a", "1:2", "a\x85b", "\u2028", "\n a\n"]
-words = st.text(max_size=12) | st.sampled_from(odd)
+words = st.text(max_size=12).filter(lambda text: "\0" not in text) | st.sampled_from(odd)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,6}", fullmatch=True)
 methods = st.builds(
     Method,
@@ -273,10 +273,10 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(configs)
 def test_what_is_dumped_reads_back_equal(made: ToyConfig):
-    node = yaml_text.parse(config.dump(made), "dumped")
+    node = config.parse(config.dump(made), "dumped")
     read = config.from_plain(ToyConfig, node.plain(), "dumped")
     assert read == made and repr(read) == repr(made)  # 1, 1.0 and True are equal, but not the same
 

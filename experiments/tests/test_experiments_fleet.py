@@ -24,12 +24,11 @@ from fcco_experiments import (
     fleets,
     store,
     sweep,
-    yaml_text,
 )
 from fcco_experiments.cli.display import Display
-from fcco_experiments.grid import Setting
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
+from fcco_experiments.sweep import Setting
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
 from rich.console import Console
@@ -255,7 +254,7 @@ def test_a_line_counts_more_than_a_run_that_was_only_begun():
     execute(wanted)
     folder = wanted.specs[0].folder(Path("o"))
     folder.mkdir(parents=True)
-    store.write_text(folder / store.CONFIG, yaml_text.dump(wanted.specs[0].plain()))
+    store.write_text(folder / store.CONFIG, config.dump(wanted.specs[0].plain()))
     (run,) = store.load_comparison(Path("o")).runs
     assert run.folder == Path("o") and run.figures["step"] == STEPS
     result = {"final": {"loss": 7.0}, "end": {}, "diverged": None}
@@ -554,7 +553,7 @@ def test_the_command_uses_fleets_by_itself():
     assert ToyFleet.made == [2, 2] and len(lines("s")) == 4
     assert "sox: {'lr': 0.02} (best of 2)" in done.stdout
     assert sorted(p.name for p in Path("s").iterdir() if p.name[0] != ".") == [
-        "comparison.json", "fleet", "fleet.jsonl", "report.html", "runs.jsonl", "sweep.json",
+        "comparison.json", "fleet", "fleet.jsonl", "report.html", "runs.jsonl", "sweep.json.gz",
         "table.json", "table.md", "winners.yaml",
     ]  # fmt: skip
     again = fcco("report", "s")
@@ -641,7 +640,7 @@ def test_two_processes_equal_one_and_a_stop_goes_on_with_one(tmp_path, monkeypat
     assert lines("two") == lines("one") and len(lines("one")) == 15
     assert len(list(Path("two").glob("*/seed-*/result.json"))) == 3
     assert Path("one/winners.yaml").read_text() == Path("two/winners.yaml").read_text()
-    told = [store.read_json(Path(out, "sweep.json"))["ranking"] for out in ("one", "two")]
+    told = [sweep.read(Path(out))["ranking"] for out in ("one", "two")]
     assert told[0] == told[1] and len(told[0]["sonex"]) == 3
     assert [p.name for p in Path("two/fleet").iterdir()] == ["environment.json"]
     assert store.read_json(Path("two/fleet/environment.json"))["processes"] == 2

@@ -20,8 +20,8 @@ import ranks_cases
 import torch
 from fcco_experiments import config, distributed, engine, environment, store
 from fcco_experiments import strategy as strategies
+from fcco_experiments.config import ConfigError
 from fcco_experiments.store import FolderError, differences
-from fcco_experiments.yaml_text import ConfigError
 from ranks_cases import spec
 from test_experiments_engine import equal, result, rows, weights
 

@@ -69,7 +69,14 @@ def test_full_folders_are_refused_untouched(tmp_path):
 
 def test_only_what_is_ours_is_removed(tmp_path):
     ours = ["sonex/seed-0/result.json", "sonex/seed-12/x", "sox@3/seed-1/config.yaml"]
-    ours += ["comparison.json", "table.json", "table.md", "report.html", "sweep.json", "runs.jsonl"]
+    ours += [
+        "comparison.json",
+        "table.json",
+        "table.md",
+        "report.html",
+        "sweep.json.gz",
+        "runs.jsonl",
+    ]
     ours += ["winners.yaml"]
     theirs = ["notes.txt", "table.xlsx", "sonex/idea.txt", "sonex/seed-data/a.csv", "seed-1/b"]
     for name in (*ours, *theirs):

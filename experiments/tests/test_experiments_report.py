@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fcco_experiments import report
+from fcco_experiments import report, sweep
 from fcco_experiments.report import plots
 from fcco_experiments.report.canvas import bounds, spans_decades
 from fcco_experiments.report.facts import chosen, machine_facts
@@ -18,7 +18,7 @@ from fcco_experiments.report.palette import METHODS, TOKENS, family_of, styles
 from fcco_experiments.report.rows import rows
 from fcco_experiments.report.runs import by_method, curve, entry_names
 from fcco_experiments.report.tradeoff import tradeoff
-from fcco_experiments.store import Comparison, SavedRun, write_json
+from fcco_experiments.store import Comparison, SavedRun
 from fcco_experiments.task import Metric, Page, Panel, Task
 from hypothesis import given
 from hypothesis import strategies as st
@@ -382,7 +382,8 @@ def test_the_frontier_is_what_nothing_dominates(some, higher_x, higher_y):
 
 def test_a_sweep_shows_every_dot_and_its_winners(tmp_path):
     runs = [one(f"{m}@{i}", level=i / 50 + k / 90) for k, m in enumerate("AB") for i in range(9)]
-    write_json(tmp_path / "sweep.json", {"rule": "the rule", "winners": {"A": "A@2", "B": "B@7"}})
+    saved = {"rule": "the rule", "limited": False, "settings": [], "ranking": {}}
+    sweep.write(tmp_path, saved | {"winners": {"A": "A@2", "B": "B@7"}})
     comparison = several(tmp_path, runs)
     assert list(chosen(comparison, by_method(comparison))) == ["A@2", "B@7"]
     page = html_of(comparison)

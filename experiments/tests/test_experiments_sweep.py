@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcco_experiments import compare, config, grid, store, sweep, tasks, workers
+from fcco_experiments import compare, config, store, sweep, tasks, workers
 from fcco_experiments.config import ConfigError
 from fcco_experiments.task import Method
 from hypothesis import given
@@ -24,12 +24,12 @@ BASE = config.load(TASK, "quadratic")
 def test_a_spread_is_part_of_the_grid_and_shows_each_value_equally_often(sizes, limit):
     values = {f"key{i}": list(range(size)) for i, size in enumerate(sizes)}
     whole = [dict(zip(values, p, strict=True)) for p in itertools.product(*values.values())]
-    chosen = grid.spread(values, limit)
+    chosen = sweep.spread(values, limit)
     assert len(chosen) == min(limit, len(whole))
     assert all(point in whole for point in chosen)
     assert len({tuple(point.values()) for point in chosen}) == len(chosen)
-    assert chosen == grid.spread(values, limit), "the same every time"
-    assert grid.spread(values, None) == whole
+    assert chosen == sweep.spread(values, limit), "the same every time"
+    assert sweep.spread(values, None) == whole
 
 
 def test_a_spread_of_a_large_grid_is_balanced():
@@ -37,14 +37,14 @@ def test_a_spread_of_a_large_grid_is_balanced():
     sizes = {"a": 3, "b": 4, "c": 8, "d": 12}
     values = {key: list(range(size)) for key, size in sizes.items()}
     for key, each in values.items():
-        counts = Counter(point[key] for point in grid.spread(values, 24))
+        counts = Counter(point[key] for point in sweep.spread(values, 24))
         assert set(counts) == set(each)
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_grids_are_read_and_expanded():
-    read = grid.read(TASK, "quadratic")
-    found = grid.settings(read, BASE)
+    read = sweep.read_grid(TASK, "quadratic")
+    found = sweep.settings_of(read, BASE)
     assert [each.name for each in found] == [
         "sonex@0", "sonex@1", "sonex@2", "plain-sox@0", "plain-sox@1",
     ]  # fmt: skip
@@ -54,43 +54,44 @@ def test_grids_are_read_and_expanded():
             "lr": each.method.lr, "settings.penalty": each.method.settings["penalty"],
         }  # fmt: skip
     assert found[4].method == Method("li2024", 0.02, "sgd", settings={"penalty": 30})
-    assert len(grid.settings(read, BASE, limit=6)) == 8
+    assert len(sweep.settings_of(read, BASE, limit=6)) == 8
     base = {"method": "sonex", "lr": 1.0, "settings": {"penalty": 1}}
-    own = grid.Grid({"a": grid.MethodGrid({"settings.penalty": [2, 3]}, base)})
-    assert [each.method.settings["penalty"] for each in grid.settings(own, BASE)] == [2, 3]
+    own = sweep.Grid({"a": sweep.MethodGrid({"settings.penalty": [2, 3]}, base)})
+    assert [each.method.settings["penalty"] for each in sweep.settings_of(own, BASE)] == [2, 3]
     assert base["settings"] == {"penalty": 1}, "the base is not changed"
 
 
 def test_a_grid_on_the_command_line():
-    made = grid.with_inline(grid.Grid(), [("sox.lr", "[1e-1, 1e-2]"), ("sox.beta", "[1.0]")])
-    found = grid.settings(made, BASE)
+    made = sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e-1, 1e-2]"), ("sox.beta", "[1.0]")])
+    found = sweep.settings_of(made, BASE)
     assert [each.method.lr for each in found] == [0.1, 0.01]
     assert all(each.method.method == "li2024" and each.method.beta == 1.0 for each in found)
     for key, text in (("sox", "[1]"), ("sox.lr", "0.1"), ("sox.lr", "[]")):
         with pytest.raises(ConfigError, match=r"write --grid\.METHOD\.KEY"):
-            grid.with_inline(grid.Grid(), [(key, text)])
+            sweep.with_inline(sweep.Grid(), [(key, text)])
 
 
 def test_wrong_grids(tmp_path):
     path = tmp_path / "g.yaml"
     path.write_text("methods:\n  sonex: {grid: {lr: 3}}\nlimits: 3\n")
     with pytest.raises(ConfigError) as caught:
-        grid.read(TASK, str(path))
+        sweep.read_grid(TASK, str(path))
     assert [each.partition("g.yaml")[2] for each in caught.value.problems] == [
         ", line 3: unknown key `limits`; did you mean `limit`? Allowed: methods, limit, seeds.",
         ", line 2: `methods.sonex.grid.lr` must be a list such as [1, 2] but is: 3.",
     ]
     path.write_text("methods: {sonnex: {grid: {lr: [1]}}, sox: {grid: {updat: [adam]}}}")
     with pytest.raises(ConfigError) as caught:
-        grid.settings(grid.read(TASK, str(path)), BASE, source="g.yaml")
+        sweep.settings_of(sweep.read_grid(TASK, str(path)), BASE, source="g.yaml")
     assert caught.value.problems[0].startswith("grid: `methods.sonnex` needs a `base`")
     assert caught.value.problems[1].startswith("g.yaml: methods.sox: unknown key `updat`")
     with pytest.raises(ConfigError, match=r"no grid `nothing`.*There are: quadratic"):
-        grid.read(TASK, "nothing")
+        sweep.read_grid(TASK, "nothing")
 
 
-def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[grid.Setting]]:
-    chosen = grid.settings(grid.read(TASK, "quadratic"), replace(BASE, **changes), limit=6)
+def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[sweep.Setting]]:
+    grid = sweep.read_grid(TASK, "quadratic")
+    chosen = sweep.settings_of(grid, replace(BASE, **changes), limit=6)
     plan = sweep.plan_sweep(
         "toy_task:TASK", "quadratic", replace(BASE, epochs=30, **changes), chosen, (7, 8)
     )
@@ -114,7 +115,7 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
         assert told["winners"][family] == expected[0]
     losses = {name: score(name)[1] for name in told["ranking"]["sonex"]}
     assert min(losses, key=losses.__getitem__) != told["winners"]["sonex"], "feasibility decides"
-    assert store.clean(told) == store.read_json(tmp_path / "sweep.json")
+    assert store.clean(told) == sweep.read(tmp_path)
     assert not any(key.startswith("test") for entry in told["settings"] for key in entry["figures"])
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * len(chosen)
@@ -128,8 +129,8 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
 
 
 def test_settings_that_diverge_come_last_and_never_win(tmp_path):
-    wild = grid.with_inline(grid.Grid(), [("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")])
-    chosen = grid.settings(wild, BASE)
+    wild = sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")])
+    chosen = sweep.settings_of(wild, BASE)
     plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
     compare.execute(plan, tmp_path, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
     told = sweep.choose(tmp_path, chosen, (0,))
@@ -140,8 +141,8 @@ def test_settings_that_diverge_come_last_and_never_win(tmp_path):
 
 
 def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
-    first = grid.settings(grid.with_inline(grid.Grid(), [("sox.lr", "[1e-3, 1e-2]")]), BASE)
-    more = grid.settings(grid.with_inline(grid.Grid(), [("sonex.lr", "[1e-2]")]), BASE)
+    first = sweep.settings_of(sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e-3, 1e-2]")]), BASE)
+    more = sweep.settings_of(sweep.with_inline(sweep.Grid(), [("sonex.lr", "[1e-2]")]), BASE)
     for chosen, resume in ((first, False), (more, True)):
         plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
         compare.execute(
@@ -157,13 +158,13 @@ def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
 
 
 def test_mistakes_of_a_grid_are_found_before_training():
-    wrong = grid.with_inline(grid.Grid(), [("sox.settings.z", "[1, 2]"), ("sox.lr", "[1, 2]")])
-    chosen = grid.settings(wrong, BASE)
+    wrong = sweep.with_inline(sweep.Grid(), [("sox.settings.z", "[1, 2]"), ("sox.lr", "[1, 2]")])
+    chosen = sweep.settings_of(wrong, BASE)
     with pytest.raises(ConfigError) as caught:
         sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
     assert caught.value.problems == ("grid: methods.sox.settings.z: `sox` has no setting `z`.",)
     nothing = replace(BASE, note="nothing to choose by")
-    good = grid.settings(grid.read(TASK, "quadratic"), BASE)
+    good = sweep.settings_of(sweep.read_grid(TASK, "quadratic"), BASE)
     with pytest.raises(ConfigError, match=r"toy cannot choose: there are no validation data\."):
         sweep.plan_sweep("toy_task:TASK", "quadratic", nothing, good, (7,))
     with pytest.raises(ConfigError, match="tuning seeds: `seeds` must be"):
@@ -172,7 +173,7 @@ def test_mistakes_of_a_grid_are_found_before_training():
 
 def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
     monkeypatch.setattr(ToyTask, "rule", lambda self, config: None)
-    chosen = grid.settings(grid.read(TASK, "quadratic"), BASE)
+    chosen = sweep.settings_of(sweep.read_grid(TASK, "quadratic"), BASE)
     with pytest.raises(ConfigError, match="toy has no rule to choose by"):
         sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, store, tasks, workers, yaml_text
+from fcco_experiments import compare, config, store, tasks, workers
 from fcco_experiments.store import Event, FolderError, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
 
@@ -140,7 +140,7 @@ def test_a_comparison_goes_on_where_it_was(tmp_path):
         compare.execute(plan(epochs=9), tmp_path, resume=True, runner=runner)
     (tmp_path / "sox/seed-1").mkdir()
     foreign = spec("sox", 1, epochs=9)
-    store.write_text(tmp_path / "sox/seed-1/config.yaml", yaml_text.dump(foreign.plain()))
+    store.write_text(tmp_path / "sox/seed-1/config.yaml", config.dump(foreign.plain()))
     with pytest.raises(FolderError, match=r"sox/seed-1 has another run: `config.epochs` was 9"):
         compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
     shutil.rmtree(tmp_path / "sox/seed-1")

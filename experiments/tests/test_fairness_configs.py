@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fcco_experiments import config, data, grid
+from fcco_experiments import config, data, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.store import load_comparison
 from fcco_experiments.tasks.fairness import TASK
@@ -44,15 +44,17 @@ GRIDS = [("appendix", 18), ("wide", 24), ("frontier", 6), ("full", 384)]
 
 @pytest.mark.parametrize("name, number", GRIDS)
 def test_every_method_has_the_same_number_of_settings(name, number):
-    loaded = grid.read(TASK, name)
-    chosen = grid.settings(loaded, config.load(TASK, "adult"))
+    loaded = sweep.read_grid(TASK, name)
+    chosen = sweep.settings_of(loaded, config.load(TASK, "adult"))
     assert set(Counter(setting.family for setting in chosen).values()) == {number}
 
 
 def test_the_whole_grids_of_the_appendix():
     counts = Counter(
         setting.family
-        for setting in grid.settings(grid.read(TASK, "paper"), config.load(TASK, "adult-paper"))
+        for setting in sweep.settings_of(
+            sweep.read_grid(TASK, "paper"), config.load(TASK, "adult-paper")
+        )
     )
     assert counts["alexr2"] == 2 * 4 * 4 * 3 * 2 * 6 == 1152
     assert (counts["sonex"], counts["sonx"], counts["sox"], counts["icppac"]) == (72, 24, 32, 18)
@@ -73,7 +75,9 @@ SWEEPS = [
 def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid_name):
     loaded = config.load(TASK, name)
     told = json.loads((RESULTS / folder / "sweep.json").read_text())
-    tried = {each.name: each for each in grid.settings(grid.read(TASK, grid_name), loaded)}
+    tried = {
+        each.name: each for each in sweep.settings_of(sweep.read_grid(TASK, grid_name), loaded)
+    }
     assert set(tried) == {entry["name"] for entry in told["settings"]}
     for entry in told["settings"]:
         assert entry["setting"] == tried[entry["name"]].values
@@ -96,7 +100,7 @@ def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid_nam
 
 
 def test_the_appendix_grid_is_a_part_of_the_paper_s():
-    whole, part = grid.read(TASK, "paper").methods, grid.read(TASK, "appendix").methods
+    whole, part = sweep.read_grid(TASK, "paper").methods, sweep.read_grid(TASK, "appendix").methods
     for name, each in part.items():
         assert each.base == whole[name].base
         for key, values in each.grid.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
-from fcco_experiments import store, tasks
+from fcco_experiments import store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from group_dro_cases import one_thread  # noqa: F401 (used by being here)
@@ -61,10 +60,10 @@ def test_a_sweep_chooses_by_the_training_cvar(tmp_path):
         "--grid.sonex.lr", "[1e-6, 0.1]", "--seeds", "7", "--choose_by", "train_cvar",
         "--workers", 1, "--out", out,
     )  # fmt: skip
-    told = json.loads((out / "sweep.json").read_text())
+    told = sweep.read(out)
     scores = {entry["setting"]["lr"]: entry["score"][0] for entry in told["settings"]}
     assert scores[0.1] < scores[1e-6] and told["winners"] == {"sonex": "sonex@1"}
-    assert yaml.safe_load((out / "winners.yaml").read_text())["methods"]["sonex"]["lr"] == 0.1
+    assert load(TASK, out / "winners.yaml").methods["sonex"].lr == 0.1
 
 
 def test_features_of_a_frozen_backbone_are_made_once(tmp_path, faces):

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 from fcco_experiments import stats, store
+from fcco_experiments import sweep as sweeps
 from fcco_experiments.report import sweep
 from fcco_experiments.report.profile import profiles, varied
 from fcco_experiments.report.study import clouds, decisive, study
@@ -170,10 +171,7 @@ def test_from_runs_on_disk_to_tables_and_page(tmp_path):
     assert "| sonex |" in (tmp_path / "table.md").read_text() and "@" not in json.dumps(done.table)
     page = done.report.read_text(encoding="utf-8")
     assert "violation above 0.05 first" in page and "For sonex, " in page
-    assert (
-        page
-        == sweep.conclude(tmp_path, store.read_json(tmp_path / "sweep.json")).report.read_text()
-    )
+    assert page == sweep.conclude(tmp_path, sweeps.read(tmp_path)).report.read_text()
 
 
 def test_thousands_of_runs_in_seconds_and_little_room(tmp_path):

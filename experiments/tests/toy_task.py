@@ -185,7 +185,7 @@ class ToyTask(Task):
             return max(0.0, row["val_excess"] - 0.05), row["val_loss"]
 
         text = "violation above 0.05 first, then the loss, on validation data"
-        return Rule(text, score, objective="test_loss")
+        return Rule(text, score, objective="test_loss", limited=True)
 
     def grid_name(self, config: Any) -> str:
         return config.data

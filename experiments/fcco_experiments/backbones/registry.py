@@ -13,9 +13,9 @@ import torch
 
 from fcco import _checks
 
+from ..config import did_you_mean
 from ..data.grouped import Samples, Vectors
 from ..data.sources import FETCHED, DataFile, Progress, Sighting, cache_folder, gather, keep
-from ..validate import did_you_mean
 from .backbone import Backbone, BatchNormMode, Kind
 from .clip import CLIP, build_clip, clip_shape, clip_weights
 from .clip_files import clip_ids

@@ -133,7 +133,6 @@ def sweep(
     Runs of a task that can do so (fairness) are trained together, thousands at a time on a GPU.
     """
     from .. import config as configs
-    from .. import grid as grids
     from .. import sweep as sweeps
     from .. import tasks
 
@@ -148,11 +147,11 @@ def sweep(
     runner = o.runner(asked.task, fleet, device, chunk, tensorboard)
     if grid is None and not inline:
         grid = asked.task.grid_name(asked.config)
-    whole = grids.Grid() if grid is None else grids.read(asked.task, grid)
-    whole = grids.with_inline(whole, inline)
+    whole = sweeps.Grid() if grid is None else sweeps.read_grid(asked.task, grid)
+    whole = sweeps.with_inline(whole, inline)
     if methods is not None:
         whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
-    chosen = grids.settings(whole, asked.config, limit=limit, source=grid or "command line")
+    chosen = sweeps.settings_of(whole, asked.config, limit=limit, source=grid or "command line")
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
     plan = sweeps.plan_sweep(task, asked.config_name, asked.config, chosen, tuning, quick=quick)
     folder = asked.folder(out, "sweep")

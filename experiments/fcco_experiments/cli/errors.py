@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 WRONG, INTERRUPTED = 2, 130
-_PACKAGES = {"yaml": "pyyaml"}
+_PACKAGES = {"ruamel": "ruamel.yaml"}
 
 
 def fail(text: str, code: int = WRONG) -> typer.Exit:
@@ -40,10 +40,10 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        require("yaml", "pydantic")
+        require("ruamel", "pydantic")
+        from ..config import ConfigError
         from ..store import FolderError
         from ..workers import LoadError
-        from ..yaml_text import ConfigError
 
         try:
             return command(*args, **kwargs)

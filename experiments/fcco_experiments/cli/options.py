@@ -222,7 +222,7 @@ def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequenc
 
 def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
     """Those of `a,b,c`, in that order."""
-    from ..validate import did_you_mean
+    from ..config import did_you_mean
 
     for name in _split(names):
         if name not in methods:

@@ -17,13 +17,19 @@ __all__ = ["report", "show_config"]
 @guarded
 def report(
     folder: Annotated[Path, typer.Argument(help="Of a comparison, a run or a sweep.")],
+    task: Annotated[
+        str | None,
+        typer.Option(help="MODULE:ATTRIBUTE of its task, where that is not one of ours."),
+    ] = None,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Write the table and the report anew from saved runs."""
-    from .. import sweep
+    from .. import sweep, tasks
 
     o.needs(tensorboard=False)
+    if task is not None:
+        tasks.get(task)
     told = sweep.read(folder)
     if told is None:
         finish(folder, as_json=as_json, quiet=quiet)

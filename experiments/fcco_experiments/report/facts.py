@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..store import Comparison, SavedRun, read_json
+from .. import sweep as sweeps
+from ..store import Comparison, SavedRun
 from .words import setting, title
 
 __all__ = ["chosen", "experiment_facts", "files", "machine_facts", "sweep"]
@@ -50,9 +51,8 @@ def files(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def sweep(comparison: Comparison) -> dict[str, Any]:
-    """What `sweep.json` says; empty for a plain comparison."""
-    path = comparison.folder / "sweep.json"
-    return read_json(path) if path.is_file() else {}
+    """What `sweep.json.gz` says; empty for a plain comparison."""
+    return sweeps.read(comparison.folder) or {}
 
 
 def chosen(comparison: Comparison, runs: Mapping[str, list[SavedRun]]) -> dict[str, list[SavedRun]]:

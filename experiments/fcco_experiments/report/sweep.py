@@ -55,11 +55,11 @@ def conclude(out: Path, told: Mapping[str, Any]) -> Conclusion:
         told: its `sweep.json`.
     """
     comparison = store.load_comparison(out)
-    task = tasks.get(comparison.meta["task"])
+    task = tasks.get(comparison.meta["task"], saved=True)
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
     page, found = task.page(config), study(comparison, told)
     shown = metrics(page, found)
-    table = _winners(comparison, found, page.metrics)
+    table = _winners(comparison, found, shown)
     store.write_json(out / "table.json", {"methods": table})
     store.write_text(out / "table.md", stats.markdown(table, shown))
     store.write_text(out / "report.html", render(comparison, told, task, config))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
 
+from ..config import ConfigError, did_you_mean
 from ..task import Task
-from ..validate import did_you_mean
-from ..yaml_text import ConfigError
 
 __all__ = ["get", "names", "portable", "register"]
 
@@ -19,6 +17,8 @@ _BUILT_IN = {
     "continual": "fcco_experiments.tasks.continual:TASK",
 }
 _PLACES: dict[str, str] = dict(_BUILT_IN)
+_USED: set[str] = set()
+"""Places that the user of this process has named."""
 
 
 def names() -> tuple[str, ...]:
@@ -56,22 +56,36 @@ def portable(name: str) -> str:
     return name if _BUILT_IN.get(name) == place else place
 
 
-def get(name: str) -> Task:
+def get(name: str, *, saved: bool = False) -> Task:
     """The task of a name, or at `"module:attribute"`, which may lie in the current folder.
+
+    Args:
+        name: of the command line, or from a file.
+        saved: the name was read from a folder, which may be anybody's. Then only tasks are imported
+            that are built in or registered, or that this process was told to use before.
 
     Raises:
         ConfigError: when there is none.
     """
     module, _, attribute = place_of(name).partition(":")
+    if ":" in name:
+        if saved and name not in (*_PLACES.values(), *_USED):
+            raise ConfigError(
+                f"The runs are those of the task `{name}`, which is not built in: its code is run "
+                "only when you name it yourself, as fcco report FOLDER --task MODULE:ATTRIBUTE."
+            )
+        _USED.add(name)
     here = os.getcwd()
     if ":" in name and not {"", here} & set(sys.path):
         sys.path.append(here)  # last, so that it hides no other module
     try:
-        found: Any = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise  # a package that the task needs
         raise ConfigError(f"The task `{name}` cannot be imported: {error}.") from error
-    if not hasattr(found, attribute):
-        raise ConfigError(f"The task `{name}` is not there: {module} has no {attribute}.")
-    return getattr(found, attribute)
+    task = vars(imported).get(attribute)
+    if not isinstance(task, Task):
+        what = f"has no {attribute}" if task is None else f"{attribute} is no Task"
+        raise ConfigError(f"The task `{name}` is not there: {module} {what}.")
+    return task

@@ -79,7 +79,10 @@ class ContinualTask(Task):
     def rule(self, config: Any) -> Rule:
         """How settings are chosen: never by test figures."""
         return Rule(
-            judge.score_rule(config), functools.partial(judge.score, config), "test_target_gain"
+            judge.score_rule(config),
+            functools.partial(judge.score, config),
+            "test_target_gain",
+            limited=True,
         )
 
 

@@ -127,7 +127,11 @@ class FairnessTask(Task):
     def rule(self, config: Any) -> Rule:
         """How settings are chosen: never by test figures."""
         return Rule(
-            judge.score_rule(config), functools.partial(judge.score, config), "test_auc", "test_gap"
+            judge.score_rule(config),
+            functools.partial(judge.score, config),
+            "test_auc",
+            "test_gap",
+            limited=True,
         )
 
 
