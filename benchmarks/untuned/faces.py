@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fcco_experiments.backbones.backbone import ImageBackbone
-from fcco_experiments.backbones.efficientnet_lite import DEVIATION, MEAN, EfficientNetLite
-from fcco_experiments.backbones.resnet import ResNet
+from fcco_experiments.backbones.networks import IMAGES, EfficientNetLite, ImageBackbone, ResNet
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -34,6 +32,8 @@ from .groups import Groups
 
 __all__ = ["METHODS", "pack", "prepare", "problems", "step_ratios", "unpack"]
 
+_LITE0 = IMAGES["efficientnet-lite0"]
+_COLOURS = (_LITE0.mean, _LITE0.deviation)
 TRAINING = 8500  # the first so many faces
 STEPS = 1328
 QUANTUM = (20.0, 40.0, 40.0)  # of the coefficients of brightness and the two colours
@@ -144,7 +144,7 @@ def lite0(weights: dict[str, Tensor], device: str) -> nn.Module:
     """EfficientNet-lite0 from pretrained weights, all of which train; its batch norm is frozen."""
     network = EfficientNetLite()
     network.load_state_dict(weights)
-    return nn.Sequential(ImageBackbone(network, MEAN, DEVIATION), nn.Linear(1280, 2)).to(device)
+    return nn.Sequential(ImageBackbone(network, *_COLOURS), nn.Linear(1280, 2)).to(device)
 
 
 def problems(file: Path, device: str = "cuda") -> dict[str, Groups]:
@@ -184,7 +184,7 @@ def _cases() -> list[Case]:
 
         return Case(name, model, scores, losses, len(y), device="cuda", rounds=30, steps=5)
 
-    backbone = ImageBackbone(ResNet(), MEAN, DEVIATION, size=(224, 224), batch_norm="batch")
+    backbone = ImageBackbone(ResNet(), *_COLOURS, size=(224, 224), batch_norm="batch")
     resnet: Any = nn.Sequential(backbone, nn.Linear(2048, 2)).cuda()
     resnet = resnet.to(memory_format=torch.channels_last)
     layer = nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True)

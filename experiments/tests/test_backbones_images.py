@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.backbones import densenet, efficientnet_lite, images, resnet
-from fcco_experiments.backbones.efficientnet_lite import EfficientNetLite, Stage
+from fcco_experiments.backbones import networks, registry
+from fcco_experiments.backbones.networks import DenseNet, EfficientNetLite, ResNet, Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,12 +23,12 @@ def tiny_lite() -> EfficientNetLite:
     return EfficientNetLite(TINY_STAGES, stem=4, width=10)
 
 
-def tiny_resnet() -> resnet.ResNet:
-    return resnet.ResNet((2, 1, 2, 1), channels=4)
+def tiny_resnet() -> ResNet:
+    return ResNet((2, 1, 2, 1), channels=4)
 
 
-def tiny_densenet() -> densenet.DenseNet:
-    return densenet.DenseNet((2, 1, 2, 2), growth=3, channels=6)
+def tiny_densenet() -> DenseNet:
+    return DenseNet((2, 1, 2, 2), growth=3, channels=6)
 
 
 TINY = {"lite": tiny_lite, "resnet": tiny_resnet, "densenet": tiny_densenet}
@@ -61,54 +60,21 @@ def photos(count: int = 4, size=(30, 41)) -> Tensor:
     return torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator)
 
 
-# Numbers of parameters: those of the published networks.
-
-
 @pytest.mark.parametrize(
     "network, width, count",
     [
-        (lambda: EfficientNetLite(classes=1000), 1280, 4_652_008),
         (EfficientNetLite, 1280, 4_652_008 - 1000 * 1281),
-        (lambda: resnet.ResNet(classes=1000), 2048, 25_557_032),
-        (resnet.ResNet, 2048, 25_557_032 - 1000 * 2049),
-        (lambda: densenet.DenseNet(classes=1000), 1024, 7_978_856),
-        (densenet.DenseNet, 1024, 7_978_856 - 1000 * 1025),
+        (ResNet, 2048, 25_557_032 - 1000 * 2049),
+        (DenseNet, 1024, 7_978_856 - 1000 * 1025),
     ],
 )
 def test_sizes_of_the_published_networks(network, width, count):
+    """The published numbers of parameters, without the classifier of 1000 classes."""
     with torch.device("meta"):
         built = network()
         shape = built(torch.empty(2, 3, 96, 64)).shape
-    assert built.width == width
+    assert built.width == width and shape == (2, width)
     assert sum(parameter.numel() for parameter in built.parameters()) == count
-    assert shape == (2, width if built.classifier_layer() is None else 1000)
-
-
-# "Same" padding.
-
-
-@pytest.mark.parametrize("kernel, stride", list(itertools.product([1, 3, 5], [1, 2])))
-def test_same_padding_is_that_of_tensorflow(kernel, stride):
-    for length in range(1, 40):
-        # The rule as TensorFlow's documentation has it.
-        over = length % stride
-        total = max(kernel - (stride if over == 0 else over), 0)
-        before, after = efficientnet_lite.same_padding(length, kernel, stride)
-        assert (before, after) == (total // 2, total - total // 2)
-        assert (length + before + after - kernel) // stride + 1 == math.ceil(length / stride)
-
-
-@pytest.mark.parametrize(
-    "length, windows", [(6, [(0, 3), (2, 5), (4, 6)]), (5, [(0, 2), (1, 4), (3, 5)])]
-)
-def test_same_convolution_sums_these_windows(length, windows):
-    layer = efficientnet_lite._SameConv2d(1, 1, 3, 2, bias=False)
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.weight[0, 0, 1, :] = 1  # sums along the width
-    values = torch.arange(1.0, length + 1).view(1, 1, 1, length)
-    sums = [sum(range(low + 1, high + 1)) for low, high in windows]
-    assert layer(values).flatten().tolist() == sums
 
 
 # Networks, written once more as functions of a state dict.
@@ -181,25 +147,9 @@ def test_efficientnet_lite_is_its_transcription(size):
     state, values = lite_names(network), 2 * torch.randn(3, 3, *size)
     with torch.no_grad():
         torch.testing.assert_close(network(values), literal_lite(state, values))
-    renamed = efficientnet_lite.renamed(state, TINY_STAGES)
+    renamed = networks._lite_names(state, TINY_STAGES)
     assert renamed.keys() == network.state_dict().keys()
     assert all(torch.equal(renamed[key], value) for key, value in network.state_dict().items())
-
-
-def test_lite0_has_the_blocks_of_the_file_on_pypi():
-    with torch.device("meta"):
-        network = EfficientNetLite()
-    state = lite_names(network)
-    shapes = {
-        key: tuple(value.shape) for key, value in state.items() if key.endswith("conv.weight")
-    }
-    assert sum(key.startswith("_blocks.") for key in shapes) == 16 * 3 - 1
-    assert shapes["_blocks.0._depthwise_conv.weight"] == (32, 1, 3, 3)
-    assert shapes["_blocks.3._depthwise_conv.weight"] == (144, 1, 5, 5)
-    assert shapes["_blocks.15._project_conv.weight"] == (320, 1152, 1, 1)
-    assert all(not key.endswith("conv.bias") for key in state)
-    for norm in (each for each in network.modules() if isinstance(each, nn.BatchNorm2d)):
-        assert (norm.eps, norm.momentum) == (1e-3, 0.01)
 
 
 def literal_resnet(state, values: Tensor, layers) -> Tensor:
@@ -257,16 +207,6 @@ def test_torchvision_networks_are_their_transcription(network, literal, layers, 
     assert {part.count(".") for part in built.state_dict()} <= {1, 2, 3, 4, 5}
 
 
-def test_a_classifier_is_applied_to_the_pooled_features():
-    torch.manual_seed(0)
-    network = resnet.ResNet((1, 1, 1, 1), channels=4, classes=5).eval()
-    body = resnet.ResNet((1, 1, 1, 1), channels=4).eval()
-    body.load_state_dict({k: v for k, v in network.state_dict().items() if "fc." not in k})
-    values = torch.randn(2, 3, 40, 40)
-    assert network.fc is not None
-    torch.testing.assert_close(network(values), network.fc(body(values)))
-
-
 # The backbone around a network.
 
 
@@ -291,33 +231,25 @@ def test_images_are_scaled_and_normalised(size):
     torch.testing.assert_close(low, found, rtol=0.1, atol=0.1)
 
 
-def test_built_in_normalisations():
-    kinds = images.IMAGES
-    assert kinds["efficientnet-lite0"].mean == (127,) * 3
-    assert kinds["efficientnet-lite0"].deviation == (128,) * 3
-    for name in ("resnet50", "densenet121"):
-        assert kinds[name].mean == pytest.approx((123.675, 116.28, 103.53))
-        assert kinds[name].deviation == pytest.approx((58.395, 57.12, 57.375))
-
-
-@pytest.mark.parametrize("shape", [(3, 30, 41), (2, 1, 30, 41)])
-def test_what_is_no_batch_of_images_is_refused(shape):
-    with pytest.raises(ValueError, match=r"takes images \(N, 3, H, W\)"):
-        backbone("lite")(torch.zeros(shape, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_wrong_options_and_batches_are_refused(tmp_path):
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"batch_norm": "free"}, r"batch_norm=...\)` must be one of"),
         ({"dropout": 1.0}, r"dropout=...\)` must lie in"),
         ({"size": (0, 3)}, "a height and a width"),
-        ({"size": (3,)}, "a height and a width"),
-    ],
-)
-def test_options_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        backbone("lite", **options)
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            backbone("lite", **options)
+    with pytest.raises(ValueError, match=r"takes images \(N, 3, H, W\)"):
+        backbone("lite")(torch.zeros(2, 1, 30, 41, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"weights=...\)` must be empty"):
+        backbones.build("resnet50", pretrained=False, weights="some.pth")
+    with pytest.raises(backbones.WeightsError, match="no file of weights at"):
+        backbones.build("resnet50", pretrained=True, weights=str(tmp_path / "none.pth"))
+    for name in ("bad.pth", "bad.safetensors"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        with pytest.raises(backbones.WeightsError, match="is no file of weights"):
+            backbones.build("resnet50", pretrained=True, weights=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("which", TINY)
@@ -333,6 +265,30 @@ def test_frozen_batch_norm_stays_and_still_trains(which):
     assert all(torch.equal(before[key], value) for key, value in built.state_dict().items())
     assert built[0].training and not built.eval()[0].training
     torch.testing.assert_close(built(photos()), first)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("batch_norm", ["frozen", "batch"])
+@pytest.mark.parametrize("which", TINY)
+def test_recomputation_changes_no_gradient_and_keeps_less(which, batch_norm, dropout):
+    found, kept = {}, {}
+    for recompute in (False, True):
+        built = backbone(which, recompute=recompute, batch_norm=batch_norm, dropout=dropout).train()
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = built(photos())
+        result.square().sum().backward()
+        found[recompute] = [p.grad for p in built.parameters()] + list(built.buffers())
+        kept[recompute] = sum(sizes)
+    assert kept[True] < 0.5 * kept[False]
+    for plain, again in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(again, plain, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -356,45 +312,6 @@ def test_batch_statistics_move_once_a_step(which, recompute):
     } == {1}
     assert all(norm.track_running_stats and norm.training for norm in norms)
     assert len(inputs) == 1 + recompute
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("batch_norm", ["frozen", "batch"])
-@pytest.mark.parametrize("which", TINY)
-def test_recomputation_changes_no_gradient(which, batch_norm, dropout):
-    found = {}
-    for recompute in (False, True):
-        built = backbone(which, recompute=recompute, batch_norm=batch_norm, dropout=dropout).train()
-        torch.manual_seed(5)
-        built(photos()).square().sum().backward()
-        found[recompute] = [p.grad for p in built.parameters()] + list(built.buffers())
-    for plain, again in zip(found[False], found[True], strict=True):
-        torch.testing.assert_close(again, plain, rtol=1e-6, atol=1e-6)
-
-
-def test_recomputation_keeps_less_and_only_where_gradients_are():
-    kept: dict[bool, int] = {}
-    for recompute in (False, True):
-        built, sizes = backbone("densenet", recompute=recompute), []
-
-        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
-            sizes.append(tensor.numel())
-            return tensor
-
-        calls: list[int] = []
-        handle = built.network.stages()[1][0].register_forward_hook(
-            lambda *_, calls=calls: calls.append(1)
-        )
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = built(photos())
-        kept[recompute] = sum(sizes)
-        result.sum().backward()
-        assert len(calls) == 1 + recompute
-        with torch.no_grad():
-            built(photos())
-        assert len(calls) == 2 + recompute
-        handle.remove()
-    assert kept[True] < 0.5 * kept[False]
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "batch"])
@@ -428,8 +345,8 @@ def test_recomputation_under_msvr(which, batch_norm):
 
 @pytest.fixture
 def tiny_resnet50(monkeypatch):
-    tiny = replace(images.IMAGES["resnet50"], network=tiny_resnet)
-    monkeypatch.setitem(images.IMAGES, "resnet50", tiny)
+    tiny = replace(networks.IMAGES["resnet50"], network=tiny_resnet)
+    monkeypatch.setitem(registry.BUILT_IN, "resnet50", tiny)
 
 
 @pytest.fixture
@@ -449,13 +366,6 @@ def saved_resnet(path):
     return network
 
 
-def test_weights_of_the_user(tiny_resnet50, tmp_path):
-    network = saved_resnet(tmp_path / "own.pth")
-    built = backbones.build("resnet50", pretrained=True, weights=str(tmp_path / "own.pth"))
-    for key, value in network.state_dict().items():
-        assert torch.equal(built.network.state_dict()[key], value)  # type: ignore[union-attr]
-
-
 def test_weights_of_torch_hub_are_taken_when_they_are_what_their_name_says(
     tiny_resnet50, hub, monkeypatch
 ):
@@ -470,15 +380,17 @@ def test_weights_of_torch_hub_are_taken_when_they_are_what_their_name_says(
         backbones.build("resnet50", pretrained=True)
     good = f"resnet50-{file_checksum(hub / 'resnet50-11ad3fa6.pth')[:8]}.pth"
     (hub / "resnet50-11ad3fa6.pth").rename(hub / good)
-    tiny = replace(images.IMAGES["resnet50"], hub=("resnet50-11ad3fa6.pth", good))
-    monkeypatch.setitem(images.IMAGES, "resnet50", tiny)
+    tiny = replace(
+        networks.IMAGES["resnet50"], network=tiny_resnet, hub=("resnet50-11ad3fa6.pth", good)
+    )
+    monkeypatch.setitem(registry.BUILT_IN, "resnet50", tiny)
     built = backbones.build("resnet50", pretrained=True)
     assert torch.equal(built.network.conv1.weight, network.conv1.weight)  # type: ignore[union-attr]
 
 
 def test_old_names_of_densenet(monkeypatch, tmp_path):
-    tiny = replace(images.IMAGES["densenet121"], network=tiny_densenet)
-    monkeypatch.setitem(images.IMAGES, "densenet121", tiny)
+    tiny = replace(networks.IMAGES["densenet121"], network=tiny_densenet)
+    monkeypatch.setitem(registry.BUILT_IN, "densenet121", tiny)
     torch.manual_seed(9)
     network = shaken(tiny_densenet())
     old = {}
@@ -512,24 +424,3 @@ def test_wrong_weights_are_refused(tiny_resnet50, tmp_path, message, content):
     with pytest.raises(backbones.WeightsError) as caught:
         backbones.build("resnet50", pretrained=True, weights=str(tmp_path / "wrong.pth"))
     assert message in str(caught.value) and "wrong.pth" in str(caught.value)
-
-
-def test_missing_damaged_and_pointless_weights(tiny_resnet50, tmp_path):
-    with pytest.raises(backbones.WeightsError, match="no file of weights at"):
-        backbones.build("resnet50", pretrained=True, weights=str(tmp_path / "none.pth"))
-    for name in ("bad.pth", "bad.safetensors"):
-        (tmp_path / name).write_bytes(b"nothing of the kind")
-        with pytest.raises(backbones.WeightsError, match="is no file of weights"):
-            backbones.build("resnet50", pretrained=True, weights=str(tmp_path / name))
-    with pytest.raises(ValueError, match=r"weights=...\)` must be empty"):
-        backbones.build("resnet50", pretrained=False, weights="some.pth")
-
-
-def test_random_start_keeps_the_scale_of_activations():
-    torch.manual_seed(0)
-    for network in (EfficientNetLite(), resnet.ResNet((1, 1, 1, 1))):
-        for layer in network.modules():
-            if isinstance(layer, nn.Conv2d) and layer.weight.numel() > 5000:
-                outputs, _, *kernel = layer.weight.shape
-                fan = outputs // layer.groups * kernel[0] * kernel[1]
-                assert layer.weight.std().item() == pytest.approx((2 / fan) ** 0.5, rel=0.1)

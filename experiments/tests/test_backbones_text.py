@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.backbones import text as text_module
-from fcco_experiments.backbones.text import TextBackbone
-from fcco_experiments.backbones.tokens import lengths, trimmed
+from fcco_experiments.backbones import registry
+from fcco_experiments.backbones.text import TEXTS, TextBackbone
 from fcco_experiments.data.grouped import Vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -98,39 +97,21 @@ def test_texts_become_padded_token_ids(folder):
     ]
 
 
-def test_encoding_reports_and_refuses(folder):
-    told, texts = [], cast(Any, ["good"] * 300)
-    backbones.encode(
-        "distilbert",
-        texts,
-        tokens=4,
-        weights=str(folder),
-        progress=lambda *a: told.append(a),
-    )
-    assert [done for _, done, _ in told] == [1, 257, 300] and {total for *_, total in told} == {300}
+def test_texts_tokenizers_and_ids_that_do_not_fit_are_refused(folder):
+    def encode(texts: Any, tokens: int = 4) -> None:
+        backbones.encode("distilbert", texts, tokens=tokens, weights=str(folder))
+
     with pytest.raises(TypeError, match="row 1 is: Tensor"):
-        mixed: Any = ["a", torch.zeros(1)]
-        backbones.encode("distilbert", mixed, tokens=4, weights=str(folder))
+        encode(["a", torch.zeros(1)])
     with pytest.raises(ValueError, match=r"tokens=...\)` must be at least 3"):
-        backbones.encode("distilbert", texts, tokens=2, weights=str(folder))
+        encode(["a"], tokens=2)
+    with pytest.raises(ValueError, match="must be from 1 to 12, the positions"):
+        tiny(folder, tokens=13)
+    with pytest.raises(ValueError, match="takes whole token ids"):
+        tiny(folder)(IDS.float())
     (folder / "tokenizer.json").write_text(tokenizer_json(("[UNK]", *WORDS[2:], "[PAD]")))
     with pytest.raises(backbones.WeightsError, match=r"\[PAD\] with the id 0"):
-        backbones.encode("distilbert", texts, tokens=4, weights=str(folder))
-
-
-def test_images_are_not_encoded():
-    samples = Vectors(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
-    assert backbones.encode("resnet50", samples, tokens=3) is samples
-
-
-def test_lengths_count_up_to_the_last_token():
-    ids = torch.tensor([[2, 0, 4, 3, 0], [2, 3, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.int32)
-    assert lengths(ids).tolist() == [4, 2, 0]
-    assert torch.equal(trimmed(ids), ids[:, :4])
-    assert trimmed(ids[2:]).shape == (1, 1) and trimmed(ids[:0]).shape == (0, 5)
-
-
-# The published networks.
+        encode(["a"])
 
 
 @pytest.mark.parametrize(
@@ -139,31 +120,8 @@ def test_lengths_count_up_to_the_last_token():
 def test_sizes_of_the_published_networks(name, width, count):
     with torch.device("meta"):
         built = backbones.build(name, pretrained=False, tokens=512)
-    assert isinstance(built, TextBackbone) and backbones.kind(name) == built.kind == "text"
-    assert built.width == width
+    assert isinstance(built, TextBackbone) and built.width == width
     assert sum(parameter.numel() for parameter in built.parameters()) == count
-    assert built.pooling == {"minilm": "mean", "distilbert": "first"}[name]
-    assert built.network.config._attn_implementation == "sdpa"
-
-
-def test_names_in_the_published_files():
-    with torch.device("meta"):
-        built = backbones.build("distilbert", pretrained=False)
-    keys = set(built.network.state_dict())  # type: ignore[union-attr]
-    layer = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
-    layer += ("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm")
-    parts = [f"transformer.layer.{k}.{part}" for k in range(6) for part in layer]
-    parts.append("embeddings.LayerNorm")
-    expected = {f"{part}.{leaf}" for part in parts for leaf in ("weight", "bias")}
-    expected |= {f"embeddings.{part}_embeddings.weight" for part in ("word", "position")}
-    assert keys == expected
-
-
-def test_tokens_beyond_the_positions_are_refused(folder):
-    with pytest.raises(ValueError, match="must be from 1 to 12, the positions"):
-        tiny(folder, tokens=13)
-    with pytest.raises(ValueError, match="must be from 1 to 512, the positions"):
-        backbones.build("minilm", pretrained=False, tokens=513)
 
 
 # What comes out.
@@ -211,40 +169,19 @@ def test_each_text_has_its_own_vector_whatever_the_padding(folder, pooling):
             found = built(ids)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(built(IDS[2:]), expected[2:], rtol=1e-4, atol=1e-5)
+        nothing = built(torch.zeros_like(IDS))  # rows of padding alone
         with torch.autocast("cpu", torch.bfloat16):
             low = built(IDS)
+    assert nothing.isfinite().all()
     assert found.dtype == low.dtype == torch.float32 and not torch.equal(low, expected)
-
-
-def test_rows_of_padding_alone_are_finite(folder):
-    built = tiny(folder)
-    built.pooling = "mean"
-    ids = torch.cat([IDS, torch.zeros_like(IDS[:1])])
-    found = built(ids)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[:3], built(IDS))
-    found.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in built.parameters())
-
-
-@pytest.mark.parametrize("batch", [IDS[0], IDS.float()])
-def test_what_are_no_token_ids_is_refused(folder, batch):
-    with pytest.raises(ValueError, match="takes whole token ids"):
-        tiny(folder)(batch)
 
 
 @pytest.mark.parametrize("name", ["minilm", "distilbert"])
 def test_every_parameter_takes_part_and_nothing_is_random(name, monkeypatch):
-    configuration = text_module._configuration
-
-    def small(which, place):
-        config = configuration(which, place)
-        for key in ("num_hidden_layers", "n_layers"):
-            if hasattr(config, key):
-                setattr(config, key, 1)
-        return config
-
-    monkeypatch.setattr(text_module, "_configuration", small)
+    spec = TEXTS[name]
+    small = spec.config()
+    small.num_hidden_layers = 1
+    monkeypatch.setitem(registry.BUILT_IN, name, replace(spec, config=lambda: small))
     built = backbones.build(name, pretrained=False).train()
     first = built(IDS)
     assert torch.equal(first, built(IDS))
@@ -254,12 +191,6 @@ def test_every_parameter_takes_part_and_nothing_is_random(name, monkeypatch):
     assert not torch.equal(loose(IDS), loose(IDS))
     rates = {m.p for m in loose.modules() if isinstance(m, nn.Dropout)}
     assert rates == {0.3}
-
-
-def test_building_says_nothing(folder, capfd, caplog):
-    with caplog.at_level(logging.DEBUG, "transformers"):
-        tiny(folder, recompute=True).train()(IDS).sum().backward()
-    assert capfd.readouterr() == ("", "") and caplog.records == []
 
 
 # Recomputation.
@@ -368,14 +299,14 @@ def test_what_hugging_face_has_in_its_cache_is_used(folder, tmp_path_factory, mo
 
 
 def test_the_checksum_covers_the_whole_folder(folder):
-    found = [text_module.text_weights("distilbert", str(folder)).sha256]
+    found = [backbones.checksum("distilbert", pretrained=True, weights=str(folder))]
     for part in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / part).write_bytes((folder / part).read_bytes() + b" ")
-        found.append(text_module.text_weights("distilbert", str(folder)).sha256)
+        found.append(backbones.checksum("distilbert", pretrained=True, weights=str(folder)))
     assert len(set(found)) == 4
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"need transformers: pip install 'fcco\[text\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'fcco-experiments\[text\]'"):
         backbones.build("minilm", pretrained=False)

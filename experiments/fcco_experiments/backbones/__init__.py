@@ -32,10 +32,11 @@ Example:
             [7., 7., 7.]])
 """  # noqa: E501
 
-from .backbone import Backbone, ImageBackbone, ImageNetwork
+from .base import Backbone
 from .cache import compute, features
 from .clip import ClipImageBackbone, ClipTextBackbone
-from .registry import build, encode, fetch, kind, names, register
+from .networks import ImageBackbone, ImageNetwork
+from .registry import build, checksum, encode, fetch, kind, names, register
 from .text import TextBackbone
 from .weights import WeightsError
 
@@ -48,6 +49,7 @@ __all__ = [
     "TextBackbone",
     "WeightsError",
     "build",
+    "checksum",
     "compute",
     "encode",
     "features",

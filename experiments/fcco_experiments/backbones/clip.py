@@ -1,9 +1,10 @@
-"""The two backbones of CLIP, on `transformers`."""
+"""The two backbones of CLIP, on `transformers`, from a Hugging Face folder."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +14,48 @@ from torch.nn.functional import interpolate
 
 from fcco import _checks
 
-from .backbone import Backbone, Kind, keep_colours, whole_images
-from .clip_files import (
-    ADVICE,
-    DEVIATION,
-    HUB,
-    MEAN,
-    clip_colours,
-    clip_configuration,
-    tokenizer_files,
+from ..data.grouped import Samples
+from .base import Backbone, BuiltIn, Kind, Options, as_images, as_token_ids, register_colours
+from .text import check_tokens, id_rows, read_tokenizer, tokenizer_checksum
+from .weights import (
+    Weights,
+    WeightsError,
+    cached_folder,
+    configuration_fields,
+    file_checksum,
+    find_folder,
+    folder_weights,
+    load_into,
+    read_json,
+    text_extra,
 )
-from .folders import find_folder, folder_weights
-from .tokens import whole_ids
-from .weights import Weights, WeightsError, file_checksum, load_into
 
-__all__ = [
-    "CLIP",
-    "ClipImageBackbone",
-    "ClipTextBackbone",
-    "build_clip",
-    "clip_shape",
-    "clip_weights",
-]
-
-CLIP: dict[str, Kind] = {"clip-image": "image", "clip-text": "text"}
-"""The backbones of CLIP, and what each takes."""
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+_HUB = ("openai/clip-vit-base-patch16",)
+_ADVICE = (
+    "a Hugging Face folder with config.json, model.safetensors (or pytorch_model.bin) and, for "
+    "texts, tokenizer.json, made where there is a network by `save_pretrained(folder)` of "
+    '`CLIPModel.from_pretrained("openai/clip-vit-base-patch16")` and of '
+    "`CLIPProcessor.from_pretrained(...)`"
+)
+_OLD_END = 2  # what config.json calls the end of a text, wrongly, in files from before 2023-07
 
 
 class _ClipBackbone(Backbone):
-    """What both backbones share: the network, and what leads to the other one."""
+    """What both backbones share: the projection, and the temperature of the scores."""
 
     def __init__(
-        self, model: Any, part: str, layer: str, temperature: float, recompute: bool
+        self, model: Any, network: Any, projection: nn.Linear, temperature: float, recompute: bool
     ) -> None:
         _checks.positive(type(self).__name__, "temperature", temperature)
         super().__init__()
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.network = getattr(model, part)
-        self.width = int(self.network.config.hidden_size)
+        self.network = network
+        self.width = int(network.config.hidden_size)
         # Not a parameter: one without a gradient would stop DistributedDataParallel.
-        self._layer: Tensor = getattr(model, layer).weight.detach().clone()
+        self._projection: Tensor = projection.weight.detach().clone()
         self._temperature = float(temperature)
 
     def projection(self) -> nn.Linear:
@@ -63,8 +65,8 @@ class _ClipBackbone(Backbone):
         """
         target = next(self.parameters())
         with torch.no_grad():
-            layer = nn.Linear(self.width, len(self._layer), bias=False, device="meta")
-            layer.weight = nn.Parameter(self._layer.to(target, copy=True))
+            layer = nn.Linear(self.width, len(self._projection), bias=False, device="meta")
+            layer.weight = nn.Parameter(self._projection.to(target, copy=True))
         return layer
 
     def temperature(self) -> float:
@@ -84,7 +86,7 @@ class ClipImageBackbone(_ClipBackbone):
     square, scale it to one before.
 
     Args:
-        model: a `CLIPModel` or `CLIPVisionModelWithProjection` of `transformers`.
+        model: a `CLIPVisionModelWithProjection` (or `CLIPModel`) of `transformers`.
         temperature: what `temperature()` gives.
         mean: of each channel, on the scale from 0 to 1.
         deviation: of each channel, on that scale.
@@ -105,17 +107,17 @@ class ClipImageBackbone(_ClipBackbone):
         model: Any,
         *,
         temperature: float,
-        mean: Sequence[float] = MEAN,
-        deviation: Sequence[float] = DEVIATION,
+        mean: Sequence[float] = _MEAN,
+        deviation: Sequence[float] = _DEVIATION,
         recompute: bool = False,
     ) -> None:
-        super().__init__(model, "vision_model", "visual_projection", temperature, recompute)
-        keep_colours(self, [255 * m for m in mean], [255 * d for d in deviation])
+        super().__init__(model, model.vision_model, model.visual_projection, temperature, recompute)
+        register_colours(self, [255 * m for m in mean], [255 * d for d in deviation])
 
     def forward(self, batch: Tensor) -> Tensor:
         """The vectors of images with values from 0 to 255, of any number type and size."""
-        values = whole_images("ClipImageBackbone", batch, len(self.mean))
-        values = _middle(values, int(self.network.config.image_size))
+        values = as_images("ClipImageBackbone", batch, len(self.mean))
+        values = _middle_square(values, int(self.network.config.image_size))
         values = (values - self.mean) / self.deviation
         return self.network(pixel_values=values).pooler_output.float()
 
@@ -130,7 +132,7 @@ class ClipTextBackbone(_ClipBackbone):
     `eos_token_id` of the configuration; in old ones, which say 2, it is the largest id.
 
     Args:
-        model: a `CLIPModel` or `CLIPTextModelWithProjection` of `transformers`.
+        model: a `CLIPTextModelWithProjection` (or `CLIPModel`) of `transformers`.
         temperature: what `temperature()` gives.
         recompute: as in `ClipImageBackbone`.
 
@@ -142,15 +144,15 @@ class ClipTextBackbone(_ClipBackbone):
     kind: Kind = "text"
 
     def __init__(self, model: Any, *, temperature: float, recompute: bool = False) -> None:
-        super().__init__(model, "text_model", "text_projection", temperature, recompute)
+        super().__init__(model, model.text_model, model.text_projection, temperature, recompute)
 
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each row of token ids, as `encode` gives them."""
-        ids = whole_ids("ClipTextBackbone", batch)
+        ids = as_token_ids("ClipTextBackbone", batch)
         return self.network(input_ids=ids).pooler_output.float()
 
 
-def _middle(images: Tensor, edge: int) -> Tensor:
+def _middle_square(images: Tensor, edge: int) -> Tensor:
     """The middle square of images whose shorter side is scaled to its edge."""
     height, width = images.shape[2:]
     short = min(height, width)
@@ -162,74 +164,112 @@ def _middle(images: Tensor, edge: int) -> Tensor:
     return images[:, :, top : top + edge, left : left + edge]
 
 
-def clip_weights(name: str, weights: str = "") -> Weights:
-    """The pretrained weights of CLIP: the user's folder, or Hugging Face's cache.
+@dataclass(frozen=True)
+class ClipSpec(BuiltIn):
+    """One of CLIP's backbones, by its name in the registry and what it takes."""
 
-    The checksum also covers the configuration, the preprocessing and the vocabulary.
+    name: str
+    kind: Kind
 
-    Raises:
-        WeightsError: when there are none; it says which folder to give and how to make it.
-    """
-    place = find_folder(name, weights, HUB, ADVICE)
-    others = [place / "preprocessor_config.json", *tokenizer_files(place)]
-    return folder_weights(place, *(file_checksum(path) for path in others if path.is_file()))
+    def weights(self, options: Options) -> Weights:
+        """Find the user's folder, or what Hugging Face's cache holds.
+
+        The checksum also covers the configuration, the preprocessing and the vocabulary.
+        """
+        place = self._folder(options.weights)
+        colours = place / "preprocessor_config.json"
+        others = [file_checksum(colours)] if colours.is_file() else []
+        return folder_weights(place, *others, *filter(None, [tokenizer_checksum(place)]))
+
+    def shape(self, pretrained: bool, weights: str) -> tuple[tuple[int, int], int]:
+        """The size of images that the network has positions for, and its longest text."""
+        return _limits(_configuration(self._folder(weights) if pretrained else None))
+
+    def build(self, options: Options) -> ClipImageBackbone | ClipTextBackbone:
+        """Build one half of CLIP and load its weights."""
+        _checks.in_interval("build", "dropout", options.dropout, 0.0, 1.0, open_high=True)
+        found = self.weights(options) if options.pretrained else None
+        place = None if found is None else Path(found.where).parent
+        config = _configuration(place)
+        own_size, limit = _limits(config)
+        image = self.kind == "image"
+        if image and tuple(options.size) != own_size:
+            raise ValueError(
+                f"`build(size=...)` must be {own_size} for `{self.name}`, the only size that its "
+                f"positions are for, but is: {options.size}."
+            )
+        if not image:
+            check_tokens(self.name, options.tokens, limit)
+        own = config.vision_config if image else config.text_config
+        own.attention_dropout, own.projection_dim = options.dropout, config.projection_dim
+        from transformers import CLIPTextModelWithProjection, CLIPVisionModelWithProjection
+
+        # In every version their parts are called as in CLIPModel, unlike those of CLIPVisionModel.
+        model = (CLIPVisionModelWithProjection if image else CLIPTextModelWithProjection)(own)
+        scale = float(config.logit_scale_init_value)
+        if found is not None:
+            scale = _load(model, found, image)
+        temperature, recompute = math.exp(-scale), options.recompute
+        if not image:
+            return ClipTextBackbone(model, temperature=temperature, recompute=recompute)
+        path = None if place is None else place / "preprocessor_config.json"
+        fields = read_json(path) if path is not None and path.is_file() else {}
+        return ClipImageBackbone(
+            model,
+            temperature=temperature,
+            mean=fields.get("image_mean", _MEAN),
+            deviation=fields.get("image_std", _DEVIATION),
+            recompute=recompute,
+        )
+
+    def encode(self, samples: Samples, options: Options) -> Samples:
+        """Texts as CLIP's token ids; the tokens of start and end count, the end is never cut off.
+
+        The tokenizer lies in the folder `options.weights`, or in Hugging Face's cache.
+        """
+        if self.kind == "image":
+            return samples
+        own = Path(options.weights).expanduser() if options.weights else None
+        place = own or cached_folder(_HUB, "tokenizer.json")
+        if place is None or not (place / "tokenizer.json").is_file():
+            where = f"{place} has no tokenizer.json" if own else "CLIP's tokenizer is not here"
+            raise WeightsError(f"{where}; give `weights` {_ADVICE}.")
+        file = place / "tokenizer.json"
+        tokenizer = read_tokenizer(file.read_bytes(), str(file))
+        _check_end(tokenizer, place)
+        return id_rows(tokenizer, samples, options.tokens, options.progress)
+
+    def _folder(self, weights: str) -> Path:
+        return find_folder(self.name, weights, _HUB, _ADVICE)
 
 
-def clip_shape(name: str, *, pretrained: bool, weights: str = "") -> tuple[tuple[int, int], int]:
-    """The size of images that CLIP takes, and its longest text."""
-    place = find_folder(name, weights, HUB, ADVICE) if pretrained else None
-    return _limits(clip_configuration(place))
+CLIP = {
+    "clip-image": ClipSpec("clip-image", "image"),
+    "clip-text": ClipSpec("clip-text", "text"),
+}
+
+
+def _configuration(place: Path | None) -> Any:
+    """The configuration in a folder, or that of a ViT-B/16."""
+    with text_extra():
+        from transformers import AutoConfig, CLIPConfig
+    if place is None:
+        return CLIPConfig(vision_config={"patch_size": 16})  # the rest is ViT-B's already
+    fields = configuration_fields(place)
+    if fields.get("model_type") != "clip":
+        raise WeightsError(
+            f"{place / 'config.json'} must be of the model_type 'clip' but is of: "
+            f"{fields.get('model_type')!r}; `weights` is {_ADVICE}."
+        )
+    try:
+        return AutoConfig.for_model(**fields)
+    except Exception as error:  # of several kinds, by the version of transformers
+        raise WeightsError(f"{place / 'config.json'} cannot be used: {error}") from error
 
 
 def _limits(config: Any) -> tuple[tuple[int, int], int]:
     edge = int(config.vision_config.image_size)
     return (edge, edge), int(config.text_config.max_position_embeddings)
-
-
-def build_clip(
-    name: str,
-    *,
-    pretrained: bool,
-    size: tuple[int, int],
-    tokens: int,
-    weights: str = "",
-    recompute: bool = False,
-    dropout: float = 0.0,
-) -> ClipImageBackbone | ClipTextBackbone:
-    """A backbone of CLIP by its name; see `build`."""
-    _checks.in_interval("build", "dropout", dropout, 0.0, 1.0, open_high=True)
-    found = clip_weights(name, weights) if pretrained else None
-    place = None if found is None else Path(found.where).parent
-    config = clip_configuration(place)
-    own_size, limit = _limits(config)
-    image = CLIP[name] == "image"
-    if image and tuple(size) != own_size:
-        raise ValueError(
-            f"`build(size=...)` must be {own_size} for `{name}`, the only size that its positions "
-            f"are for, but is: {tuple(size)}."
-        )
-    if not image and not 1 <= tokens <= limit:
-        raise ValueError(
-            f"`build(tokens=...)` must be from 1 to {limit}, the positions that `{name}` knows, "
-            f"but is: {tokens}."
-        )
-    own = config.vision_config if image else config.text_config
-    own.attention_dropout, own.projection_dim = dropout, config.projection_dim
-    model, scale = _network(own, image), float(config.logit_scale_init_value)
-    if found is not None:
-        scale = _load(model, found, image)
-    options: dict[str, Any] = {"temperature": math.exp(-scale), "recompute": recompute}
-    if not image:
-        return ClipTextBackbone(model, **options)
-    mean, deviation = clip_colours(place)
-    return ClipImageBackbone(model, mean=mean, deviation=deviation, **options)
-
-
-def _network(config: Any, image: bool) -> Any:
-    from transformers import CLIPTextModelWithProjection, CLIPVisionModelWithProjection
-
-    # In every version their parts are called as in CLIPModel, unlike those of CLIPVisionModel.
-    return (CLIPVisionModelWithProjection if image else CLIPTextModelWithProjection)(config)
 
 
 def _load(model: nn.Module, found: Weights, image: bool) -> float:
@@ -242,3 +282,19 @@ def _load(model: nn.Module, found: Weights, image: bool) -> float:
         raise WeightsError(f"{found.where} does not fit CLIPModel: it lacks logit_scale.")
     load_into(model, half, found.where, unused)
     return float(state["logit_scale"])
+
+
+def _check_end(tokenizer: Any, place: Path) -> None:
+    """Refuse a tokenizer whose texts do not end where the network beside it looks for the end."""
+    tokenizer.no_padding()
+    ids = tokenizer.encode("").ids
+    last = ids[-1] if ids else None
+    wanted = tokenizer.get_vocab_size() - 1
+    if (place / "config.json").is_file():
+        told = _configuration(place).text_config.eos_token_id
+        wanted = wanted if told == _OLD_END else told
+    if last != wanted:
+        raise WeightsError(
+            f"The tokenizer in {place} must end every text with the token {wanted}, where CLIP "
+            f"reads its vector, but ends it with: {last}."
+        )

@@ -5,43 +5,53 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fcco import _checks
+from fcco._files import state_checksum
 
 from ..config import did_you_mean
-from ..data.grouped import Samples, Vectors
-from ..data.sources import FETCHED, DataFile, Progress, Sighting, cache_folder, gather, keep
-from .backbone import Backbone, BatchNormMode, Kind
-from .clip import CLIP, build_clip, clip_shape, clip_weights
-from .clip_files import clip_ids
-from .images import IMAGES, build_image, image_weights
-from .text import POOLING, build_text, text_weights
-from .tokens import token_ids, tokenizer_checksum
-from .weights import MINILM, VOCABULARY, state_checksum
+from ..data.grouped import Samples
+from ..data.sources import FETCHED, Progress, Sighting, cache_folder, gather, keep
+from .base import Backbone, BatchNormMode, BuiltIn, Kind, Options, Spec
+from .clip import CLIP
+from .networks import IMAGES
+from .text import TEXTS, token_ids, tokenizer_checksum
 
-__all__ = ["build", "checksum", "encode", "fetch", "kind", "names", "register"]
-
-SIZE = (128, 104)
-TOKENS = 128
+BUILT_IN: dict[str, BuiltIn] = {**IMAGES, **TEXTS, **CLIP}
+_REGISTERED: dict[str, Spec] = {}
 
 
 @dataclass(frozen=True)
-class _Registered:
+class _Own(Spec):
+    """A backbone of the user: its `"module:function"` is called with all of `Options` by name."""
+
+    name: str
     place: str
     kind: Kind
 
+    def build(self, options: Options) -> Backbone:
+        backbone = _imported(self.name, self.place)(**vars(options))
+        if not isinstance(backbone, Backbone):
+            raise TypeError(
+                f"The backbone `{self.name}` must be a Backbone but is: {type(backbone).__name__}."
+            )
+        return backbone
 
-_REGISTERED: dict[str, _Registered] = {}
+    def checksum(self, options: Options) -> str:
+        """The network is built: nothing else tells what its weights are."""
+        return state_checksum(seeded(self, options)) + tokenizer_checksum(options.weights)
+
+    def encode(self, samples: Samples, options: Options) -> Samples:
+        return token_ids(samples, options) if self.kind == "text" else samples
 
 
 def names() -> tuple[str, ...]:
     """The names that `build` knows, besides every `"module:function"`."""
-    return (*IMAGES, *POOLING, *CLIP, *_REGISTERED)
+    return (*BUILT_IN, *_REGISTERED)
 
 
 def register(name: str, place: str, kind: Kind) -> None:
@@ -58,29 +68,38 @@ def register(name: str, place: str, kind: Kind) -> None:
     """
     if ":" not in place:
         raise ValueError(f"`register(place=...)` must be 'module:function' but is: {place!r}.")
-    if name in IMAGES or name in POOLING or name in CLIP:
+    if name in BUILT_IN:
         raise ValueError(f"`register(name=...)` must be a new name, but {name!r} is built in.")
     _checks.one_of("register", "kind", kind, ("image", "text"))
-    _REGISTERED[name] = _Registered(place, kind)
+    _REGISTERED[name] = _Own(name, place, kind)
 
 
-def kind(name: str) -> Kind:
-    """What a backbone takes: images or texts."""
-    if name in IMAGES:
-        return "image"
-    if name in POOLING:
-        return "text"
-    if name in CLIP:
-        return CLIP[name]
+def find(name: str) -> Spec:
+    """What is known about a backbone."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     if name in _REGISTERED:
-        return _REGISTERED[name].kind
-    found = getattr(_function(name), "kind", None)
-    if found not in ("image", "text"):
+        return _REGISTERED[name]
+    if ":" not in name:
+        raise ValueError(
+            f"There is no backbone `{name}`{did_you_mean(name, names())} Backbones: "
+            f"{', '.join(names())}; or module:function."
+        )
+    try:
+        own = _imported(name, name).kind
+    except AttributeError:
+        own = None
+    if own not in ("image", "text"):
         raise ValueError(
             f"The backbone `{name}` must say what it takes: give the function an attribute `kind`, "
             "'image' or 'text'."
         )
-    return found
+    return _Own(name, name, own)
+
+
+def kind(name: str) -> Kind:
+    """What a backbone takes: images or texts."""
+    return find(name).kind
 
 
 def build(
@@ -109,7 +128,7 @@ def build(
         size: height and width that images are scaled to, (128, 104) unless given. CLIP's is in
             its configuration, (224, 224) for ViT-B/16, and no other will do.
         tokens: the longest text that will come, 128 unless given, and 77 for CLIP.
-        recompute: gradient checkpointing, see `ImageBackbone`, `TextBackbone` and `ClipImageBackbone`.
+        recompute: gradient checkpointing, see `ImageBackbone`, `TextBackbone`, `ClipImageBackbone`.
         batch_norm: `"frozen"` or `"batch"`, see `ImageBackbone`.
         dropout: rate, 0 unless asked for: trackers compare two passes over the same batch. CLIP
             has it in its attention only.
@@ -125,46 +144,30 @@ def build(
         >>> backbone = build("efficientnet-lite0", pretrained=False, size=(32, 32))
         >>> backbone(torch.zeros(2, 3, 40, 40, dtype=torch.uint8)).shape, backbone.width
         (torch.Size([2, 1280]), 1280)
-    """  # noqa: E501
+    """
     if weights and not pretrained:
         raise ValueError(
             f"`build(weights=...)` must be empty with pretrained=False but is: {weights!r}."
         )
-    size, tokens = shape(name, pretrained=pretrained, weights=weights, size=size, tokens=tokens)
-    common: dict[str, Any] = {
-        "pretrained": pretrained,
-        "weights": weights,
-        "recompute": recompute,
-        "dropout": dropout,
-    }
-    if name in CLIP:
-        return build_clip(name, size=size, tokens=tokens, **common)
-    common |= {"folder": folder, "progress": progress}
-    if name in IMAGES:
-        return build_image(name, size=size, batch_norm=batch_norm, **common)
-    if name in POOLING:
-        return build_text(name, tokens=tokens, **common)
-    backbone = _function(name)(size=size, tokens=tokens, batch_norm=batch_norm, **common)
-    if not isinstance(backbone, Backbone):
-        raise TypeError(
-            f"The backbone `{name}` must be a Backbone but is: {type(backbone).__name__}."
-        )
-    return backbone
+    spec = find(name)
+    size, tokens = shape(spec, pretrained, weights, size, tokens)
+    return spec.build(
+        Options(pretrained, weights, size, tokens, recompute, batch_norm, dropout, folder, progress)
+    )
 
 
 def shape(
-    name: str,
-    *,
+    spec: Spec,
     pretrained: bool,
     weights: str = "",
     size: tuple[int, int] | None = None,
     tokens: int | None = None,
 ) -> tuple[tuple[int, int], int]:
     """`size` and `tokens` as given to `build`, or the backbone's own."""
-    own_size, own_tokens = SIZE, TOKENS
-    if name in CLIP:
-        own_size, own_tokens = clip_shape(name, pretrained=pretrained, weights=weights)
-    return own_size if size is None else size, own_tokens if tokens is None else tokens
+    if size is None or tokens is None:
+        own_size, own_tokens = spec.shape(pretrained, weights)
+        size, tokens = size or own_size, own_tokens if tokens is None else tokens
+    return size, tokens
 
 
 def encode(
@@ -187,14 +190,11 @@ def encode(
         folder: where to look first for the vocabulary.
         progress: is told how many texts are done.
     """
-    if kind(name) == "image":
-        return samples
-    _checks.integer("encode", "tokens", tokens, 3)
-    if name in CLIP:
-        return Vectors(clip_ids(samples, tokens=tokens, weights=weights, progress=progress))
-    return Vectors(
-        token_ids(samples, tokens=tokens, weights=weights, folder=folder, progress=progress)
-    )
+    spec = find(name)
+    if spec.kind == "text":
+        _checks.integer("encode", "tokens", tokens, 3)
+    options = Options(False, weights, tokens=tokens, folder=folder, progress=progress)
+    return spec.encode(samples, options)
 
 
 def fetch(
@@ -210,55 +210,34 @@ def fetch(
     Raises:
         MissingData: when a file can be had nowhere.
     """
-    kind(name)  # refuses what is no backbone
-    files: list[DataFile] = []
-    if name in IMAGES:
-        own = IMAGES[name].file
-        files = [] if own is None else [own]
-    elif name in POOLING:
-        files = [MINILM, VOCABULARY] if name == "minilm" else [VOCABULARY]
-    found = list(gather(name, files, folder, progress=progress).values())
+    found = list(gather(name, find(name).files, folder, progress=progress).values())
     keep([entry for entry in found if entry.place in FETCHED], cache_folder())
     return found
 
 
 def checksum(name: str, *, pretrained: bool, weights: str = "", **options: Any) -> str:
-    """What tells the weights of a backbone from others, without reading more than it must.
-
-    A built-in backbone with random weights is the one that `seeded` builds.
-
-    Args:
-        name: of the backbone.
-        pretrained: as in `build`.
-        weights: as in `build`.
-        options: further ones of `build`, for backbones that must be built to know.
-    """
-    for known, find in ((IMAGES, image_weights), (POOLING, text_weights), (CLIP, clip_weights)):
-        if name in known:
-            return find(name, weights).sha256 if pretrained else "random"
-    backbone = seeded(name, pretrained=pretrained, weights=weights, **options)
-    return state_checksum(backbone) + tokenizer_checksum(weights)
+    """What tells the weights of a backbone from others; further options are those of `build`."""
+    spec = find(name)
+    size, tokens = shape(
+        spec, pretrained, weights, options.pop("size", None), options.pop("tokens", None)
+    )
+    return spec.checksum(Options(pretrained, weights, size, tokens, **options))
 
 
-def seeded(name: str, **options: Any) -> Backbone:
-    """`build`, with the same random weights each time; the random stream stays as it is."""
+def seeded(spec: Spec, options: Options) -> Backbone:
+    """Build a backbone with the same random weights each time; the random stream stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build(name, **options)
+        return spec.build(options)
 
 
-def _function(name: str) -> Callable[..., Any]:
-    place = _REGISTERED[name].place if name in _REGISTERED else name
-    module, colon, attribute = place.partition(":")
-    if not colon:
-        hint = did_you_mean(name, names())
-        raise ValueError(
-            f"There is no backbone `{name}`{hint} Backbones: {', '.join(names())}; or module:function."  # noqa: E501
-        )
+def _imported(name: str, place: str) -> Any:
+    """What is at a `"module:function"`; modules in the current folder are found too."""
+    module, _, attribute = place.partition(":")
     here = os.getcwd()
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # last, so that it hides no other module
-    found = getattr(importlib.import_module(module), attribute, None)
-    if found is None:
+    found = vars(importlib.import_module(module))
+    if attribute not in found:
         raise ValueError(f"The backbone `{name}` is not there: {module} has no {attribute}.")
-    return found
+    return found[attribute]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import backbones, data, distributed
+from ...backbones import checksum
 from ...backbones.clip import CLIP
-from ...backbones.registry import checksum
 from ...data.grouped import PARTS, GroupedPart, Samples, Vectors, WithinGroups
 from ...data.images import ImageFiles
 from ...data.pairs import read_pairs
