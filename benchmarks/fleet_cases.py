@@ -13,7 +13,7 @@ import torch
 from fcco_experiments import data, environment
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import Fairness
-from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.model import Cells
 from fcco_experiments.tasks.fairness.task import FairnessProblem
 from torch import Tensor
 

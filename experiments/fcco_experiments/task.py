@@ -267,6 +267,7 @@ class Page:
         entries: names of the entries of lists (the constraints), by key of the rows.
         references: methods that solve another problem, such as training without constraints:
             shown, but no candidates for the best figure.
+        glossary: one line for each method, by its name in the config.
         clouds: plots of a sweep with a dot for each run (kind `"tradeoff"`), never of test data;
             the trade-offs among the panels, on validation data, without them.
     """
@@ -278,6 +279,7 @@ class Page:
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
     clouds: tuple[Panel, ...] = ()
+    glossary: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,10 @@ class Task(ABC):
     @abstractmethod
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         """Who won, by which rule: paragraphs from the final rows of each method."""
+
+    def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """What to try next, from the final rows of each method; `code` stands in backticks."""
+        return ()
 
     def rule(self, config: Any) -> Rule | None:
         """How settings are chosen; None for a task without sweeps.

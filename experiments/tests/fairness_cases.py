@@ -12,7 +12,7 @@ import torch
 from fcco_experiments.data import synthetic
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import Fairness
-from fcco_experiments.tasks.fairness.cells import Cells
+from fcco_experiments.tasks.fairness.model import Cells
 from fcco_experiments.tasks.fairness.training import FairnessTraining
 
 DOUBLE = torch.float64

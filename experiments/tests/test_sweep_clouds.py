@@ -18,7 +18,7 @@ from fcco_experiments.report.profile import profile, varied
 from fcco_experiments.report.sensitivity import places, quantiles
 from fcco_experiments.report.study import clouds, metrics, study
 from fcco_experiments.task import Panel
-from fcco_experiments.tasks.fairness.words import page as fairness_page
+from fcco_experiments.tasks.fairness.report import page as fairness_page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_cases import CLOUD, LRS, PAGE, USUAL, grid, page_of, swept, table
@@ -236,10 +236,12 @@ def test_fairness_has_clouds_of_validation_and_training_data():
         assert [(p.y, p.x) for p in page.clouds] == [
             (f"{part}_auc", f"{part}_{what}")
             for part in ("val", "train")
-            for what in ("violation", "gap")
+            for what in ("violation", "excess_gap")
         ]
         limit = loaded.feasible_limit if loaded.feasible_by == "violation" else 0.0
-        assert page.clouds[0].x_reference == limit and page.clouds[1].x_reference is None
+        assert page.clouds[0].x_reference == limit
+        by_gap = loaded.feasible_by == "gap"
+        assert page.clouds[1].x_reference == (loaded.feasible_limit if by_gap else None)
     assert len(fairness_page(replace(loaded, validation=0.0)).clouds) == 2
 
 

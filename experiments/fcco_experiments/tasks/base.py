@@ -30,6 +30,7 @@ __all__ = [
     "BaseTraining",
     "Batches",
     "OnMachine",
+    "Schedule",
     "Scheduled",
     "Stepped",
     "autocast",
@@ -42,6 +43,8 @@ __all__ = [
 
 PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
 """Parts of the data as the keys of rows call them."""
+
+Schedule = Literal["constant", "step", "milestones", "linear", "cosine"]
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -102,7 +105,7 @@ class Scheduled(Experiment):
         warmup_epochs: of the linear and the cosine schedule.
     """
 
-    schedule: Literal["constant", "step", "milestones", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     decay: float = 0.2
     decay_epochs: int = 3
     decay_at: tuple[float, ...] = (0.5, 0.75)

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...task import Experiment
+from ..base import Schedule, Scheduled
 
 __all__ = ["Fairness"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fairness(Experiment):
+class Fairness(Scheduled):
     r"""AUC maximisation under gaps of rates between two groups.
 
     .. math::
@@ -35,14 +35,16 @@ class Fairness(Experiment):
         validation: share of the training data that is split off; the split depends on the seed of
             the run, so that figures averaged over seeds do not hang on one sample. (Generated data
             are drawn anew for each seed.)
-        feasible_by: what must be small on validation data for a setting to be chosen in a sweep:
-            the true `"gap"` of the ROC curves (without the part that a sample of this size shows
-            when there is none), or the smoothed `"violation"`.
+        feasible_by: what must be small for a method to count as feasible: the `"gap"` of the ROC
+            curves beyond chance, or the smoothed `"violation"`.
         feasible_limit: its limit.
-        decay_at: shares of the training after which the learning rate falls.
-        decay: by this factor.
+
+    Further fields: those of `Scheduled`; the learning rate falls at milestones unless told
+    otherwise.
     """
 
+    schedule: Schedule = "milestones"
+    decay: float = 0.1
     score: Literal["normalised", "unbounded"] = "normalised"
     temperature: float = 0.2
     pair_temperature: float = 1.0
@@ -55,21 +57,15 @@ class Fairness(Experiment):
     validation: float = 0.2
     feasible_by: Literal["gap", "violation"] = "gap"
     feasible_limit: float = 0.03
-    decay_at: tuple[float, ...] = (0.5, 0.75)
-    decay: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         super().__post_init__()
-        for name in ("temperature", "pair_temperature", "decay"):
+        for name in ("temperature", "pair_temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"`{name}` must be above 0 but is: {getattr(self, name)}.")
         if not all(width >= 1 for width in self.hidden):
             raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
-        if not all(0 <= share <= 1 for share in self.decay_at):
-            raise ValueError(
-                f"`decay_at` must hold shares between 0 and 1 but is: {list(self.decay_at)}."
-            )
         if self.batch < 4 or self.batch % 4:
             raise ValueError(f"`batch` must be a multiple of 4 (cells) but is: {self.batch}.")
         if not 0 <= self.tolerance < math.inf:
@@ -89,7 +85,7 @@ class Fairness(Experiment):
     @property
     def constraint_names(self) -> tuple[str, ...]:
         """TPR gaps at each threshold, then FPR gaps."""
-        at = [f"{tau:g}" for tau in self.thresholds]
-        if self.threshold_kind == "quantile":
-            at = [f"q{tau:g}" for tau in self.thresholds]
-        return tuple(f"{rate} gap at {tau}" for rate in ("TPR", "FPR") for tau in at)
+        mark = "q" if self.threshold_kind == "quantile" else ""
+        return tuple(
+            f"{rate} gap at {mark}{tau:g}" for rate in ("TPR", "FPR") for tau in self.thresholds
+        )

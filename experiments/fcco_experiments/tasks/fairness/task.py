@@ -1,8 +1,7 @@
-"""The task: its data, its trainings, and the words of its report."""
+"""The task: its data, its trainings, and its report."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import torch
 
 from ... import data
-from ...task import Method, Page, Problem, Row, Rule, Task
-from . import judge, words
-from .cells import Cells
+from ...task import Method, Page, Problem, Progress, Row, Rule, Task
+from . import report
 from .config import Fairness
-from .fleet import FairnessFleet, Settings
-from .methods import build
-from .score import Scorer, network
-from .training import FairnessTraining, scorer, steps_of
+from .fleet import FairnessFleet, MethodCache
+from .model import CellBatches, Cells, Scorer, network, scorer
+from .training import FairnessTraining, build
 
 __all__ = ["TASK", "FairnessProblem", "FairnessTask"]
 
@@ -60,21 +57,23 @@ class FairnessProblem(Problem):
         return self._fingerprint
 
     @cached_property
-    def _settings(self) -> Settings:
-        return Settings(self.config, scorer(self.config, 0, self.parts(0)["train"]))
+    def _methods(self) -> MethodCache:
+        return MethodCache(self.config, scorer(self.config, 0, self.parts(0)["train"]))
 
     def fleet_kind(self, method: Method, seed: int) -> Hashable | None:
         """Runs of one kind can be trained together; None: this one alone."""
-        kind = self._settings.kind(method)
+        kind = self._methods.kind(method)
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        batches = 2 if method.independent else 1
-        return kind, steps_of(self.config, batches, self.parts(seed)["train"])
+        copies = 2 if method.independent else 1
+        return kind, CellBatches(
+            self.config, seed, self.parts(seed)["train"], copies
+        ).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
         """Runs of one kind from their first step."""
-        return FairnessFleet(self.config, runs, self.parts, self._settings, device)
+        return FairnessFleet(self.config, runs, self.parts, self._methods, device)
 
 
 class FairnessTask(Task):
@@ -92,7 +91,7 @@ class FairnessTask(Task):
         """The usual grid: the paper's for its unbounded score, else the one with free trackers."""
         return "appendix" if config.score == "unbounded" else "wide"
 
-    def fetch(self, config: Any, progress: data.Progress | None = None) -> None:
+    def fetch(self, config: Any, progress: Progress | None = None) -> None:
         """Get the files of the data set, once, before several processes load them."""
         data.load(config.data, progress=progress)
 
@@ -103,9 +102,8 @@ class FairnessTask(Task):
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         """Methods whose settings do not fit, before any training: where, and why."""
         problems = []
-        prior = torch.full((4,), 0.25)
         for name, method in config.methods.items():
-            model = Scorer(network(1, (1,)), prior, True, config.thresholds)
+            model = Scorer(network(1, (1,)), torch.full((4,), 0.25), True, config.thresholds)
             try:
                 build(model, method, 2 * len(config.thresholds), config.tolerance)
             except (TypeError, ValueError) as error:
@@ -114,25 +112,23 @@ class FairnessTask(Task):
 
     def page(self, config: Any) -> Page:
         """The report's words and plots."""
-        return words.page(config)
+        return report.page(config)
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         """Who won."""
-        return judge.verdict(config, methods)
+        return report.verdict(config, methods)
+
+    def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """What to try next."""
+        return report.next_steps(config, methods)
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """What a reader must know about a run."""
-        return judge.warnings(config, row)
+        return report.warnings(config, row)
 
     def rule(self, config: Any) -> Rule:
         """How settings are chosen: never by test figures."""
-        return Rule(
-            judge.score_rule(config),
-            functools.partial(judge.score, config),
-            "test_auc",
-            "test_gap",
-            limited=True,
-        )
+        return report.rule(config)
 
 
 TASK = FairnessTask()

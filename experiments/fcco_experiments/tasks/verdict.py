@@ -1,0 +1,83 @@
+"""Final rows of a comparison, for the verdicts of the tasks; keyed sentences of their templates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..prose import paragraphs
+from ..stats import Interval, paired
+from ..task import Experiment, Method, Row
+
+__all__ = ["FinalRows", "glossary", "keyed"]
+
+
+class FinalRows:
+    """Final rows of each method, one for each seed.
+
+    Args:
+        config: of the experiment.
+        methods: rows by method; methods without rows are left out.
+        judged: a figure that all rows must have; where it is not finite a method is no candidate.
+    """
+
+    def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], judged: str) -> None:
+        self.rows = {name: rows for name, rows in methods.items() if rows}
+        self.seeds = len(config.seeds)
+        last = max((row.get("epoch", 0) for rows in self.rows.values() for row in rows), default=0)
+        # A run that diverged has the figures of a shorter training.
+        self.early = tuple(
+            name
+            for name, rows in self.rows.items()
+            if any(row.get("epoch", last) < last or not math.isfinite(row[judged]) for row in rows)
+        )
+
+    @property
+    def several(self) -> bool:
+        """Whether some method has more than one run."""
+        return any(len(rows) > 1 for rows in self.rows.values())
+
+    def mean(self, name: str, key: str) -> float:
+        """Mean of a figure over the runs of a method."""
+        return math.fsum(row[key] for row in self.rows[name]) / len(self.rows[name])
+
+    def text(self, name: str, key: str, digits: int = 4) -> str:
+        """Mean and, with several runs, standard deviation."""
+        mean, rows = self.mean(name, key), self.rows[name]
+        if len(rows) == 1:
+            return f"{mean:.{digits}f}"
+        squares = math.fsum((row[key] - mean) ** 2 for row in rows)
+        return f"{mean:.{digits}f} ± {math.sqrt(squares / (len(rows) - 1)):.{digits}f}"
+
+    def difference(self, left: str, right: str, key: str) -> Interval:
+        """Left - right seed by seed; without all seeds of both, of the means, without interval."""
+        first, second = self.rows[left], self.rows[right]
+        if len(first) == len(second) == self.seeds:
+            return paired([row[key] for row in first], [row[key] for row in second])
+        return Interval(self.mean(left, key) - self.mean(right, key), math.nan, math.nan, 1)
+
+
+def keyed(template: str, block: str, **values: Any) -> dict[str, str]:
+    """Paragraphs of the form `key: text`, by key."""
+    parts = (each.partition(": ") for each in paragraphs(template, block, **values))
+    return {key: text for key, _, text in parts}
+
+
+def glossary(
+    template: str, methods: Mapping[str, Method], aliases: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """One line for each method of a config, from the template's block `methods`.
+
+    Args:
+        template: of the task.
+        methods: of the config.
+        aliases: other names of methods.
+    """
+    lines, other = keyed(template, "methods"), aliases or {}
+    found = {}
+    for name, method in methods.items():
+        line = lines.get(method.method) or lines.get(other.get(method.method, ""), "")
+        (step,) = paragraphs("words.j2", "step", method=method)
+        found[name] = f"{line} {step}".strip()
+    return found
