@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["TINY", "Pair", "Size"]
-
 
 @dataclass(frozen=True)
 class Size:

@@ -265,7 +265,7 @@ def whole_grid(options: argparse.Namespace) -> dict[str, Any]:
         if options.limit is not None:
             words += ["--limit", str(options.limit)]
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "fcco", *words], check=True)
+        subprocess.run([sys.executable, "-m", "fcco_experiments", *words], check=True)
         wall = time.perf_counter() - start
         told = [json.loads(line) for line in (out / "fleet.jsonl").read_text().splitlines()]
     return {

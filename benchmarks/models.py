@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-__all__ = ["Case", "cpu_cases", "gpu_cases"]
-
 
 @dataclass
 class Case:

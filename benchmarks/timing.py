@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Timings", "interleave"]
-
 
 @dataclass(frozen=True)
 class Timings:

@@ -39,8 +39,6 @@ from torch.nn.functional import softplus
 
 import fcco
 
-__all__ = ["WALKS", "Call", "listing", "record", "summary"]
-
 SOURCE = Path(fcco.__file__).parent
 BLOCKS, INNER_STEPS, MEMBERS, WARM_UP = 4, 3, 3, 4
 CONSTRAINED: dict[str, Any] = {"penalty": 4.0, "smoothing": 0.1, "tolerance": 0.5}

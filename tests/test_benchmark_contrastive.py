@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from benchmarks import contrastive_speed as speed
 from benchmarks.timing import Timings
@@ -33,16 +32,3 @@ def test_goals() -> None:
     assert rows["ema"]["mib_more"] == pytest.approx(1.0)
     assert rows["msvr"]["bound"] == 1.25 and not rows["msvr"]["time_met"]
     assert rows["msvr"]["memory_ratio"] == 1.02 and not rows["msvr"]["memory_met"]
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_every_candidate_trains(recompute: bool) -> None:
-    bench = speed.Bench(speed.TINY, 4, "cpu", recompute)
-    for name, build in speed.candidates(4).items():
-        model = bench.model()
-        start = [p.detach().clone() for p in model.parameters()]
-        step = build(bench, model)
-        step()
-        step()
-        same = [torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True)]
-        assert all(same) if name == "forward" else not any(same)

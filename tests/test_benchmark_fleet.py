@@ -45,16 +45,6 @@ def test_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("10 runs of 1 epochs with set-up, evaluation and table")
 
 
-def test_a_size_that_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(fleet, "LARGE", 2)
-    monkeypatch.setattr(fleet.memory, "capacity", lambda *given, **more: 2)
-    words = "--device cpu --sizes 4 --methods sonex --seconds 0.01 --rounds 2 --modes traced"
-    fleet.main([*words.split(), "--processes", "1", "--generated", "300"])
-    assert "capped at 2 by memory" in capsys.readouterr().out
-
-
 def test_rows_from_times_by_hand() -> None:
     seconds = {
         "sequential": [1.0, 2.0, 4.0],
@@ -73,24 +63,6 @@ def test_rows_from_times_by_hand() -> None:
     rows["traced"]["over_sequential"] = 3.9
     found = fleet.target([result])
     assert found is not None and not found["met"]
-
-
-def test_candidates_take_turns() -> None:
-    order: list[str] = []
-
-    def candidate(name: str) -> fleet.Measure:
-        return lambda: order.append(name) or 1.0  # type: ignore[func-returns-value]
-
-    timings = fleet.alternate({name: candidate(name) for name in "abc"}, 3)
-    assert "".join(order) == "abccbaabc"
-    assert timings.seconds == {name: [1.0] * 3 for name in "abc"}
-
-
-def test_runs_are_settings_times_seeds() -> None:
-    runs = fleet_cases.Case("sonex", generated=SHAPE).runs(12)
-    assert [seed for _, seed in runs] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
-    assert len({method.lr for method, _ in runs}) == 3
-    assert {method.method for method, _ in runs} == {"sonex"}
 
 
 def test_a_fleet_trains_as_the_single_run() -> None:

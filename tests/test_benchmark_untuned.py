@@ -11,10 +11,10 @@ import torch
 
 import fcco
 from benchmarks.untuned import __main__ as untuned
-from benchmarks.untuned import constraints, faces, groups, tuned
+from benchmarks.untuned import constraints, groups, tuned
 from benchmarks.untuned.constraints import Figures, Variant
 from research.constrained.convex import Segments
-from research.constrained.jobs import Job
+from research.constrained.training import Job
 
 # Variants
 
@@ -28,7 +28,7 @@ def gradients(problem, model, batch) -> torch.Tensor:
     return torch.stack([torch.cat([each.flatten() for each in own]) for own in found])
 
 
-@pytest.mark.parametrize("first", ["docs", "convex", "sampled"])
+@pytest.mark.parametrize("first", ["docs", "convex"])
 @pytest.mark.parametrize("variant, loss, value, copies", [
     ("values x 100", 1.0, 100.0, 1),
     ("loss x 100", 100.0, 1.0, 1),
@@ -54,20 +54,6 @@ def test_copies_of_a_drawn_constraint_have_numbers_of_their_own():
     assert one.index is not None and two.index is not None
     assert len(set(two.index.tolist())) == 10 * len(one.index)
     assert (two.index % base.num_constraints).tolist() == 10 * one.index.tolist()
-
-
-@pytest.mark.parametrize("first", ["docs", "convex", "sampled"])
-def test_a_tenth_of_the_batch_estimates_the_same_values(first):
-    original, other = constraints.make(first), constraints.make(f"{first} / tenth batch")
-    large, small = original.batches(0), other.batches(0)
-    assert len(small().inputs) <= 0.15 * len(large().inputs)
-    model, draws = original.model(), 400
-    with torch.no_grad():
-        many = torch.stack([original.measure(model, large())[0] for _ in range(draws)])
-        few = torch.stack([other.measure(model, small())[0] for _ in range(draws)])
-    error = math.hypot(many.std().item(), few.std().item()) / math.sqrt(draws)
-    assert abs(many.mean() - few.mean()).item() < 4 * error
-    assert few.std() > 2 * many.std()
 
 
 def test_tuned_multipliers_scale_with_units_and_copies():
@@ -145,38 +131,14 @@ def test_quantile_by_hand_weighs_the_worst_groups():
     torch.testing.assert_close(losses.grad[8:], torch.full((2,), 0.5))  # 1/(r n)
 
 
-@pytest.mark.parametrize("method", ["uniform", "OOA", "EMA + quantile", "ERM"])
-def test_group_methods_learn(method):
-    setting = {"lr": 0.05, "ratio": 0.2, "shape": [8, 8]}
-    start, end = (
-        groups.run(Job("quick start", method, {**setting, "lr": lr}, 0, 0.0, 150))
-        for lr in (0.0, 0.05)
-    )
-    assert end.cvar["1.0"] < start.cvar["1.0"]
-    assert end.objective >= end.cvar["0.5"] >= end.cvar["1.0"]
-
-
 # The command
 
 
 def test_last_line_is_one_json_object(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("humancompatible.train.dual_optim")
-    arguments = ["--quick", "--json", "--cache", str(tmp_path / "runs"), "--only"]
-    monkeypatch.setattr(sys, "argv", ["untuned", *arguments, "^docs[^:]*: (HCT|penalty)"])
+    arguments = ["--quick", "--json", "--workers", "1", "--cache", str(tmp_path / "runs"), "--only"]
+    monkeypatch.setattr(sys, "argv", ["untuned", *arguments, "^docs: penalty"])
     untuned.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(found) == {"constraints", "groups"}
-    assert set(found["constraints"]) == {"docs", "docs / values x 100"}
-    for rows in found["constraints"].values():
-        assert {"HCT ALM", "penalty by hand"} <= set(rows)
-        assert all({"objective", "violation"} <= set(row) for row in rows.values())
-    assert (tmp_path / "runs").read_text().count("\n") == 4
-
-
-def test_packed_faces_are_nearly_the_same():
-    place = torch.linspace(0, 1, 53)
-    smooth = (128 + 100 * torch.sin(7 * place + 3 * place[:30, None])).expand(2, 3, 30, 53)
-    images = (smooth * torch.tensor([1.0, 0.7, 0.4]).view(1, 3, 1, 1)).to(torch.uint8)
-    found = faces.unpack(faces.pack(images), 30, 53)
-    assert found.shape == images.shape
-    assert (found.float() - images.float()).square().mean().sqrt() < 5
+    assert set(found) == {"constraints", "groups"} and set(found["constraints"]) == {"docs"}
+    assert {"objective", "violation"} <= set(found["constraints"]["docs"]["penalty by hand"])
+    assert (tmp_path / "runs").read_text().count("\n") == 1

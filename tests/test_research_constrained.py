@@ -1,4 +1,4 @@
-"""The race against Cooper and humancompatible-train: its problems, counts, choices and sides."""
+"""The comparison with Cooper and humancompatible-train: its problems, counts and choices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fcco_experiments.data import Part
 
-from research.constrained import bias, convex, cost, data, grids, jobs, report, training
-from research.constrained import study as constrained
+from research.constrained import convex, grids, report, study, training
 from research.constrained.fairness import THRESHOLDS, RocFairness
-from research.constrained.problems import Batch, Schedule
-from research.constrained.training import Trace
+from research.constrained.problems import Schedule, Stepper
+from research.constrained.training import Job, Runner, Trace
 
 
 @pytest.fixture
@@ -25,8 +25,7 @@ def fair() -> RocFairness:
     group = random.randint(2, size=400)
     features = random.randn(400, 3) + group[:, None] * 0.5
     label = (features[:, 0] + random.randn(400) > 0.3).astype(np.int64)
-    table = data.Part(features, label, group)
-    return RocFairness("adult", table, Schedule(60, 10, 1e-2), per_cell=8)
+    return RocFairness("adult", Part(features, label, group), Schedule(60, 10, 1e-2), per_cell=8)
 
 
 def trace(objective, violation, every=10) -> Trace:
@@ -34,11 +33,8 @@ def trace(objective, violation, every=10) -> Trace:
     return Trace(done, list(objective), list(violation), 1.0, 0.0)
 
 
-# Problems
-
-
-def loops(problem: RocFairness, scores, rows_of_cell, targets):
-    """Rates, losses and gaps with loops."""
+def loops(scores, rows_of_cell, targets):
+    """Losses, gaps and rates with loops; cells: (group 0, label 0), (0, 1), (1, 0), (1, 1)."""
     rates = np.zeros((4, len(THRESHOLDS)))
     losses = np.zeros(4)
     for cell, rows in enumerate(rows_of_cell):
@@ -47,19 +43,17 @@ def loops(problem: RocFairness, scores, rows_of_cell, targets):
             losses[cell] += (np.logaddexp(0, s) - y * s) / len(rows)
             for k, threshold in enumerate(THRESHOLDS):
                 rates[cell, k] += 1 / (1 + np.exp(threshold - s)) / len(rows)
-    # cells: (group 0, label 0), (0, 1), (1, 0), (1, 1)
     gaps = [rates[y, k] - rates[2 + y, k] for y in (0, 1) for k in range(len(THRESHOLDS))]
     return losses, np.array(gaps), rates
 
 
 def test_fairness_values_equal_loops(fair):
-    model = fair.model()
-    problem = fair.shifted(0.002)
+    model, problem = fair.model(), fair.shifted(0.002)
     batch = problem.batches(3)()
     assert batch.targets.tolist() == 8 * [0.0] + 8 * [1.0] + 8 * [0.0] + 8 * [1.0]
     scores = model(batch.inputs).detach().double().numpy()
     cells = [range(8 * k, 8 * k + 8) for k in range(4)]
-    losses, gaps, rates = loops(problem, scores, cells, batch.targets.numpy())
+    losses, gaps, rates = loops(scores, cells, batch.targets.numpy())
     loss, signed = problem.measure(model, batch, "signed")
     assert loss.item() == pytest.approx(float(problem.prior.double().numpy() @ losses), rel=1e-5)
     np.testing.assert_allclose(signed.detach(), np.r_[gaps, -gaps] - 0.007, atol=1e-6)
@@ -74,33 +68,16 @@ def test_fairness_score_is_on_all_rows_and_without_shift(fair):
     model = fair.model()
     scores = model(fair.inputs).detach().double().numpy()
     ends = np.r_[0, fair.counts.cumsum(0).numpy()]
-    cells = [range(ends[k], ends[k + 1]) for k in range(4)]
-    losses, gaps, _ = loops(fair, scores, cells, fair.targets.numpy())
-    counts = fair.counts.numpy()
-    score = fair.shifted(0.1).score(model)
+    losses, gaps, _ = loops(
+        scores, [range(ends[k], ends[k + 1]) for k in range(4)], fair.targets.numpy()
+    )
+    counts, score = fair.counts.numpy(), fair.shifted(0.1).score(model)
     assert score.objective == pytest.approx((losses * counts).sum() / counts.sum(), rel=1e-5)
     assert score.violation == pytest.approx(abs(gaps).max() - 0.005, abs=1e-6)
 
 
-def test_batches_depend_on_the_seed_alone(fair):
-    first, again, other = fair.batches(1), fair.batches(1), fair.batches(2)
-    torch.manual_seed(5)
-    one = [first() for _ in range(3)]
-    torch.manual_seed(6)
-    two = [again() for _ in range(3)]
-    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(one, two, strict=True))
-    assert not torch.equal(one[0].inputs, other().inputs)
-
-
-def test_an_empty_cell_is_refused():
-    table = data.Part(np.zeros((3, 1)), np.array([0, 1, 0]), np.array([0, 0, 1]))
-    with pytest.raises(ValueError, match=r"hold \[1, 1, 1, 0\]"):
-        RocFairness("adult", table)
-
-
 @pytest.mark.parametrize("kind", [convex.GroupLosses, convex.Segments])
-def test_convex_batches_estimate_the_full_values(kind):
-    """The mean over many batches is the value on all samples."""
+def test_convex_batches_estimate_the_full_values_and_optima_are_stored(kind):
     problem = kind().shifted(-0.01)
     torch.manual_seed(0)
     model = problem.model()
@@ -115,22 +92,11 @@ def test_convex_batches_estimate_the_full_values(kind):
             total.index_add_(0, index, values + problem.shift)
             seen.index_add_(0, index, torch.ones(len(index)))
             losses.append(loss.item())
-    score = problem.score(model)
-    worst = int((total / seen).argmax())
+    score, worst = problem.score(model), int((total / seen).argmax())
     assert np.mean(losses) == pytest.approx(score.objective, rel=0.03)
     assert (total / seen)[worst].item() == pytest.approx(score.violation, abs=0.06)
-
-
-@pytest.mark.parametrize("kind", [convex.GroupLosses, convex.Segments])
-def test_stored_optima_are_those_of_cvxpy(kind):
     pytest.importorskip("cvxpy")
-    problem = kind()
-    for relaxed, stored in convex.OPTIMA[problem.name].items():
-        assert stored == pytest.approx(problem.solve(relaxed), abs=1e-5)
-    assert problem.optimum == convex.OPTIMA[problem.name][0.0]
-
-
-# Choice and figures
+    assert problem.optimum == pytest.approx(problem.solve(0.0), abs=1e-5)
 
 
 def test_choice_is_feasibility_first():
@@ -152,22 +118,10 @@ def test_objective_at_equal_violation():
 
 def test_tail_and_time_to_reach():
     run = trace([5, 4, 3, 2, 1.5, 1, 1, 1, 1, 3], [0, 0.5, 0.5, 0, 0.2, 0, 0, 0, 0, 0.01])
-    assert run.tail_objective == 2.0  # the last two of ten
-    assert run.tail_violation == pytest.approx(0.005)
-    assert run.settled() == 60
-    assert run.reached(2.0) == 40
-    assert run.reached(0.5) is None
-    assert run.best(0.4) == 2.0
+    assert (run.tail_objective, run.tail_violation) == (2.0, pytest.approx(0.005))  # last two
+    assert (run.settled(), run.reached(2.0), run.reached(0.5), run.best(0.4)) == (60, 40, None, 2.0)
     assert trace([1], [1]).settled() is None
     assert trace([1, math.nan], [0, math.nan]).tail_objective == math.inf
-
-
-def test_mean_error_and_median():
-    mean, error = report.mean_and_error([1.0, 2.0, 3.0])
-    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
-    assert report.mean_and_error([1.0, math.inf])[0] == math.inf
-    assert report.middle([30, None, 10]) == 30
-    assert report.middle([None, None, 10]) is None
 
 
 def entry(*seeds: float, settled=None):
@@ -208,25 +162,13 @@ def test_result_goes_along_shifted_limits():
     assert "SONEX | 2.0000 ± 0.0000 | +0.0100" in report.table({"SONEX": summary})
 
 
-# Grids
-
-
-def test_every_method_has_equally_many_settings():
+def test_every_method_has_equally_many_settings(monkeypatch):
     for problem in ("adult", "convex", "sampled"):
         for method in grids.GRIDS[grids.family(problem)]:
             assert len(grids.settings(problem, method)) == grids.K
-    peers = [{m for m in grid if m.startswith(("Cooper", "HCT"))} for grid in grids.GRIDS.values()]
-    assert len(peers[1]) == 10
-    assert peers[1] == peers[2] == {m for m in peers[0] if "|gap|" not in m}
-
-
-def test_grids_refuse_an_unequal_number(monkeypatch):
     monkeypatch.setitem(grids.GRIDS["convex"], "SONEX", grids.settings("convex", "SONEX")[:-1])
     with pytest.raises(ValueError, match="must have 8 different"):
         grids.settings("convex", "SONEX")
-
-
-# Runs
 
 
 def short(name: str):
@@ -237,10 +179,10 @@ def short(name: str):
 
 @pytest.mark.parametrize("name", ["fair", "convex", "sampled"])
 def test_each_side_runs_and_counts_its_gradients(name, fair):
-    problem = fair if name == "fair" else short(name)
+    problem = fair.shifted(0.0) if name == "fair" else short(name)
+    problem.schedule = replace(problem.schedule, evaluations=40, every=20)
     family = "fairness" if name == "fair" else name
-    builders = training.builders()
-    for method in set(grids.GRIDS[family]) & set(builders):
+    for method in set(grids.GRIDS[family]) & set(training.builders()):
         setting = grids.GRIDS[family][method][0]
         counted = []
 
@@ -251,17 +193,14 @@ def test_each_side_runs_and_counts_its_gradients(name, fair):
         watched = problem.shifted(0.0)
         watched.measure = measure  # type: ignore[method-assign]
         run = training.train(watched, method, setting, seed=0)
-        every = problem.schedule.every
         assert run.evaluations[-1] == problem.schedule.evaluations, method
-        assert all(n >= every * (k + 1) for k, n in enumerate(run.evaluations)), method
-        gradients = counted.count(True)
-        warm_up = setting.get("warm_up", 0)
+        gradients, warm_up = counted.count(True), setting.get("warm_up", 0)
         assert gradients + warm_up == problem.schedule.evaluations, method
         assert counted.count(False) <= run.extra_forwards * gradients + warm_up, method
 
 
 def test_same_seed_same_start(fair, monkeypatch):
-    """Every method sees the same weights and batches."""
+    """Every method sees the same weights and batches, and the schedule of the learning rate."""
     seen: dict[str, list[torch.Tensor]] = {}
     rates: list[float] = []
 
@@ -274,7 +213,7 @@ def test_same_seed_same_start(fair, monkeypatch):
                 seen.setdefault(name, [weights]).append(batch.inputs)
                 rates.append(optimizer.param_groups[0]["lr"])
 
-            return training.ours.Stepper(step, [optimizer])
+            return Stepper(step, [optimizer])
 
         return build
 
@@ -287,44 +226,15 @@ def test_same_seed_same_start(fair, monkeypatch):
     assert rates[:60] == pytest.approx(30 * [2.0] + 20 * [0.2] + 10 * [0.02])
 
 
-def test_learning_rate_falls_for_the_primal_optimizer():
-    schedule = Schedule(100, 10, 1.0)
-    assert [schedule.factor(n) for n in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=3.0)
-    stepper = training.ours.Stepper(lambda batch: None, [optimizer])
-    for factor in (0.5, 0.1):
-        stepper.set_factor(factor)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(3 * factor)
-
-
-def test_multipliers_start_at_zero_when_asked(fair):
-    model = fair.model()
-    optimizer = torch.optim.Adam(model.parameters())
-    common = {"penalty": 5.0, "smoothing": 0.01, "gamma": 0.01, "margin": 0.004, "from_zero": True}
-    pairs = training.ours.penalized(fair, model, optimizer, common)
-    assert pairs.multipliers().tolist() == 14 * [0.0]
-    assert pairs.term.outer.tolerance == pytest.approx(0.001)
-    problem = short("convex")
-    model = problem.model()
-    optimizer = torch.optim.Adam(model.parameters())
-    signed = training.ours.penalized(problem, model, optimizer, common)
-    assert signed.multipliers().tolist() == 10 * [0.0]
-    assert signed.violation().tolist() == pytest.approx(10 * [-0.004])
-
-
-def test_smoothing_follows_the_learning_rate():
-    problem = short("convex")
-    model = problem.model()
-    optimizer = torch.optim.Adam(model.parameters())
-    setting = {"penalty": 5.0, "smoothing": 0.04, "follow": 0.5, "from_zero": True}
-    term = training.ours.penalized(problem, model, optimizer, setting).term
-    assert term.smoothing == pytest.approx(0.04)
-    assert term.smoothing_schedule(20) == pytest.approx(0.04 * 0.1**0.5)
-    assert term.smoothing_schedule(39) == pytest.approx(0.004)
-
-
-# Jobs
+def test_the_two_packages_agree_where_they_should():
+    """The ALM without penalty is Cooper's alternating dual ascent."""
+    pytest.importorskip("cooper")
+    pytest.importorskip("humancompatible.train.dual_optim")
+    for name in ("convex", "sampled"):
+        problem = short(name)
+        one = training.train(problem, "Cooper alternating", {"dual_lr": 0.05}, 0)
+        two = training.train(problem, "HCT ALM", {"lr": 0.05}, 0)
+        assert one.objective == pytest.approx(two.objective, rel=1e-4)
 
 
 def test_runner_resumes_from_its_file(tmp_path):
@@ -335,34 +245,22 @@ def test_runner_resumes_from_its_file(tmp_path):
         return trace([1.23456789], [0.1])
 
     file = tmp_path / "folder" / "jobs.jsonl"
-    todo = [jobs.Job("convex", "SONEX", {"gamma": 0.1}, seed) for seed in (0, 1)]
-    first = jobs.Runner(1, file, show=None, run=fake)(todo, "x")
-    assert ran == [0, 1]
+    todo = [Job("convex", "SONEX", {"gamma": 0.1}, seed) for seed in (0, 1)]
+    first = Runner(1, file, show=None, run=fake)(todo, "x")
     with file.open("a") as lines:
         lines.write('{"job": "broken')
-    more = [*todo, jobs.Job("convex", "SONEX", {"gamma": 0.1}, 0, shift=0.1)]
-    again = jobs.Runner(1, file, show=None, run=fake)(more, "x")
-    assert ran == [0, 1, 0]
-    assert again[:2] == first
-    assert first[0].objective == [1.2346]
-
-
-def test_progress_is_shown(capsys):
-    def fake(job):
-        return trace([1.0], [0.1])
-
-    jobs.Runner(1, None, show=sys.stderr, run=fake)([jobs.Job("convex", "SONEX", {}, 0)], "tuning")
-    assert "tuning: 1/1 jobs, 0.0 min left" in capsys.readouterr().err
+    more = [*todo, Job("convex", "SONEX", {"gamma": 0.1}, 0, shift=0.1)]
+    again = Runner(1, file, show=None, run=fake)(more, "x")
+    assert ran == [0, 1, 0] and again[:2] == first
 
 
 def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
     monkeypatch.delenv("FCCO_DATA", raising=False)
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))  # that of this machine may have it
-    arguments = ["--quick", "--json", "--skip", "cost", "bias", "--methods", "SONEX", "SONX"]
-    problems = ["--problems", "adult", "convex", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["constrained", *arguments, *problems])
-    pytest.importorskip("matplotlib")
-    constrained.main()
+    words = "--quick --json --skip cost bias --methods SONEX SONX --problems adult convex --output"
+    monkeypatch.setattr(sys, "argv", ["constrained", *words.split(), str(tmp_path)])
+    study.main()
     printed = capsys.readouterr()
     found = json.loads(printed.out.splitlines()[-1])
     assert set(found["problems"]) == {"convex"}
@@ -370,54 +268,3 @@ def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):
     assert set(found["problems"]["convex"]["methods"]) == {"SONEX", "SONX"}
     written = {file.name for file in tmp_path.iterdir()}
     assert {"tables.md", "jobs.jsonl", "constrained-frontiers.png"} <= written
-
-
-# Cost and bias
-
-
-def test_step_cost_is_relative_to_the_penalty_by_hand():
-    found = cost.measure(16, 14, rounds=2, show=False)
-    assert found["by hand"] == 1.0
-    assert found["SONEX, MSVR"] > found["objective alone"]
-    assert "| SONEX, MSVR |" in cost.table({"16x16, m = 14": found})
-    values = cost.Gaps(16, 1000)
-    batch = values.batches(0)()
-    assert values.measure(values.model(), batch)[1].shape == (1000,)
-
-
-def test_tracking_removes_the_bias_of_small_batches(fair):
-    found = bias.measure(fair, sizes=(4, 32), steps=300)
-    assert found["batch"] == [16, 128]
-    assert found["gap batch"][0] > 3 * abs(found["gap tracked"][0])
-    assert found["gap batch"][0] > found["gap batch"][1] > 0  # smaller with larger batches
-    assert found["hinge batch"][0] > 0
-
-
-# Peers
-
-
-def test_the_two_packages_agree_where_they_should():
-    """The ALM without penalty is Cooper's alternating dual ascent."""
-    pytest.importorskip("cooper")
-    pytest.importorskip("humancompatible.train.dual_optim")
-    problem = short("convex")
-    one = training.train(problem, "Cooper alternating", {"dual_lr": 0.05}, 0)
-    two = training.train(problem, "HCT ALM", {"lr": 0.05}, 0)
-    assert one.objective == pytest.approx(two.objective, rel=1e-5)
-    assert one.violation == pytest.approx(two.violation, abs=1e-5)
-    sampled = short("sampled")
-    one = training.train(sampled, "Cooper alternating", {"dual_lr": 0.05}, 0)
-    two = training.train(sampled, "HCT ALM", {"lr": 0.05}, 0)  # zeros for the absent ones
-    assert one.objective == pytest.approx(two.objective, rel=1e-4)
-
-
-def test_extrapolation_counts_twice():
-    pytest.importorskip("cooper")
-    problem = short("convex")
-    run = training.train(problem, "Cooper extrapolation", {"dual_lr": 0.05}, 0)
-    assert run.evaluations == [20, 40]
-
-
-def test_batch_is_a_plain_tuple():
-    batch = Batch(torch.zeros(1), torch.zeros(1))
-    assert batch.index is None

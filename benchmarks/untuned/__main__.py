@@ -3,7 +3,6 @@
     python -m benchmarks.untuned --json --workers 2 --cache build/untuned.jsonl
     python -m benchmarks.untuned --quick --json           # one seed, under three minutes
     python -m benchmarks.untuned --only '^adult: fcco$'   # ours alone, on one problem
-    python -m benchmarks.untuned --gpu --images faces.npz # deep networks, see `faces`
 
 Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`; `--only` takes a regular
 expression for `PROBLEM: METHOD`, and the method `fcco` is ours. Finished runs of peers and of tuned
@@ -27,14 +26,14 @@ from typing import Any
 import torch
 from fcco_experiments.data import MissingData
 
-from research.constrained.jobs import Job, Runner
 from research.constrained.study import finite
+from research.constrained.training import Job, Runner
 
 from . import constraints, groups, tuned
 from .constraints import LEVEL, Figures
 
 OURS, TUNED = "fcco", "tuned"
-SEEDS = range(10, 100)  # searches use seed 0, trials for the duel's grids saw seeds below 10
+SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
 FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a backbone, which takes minutes
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand", "uniform", "OOA", "EMA + quantile"}
 
@@ -284,10 +283,10 @@ def available(names: Iterable[str], make: Any) -> list[str]:
     return found
 
 
-def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
+def train(options: argparse.Namespace) -> dict[str, Any]:
     """Train everything that `--only` names."""
     torch.set_num_threads(1)
-    seeds, wanted = SEEDS[: 1 if options.quick else options.seeds or 5], re.compile(options.only)
+    seeds, wanted = SEEDS[: 1 if options.quick else options.seeds], re.compile(options.only)
     entries = [
         entry for entry in plan_constraints(seeds, options.quick) if wanted.search(str(entry))
     ]
@@ -312,49 +311,18 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
     return collect(entries, {**others.known, **ours.known})
 
 
-def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
-    """Deep networks, one after another, and the time of a step."""
-    from . import faces
-
-    wanted, entries, known = re.compile(options.only), [], {}
-    steps, seeds = (50 if options.quick else None), SEEDS[: options.seeds or 1]
-    held = {} if options.images is None else faces.problems(options.images)
-    for name, problem in held.items():
-        for label, (method, setting) in faces.METHODS.items():
-            entry = Entry(name, label, {})
-            if not wanted.search(str(entry)):
-                continue
-            for lr in problem.lrs:
-                full = {**setting, "lr": lr, "shape": "own", "ratio": problem.ratio}
-                jobs = [
-                    groups.placed(Job(name, method, full, s, 0.0, steps), problem) for s in seeds
-                ]
-                entry.candidates[lr] = jobs
-                known |= {job.key: groups.fit(job, problem) for job in jobs}
-            entries.append(entry)
-            print(tables(collect([entry], known)), file=sys.stderr, flush=True)
-    found = collect(entries, known)
-    if wanted.search("steps: fcco"):
-        found["steps"] = faces.step_ratios(3 if options.quick else None)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer methods, one seed")
     parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
-    parser.add_argument("--seeds", type=int, help="5 unless given, 1 with --gpu")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, help="processes; 1, or 2 with --quick")
     parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
-    parser.add_argument("--gpu", action="store_true", help="deep networks instead, on the GPU")
-    parser.add_argument("--images", type=Path, help="for --gpu, made by `benchmarks.untuned.faces`")
     options = parser.parse_args()
     options.workers = options.workers or (2 if options.quick else 1)
-    found = on_gpu(options) if options.gpu else on_cpu(options)
+    found = train(options)
     print(tables(found))
-    for name, ratio in found.get("steps", {}).items():
-        print(f"step of {name} with all defaults: {ratio} of the plain step")
     goals = constrained_goals(found["constraints"]) + group_goals(found["groups"])
     print("\n" + "\n".join(goals))
     if options.quick:

@@ -12,16 +12,24 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
-from research.constrained import cooper_side, hct_side
+from research.constrained import peers
 from research.constrained.convex import GroupLosses, Segments
 from research.constrained.fairness import RocFairness
-from research.constrained.jobs import Job
-from research.constrained.problems import NAMES, Batch, Form, Problem, Schedule, Score
-from research.constrained.problems import make as make_duel
-from research.constrained.stepper import Builder, Setting, Stepper, adam
-from research.constrained.training import train
-
-__all__ = ["LEVEL", "PEERS", "PROBLEMS", "VARIANTS", "Figures", "Rates", "Variant", "make", "run"]
+from research.constrained.problems import (
+    NAMES,
+    Batch,
+    Builder,
+    Form,
+    Problem,
+    Schedule,
+    Score,
+    Setting,
+    Stepper,
+    adam,
+    training_step,
+)
+from research.constrained.problems import make as make_problem
+from research.constrained.training import Job, train
 
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
 PROBLEMS = (*NAMES, "docs")
@@ -174,7 +182,7 @@ def tenth(problem: Problem) -> Problem:
 def make(name: str) -> Problem:
     """A problem such as `"adult"` or `"adult / values x 100"`."""
     first, _, variant = name.partition(" / ")
-    base = Rates() if first == "docs" else make_duel(first)
+    base = Rates() if first == "docs" else make_problem(first)
     match variant:
         case "":
             return base
@@ -193,13 +201,10 @@ def ours(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """`fcco.constrained` as a reader of its first line would call it; `setting` is for trials."""
     primal = adam(problem, model)
     objective = fcco.constrained(model, primal, problem.num_constraints, **setting)
-    optimizer: Any = objective.optimizer
-
-    def step(batch: Batch) -> None:
-        objective(lambda: problem.measure(model, batch), batch.index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training_step(
+        objective.optimizer,
+        lambda batch: objective(lambda: problem.measure(model, batch), batch.index),
+    )
     return Stepper(step, [primal])
 
 
@@ -207,13 +212,11 @@ def by_hand(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """Loss + weight * sum of the violations of the batch, as one would write it first."""
     primal = adam(problem, model)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         loss, values = problem.measure(model, batch)
-        (loss + setting["weight"] * values.relu().sum()).backward()
-        primal.step()
-        primal.zero_grad()
+        return loss + setting["weight"] * values.relu().sum()
 
-    return Stepper(step, [primal])
+    return Stepper(training_step(primal, loss), [primal])
 
 
 OWN: dict[str, Builder] = {"fcco": ours, "penalty by hand": by_hand, "plain loss": by_hand}
@@ -222,7 +225,7 @@ OWN: dict[str, Builder] = {"fcco": ours, "penalty by hand": by_hand, "plain loss
 # Cooper: the README has SGD(lr=1e-2, maximize=True) for the multipliers and the simultaneous
 # optimizer; a penalty coefficient has no default, 1 is what one would write. nuPI with the defaults
 # of its class (Kp = 0) is that same ascent, so it has no row.
-# HCT: the defaults of each class (the side of the duel would widen `dual_range`); `is_ineq` as the
+# HCT: the defaults of each class (`peers` would widen `dual_range`); `is_ineq` as the
 # problem asks, and PBM wants the length of an epoch.
 PEERS: dict[str, dict[str, Any]] = {
     "Cooper simultaneous": {"dual_lr": 0.01},
@@ -239,7 +242,7 @@ PEERS: dict[str, dict[str, Any]] = {
 
 def installed() -> dict[str, dict[str, Any]]:
     """The peers that can be imported."""
-    there = {"Cooper": cooper_side.installed(), "HCT": hct_side.installed()}
+    there = {"Cooper": peers.installed("Cooper"), "HCT": peers.installed("HCT")}
     return {name: peer for name, peer in PEERS.items() if there.get(name.split()[0], True)}
 
 

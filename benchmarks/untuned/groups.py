@@ -17,24 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import fcco
-from research.constrained.jobs import Job
-from research.constrained.stepper import Setting
-from research.convergence.problems import PROBLEMS as RACE
+from research.constrained.problems import Setting
+from research.constrained.training import Job
+from research.convergence.problems import PROBLEMS as CONVERGENCE
 
 from .constraints import Figures
-
-__all__ = [
-    "DEFAULTS",
-    "PROBLEMS",
-    "RATIOS",
-    "Groups",
-    "fit",
-    "make",
-    "placed",
-    "run",
-    "shape",
-    "train",
-]
 
 PROBLEMS = ("celeba", "sentiment", "amazon", "reviews", "S2", "quick start")
 RATIOS = (0.05, 0.15, 0.5, 1.0)
@@ -136,20 +123,20 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
 
 
 def _s2(samples: int = 200) -> Groups:
-    """S2 of the race, |w - e_i|^2 / 2 with its noise, on samples whose noise has mean zero."""
-    race: Any = RACE["S2"]
+    """S2 of `research.convergence`, |w - e_i|^2 / 2, on samples whose noise has mean zero."""
+    problem: Any = CONVERGENCE["S2"]
     generator = torch.Generator().manual_seed(0)
-    number, d = race.rows.shape
+    number, d = problem.rows.shape
     noise = torch.randn(number, samples, d + 1, generator=generator)
     noise = (noise - noise.mean(1, keepdim=True)) * torch.tensor(
-        [race.noise[0]] + d * [race.noise[1]]
+        [problem.noise[0]] + d * [problem.noise[1]]
     )
-    rows = race.rows.float()[:, None] + noise[..., 1:]
-    shifts = race.shifts.float()[:, None] + noise[..., 0]
+    rows = problem.rows.float()[:, None] + noise[..., 1:]
+    shifts = problem.shifts.float()[:, None] + noise[..., 0]
 
     def model() -> nn.Module:
         made = nn.Linear(d, 1, bias=False)
-        made.weight.data[:] = race.start.float()
+        made.weight.data[:] = problem.start.float()
         return made
 
     def losses(made: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -157,9 +144,9 @@ def _s2(samples: int = 200) -> Groups:
         return made(inputs).squeeze(1) + targets + square
 
     group = torch.arange(number).repeat_interleave(samples)
-    size = race.blocks * race.samples
+    size = problem.blocks * problem.samples
     return Groups(
-        rows.flatten(0, 1), shifts.flatten(), group, model, losses, race.ratio,
+        rows.flatten(0, 1), shifts.flatten(), group, model, losses, problem.ratio,
         steps=3000, batch_size=size,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
     python -m benchmarks.untuned.tuned [--workers 2] [--cache FILE] [PATTERN]
 
 searches again and prints what it chose. Constraints: the methods that lead each table of
-docs/benchmarks-constrained.md with the grids of the duel (`docs` has a grid here); of each method
+docs/benchmarks-constrained.md with the grids of that study (`docs` has a grid here); of each method
 the settings that win on the tuning seed at a violation of 0.005 and of 0.01 are trained for several
 shifts of the limits, and the objective is read at 0.005. Groups: every method, its settings, the
 learning rates, in batches of the library's own shape; the best of them also in 8 x 8.
@@ -21,14 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from research.constrained import grids
-from research.constrained import rows as r
-from research.constrained.jobs import Job, Runner
 from research.constrained.report import choose, place
+from research.constrained.training import Job, Runner
 
 from . import constraints, groups
 from .constraints import LEVEL, Figures
-
-__all__ = ["CONSTRAINTS", "GROUPS", "SHIFTS", "level", "run", "search_constraints", "search_groups"]
 
 Tuned = list[tuple[str, dict[str, Any]]]
 
@@ -43,14 +40,15 @@ SHIFTS = {
 
 _DUAL = [(lr, penalty, False) for lr, penalty in product((0.03, 0.1, 0.3, 1.0), (1.0, 10.0))]
 _DOCS: dict[str, list[Any]] = {
-    **r.augmented(*_DUAL),
-    "ALEXR": r.rows("ki kp", product((0.03, 0.1, 0.3, 1.0), (1.0, 10.0)), penalty=100.0),
-    "SONEX": r.rows(
-        r.PENALTY,
+    **grids.augmented(_DUAL),
+    "ALEXR": grids.rows("ki kp", product((0.03, 0.1, 0.3, 1.0), (1.0, 10.0)), penalty=100.0),
+    "SONEX": grids.rows(
+        grids.PENALTY,
         [
-            (8.0, s, None, g, "auto", round(2.6 * s, 6))
+            (s, None, g, "auto", round(2.6 * s, 6))
             for s, g in product((1e-3, 2e-3, 5e-3, 1e-2), (0.02, 0.1))
         ],
+        penalty=8.0,
     ),
 }
 _LEADERS = {

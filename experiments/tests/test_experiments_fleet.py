@@ -17,7 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, fleets, store, sweep
+from fcco_experiments import (
+    compare,
+    config,
+    fleet_run,
+    fleets,
+    store,
+    sweep,
+)
 from fcco_experiments.cli.display import Display
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
@@ -145,16 +152,8 @@ def stoppable(**changes: Any) -> Any:
     return plan(methods(0.3, 9.0) | methods(0.1, update="adam"), **changes)
 
 
-@pytest.mark.parametrize(
-    "step, kind",
-    [
-        (0, "FLEET_STOP"),
-        (5, "FLEET_TERM"),
-        (6, "FLEET_STOP"),
-        (11, "FLEET_STOP"),
-        (22, "FLEET_TERM"),
-    ],
-)
+@pytest.mark.parametrize("kind", ["FLEET_STOP", "FLEET_TERM"])
+@pytest.mark.parametrize("step", [0, 1, 5, 6, 11, 22])
 def test_a_stop_at_any_step_is_saved_at_once_and_goes_on_bitwise(step, kind, whole, monkeypatch):
     monkeypatch.setenv(kind, str(step))
     events: list[Event] = []
@@ -192,7 +191,7 @@ def test_a_stop_in_the_second_fleet_keeps_the_lines_of_the_first(whole, monkeypa
 def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
     """As a process that was killed would leave them."""
     seen: list[int] = []
-    saved = fleets.FleetRun._save
+    saved = fleet_run.FleetRun._save
 
     def save(self: Any) -> None:
         saved(self)
@@ -200,11 +199,11 @@ def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
         if self.step == 16:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleets.FleetRun, "_save", save)
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", save)
     with pytest.raises(KeyboardInterrupt):
         execute(stoppable(checkpoint_every=2))
     assert seen == [8, 16] and lines() == {}
-    monkeypatch.setattr(fleets.FleetRun, "_save", saved)
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", saved)
     with pytest.raises(FolderError, match="has runs already"):
         execute(stoppable(checkpoint_every=2))
     execute(stoppable(checkpoint_every=3), resume=True)  # how often does not matter
@@ -213,20 +212,20 @@ def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
 
 def test_a_large_checkpoint_is_not_written_more_often_than_it_is_worth(monkeypatch):
     count = []
-    monkeypatch.setattr(fleets.FleetRun, "_save", lambda self: count.append(self.step))
-    monkeypatch.setattr(fleets, "_SHORT", -1.0)
-    monkeypatch.setattr(fleets, "_SHARE", -1.0)
+    monkeypatch.setattr(fleet_run.FleetRun, "_save", lambda self: count.append(self.step))
+    monkeypatch.setattr(fleet_run, "_SHORT", -1.0)
+    monkeypatch.setattr(fleet_run, "_SHARE", -1.0)
     execute(plan(methods(0.3), checkpoint_every=1))
     assert count == [4, 8, 12, 16, 20]
-    monkeypatch.setattr(fleets, "_SHARE", 1e12)
+    monkeypatch.setattr(fleet_run, "_SHARE", 1e12)
     count.clear()
-    real = fleets.FleetRun.__init__
+    real = fleet_run.FleetRun.__init__
 
     def costly(self: Any, *arguments: Any) -> None:
         real(self, *arguments)
         self._cost = 1.0
 
-    monkeypatch.setattr(fleets.FleetRun, "__init__", costly)
+    monkeypatch.setattr(fleet_run.FleetRun, "__init__", costly)
     execute(plan(methods(0.3), checkpoint_every=1), "p")
     assert count == []
 
@@ -501,18 +500,18 @@ def test_best_so_far_follows_the_rule_of_the_task_without_test_figures():
 
 
 def test_best_forgets_a_run_that_got_worse():
-    best = fleets.Best(TASK)
+    best = fleet_run.Best(TASK)
     specs = plan(methods(0.3, 0.1), seeds=(0,)).specs
-    best.update(specs, [figures(0.3), figures(0.1)])
+    best.look(specs, [figures(0.3), figures(0.1)])
     assert best.label == "sox-sgd@0/seed-0"
-    best.update(specs, [figures(0.9), figures(0.2)])
+    best.look(specs, [figures(0.9), figures(0.2)])
     assert best.label == "sox-sgd@1/seed-0"
-    best.update(specs[:1], [figures(0.31)])
+    best.look(specs[:1], [figures(0.31)])
     assert best.label == "sox-sgd@0/seed-0"
-    best.update(specs, [None, figures(0.1)])
+    best.look(specs, [None, figures(0.1)])
     assert best.label == "sox-sgd@1/seed-0"
-    best.update(specs, [None, None])
-    assert best.text == ""
+    best.look(specs, [None, None])
+    assert best.words == ""
 
 
 def test_thousands_of_runs_do_not_flood_the_console():

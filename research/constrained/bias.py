@@ -17,10 +17,7 @@ from torch.nn.functional import relu
 import fcco
 
 from .fairness import RocFairness
-from .problems import Batch
-from .stepper import adam
-
-__all__ = ["SIZES", "measure"]
+from .problems import Batch, adam
 
 SIZES = (4, 8, 16, 32, 64, 128)
 

@@ -16,8 +16,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .problems import Batch, Form, Problem, Schedule, Score
 
-__all__ = ["OPTIMA", "GroupLosses", "Segments", "linear", "solve"]
-
 # Objective of the solution when every constraint is relaxed by the key.
 OPTIMA = {
     "convex": {0.0: 0.380155, 0.01: 0.368207},

@@ -14,12 +14,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, relu
 import fcco
 from benchmarks.timing import interleave
 
-from . import cooper_side, hct_side
+from . import peers
 from .fairness import network
-from .problems import Batch, Form, Problem, Schedule, Score
-from .stepper import Builder, adam
-
-__all__ = ["CASES", "Gaps", "measure", "table"]
+from .problems import Batch, Builder, Form, Problem, Schedule, Score, adam, training_step
 
 CASES = ((64, 14), (64, 1000), (256, 14), (256, 1000))
 FEATURES, BATCH = 107, 128
@@ -66,53 +63,26 @@ class Gaps(Problem):
         return Score(loss.item(), values.max().item())
 
 
-def _by_hand(problem: Gaps, penalised: bool) -> Callable[[], None]:
-    model = problem.model()
-    optimizer, batch = adam(problem, model), problem.batches(0)()
+def _plain(problem: Gaps, penalised: bool) -> Callable[[], None]:
+    model, batch = problem.model(), problem.batches(0)()
 
-    def step() -> None:
+    def loss(batch: Batch) -> Tensor:
+        if not penalised:
+            return binary_cross_entropy_with_logits(model(problem.inputs), problem.targets)
         loss, values = problem.measure(model, batch)
-        if penalised:
-            loss = loss + relu(values).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return loss + relu(values).mean()
 
-    return step
-
-
-def _objective_alone(problem: Gaps) -> Callable[[], None]:
-    model = problem.model()
-    optimizer = adam(problem, model)
-
-    def step() -> None:
-        scores = model(problem.inputs)
-        binary_cross_entropy_with_logits(scores, problem.targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    step = training_step(adam(problem, model), loss)
+    return lambda: step(batch)
 
 
 def _sonex(problem: Gaps, correction: Any) -> Callable[[], None]:
-    model = problem.model()
-    optimizer, batch = adam(problem, model), problem.batches(0)()
-    objective = fcco.constrained(
-        model,
-        optimizer,
-        problem.num_constraints,
-        penalty=float(problem.num_constraints),
-        smoothing=1e-3,
-        gamma=0.02,
-        correction=correction,
-    )
-
-    def step() -> None:
-        objective(lambda: problem.measure(model, batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    model, batch = problem.model(), problem.batches(0)()
+    number, optimizer = problem.num_constraints, adam(problem, model)
+    options: Any = {"smoothing": 1e-3, "gamma": 0.02, "correction": correction}
+    objective = fcco.constrained(model, optimizer, number, penalty=float(number), **options)
+    step = training_step(optimizer, lambda batch: objective(lambda: problem.measure(model, batch)))
+    return lambda: step(batch)
 
 
 def _peer(problem: Gaps, builder: Builder, setting: dict[str, Any]) -> Callable[[], None]:
@@ -173,18 +143,16 @@ def measure(width: int, constraints: int, rounds: int, show: bool) -> dict[str, 
     """Ratios to the hand-written penalty for one network and number of constraints."""
     problem = Gaps(width, constraints)
     candidates = {
-        "objective alone": _objective_alone(problem),
-        "by hand": _by_hand(problem, True),
+        "objective alone": _plain(problem, penalised=False),
+        "by hand": _plain(problem, penalised=True),
         "SONEX, moving average": _sonex(problem, 0.0),
         "SONEX, MSVR": _sonex(problem, "auto"),
     }
     slow: dict[str, Callable[[], None]] = {}
-    for side in (cooper_side, hct_side):
-        if side.installed():
-            for name, builder in side.METHODS.items():
-                if name in _PEERS:
-                    candidates[name] = _peer(problem, builder, _PEERS[name])
-    if cooper_side.installed():
+    for name, builder in peers.methods().items():
+        if name in _PEERS:
+            candidates[name] = _peer(problem, builder, _PEERS[name])
+    if peers.installed("Cooper"):
         slow = {
             "by hand": candidates["by hand"],
             "Cooper, one object each": _one_object_each(problem),

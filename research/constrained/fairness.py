@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
+from fcco_experiments.data import Part, load
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from . import data
 from .problems import Batch, Form, Problem, Schedule, Score
-
-__all__ = ["RocFairness", "network"]
 
 THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
@@ -53,7 +51,7 @@ class RocFairness(Problem):
     def __init__(
         self,
         name: str,
-        table: data.Part,
+        table: Part,
         schedule: Schedule | None = None,
         kappa: float = 0.005,
         per_cell: int = 32,
@@ -77,8 +75,8 @@ class RocFairness(Problem):
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """The problem on the file of that name."""
-        return cls(name, data.load(name))
+        """The problem on all training rows, from files that are there: nothing is fetched."""
+        return cls(name, load(name, download=False, validation=0.0).train)
 
     @property
     def limit(self) -> float:

@@ -16,10 +16,7 @@ from torch import nn
 
 import fcco
 
-from .problems import Batch, Problem, Schedule
-from .stepper import Builder, Setting, Stepper, adam
-
-__all__ = ["DOOR", "METHODS", "penalized"]
+from .problems import Batch, Builder, Problem, Schedule, Setting, Stepper, adam, training_step
 
 
 def penalized(
@@ -113,11 +110,9 @@ def alexr(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
         theta=setting["kp"] / setting["ki"],
     )
 
-    def step(batch: Batch) -> None:
-        objective(lambda: problem.measure(model, batch), batch.index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training_step(
+        optimizer, lambda batch: objective(lambda: problem.measure(model, batch), batch.index)
+    )
     return Stepper(step, [optimizer], extra_forwards=1)
 
 
@@ -155,11 +150,9 @@ def behind_the_door(
     objective = fcco.constrained(model, optimizers[0], problem.num_constraints, method, **options)
     optimizer: Any = objective.optimizer  # the Adam above, or one around it
 
-    def step(batch: Batch) -> None:
-        objective(lambda: problem.measure(model, batch), batch.index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training_step(
+        optimizer, lambda batch: objective(lambda: problem.measure(model, batch), batch.index)
+    )
     return Stepper(step, optimizers, gradients, extra_forwards)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the race, small PNG files."""
+"""Pictures of the comparison, small PNG files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from .report import Result, target_of
 from .training import LIMIT
-
-__all__ = ["bias", "frontiers", "progress"]
 
 _COLOURS = {"ours": "tab:blue", "Cooper": "tab:orange", "HCT": "tab:green"}
 _MARKERS = "osD^vP*X"

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .stepper import Setting
+from .problems import Setting
 from .training import LIMIT, Trace
-
-__all__ = ["Result", "choose", "mean_and_error", "place", "table", "verdict"]
 
 LEVELS = (0.01, 0.005)
 

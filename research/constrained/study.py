@@ -3,7 +3,7 @@
     python -m research.constrained --json --workers 16 --output build/constrained
     python -m research.constrained --quick --json       # a smoke run, under a minute
 
-Four problems (`adult` and `compas` need their files, see `data`): 14 gaps of rates under
+Four problems (`adult` and `compas` need their files): 14 gaps of rates under
 a cross-entropy, a convex problem whose optimum is known, and 1,000 constraints of which 64 are
 sampled at a step. Every method gets the same model, initial weights, batches, Adam, schedule,
 number of gradient evaluations, and K settings; the choice is made on a tuning seed, feasibility
@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fcco_experiments.data import MissingData
 
 from . import bias, cost, grids, plots, report
-from .data import MissingData
-from .jobs import Job, Runner
 from .problems import NAMES, make
-from .training import builders
+from .training import Job, Runner, builders
 
 TUNING_SEED = 0
 FRESH_SEEDS = range(101, 200)  # short trials for the grids saw seeds below 10
 
 
-def race(
+def compare(
     names: list[str], methods: list[str], runner: Runner, seeds: int, quick: bool
 ) -> dict[str, list[report.Result]]:
     """Tune every method on every problem, then train its chosen setting on fresh seeds."""
@@ -140,7 +139,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="folder for tables, plots and finished jobs")
     parser.add_argument("--problems", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--methods", nargs="+", help="names; all by default")
-    parser.add_argument("--skip", nargs="+", choices=("race", "cost", "bias"), default=[])
+    parser.add_argument("--skip", nargs="+", choices=("methods", "cost", "bias"), default=[])
     options = parser.parse_args()
     torch.set_num_threads(1)
     names, notes = available(options.problems)
@@ -152,8 +151,10 @@ def main() -> None:
     tables: dict[str, str] = {}
     found: dict[str, Any] = {"notes": notes, "settings_tried": 1 if options.quick else grids.K}
     results: dict[str, list[report.Result]] = {}
-    if "race" not in options.skip:
-        results = race(names, methods, runner, 1 if options.quick else options.seeds, options.quick)
+    if "methods" not in options.skip:
+        results = compare(
+            names, methods, runner, 1 if options.quick else options.seeds, options.quick
+        )
         found["problems"] = summarise(results)
         tables |= {
             name: report.table(entry["methods"]) for name, entry in found["problems"].items()

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .problem import Batch, Problem, draw_blocks
-
-__all__ = ["Runs", "Trace", "batches", "checkpoints", "race"]
+from .problems import Batch, Problem, draw_blocks
 
 
-class Runs(Protocol):
-    """A method at work on all its runs."""
+class Runs(abc.ABC):
+    """A method at work on all its runs: seeds, and hyperparameters `h` of shape (settings, 1)."""
+
+    def __init__(self, problem: Problem, h: dict[str, Tensor], seeds: int) -> None:
+        self.problem, self.h = problem, h
+        self.w = problem.start.expand(seeds, len(h["lr"]), -1).clone()
 
     @property
     def point(self) -> Tensor:
         """The iterate that is measured, shape (seeds, settings, d)."""
-        ...
+        return self.w
 
-    def warm_up(self, batch: Batch) -> None:
-        """Start from one batch of every block."""
-        ...
+    def warm_up(self, batch: Batch) -> None:  # noqa: B027
+        """Start from one batch of every block, where there is something to start."""
 
+    @abc.abstractmethod
     def step(self, batch: Batch, other: Batch) -> None:
-        """One step."""
-        ...
+        """One step; `other` is an independent batch of the same blocks."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def batches(
         steps -= shape[0]
 
 
-def race(
+def run(
     runs: Runs,
     problem: Problem,
     seeds: int,

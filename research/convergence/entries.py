@@ -1,9 +1,10 @@
-"""The methods of the race: what each is made of, where it is legal, what it tunes and counts."""
+"""The methods: what each is made of, where it is legal, what it tunes and counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +14,17 @@ from fcco.constraints import ConstantConEx, DualRule, VirtualQueue
 from fcco.tracker import theory_correction
 
 from .engine import Runs
-from .problem import Problem
-from .rivals import Lagrangian, Online, Spider, Switching
-from .single import DoubleLoop, SingleLoop
-from .slopes import Values, slopes_of
-
-__all__ = ["ENTRIES", "Entry", "legal"]
+from .methods import (
+    DoubleLoop,
+    Lagrangian,
+    Online,
+    SingleLoop,
+    Spider,
+    Switching,
+    Values,
+    slopes_of,
+)
+from .problems import Problem
 
 Build = Callable[[Problem, Values, int], Runs]
 
@@ -30,7 +36,7 @@ class Entry:
     Args:
         name: as in the tables.
         build: makes the batched program of (problem, hyperparameters, seeds).
-        tunes: the hyperparameters, searched over the ranges of `research.convergence.ranges`.
+        tunes: the hyperparameters, searched over the ranges of `tuning`.
         kinds: the kinds of problem it can solve.
         needs: facts a problem must have: `"smooth_inner"`, `"convex"`.
         squared: it penalises the squared hinge, whose weight follows from the loop gain.
@@ -180,119 +186,69 @@ def _spider_samples(problem: Problem, h: Values) -> Tensor:
     return problem.samples * problem.total * (1 + h["value_samples"] + refresh)
 
 
-_SONEX = ("lr", "gamma", "correction", "beta", "width")
-_SMOOTH = ("lr", "gamma", "correction", "beta", "gain")
+def _online(geometry: Literal["kl", "euclidean"]) -> Build:
+    return lambda problem, h, seeds: Online(problem, h, seeds, geometry)
 
-ENTRIES: dict[str, Entry] = {
-    entry.name: entry
-    for entry in (
-        Entry("SONEX", single("average", smoothed=True), _SONEX, needs=("smooth_inner",)),
-        Entry(
-            "SONEX+STORM",
-            single("storm", smoothed=True),
-            _SONEX,
-            needs=("smooth_inner",),
-            evaluations=(2, 2),
-        ),
-        Entry("SONX", single("none"), ("lr", "gamma", "correction"), also="Yang 2025"),
-        Entry("SONX+momentum", single("average"), ("lr", "gamma", "correction", "beta")),
-        Entry(
-            "ALEXR2",
-            _alexr2,
-            ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
-            batches=2,
-        ),
-        Entry(
-            "ALEXR",
-            _alexr,
-            ("lr", "gamma", "theta", "width"),
-            needs=("convex",),
-            batches=2,
-        ),
-        Entry(
-            "OOA-KL",
-            lambda problem, h, seeds: Online(problem, h, seeds, "kl"),
-            ("lr", "beta", "weight_lr"),
-            kinds=("cvar",),
-            starts=False,
-            evaluations=(1, 1),
-        ),
-        Entry(
-            "OOA-Euclidean",
-            lambda problem, h, seeds: Online(problem, h, seeds, "euclidean"),
-            ("lr", "beta", "weight_lr"),
-            kinds=("cvar",),
-            starts=False,
-            evaluations=(1, 1),
-        ),
-        Entry(
-            "SOX",
-            single("average", squared=True, correct=False),
-            ("lr", "gamma", "beta", "gain"),
-            kinds=("constrained",),
-            squared=True,
-            evaluations=(1, 1),
-            also="Li 2024",
-        ),
-        Entry(
-            "MSVR-v1",
-            single("average", squared=True),
-            _SMOOTH,
-            kinds=("constrained",),
-            squared=True,
-        ),
-        Entry(
-            "MSVR-v2",
-            single("storm", squared=True),
-            _SMOOTH,
-            kinds=("constrained",),
-            squared=True,
-            evaluations=(2, 2),
-        ),
-        Entry(
-            "SSG",
-            Switching,
-            ("lr", "constraint_lr", "tolerance", "polyak", "value_samples"),
-            kinds=("constrained",),
-            starts=False,
-            scale=10.0,
-            batches=2,
-            all_blocks=True,
-            samples=_switching_samples,
-            evaluations=(1, 1),
-        ),
-        Entry(
-            "Liu-Xu",
-            _spider,
-            ("lr", "width", "value_samples", "refresh_samples", "refresh"),
-            kinds=("constrained",),
-            starts=False,
-            batches=2,
-            all_blocks=True,
-            samples=_spider_samples,
-        ),
-        Entry(
-            "OSS",
-            _oss,
-            ("lr", "proximal", "round_steps"),
-            kinds=("constrained",),
-            starts=False,
-            scale=10.0,
-            all_blocks=True,
-            samples=_every(1),
-            evaluations=(1, 1),
-        ),
-        Entry(
-            "ICPPAC",
-            _icppac,
-            ("lr", "proximal", "round_steps", "tau"),
-            kinds=("constrained",),
-            starts=False,
-            scale=10.0,
-            batches=2,
-            all_blocks=True,
-            samples=_every(2),
-            evaluations=(1, 2),
-        ),
-    )
-}
+
+_TRACKS = ("lr", "gamma", "correction")
+_WIDTH, _GAIN = (*_TRACKS, "beta", "width"), (*_TRACKS, "beta", "gain")
+_ONLINE: Any = {"kinds": ("cvar",), "starts": False, "evaluations": (1, 1)}
+_SQUARED: Any = {"kinds": ("constrained",), "squared": True}
+_ALL: Any = {"kinds": ("constrained",), "starts": False, "all_blocks": True}
+_SMOOTH: Any = {"needs": ("smooth_inner",)}
+_LINEAR: Any = {"scale": 10.0, "evaluations": (1, 1)}
+
+_LIST = (
+    Entry("SONEX", single("average", smoothed=True), _WIDTH, **_SMOOTH),
+    Entry("SONEX+STORM", single("storm", smoothed=True), _WIDTH, evaluations=(2, 2), **_SMOOTH),
+    Entry("SONX", single("none"), _TRACKS, also="Yang 2025"),
+    Entry("SONX+momentum", single("average"), (*_TRACKS, "beta")),
+    Entry(
+        "ALEXR2",
+        _alexr2,
+        ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
+        batches=2,
+    ),
+    Entry("ALEXR", _alexr, ("lr", "gamma", "theta", "width"), needs=("convex",), batches=2),
+    Entry("OOA-KL", _online("kl"), ("lr", "beta", "weight_lr"), **_ONLINE),
+    Entry("OOA-Euclidean", _online("euclidean"), ("lr", "beta", "weight_lr"), **_ONLINE),
+    Entry(
+        "SOX",
+        single("average", squared=True, correct=False),
+        ("lr", "gamma", "beta", "gain"),
+        evaluations=(1, 1),
+        also="Li 2024",
+        **_SQUARED,
+    ),
+    Entry("MSVR-v1", single("average", squared=True), _GAIN, **_SQUARED),
+    Entry("MSVR-v2", single("storm", squared=True), _GAIN, evaluations=(2, 2), **_SQUARED),
+    Entry(
+        "SSG",
+        Switching,
+        ("lr", "constraint_lr", "tolerance", "polyak", "value_samples"),
+        batches=2,
+        samples=_switching_samples,
+        **_LINEAR,
+        **_ALL,
+    ),
+    Entry(
+        "Liu-Xu",
+        _spider,
+        ("lr", "width", "value_samples", "refresh_samples", "refresh"),
+        batches=2,
+        samples=_spider_samples,
+        **_ALL,
+    ),
+    Entry("OSS", _oss, ("lr", "proximal", "round_steps"), samples=_every(1), **_LINEAR, **_ALL),
+    Entry(
+        "ICPPAC",
+        _icppac,
+        ("lr", "proximal", "round_steps", "tau"),
+        scale=10.0,
+        batches=2,
+        samples=_every(2),
+        evaluations=(1, 2),
+        **_ALL,
+    ),
+)
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LIST}

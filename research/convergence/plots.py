@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .scaling import BATCHES
-
-__all__ = ["draw"]
+from .results import BATCHES
 
 _STYLE = {
     "SONEX": ("C0", "o-"),

@@ -18,15 +18,13 @@ from fcco.storm import RecursiveGradient
 
 from .engine import batches
 from .entries import Entry
-from .problem import Batch, Problem
-
-__all__ = ["Player", "player", "seconds_per_step"]
+from .problems import Batch, Problem
 
 Setting = dict[str, float]
 
 
 class Player:
-    """One run of a library objective on a problem, fed with the draws of the race."""
+    """One run of a library objective on a problem, fed with the draws of the comparison."""
 
     def __init__(self, problem: Problem, setting: Setting) -> None:
         self.problem, self.setting = problem, setting
@@ -77,7 +75,7 @@ class Player:
 
     @property
     def point(self) -> Tensor:
-        """The iterate that the race measures."""
+        """The iterate that the comparison measures."""
         return self.w.detach()
 
 

@@ -1,6 +1,6 @@
-"""A race between the methods: samples and seconds to each accuracy, at equal tuning budgets.
+"""Methods side by side: samples and seconds to each accuracy, at equal tuning budgets.
 
-    python -m research.convergence --json                     # the full race, all problems
+    python -m research.convergence --json                     # all of it
     python -m research.convergence --quick --json             # the same, small, under a minute
     python -m research.convergence --output results           # also Markdown tables and plots
 
@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import plots, scaling, tables
+from . import plots, tables
 from .entries import ENTRIES, legal
 from .problems import PROBLEMS
-from .results import OUTPUTS, compare, measure
+from .results import BATCHES, OUTPUTS, cell, compare, fit, measure
 from .tuning import Budget, accuracies
 
 FULL, QUICK = Budget(128, 40_000, 5, 9), Budget(16, 400, 3, 5)
@@ -55,10 +55,10 @@ def jobs(options: argparse.Namespace) -> list[Job]:
             budget = replace(budget, steps=budget.steps // 2)
         for method, entry in ENTRIES.items():
             if legal(entry, problem) and (not options.methods or method in options.methods):
-                found.append(("race", name, method, budget, options.seed, 300 if full else 15))
+                found.append(("compare", name, method, budget, options.seed, 300 if full else 15))
     if options.no_scaling:
         return found
-    cells = sorted({pair for pairs in scaling.BATCHES.values() for pair in pairs})
+    cells = sorted({pair for pairs in BATCHES.values() for pair in pairs})
     for name in SCALED_PROBLEMS if full else SCALED_PROBLEMS[:1]:
         if options.problems and name not in options.problems:
             continue
@@ -75,10 +75,10 @@ def work(job: Job) -> Any:
     """One job, in a process of its own."""
     torch.set_num_threads(1)
     kind, name, method, *rest = job
-    if kind == "race":
+    if kind == "compare":
         return measure(ENTRIES[method], PROBLEMS[name], *rest)
     (blocks, samples), budget = rest
-    return scaling.cell(ENTRIES[method], PROBLEMS[name], blocks, samples, budget)
+    return cell(ENTRIES[method], PROBLEMS[name], blocks, samples, budget)
 
 
 def run(found: list[Job], workers: int) -> dict[Job, Any]:
@@ -112,7 +112,7 @@ def collect(done: dict[Job, Any]) -> dict[str, Any]:
     problems: dict[str, Any] = {}
     cells: dict[str, Any] = {}
     for name, problem in PROBLEMS.items():
-        rows = {m: done[job] for m in ENTRIES for job in done if job[:3] == ("race", name, m)}
+        rows = {m: done[job] for m in ENTRIES for job in done if job[:3] == ("compare", name, m)}
         if rows:
             problems[name] = {
                 "start": float(problem.error(problem.start)),
@@ -148,12 +148,12 @@ def collect(done: dict[Job, Any]) -> dict[str, Any]:
 def _fits(name: str, steps: dict[tuple[int, int], list[Any]]) -> dict[str, Any]:
     levels = accuracies(PROBLEMS[name]).tolist()
     return {
-        batch: scaling.fit(
+        batch: fit(
             levels,
             [pair[0 if batch == "B1" else 1] for pair in pairs],
             [steps[pair] for pair in pairs],
         )
-        for batch, pairs in scaling.BATCHES.items()
+        for batch, pairs in BATCHES.items()
     }
 
 
@@ -178,7 +178,7 @@ def without_bootstrap(results: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a small race, under a minute")
+    parser.add_argument("--quick", action="store_true", help="a small comparison, under a minute")
     parser.add_argument("--output", type=Path, help="folder for tables and plots")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--problems", nargs="*", choices=list(PROBLEMS))

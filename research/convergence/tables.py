@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["OUTPUTS", "markdown", "relative"]
-
 OUTPUTS = {"last": "last iterate", "average": "averaged iterate"}
 
 

@@ -1,25 +1,22 @@
-"""Cooper (PyPI: cooper-optim): Lagrangian formulations and their constrained optimizers."""
+"""Peers: Cooper (PyPI: cooper-optim) and humancompatible-train, where they are installed."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .problems import Batch, Form, Problem
-from .stepper import Builder, Setting, Stepper, adam
-
-__all__ = ["METHODS", "build", "installed"]
+from .problems import Batch, Builder, Form, Problem, Setting, Stepper, adam
 
 
-def installed() -> bool:
-    """Whether the package can be imported."""
+def installed(prefix: str) -> bool:
+    """Whether the package can be imported: `"Cooper"` or `"HCT"`."""
     try:
-        import cooper  # noqa: F401
+        importlib.import_module(_MODULES[prefix])
     except ImportError:
         return False
     return True
@@ -64,7 +61,7 @@ def _problem_class(
     return cooper, Constrained()
 
 
-def build(order: str, problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+def cooper_method(order: str, problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """A step of a constrained optimizer.
 
     Args:
@@ -106,15 +103,74 @@ def build(order: str, problem: Problem, model: nn.Module, setting: Setting) -> S
     return Stepper(step, followers, gradients=2 if order == "extrapolation" else 1)
 
 
-def _of(order: str) -> Callable[[Problem, nn.Module, Setting], Stepper]:
-    return partial(build, order)
+def _dual(kind: str, number: int, setting: Setting) -> Any:
+    from humancompatible.train import dual_optim
+
+    options = dict(setting)
+    if kind in ("ALM", "nuPI"):
+        options["is_ineq"] = True
+        options.setdefault("dual_range", (0.0, 1e4))  # its default clamps at 100
+    return getattr(dual_optim, kind)(m=number, **options)
 
 
-METHODS: dict[str, Builder] = {
-    "Cooper simultaneous": _of("simultaneous"),
-    "Cooper alternating": _of("alternating"),
-    "Cooper augmented": _of("alternating"),
-    "Cooper augmented |gap|": _of("alternating"),
-    "Cooper nuPI": _of("alternating"),
-    "Cooper extrapolation": _of("extrapolation"),
+def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+    """A step with a dual optimizer.
+
+    There are no sampled constraints in this package. A value of 0 for a constraint that is absent
+    leaves its multiplier alone and adds nothing to the loss, so the sampled values are put into a
+    vector of zeros.
+
+    Args:
+        kind: name of the class.
+        problem: the problem.
+        model: its model.
+        setting: options of the class, with `moreau` (mu of the wrapper around the primal
+            optimizer), `dual_decay` (whether the dual step follows the primal schedule) and
+            `form`.
+    """
+    options = dict(setting)
+    form, moreau = options.pop("form", "signed"), options.pop("moreau", None)
+    decay = options.pop("dual_decay", False)
+    number = problem.num_constraints // (2 if form == "absolute" else 1)
+    if kind == "PBM":
+        options["epoch_length"] = max(1, problem.schedule.evaluations // options.pop("epochs"))
+    dual = _dual(kind, number, options)
+    primal = optimizer = adam(problem, model)
+    if moreau is not None:
+        from humancompatible.train.dual_optim import MoreauEnvelope
+
+        optimizer = MoreauEnvelope(primal, **moreau)
+
+    def full(values: Tensor, index: Tensor | None) -> Tensor:
+        return values if index is None else torch.zeros(number).index_put((index,), values)
+
+    def step(batch: Batch) -> None:
+        loss, values = problem.measure(model, batch, form)
+        dual.forward_update(loss, full(values, batch.index)).backward()
+        optimizer.step()
+        primal.zero_grad()
+
+    return Stepper(step, [primal, dual] if decay else [primal])
+
+
+_MODULES = {"Cooper": "cooper", "HCT": "humancompatible.train.dual_optim"}
+_METHODS: dict[str, Builder] = {
+    "Cooper simultaneous": partial(cooper_method, "simultaneous"),
+    "Cooper alternating": partial(cooper_method, "alternating"),
+    "Cooper augmented": partial(cooper_method, "alternating"),
+    "Cooper augmented |gap|": partial(cooper_method, "alternating"),
+    "Cooper nuPI": partial(cooper_method, "alternating"),
+    "Cooper extrapolation": partial(cooper_method, "extrapolation"),
+    "HCT ALM": partial(hct_method, "ALM"),
+    "HCT ALM |gap|": partial(hct_method, "ALM"),
+    "HCT nuPI": partial(hct_method, "nuPI"),
+    "HCT PBM": partial(hct_method, "PBM"),
+    "HCT SSG": partial(hct_method, "SSG"),
+    "HCT Moreau": partial(hct_method, "ALM"),
 }
+
+
+def methods() -> dict[str, Builder]:
+    """Every method whose package is installed."""
+    there = {prefix for prefix in _MODULES if installed(prefix)}
+    return {name: build for name, build in _METHODS.items() if name.split()[0] in there}

@@ -1,0 +1,159 @@
+"""What is read from runs: the fairness frontier and the samples to SONEX's CVaR, by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from research import fairness_frontier
+from research.fairness_frontier import Point, best, compared, from_sweep, height, match, read, write
+from research.group_dro_samples import compare, curves, met
+
+
+def point(name, val, test, spread=0.0):
+    """A setting with three seeds whose figures are `spread` apart; its standard error is known."""
+    steps = (-spread, 0.0, spread)
+    gaps = [[place[0] + s for s in steps] for place in (val, test)]
+    aucs = [[place[1] + s for s in steps] for place in (val, test)]
+    return Point(name, {"lr": 0.1}, False, gaps[0], aucs[0], gaps[1], aucs[1])
+
+
+OURS = [
+    point("a@0", (0.10, 0.80), (0.10, 0.80), 0.01),
+    point("a@1", (0.20, 0.85), (0.30, 0.90), 0.02),
+    point("b@0", (0.30, 0.90), (0.40, 0.70)),  # on the frontier of validation data, not of test
+]
+BEATEN = point("a@2", (0.25, 0.84), (0.01, 0.99))  # the best on test data, but nobody could know
+RIVAL = point("c@0", (0.22, 0.86), (0.20, 0.84), 0.03)
+
+
+def test_settings_are_kept_by_validation_data_alone():
+    assert [each.name for each in best([BEATEN, *OURS], "val")] == ["a@0", "a@1", "b@0"]
+    assert [each.name for each in best(OURS, "test")] == ["a@0", "a@1"]
+    twins = [point("a@5", (0.1, 0.8), (0.2, 0.7)), point("a@3", (0.1, 0.8), (0.3, 0.6))]
+    assert [each.name for each in best(twins, "val")] == ["a@5"]
+    assert match(OURS, RIVAL) is OURS[1]
+    assert match(OURS, point("c@2", (0.05, 0.9), (0.5, 0.9))) is None
+
+
+def test_height_between_two_points_and_its_error():
+    front = OURS[:2]
+    value, spread = height(front, 0.15) or (math.nan, math.nan)
+    assert value == pytest.approx(0.825)
+    assert spread == pytest.approx(math.hypot(0.75 * 0.01, 0.25 * 0.02) / math.sqrt(3))
+    assert height(front, 0.05) is None
+    assert height(front, 0.50) == pytest.approx((0.90, 0.02 / math.sqrt(3)))
+
+
+def test_rows_of_a_comparison():
+    rows = {row["name"]: row for row in compared([RIVAL, BEATEN, *OURS], ["a", "b"])}
+    assert list(rows)[-1] == "c@0"  # ours first
+    assert [name for name, row in rows.items() if row["ours"]] == ["a@0", "a@1", "b@0"]
+    row = rows["c@0"]
+    assert row["above"] == pytest.approx(0.01)  # 0.85 at a gap of 0.20
+    own = math.sqrt((0.005**2 + 0.01**2 + 0.03**2) / 3)
+    assert row["above_errors"] == pytest.approx(0.01 / own)
+    # a@1 less c@0, seed by seed: 0.06 - 0.01 s and 0.10 - 0.01 s for s = -1, 0, 1.
+    assert row["matched"] == "a@1"
+    assert row["matched_auc"] == pytest.approx(0.06)
+    assert row["matched_gap"] == pytest.approx(0.10)
+    assert row["matched_gap_errors"] == pytest.approx(0.10 / (0.01 / math.sqrt(3)))
+
+
+def test_a_sweep_is_read_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run(name, val, test, diverged=None):
+        figures = dict(zip(fairness_frontier.FIGURES, (*val, *test), strict=True))
+        figures |= {"val_gap_floor": 0.06, "test_gap_floor": 0.04}
+        return SimpleNamespace(name=name, figures=figures, result=figures, diverged=diverged)
+
+    runs = [
+        run("a@0", (0.1, 0.8), (0.2, 0.7)),
+        run("a@0", (0.3, 0.6), (0.4, 0.5)),  # means on validation data: 0.2, 0.7
+        run("a@1", (0.3, 0.6), (0.0, 1.0)),
+        run("a@1", (0.3, 0.6), (0.0, 1.0)),  # beaten by a@0 where it counts
+        run("a@2", (0.0, 0.9), (0.1, 0.9)),
+        run("a@2", (0.0, 0.9), (0.1, 0.9), diverged="not finite"),
+        run("a@3", (0.0, 0.9), (0.1, 0.9)),  # its second run is missing
+        run("b@0", (0.5, 0.5), (0.5, 0.5)),
+        run("b@0", (0.5, 0.5), (0.5, 0.1234567)),
+    ]
+    found = SimpleNamespace(
+        meta={"config": {"data": "toy"}, "seeds": [7, 8]},
+        runs=runs,
+        of=lambda name: [each for each in runs if each.name == name],
+    )
+    names = ["a@0", "a@1", "a@2", "a@3", "b@0"]
+    entries = [{"name": n, "method": n[0], "setting": {"lr": k}} for k, n in enumerate(names)]
+    told = {"settings": entries, "winners": {"a": "a@0"}}
+    monkeypatch.setattr(fairness_frontier.store, "load_comparison", lambda folder: found)
+    monkeypatch.setattr(fairness_frontier.sweep, "read", lambda folder: told)
+    write(tmp_path / "there/frontier.json", from_sweep(tmp_path))
+    head, points = read(tmp_path / "there/frontier.json")
+    assert head["settings"] == {"a": 4, "b": 1} and head["seeds"] == [7, 8]
+    assert (head["data"], head["val_floor"], head["test_floor"]) == ("toy", 0.06, 0.04)
+    assert points == [
+        Point("a@0", {"lr": 0}, True, [0.1, 0.3], [0.8, 0.6], [0.2, 0.4], [0.7, 0.5]),
+        Point("b@0", {"lr": 4}, False, [0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.123457]),
+    ]
+
+
+# Samples
+
+
+def lines(**curves_of: list[list[tuple[float, float]]]) -> dict[str, Any]:
+    return {name: (name.partition("_")[0], own) for name, own in curves_of.items()}
+
+
+RUNS = lines(
+    sonex=[[(0, 1.0), (100, 0.7), (200, 0.5)], [(0, 1.0), (100, 0.5), (200, 0.3)]],
+    sonex_adam=[[(0, 1.0), (200, 0.45)]],  # worse than the mean of sonex, 0.4
+    sonx=[[(0, 1.0), (100, 0.9), (200, 0.8)]],
+    ooa=[[(0, 1.0), (100, 0.2), (200, 0.3)]],
+)
+
+
+def test_samples_by_hand():
+    told = compare(RUNS, {})
+    assert (told["sonex"], told["samples"], told["seeds"]) == ("sonex", 200, 2)
+    assert told["final"] == pytest.approx(0.4)
+    rows = {row["method"]: row for row in told["baselines"]}
+    # sonx ends at 0.8; the mean of sonex, 1.0 then 0.6, is there after 50 of 200 samples.
+    assert rows["sonx"]["needs"] is None and rows["sonx"]["more_than"] == 1.0
+    assert rows["sonx"]["matched_after"] == pytest.approx(0.25)
+    # ooa is at 0.4 after 75 samples, and sonex never at its 0.3.
+    assert rows["ooa"]["needs"] == pytest.approx(75 / 200) and rows["ooa"]["more_than"] is None
+    assert rows["ooa"]["matched_after"] is None and told["met"] is False
+    # A longer run takes the place of the short one: from 0.8 at 200 to 0.2 at 400.
+    longer = compare(RUNS, lines(sonx=[[(0, 1.0), (200, 0.8), (400, 0.2)]]))["baselines"]
+    assert longer[0]["needs"] == pytest.approx((200 + 400 / 3) / 200)
+
+
+def test_runs_without_an_end_are_left_out():
+    rows = [{"samples": 0, "train_cvar": 1.0}]
+    runs = [
+        SimpleNamespace(name="a", method={"method": "sonx"}, rows=rows, result=r, diverged=d)
+        for r, d in (({}, None), (None, None), ({}, "not finite"))
+    ]
+    found: Any = SimpleNamespace(runs=runs)
+    assert curves(found) == {"a": ("sonx", [[(0, 1.0)]])}
+
+
+@pytest.mark.parametrize(
+    ("needs", "more_than", "expected"),
+    [
+        ([1.5, 2.0], [None, None], True),
+        ([None, 1.4], [9.0, None], False),
+        ([None, 2.0], [1.5, None], True),
+        ([None, 2.0], [1.0, None], None),  # not there, but it had no more samples
+        ([], [], None),
+    ],
+)
+def test_the_goal(needs: Any, more_than: Any, expected: bool | None) -> None:
+    pairs = zip(("sonx", "ooa"), needs, more_than, strict=False)
+    rows = [{"word": word, "needs": own, "more_than": more} for word, own, more in pairs]
+    quick = {"word": "erm", "needs": 0.1, "more_than": None}  # no rival of the goal
+    assert met([*rows, quick]) is expected
