@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from fcco_experiments import store, sweep
-from fcco_experiments.report.frontier import frontier
-from fcco_experiments.report.palette import TOKENS, family_of, styles
+from fcco_experiments.report.style import TOKENS, styles
+from fcco_experiments.stats import frontier
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
 FILES = [RESULTS / f"fairness-{data}-frontier/frontier.json" for data in ("adult", "compas")]
@@ -67,7 +67,7 @@ class Point:
     @property
     def method(self) -> str:
         """Its method."""
-        return family_of(self.name)
+        return self.name.rpartition("@")[0] or self.name
 
     def at(self, part: str) -> tuple[float, float]:
         """Mean gap and mean AUC."""
@@ -217,11 +217,12 @@ def _pair(row: Mapping[str, Any], key: str) -> str:
 def plot(files: Mapping[str, tuple[Mapping[str, Any], Sequence[Point]]], path: Path) -> None:
     """A panel per data set: test AUC against the true test gap, with standard errors."""
     import matplotlib
-    from fcco_experiments.report.canvas import dress
+    from fcco_experiments.report.plots import dress
     from matplotlib.figure import Figure
 
     order = list(dict.fromkeys(p.method for _, points in files.values() for p in points))
-    look = styles([*OURS.split(","), *(name for name in order if name not in OURS.split(","))])
+    ours = OURS.split(",")
+    look = styles({name: name for name in (*ours, *(name for name in order if name not in ours))})
     page, ink, muted = (TOKENS[name][0] for name in ("page", "ink", "muted"))
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "font.size": 9.0}):
         figure = Figure(figsize=(5.6 * len(files), 4.6), facecolor=page)

@@ -15,8 +15,8 @@ from fcco import __version__
 from . import distributed, engine, environment, stats, store, tasks, workers
 from .config import from_plain, plain
 from .stats import Table
-from .store import COMPARISON, Comparison, Event, FolderError, Outcome, RunSpec, differences
-from .task import Experiment, Page, Progress, Task
+from .store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
+from .task import Experiment, Page, Progress, Rule
 from .workers import fetch
 
 __all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]
@@ -211,12 +211,18 @@ class Conclusion:
 
     Attributes:
         page: words and metrics of the task.
+        rule: what is judged, None for a task that judges nothing.
+        verdict: who won, paragraphs; empty where no run has finished.
+        next_steps: what to try next.
         table: mean and deviation by method and metric.
         warnings: a line for each kind, with the runs it is about.
         report: the HTML page.
     """
 
     page: Page
+    rule: Rule | None
+    verdict: tuple[str, ...]
+    next_steps: tuple[str, ...]
     table: Table
     warnings: tuple[str, ...]
     report: Path
@@ -224,22 +230,21 @@ class Conclusion:
 
 def conclude(out: Path) -> Conclusion:
     """Write `table.json`, `table.md` and the report, from saved runs alone."""
-    from .report.notices import notices
+    from . import report
+    from .report.page import alerts, by_method, final_rows
 
     comparison = store.load_comparison(out)
     task = tasks.get(comparison.meta["task"], saved=True)
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
-    page = task.page(config)
+    page, rule = task.page(config), stats.judged_by(task, config)
     table = stats.table(comparison, page.metrics)
     store.write_json(out / "table.json", {"methods": table})
-    store.write_text(out / "table.md", stats.markdown(table, page.metrics))
-    by_method = {name: comparison.of(name) for name in comparison.meta["methods"]}
-    said = notices(task, config, by_method, comparison.meta["seeds"])
+    store.write_text(out / "table.md", stats.markdown(table, page.metrics, rule))
+    runs = by_method(comparison)
+    final = final_rows(runs)
+    verdict = task.verdict(config, final) if final else ()
+    steps = task.next_steps(config, final) if final else ()
+    said = alerts(task, config, runs, comparison.meta["seeds"])
     warnings = tuple(f"{each.who}: {each.text}" for each in said)
-    return Conclusion(page, table, warnings, _report(comparison, task, config))
-
-
-def _report(comparison: Comparison, task: Task, config: Experiment) -> Path:
-    from . import report
-
-    return report.write(comparison, task, config)
+    path = report.write(comparison, task, config)
+    return Conclusion(page, rule, verdict, steps, table, warnings, path)

@@ -1,4 +1,4 @@
-"""Sentences of pages, kept in templates beside the tasks."""
+"""Sentences of pages, kept in templates beside the tasks and in `report/templates`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ __all__ = ["paragraphs"]
 
 @functools.cache
 def _templates() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader("fcco_experiments", "tasks"),
+        loader=ChoiceLoader(
+            [PackageLoader("fcco_experiments", place) for place in ("tasks", "report/templates")]
+        ),
         undefined=StrictUndefined,  # a name with a typing error must not become an empty string
         trim_blocks=True,
         lstrip_blocks=True,
@@ -25,7 +27,7 @@ def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
     """The paragraphs of one block of a template; an empty line ends a paragraph.
 
     Args:
-        template: a file below `tasks`, such as `"fairness/page.j2"`.
+        template: a file below `tasks` or `report/templates`, such as `"fairness/page.j2"`.
         block: its `{% block NAME %}`.
         values: names that the template uses.
     """

@@ -1,4 +1,4 @@
-"""Tables from saved runs, and differences between methods seed by seed."""
+"""Tables of saved runs, who wins by a rule, and differences between methods seed by seed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,182 @@ from dataclasses import dataclass
 from typing import Any
 
 from .store import Comparison
-from .task import Metric
+from .task import Metric, Rule, Task
 
-__all__ = ["ARROWS", "Interval", "Table", "cells", "markdown", "paired", "spread", "table"]
+__all__ = [
+    "ARROWS",
+    "Interval",
+    "Table",
+    "against",
+    "cells",
+    "columns",
+    "frontier",
+    "judged_by",
+    "markdown",
+    "met",
+    "paired",
+    "spread",
+    "table",
+    "winner",
+]
 
 Table = dict[str, dict[str, dict[str, float]]]
+"""By method and metric: `mean`, `std` (n - 1) and the number of `runs`."""
 DIVERGED = "diverged"
 ARROWS = {"higher": "↑", "lower": "↓", "none": ""}
+
+
+def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
+    """Mean and standard deviation (0 for one run) of each metric of each method.
+
+    A run that diverged counts with its last finite figures, so that it does not flatter its method;
+    `diverged` is then the share of such runs. A figure that no run has is left out.
+    """
+    result: Table = {}
+    for name in comparison.meta["methods"]:
+        finished = [run for run in comparison.of(name) if run.result is not None]
+        if not finished:
+            continue
+        figures = [run.figures for run in finished]
+        row = result[name] = {}
+        for metric in metrics:
+            values = [each[metric.key] for each in figures if _is_number(each.get(metric.key))]
+            if values:
+                mean, deviation = spread(values)
+                row[metric.key] = {"mean": mean, "std": deviation, "runs": len(values)}
+        if diverged := sum(run.diverged is not None for run in finished):
+            share = diverged / len(finished)
+            row[DIVERGED] = {"mean": share, "std": 0.0, "runs": len(finished)}
+    return result
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard deviation over runs (0 of a single one); NaN of nothing or NaN."""
+    kept = list(values)
+    if not kept or not all(map(math.isfinite, kept)):
+        return math.nan, math.nan
+    return statistics.fmean(kept), statistics.stdev(kept) if len(kept) > 1 else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def judged_by(task: Task, config: Any) -> Rule | None:
+    """The rule of a task; None where it has none for this config."""
+    try:
+        return task.rule(config)
+    except ValueError:
+        return None
+
+
+def met(row: Mapping[str, Mapping[str, float]], rule: Rule | None) -> bool | None:
+    """Whether the mean of the judged constraint is within its limit; None where there is none."""
+    value = row.get(rule.constraint) if rule is not None and rule.constraint else None
+    return None if rule is None or value is None else value["mean"] <= rule.limit
+
+
+def winner(
+    shown: Table, metrics: Sequence[Metric], rule: Rule | None, references: Sequence[str] = ()
+) -> str | None:
+    """The first method by the means of the judged figures.
+
+    Methods within the limit come before all others; among them the best objective wins. If none is
+    within it, the nearest wins. References and methods with a run that diverged are no candidates.
+
+    Args:
+        shown: from `table`.
+        metrics: for the direction of the objective; without it nobody wins.
+        rule: what is judged.
+        references: methods that solve another problem.
+    """
+    direction = {metric.key: metric.better for metric in metrics}
+    if rule is None or direction.get(rule.objective, "none") == "none":
+        return None
+    sign = -1.0 if direction[rule.objective] == "higher" else 1.0
+    order = {}
+    for name, row in shown.items():
+        value = row.get(rule.objective, {"mean": math.nan})["mean"]
+        over = row.get(rule.constraint, {"mean": math.nan})["mean"] if rule.constraint else 0.0
+        over = max(0.0, over - rule.limit) if rule.constraint else over
+        if math.isfinite(value + over) and name not in references and DIVERGED not in row:
+            order[name] = over, sign * value
+    return min(order, key=order.__getitem__) if order else None
+
+
+def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False) -> list[Metric]:
+    """Columns of the first table: objective, constraint, seconds, then the other headline metrics.
+
+    Args:
+        metrics: of the page.
+        rule: what is judged; without an objective, the first two headline metrics are the first.
+        wide: the other headline metrics too.
+    """
+    known = {metric.key: metric for metric in metrics}
+    headline = [metric.key for metric in metrics if metric.headline and metric.key != "seconds"]
+    if rule is not None and rule.objective in known:
+        first = [rule.objective, *([rule.constraint] if rule.constraint in known else [])]
+    else:
+        first = headline[:2]
+    first.append("seconds")
+    known.setdefault("seconds", Metric("seconds", "seconds", "none", 1, True))
+    rest = [key for key in headline if key not in first] if wide else []
+    return [known[key] for key in (*first, *rest)]
+
+
+def cells(
+    shown: Table, metrics: Sequence[Metric], rule: Rule | None = None, *, wide: bool = False
+) -> list[list[str]]:
+    """A table as text: a header, then a row for each method.
+
+    Args:
+        shown: from `table`.
+        metrics: of the page.
+        rule: what is judged: the limit stands above its column, ✓ or ✗ beside its figures.
+        wide: all headline metrics; otherwise objective, constraint and seconds.
+    """
+    return _cells(shown, columns(metrics, rule, wide=wide), rule)
+
+
+def _cells(shown: Table, metrics: Sequence[Metric], rule: Rule | None) -> list[list[str]]:
+    some = [metric for metric in metrics if any(metric.key in row for row in shown.values())]
+    head = ["method"]
+    for metric in some:
+        limited = rule is not None and metric.key == rule.constraint
+        limit = f" ≤ {rule.limit:g}" if limited and rule is not None else ""
+        head.append(f"{metric.label} {ARROWS[metric.better]}{limit}".rstrip())
+    rows = [head]
+    for name, row in shown.items():
+        texts = [_cell(row.get(each.key), each.digits) for each in some]
+        for k, metric in enumerate(some):
+            if rule is not None and metric.key == rule.constraint and metric.key in row:
+                texts[k] += " ✓" if met(row, rule) else " ✗"
+        share = row.get(DIVERGED)
+        rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)", *texts])
+    return rows
+
+
+def _cell(value: Mapping[str, float] | None, digits: int) -> str:
+    if value is None:
+        return "-"
+    if not math.isfinite(value["mean"]):
+        return "not finite"
+    text = f"{value['mean']:.{digits}f}"
+    return f"{text} ± {value['std']:.{digits}f}" if value["runs"] > 1 else text
+
+
+def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> str:
+    """The first table and the one of all metrics, as a Markdown file."""
+    parts = []
+    for title, some in (("Headline", columns(metrics, rule, wide=True)), ("All figures", metrics)):
+        head, *rows = _cells(shown, some, rule)
+        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts.append(f"## {title}\n\n{body}\n")
+    meanings = [f"* **{each.label}**: {each.meaning}" for each in metrics if each.meaning]
+    several = any(value["runs"] > 1 for row in shown.values() for value in row.values())
+    note = "Mean ± standard deviation over seeds.\n" if several else "One seed.\n"
+    return "\n".join([*parts, note, *meanings]).rstrip() + "\n"
 
 
 @dataclass(frozen=True)
@@ -69,74 +238,48 @@ def paired(left: Sequence[float], right: Sequence[float], level: float = 0.95) -
     return Interval(mean, mean - reach, mean + reach, number)
 
 
-def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
-    """Mean and standard deviation (n - 1; 0 for one seed) of each metric of each method.
-
-    A run that diverged counts with its last finite figures, so that it does not flatter its method;
-    `diverged` is then the share of such runs. A figure that no run has is left out.
-    """
-    result: Table = {}
+def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]:
+    """Each other method's figure less that of `first`, paired by the seeds that both have."""
+    values: dict[str, dict[int, float]] = {}
+    for run in comparison.runs:
+        value = run.figures.get(key)
+        if _is_number(value) and math.isfinite(value):
+            values.setdefault(run.name, {})[run.seed] = float(value)
+    own = values.get(first, {})
+    found = {}
     for name in comparison.meta["methods"]:
-        finished = [run for run in comparison.of(name) if run.result is not None]
-        if not finished:
-            continue
-        figures = [run.figures for run in finished]
-        row = result[name] = {}
-        for metric in metrics:
-            values = [each[metric.key] for each in figures if _is_number(each.get(metric.key))]
-            if values:
-                row[metric.key] = dict(zip(("mean", "std"), spread(values), strict=True))
-        if diverged := sum(run.diverged is not None for run in finished):
-            row[DIVERGED] = {"mean": diverged / len(finished), "std": 0.0}
-    return result
+        shared = [seed for seed in own if seed in values.get(name, {})]
+        if name != first and shared:
+            found[name] = paired([values[name][s] for s in shared], [own[s] for s in shared])
+    return found
 
 
-def cells(shown: Table, metrics: Sequence[Metric], *, full: bool = False) -> list[list[str]]:
-    """A table as text: a header, then a row for each method.
+def frontier(
+    x: Sequence[float], y: Sequence[float], higher_x: bool = False, higher_y: bool = True
+) -> list[int]:
+    r"""Indices of the points that no other point dominates, ordered by `x`.
+
+    .. math::
+        j \text{ dominates } i \iff x_j \preceq x_i,\ y_j \preceq y_i
+        \text{ and one of them is strict}
+
+    where :math:`\preceq` is "at least as good". Points with a value that is not finite are left
+    out. Of equal points all stay.
 
     Args:
-        shown: from `table`.
-        metrics: columns, in order.
-        full: all of them, not the headline alone.
+        x: first figures.
+        y: second figures.
+        higher_x: whether a higher `x` is better.
+        higher_y: whether a higher `y` is better.
+
+    >>> frontier([0.0, 1.0, 2.0, 3.0], [0.5, 0.7, 0.6, 0.9])
+    [0, 1, 3]
     """
-    columns = [metric for metric in metrics if full or metric.headline]
-    columns = [m for m in columns if any(m.key in row for row in shown.values())]
-    rows = [["method", *(f"{each.label} {ARROWS[each.better]}".rstrip() for each in columns)]]
-    for name, row in shown.items():
-        texts = [_cell(row.get(each.key), each.digits) for each in columns]
-        share = row.get(DIVERGED)
-        rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)", *texts])
-    return rows
-
-
-def markdown(shown: Table, metrics: Sequence[Metric]) -> str:
-    """The headline table and the full one, as a Markdown file."""
-    parts = []
-    for title, full in (("Headline", False), ("All figures", True)):
-        head, *rows = cells(shown, metrics, full=full)
-        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"## {title}\n\n{body}\n")
-    meanings = [f"* **{each.label}**: {each.meaning}" for each in metrics if each.meaning]
-    note = "Mean ± standard deviation over seeds.\n"
-    return "\n".join([*parts, note, *meanings]).rstrip() + "\n"
-
-
-def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and standard deviation over runs (0 of a single one); NaN of nothing or NaN."""
-    kept = list(values)
-    if not kept or not all(map(math.isfinite, kept)):
-        return math.nan, math.nan
-    return statistics.fmean(kept), statistics.stdev(kept) if len(kept) > 1 else 0.0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _cell(value: Mapping[str, float] | None, digits: int) -> str:
-    if value is None:
-        return "-"
-    if not math.isfinite(value["mean"]):
-        return "not finite"
-    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
+    sign_x, sign_y = (-1.0 if higher_x else 1.0), (-1.0 if higher_y else 1.0)
+    finite = [i for i, point in enumerate(zip(x, y, strict=True)) if all(map(math.isfinite, point))]
+    kept: list[int] = []
+    for i in sorted(finite, key=lambda i: (sign_x * x[i], sign_y * y[i], i)):
+        last = kept[-1] if kept else i  # as good in x, or better, than all that follow
+        if i == last or sign_y * y[i] < sign_y * y[last] or (x[i], y[i]) == (x[last], y[last]):
+            kept.append(i)
+    return sorted(kept, key=lambda i: (x[i], sign_y * y[i], i))

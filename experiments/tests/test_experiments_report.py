@@ -1,25 +1,22 @@
-"""The report: what it says, what it marks, and that it stands by itself."""
+"""The page of a comparison: numbers against NumPy and SciPy, marks, and that it stands alone."""
 
-import base64
+from __future__ import annotations
+
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from fcco_experiments import report, sweep
+import scipy.stats
+from fcco_experiments import report, stats
 from fcco_experiments.report import plots
-from fcco_experiments.report.canvas import bounds, spans_decades
-from fcco_experiments.report.facts import chosen, machine_facts
-from fcco_experiments.report.frontier import frontier
-from fcco_experiments.report.palette import METHODS, TOKENS, family_of, styles
-from fcco_experiments.report.rows import rows
-from fcco_experiments.report.runs import by_method, curve, entry_names
-from fcco_experiments.report.tradeoff import tradeoff
+from fcco_experiments.report.page import by_method
+from fcco_experiments.report.style import COLOURS, TOKENS, styles
 from fcco_experiments.store import Comparison, SavedRun
-from fcco_experiments.task import Metric, Page, Panel, Task
+from fcco_experiments.task import Experiment, Metric, Page, Panel, Problem, Row, Rule, Task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,42 +25,56 @@ PAGE = Page(
     title="Fair scores",
     question=("Which method?", "By what <rule> & why?"),
     metrics=(
+        Metric("train_inside", "Inside", "none", 2, True),
         Metric("test_auc", "AUC", "higher", 3, True, "Ranks <well>."),
         Metric("test_gap", "Gap", "lower", 3, True, "Apart."),
-        Metric("train_inside", "Inside", "none", 2, True),
         Metric("train_auc", "Train AUC", "higher", 3),
+        Metric("seconds", "seconds", "none", 1, True),
         Metric("kkt_stationarity", "Stationarity", "lower", 3),
     ),
     panels=(
-        Panel("tradeoff", "test_auc", "Price", "AUC", "test_gap", "gap", x_reference=0.05),
+        Panel("tradeoff", "test_auc", "Price", "AUC", "test_gap", "gap"),
         Panel("curve", "train_auc", "Learning", "AUC"),
         Panel("curve", "train_violation", "Worst", "value", reference=0.0),
         Panel("family", "constraints", "All of them", "value", reference=0.0),
     ),
     entries={"constraints": NAMES, "test_constraints": NAMES, "multipliers": NAMES},
+    glossary={"SONEX": "a smoothed penalty", "absent": "nobody"},
 )
 
 
-class Fair:
+class Fair(Task):
+    """A page, a rule with a limit on the gap, and a warning."""
+
     name = "fairness"
-    asked: Any = None
+    config = Experiment
+    limit = 0.05
 
-    def page(self, config):
-        return PAGE
+    def __init__(self, page: Page = PAGE) -> None:
+        self.shown = page
 
-    def verdict(self, config, methods):
+    def load(self, config: Any) -> Problem:
+        raise NotImplementedError
+
+    def page(self, config: Any) -> Page:
+        return self.shown
+
+    def verdict(self, config: Any, methods: Any) -> tuple[str, ...]:
         self.asked = methods
         return (f"{next(iter(methods))} wins & <b>how</b>.",)
 
-    def warnings(self, config, row):
+    def next_steps(self, config: Any, methods: Any) -> tuple[str, ...]:
+        return ("More epochs: `fcco compare --epochs <20>`.",)
+
+    def rule(self, config: Any) -> Rule:
+        return Rule("gap first", lambda row: (0.0,), "test_auc", "test_gap", self.limit)
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         inside = row.get("train_inside", 1.0)
         return (f"Vacuous: {inside:.3f} inside.",) if inside < 0.1 else ()
 
 
-TASK = cast(Task, Fair())
-
-
-def one(name="SONEX", seed=0, epochs=6, level=0.0, folder=None, **final) -> SavedRun:
+def one(name="SONEX", seed=0, epochs=6, level=0.0, folder=None, word=None, **final) -> SavedRun:
     rng = np.random.default_rng([seed, round(1000 * level)])
     rows: list[dict[str, Any]] = []
     for epoch in range(epochs + 1):
@@ -79,7 +90,7 @@ def one(name="SONEX", seed=0, epochs=6, level=0.0, folder=None, **final) -> Save
     end = {"kkt_stationarity": 1e-5, "singular_value": 0.3}
     result = {"final": rows[-1], "end": end, "warnings": [], "diverged": None}
     result |= {"seconds": 3.0, "samples": 7680, "fingerprint": "a"}
-    method = {"method": "sonex", "lr": 0.01, "update": "adam", "settings": {"penalty": 20.0}}
+    method = {"method": word or name.lower(), "lr": 0.01, "settings": {"penalty": 20.0}}
     environment = {"python": "3.12", "torch": "2.13", "command": "x", "start": f"2026-0{seed + 1}"}
     return SavedRun(folder, name, seed, {}, method, rows, result, environment)  # pyright: ignore
 
@@ -98,47 +109,66 @@ def usual(tmp_path) -> Comparison:
     return several(tmp_path, [one(n, s, level=v) for n, v in levels.items() for s in (0, 1)])
 
 
-def html_of(comparison: Comparison) -> str:
-    page = report.render(comparison, TASK, None)
-    checked = Checked()
-    checked.feed(page)
-    checked.close()
-    assert not checked.open
-    return page
-
-
 class Checked(HTMLParser):
-    """Balanced tags, headings in order, texts for images, nothing loaded from elsewhere."""
+    """Balanced tags, headings in order, no address but inside the page, ids and links in pairs."""
 
     def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.level = 0
         self.ids: list[str] = []
+        self.links: set[str] = set()
 
     def handle_starttag(self, tag, attrs):
+        self.look(attrs)
+        assert tag not in ("script", "link", "iframe", "img", "image", "object")
         given = dict(attrs)
-        if "id" in given:
-            assert given["id"] not in self.ids
-            self.ids.append(str(given["id"]))
-        for name in ("src", "srcset", "href"):
-            assert str(given.get(name, "data:")).startswith(("data:", "#")), given
-        assert tag not in ("script", "link", "iframe")
-        if tag == "img":
-            assert given["alt"]
         if tag == "th":
             assert given["scope"] in ("row", "col")
+        if given.get("role") == "img":
+            assert given["aria-label"]
         if re.fullmatch(r"h[1-6]", tag):
             assert int(tag[1]) <= self.level + 1
             self.level = int(tag[1])
-        if tag not in ("meta", "img"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        pass
+        self.look(attrs)
+
+    def look(self, attrs):
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "srcset", "href", "xlink:href"):
+                assert value.startswith("#"), value
+                self.links.add(value[1:])
+            self.links |= set(re.findall(r"url\(#([^)]+)\)", value or ""))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+
+
+def checked(page: str) -> str:
+    parser = Checked()
+    parser.feed(page)
+    parser.close()
+    assert not parser.open and len(parser.ids) == len(set(parser.ids))
+    assert parser.links <= set(parser.ids), "every link has an end"
+    body = page[page.index("<body") :]
+    assert "http" not in body and "data:image" not in page
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", body) and "<style" not in body, "CSS variables alone"
+    drawn = drawings(page)
+    assert len(drawn) == len(set(drawn)), "each picture is there once"
+    return page
+
+
+def html_of(comparison: Comparison, task: Task | None = None) -> str:
+    return checked(report.render(comparison, task or Fair(), None))
+
+
+def drawings(page: str) -> list[str]:
+    return re.findall(r'<svg class="drawing".*?</svg>', page, re.DOTALL)
 
 
 def cells(page: str, table: str) -> dict[str, list[str]]:
@@ -150,64 +180,152 @@ def cells(page: str, table: str) -> dict[str, list[str]]:
     return {head.strip(): re.findall(r"<td.*?</td>", row) for head, row in plain.items()}
 
 
-def drawings(page: str) -> list[str]:
-    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
-    return [base64.b64decode(text).decode() for text in found]
+def text_of(cell: str) -> str:
+    text = re.sub(r'<span class="hidden">.*?</span>|<[^>]+>|&nbsp;', " ", cell)
+    return " ".join(text.split())
 
 
-def test_the_page_has_every_part(tmp_path):
+def heads(page: str, table: str) -> list[str]:
+    body = re.search(rf"<caption><span>{table}.*?</thead>", page, re.DOTALL)
+    assert body
+    return [text_of(head) for head in re.findall(r"<th .*?</th>", body[0], re.DOTALL)]
+
+
+def test_the_verdict_comes_first_and_every_part_is_there(tmp_path):
     page = html_of(usual(tmp_path))
-    for text in ("Fair scores", "Which method?", "Price", "Learning", "All of them", "Ranks"):
+    order = ['id="winner"', "SONEX wins", "<caption><span>Final figures", 'id="next"', 'id="quest']
+    order += ['id="tradeoff"', 'id="curves"', 'id="entries"', 'id="figures"', 'id="repeat"']
+    found = [page.index(part) for part in order]
+    assert found == sorted(found)
+    for text in ("Fair scores", "3 methods", "6 runs", "TPR gap at -3", "penalty", "A+b_c.d-e"):
         assert text in page
-    for text in ("fcco compare fairness", "3 methods", "6 runs", "TPR gap at -3", "penalty"):
-        assert text in page
-    assert "A+b_c.d-e" in page and "2026-01 to 2026-02" in page
-    assert 'class="warning"' not in page  # nothing to warn of
-    assert "SONEX/seed-0/" in page and str(tmp_path) not in page
-
-
-def test_words_are_escaped(tmp_path):
-    class Sharp(Fair):
-        def page(self, config):
-            entries = {"constraints": ("<i>",) * 14}
-            return replace(PAGE, title="<script>alert(1)</script>", entries=entries)
-
-    page = report.render(usual(tmp_path), cast(Task, Sharp()), None)
-    assert "<script" not in page and "&lt;script&gt;" in page and "<i>" not in page
+    assert "2026-01 to 2026-02" in page and 'class="warning"' not in page
+    assert "<dt>SONEX</dt><dd>a smoothed penalty</dd>" in page and "nobody" not in page
+    assert "<code>fcco compare --epochs &lt;20&gt;</code>" in page
     assert "wins &amp; &lt;b&gt;how" in page and "&lt;rule&gt; &amp; why" in page
+    assert str(tmp_path) not in page
+    path = report.write(usual(tmp_path), Fair(), None)
+    assert path.read_text(encoding="utf-8") == page, "the same runs give the same bytes"
+    assert len(page) < 250_000
 
 
-def test_best_values_are_marked_in_both_directions(tmp_path):
-    runs = [one("high", test_auc=0.9, test_gap=0.30), one("low", test_auc=0.8, test_gap=0.10)]
-    runs += [one("tie", test_auc=0.90049, test_gap=0.2)]
-    rows = cells(html_of(several(tmp_path, runs)), "Final figures")
-    marked = {name: ["best" in cell for cell in row] for name, row in rows.items()}
-    assert marked == {
-        "high": [True, False, False],
-        "low": [False, True, False],
-        "tie": [True, False, False],  # the same at three digits
-    }
-    assert "★" in rows["high"][0] and "best: " in rows["high"][0]  # not by colour alone
-
-
-def test_a_reference_is_no_candidate_for_the_best_figure(tmp_path):
-    class WithReference(Fair):
-        def page(self, config):
-            return replace(PAGE, references=("free",))
-
-    runs = [one("free", test_auc=0.95), one("high", test_auc=0.9), one("low", test_auc=0.8)]
-    page = report.render(several(tmp_path, runs), cast(Task, WithReference()), None)
+def test_judged_figures_come_first_with_their_limit(tmp_path):
+    values = {"A": [(0.9, 0.06), (0.8, 0.02)], "B": [(0.7, 0.08), (0.72, 0.09)]}
+    values |= {"C": [(0.8, 0.01), (0.9, 0.03)], "free": [(0.95, 0.4), (0.96, 0.5)]}
+    runs = [
+        one(name, seed, test_auc=auc, test_gap=gap, seconds=seed + 0.5)
+        for name, own in values.items()
+        for seed, (auc, gap) in enumerate(own)
+    ]
+    comparison = several(tmp_path, runs)
+    page = html_of(comparison, Fair(replace(PAGE, references=("free",))))
+    assert heads(page, "Final") == [
+        "Method", "AUC ↑", "Gap ↓ limit 0.05", "seconds", "Inside",
+    ]  # fmt: skip
     rows = cells(page, "Final figures")
-    assert [name for name, row in rows.items() if "best" in row[0]] == ["high"]
+    table = stats.table(comparison, PAGE.metrics)
+    terminal = {row[0]: row[1:] for row in stats.cells(table, PAGE.metrics, Fair().rule(None))}
+    assert terminal["method"] == ["AUC ↑", "Gap ↓ ≤ 0.05", "seconds"]
+    best = max(np.mean(own, axis=0)[0] for name, own in values.items() if name != "free")
+    for name, own in values.items():
+        (auc, gap), (auc_std, gap_std) = np.mean(own, axis=0), np.std(own, axis=0, ddof=1)
+        mark, met = ("✓", "met") if gap <= 0.05 else ("✗", "broken")
+        star = "★ " if auc == best and name != "free" else ""
+        assert text_of(rows[name][0]) == f"{star}{auc:.3f} ± {auc_std:.3f}"
+        assert text_of(rows[name][1]) == f"{mark} {gap:.3f} ± {gap_std:.3f}"
+        assert f'class="{met}"' in rows[name][1]
+        assert terminal[name] == [
+            f"{auc:.3f} ± {auc_std:.3f}", f"{gap:.3f} ± {gap_std:.3f} {mark}", "1.0 ± 0.7",
+        ]  # fmt: skip
     assert "free is there for reference" in page
+    wide = stats.cells(table, PAGE.metrics, Fair().rule(None), wide=True)
+    assert wide[0][1:] == ["AUC ↑", "Gap ↓ ≤ 0.05", "seconds", "Inside"]
 
 
-def test_the_table_is_the_mean_and_deviation_over_seeds(tmp_path):
-    runs = [one(seed=k, test_auc=value) for k, value in enumerate((0.7, 0.8, 0.9))]
-    row = cells(html_of(several(tmp_path, runs)), "Final figures")["SONEX"]
-    assert "0.800" in row[0] and "± 0.100" in row[0]
-    single = cells(html_of(several(tmp_path, runs[:1])), "Final figures")["SONEX"]
-    assert "±" not in single[0] and "0.700" in single[0]
+def test_differences_from_the_winner_are_paired_t_intervals(tmp_path):
+    rng = np.random.default_rng(0)
+    common = rng.normal(0, 0.02, 5)
+    auc = {"A": 0.90 + common, "B": 0.92 + common + rng.normal(0, 0.001, 5)}
+    auc |= {"C": 0.91 + rng.normal(0, 0.05, 5), "high": 0.99 + common, "free": 0.995 + common}
+    gap = {"A": 0.02, "B": 0.04, "C": 0.01, "high": 0.3, "free": 0.5}
+    runs = [
+        one(n, k, test_auc=float(auc[n][k]), test_gap=gap[n], level=k / 100)
+        for n in auc
+        for k in range(5)
+    ]
+    comparison = several(tmp_path, runs)
+    task = Fair(replace(PAGE, references=("free",)))
+    rows = cells(html_of(comparison, task), "AUC: each method less B")
+    table = stats.table(comparison, PAGE.metrics)
+    assert stats.winner(table, PAGE.metrics, task.rule(None), ("free",)) == "B"
+    assert list(rows) == ["A", "C", "high", "free"]
+    for name, row in rows.items():
+        test = scipy.stats.ttest_rel(auc[name], auc["B"])
+        low, high = test.confidence_interval(0.95)
+        mean = float(np.mean(auc[name] - auc["B"]))
+        shown = [text_of(cell).replace("−", "-") for cell in row]
+        assert shown[0] == f"{mean:+.3f}" and shown[1] == f"{low:+.3f} to {high:+.3f}"
+        answer = "not decided" if low <= 0 <= high else "better" if mean > 0 else "worse"
+        assert shown[2:] == ["5", answer]
+    assert {text_of(row[3]) for row in rows.values()} == {"worse", "not decided", "better"}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.2), st.booleans()), min_size=1))
+def test_the_winner_is_feasible_first_then_best(rows):
+    table: stats.Table = {
+        f"m{k}": {
+            key: {"mean": v, "std": 0.0, "runs": 2} for key, v in zip("oc", row, strict=False)
+        }
+        for k, row in enumerate(rows)
+    }
+    for k, row in enumerate(rows):
+        if row[2]:
+            table[f"m{k}"]["diverged"] = {"mean": 0.5, "std": 0.0, "runs": 2}
+    rule = Rule("", lambda row: (0.0,), "o", "c", 0.05)
+    found = stats.winner(table, (Metric("o", "o", "higher"),), rule)
+    left = [(f"m{k}", value, over) for k, (value, over, bad) in enumerate(rows) if not bad]
+    within = [(name, value) for name, value, over in left if over <= 0.05]
+    if within:
+        assert dict(within)[str(found)] == max(value for _, value in within)
+    elif left:
+        assert {n: c for n, _, c in left}[str(found)] == min(c for _, _, c in left)
+    else:
+        assert found is None
+    assert stats.winner(table, (Metric("o", "o"),), rule) is None, "no direction, no winner"
+
+
+def test_one_seed_shows_no_deviation_and_80_columns_are_enough(tmp_path):
+    comparison = several(tmp_path, [one("sonex"), one("alexr2-with-one-batch", test_auc=0.7)])
+    page, task = html_of(comparison), Fair()
+    assert "±" not in page[page.index("<body") :] and "one seed: not decided" in page
+    table = stats.table(comparison, PAGE.metrics)
+    shown = stats.cells(table, PAGE.metrics, task.rule(None))
+    assert "±" not in str(shown) and "±" not in stats.markdown(table, PAGE.metrics, task.rule(None))
+    two = several(tmp_path, [*comparison.runs, one("alexr2-with-one-batch", 1, level=0.11)])
+    table = stats.table(two, PAGE.metrics)
+    rows = stats.cells(table, PAGE.metrics, task.rule(None))
+    assert "± " in rows[2][1] and "±" not in str(rows[1])
+    assert sum(max(len(row[k]) for row in rows) + 3 for k in range(4)) + 1 <= 80
+
+
+def test_ties_at_the_digits_shown_are_all_best_and_diverged_methods_never(tmp_path):
+    bad = one("bad", 1, test_auc=0.97)
+    assert bad.result
+    bad = replace(bad, result=bad.result | {"diverged": "why"})
+    runs = [one("high", test_auc=0.9), one("low", test_auc=0.8), one("tie", test_auc=0.90049)]
+    runs += [one("bad", test_auc=0.95), bad]
+    task = Fair()
+    page = html_of(several(tmp_path, runs), task)
+    rows = cells(page, "Final figures")
+    assert [name for name, row in rows.items() if "★" in row[0]] == ["high", "tie"]
+    assert "best: " in rows["high"][0], "not by colour alone"
+    assert "0.960" in rows["bad"][0] and len(task.asked["bad"]) == 2
+    groups = by_method(several(tmp_path, runs))
+    look = styles({name: name for name in groups})
+    whole = plots.curves(groups, PAGE.panels[2], look, "x")
+    alone = plots.curves(groups | {"bad": groups["bad"][:1]}, PAGE.panels[2], look, "x")
+    assert whole == alone, "a run that diverged is not drawn"
+    assert plots.curves({"bad": [bad]}, PAGE.panels[2], look, "x"), "but where it is all there is"
 
 
 def test_what_a_reader_must_know_stands_in_the_box(tmp_path):
@@ -216,45 +334,24 @@ def test_what_a_reader_must_know_stands_in_the_box(tmp_path):
     bad = replace(bad, result=bad.result | {"diverged": "not finite at <step> 7"})
     runs = [one("SONEX", k, train_inside=0.01 + k / 100) for k in (0, 1)]
     runs += [one("SOX", 0), bad, one("SONX", 0), replace(open_one, result=None), one("ALEXR2", 0)]
+    other = one("ALEXR2", 0)
+    assert other.result and runs[-1].result
+    runs[-1].result["fingerprint"] = "b"
+    runs[-1].result["warnings"] = ["Own words."]
     page = html_of(several(tmp_path, runs))
     box = re.search(r'<aside class="warning".*?</aside>', page, re.DOTALL)
-    assert box
-    said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", box[0])
-    left_out = "Tables have its last finite figures, curves leave it out."
-    assert said == [
-        ("SOX, seed 1", f"Diverged: not finite at &lt;step&gt; 7. {left_out}"),
-        ("SONX, seed 1", "Not finished, so not in the tables."),
-        ("ALEXR2, seed 1", "Not started."),
-        ("SONEX, all 2 seeds", "Vacuous: 0.010 inside. (Numbers of seed 0.)"),
-    ]
-    assert page.index("<aside") < page.index('id="question"')
+    assert box and page.index("wins") < box.start() < page.index("<table")
+    said = dict(re.findall(r"<li><b>(.*?)</b> (.*?)</li>", box[0]))
+    assert "different data" in said["All runs"] and said["ALEXR2, seed 0"] == "Own words."
+    assert "not finite at &lt;step&gt; 7" in said["SOX, seed 1"]
+    assert "Not finished" in said["SONX, seed 1"] and said["ALEXR2, seed 1"] == "Not started."
+    assert said["SONEX, all 2 seeds"] == "Vacuous: 0.010 inside. (Numbers of seed 0.)"
 
 
-def test_runs_on_other_data_and_their_own_warnings_are_told(tmp_path):
-    run, other = one("SONEX"), one("SOX")
-    assert run.result and other.result
-    run.result["warnings"] = ["Own words."]
-    other.result["fingerprint"] = "b"
-    page = html_of(several(tmp_path, [run, other]))
-    assert "Own words." in page and "made on different data" in page
-
-
-def test_a_diverged_run_counts_but_never_wins_and_is_not_drawn(tmp_path):
-    task = Fair()
-    bad = one("SOX", 1, test_auc=0.97)
-    assert bad.result
-    bad = replace(bad, result=bad.result | {"diverged": "why"})
-    runs = [*(one(name, test_auc=0.9) for name in ("SONEX", "SONX")), one("SOX", 0, test_auc=0.95)]
-    comparison = several(tmp_path, [*runs, bad])
-    rows = cells(report.render(comparison, cast(Task, task), None), "Final figures")
-    assert [len(rows) for rows in task.asked.values()] == [1, 1, 2]
-    assert "0.960" in rows["SOX"][0] and "best" not in rows["SOX"][0]
-    groups = by_method(comparison)
-    look = styles(groups)
-    alone = plots.curves(groups | {"SOX": groups["SOX"][:1]}, PAGE.panels[2], look)
-    assert plots.curves(groups, PAGE.panels[2], look) == alone
-    only_bad = plots.curves({"SOX": [bad]}, PAGE.panels[2], look)
-    assert only_bad and METHODS[2][0] in only_bad.svg  # better than an empty frame
+def test_what_all_methods_are_told_is_told_once(tmp_path):
+    runs = [one(n, train_inside=0.01 + k / 100) for k, n in enumerate(("A", "B"))]
+    said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", html_of(several(tmp_path, runs)))
+    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers of A, seed 0.)")]
 
 
 def test_violated_entries_are_marked_with_their_multipliers(tmp_path):
@@ -263,14 +360,10 @@ def test_violated_entries_are_marked_with_their_multipliers(tmp_path):
     page = html_of(several(tmp_path, runs))
     rows = cells(page, "Constraints at the end")
     assert [name for name, row in rows.items() if "broken" in row[0]] == [NAMES[1], NAMES[13]]
-    assert "−0.2000" in rows[NAMES[0]][0] and "ν 0.50" in rows[NAMES[0]][0]
+    assert text_of(rows[NAMES[0]][0]) == "−0.2000 ν 0.50"
     assert "1 of 2 seeds" in rows[NAMES[1]][0] and "seeds" not in rows[NAMES[13]][0]
     test_rows = cells(page, "Test constraints at the end")  # the limit of the training data's
-    assert "broken" in "".join(map("".join, test_rows.values())) and "ν" not in str(test_rows)
-
-
-def test_end_figures_keep_their_digits_and_stand_once(tmp_path):
-    page = html_of(usual(tmp_path))
+    assert "broken" in str(test_rows) and "ν" not in str(test_rows)
     row = cells(page, "Figures at the end")["SONEX"]
     assert "1.00e−5" in row[0] and "0.300" in row[1]
     assert not any("Stationarity" in head for head in cells(page, "All figures"))
@@ -284,61 +377,53 @@ def test_broken_and_missing_values_do_no_harm(tmp_path, broken):
     assert bare.result
     bare = replace(bare, rows=[{}], result=bare.result | {"final": {}, "end": {}})
     lists = one("lists", constraints=[broken] * 3, multipliers=[broken])
-    page = html_of(several(tmp_path, [run, bare, lists, one("good")]))
-    rows = cells(page, "Final figures")
-    assert rows["bare"] == ["<td>–</td>"] * 3
-    assert rows["odd"][0] in ("<td>n/a</td>", "<td>–</td>") and "0.860" in rows["good"][0]
+    rows = cells(html_of(several(tmp_path, [run, bare, lists, one("good")])), "Final figures")
+    assert [text_of(cell) for cell in rows["bare"]] == ["–"] * 4
+    assert text_of(rows["odd"][0]) in ("n/a", "∞", "–") and "0.860" in rows["good"][0]
 
 
-@pytest.mark.parametrize("result", ["finished", "unfinished"])
+def test_runs_without_curves_environment_or_end(tmp_path):
+    whole = [one(n, s, level=s / 50) for n in ("SONEX", "SOX") for s in (0, 1)]
+    scalars = []
+    for run in whole:
+        assert run.result
+        figures = {k: v for k, v in run.figures.items() if isinstance(v, int | float)}
+        result = {"final": figures, "end": {}, "diverged": None}
+        scalars.append(replace(run, rows=[], result=result, environment={}, folder=tmp_path))
+    page, full = html_of(several(tmp_path, scalars)), html_of(several(tmp_path, whole))
+    assert cells(page, "Final") == cells(full, "Final")
+    assert 'id="tradeoff"' in page and 'id="curves"' not in page and 'id="entries"' not in page
+    assert "runs.jsonl.gz" in page and "Machine" not in page and "SONEX/seed-0" in full
+
+
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_single_short_run(tmp_path, epochs, result):
+@pytest.mark.parametrize("result", ["finished", "unfinished", "not started"])
+def test_short_and_unfinished_comparisons(tmp_path, epochs, result):
     run = one(epochs=epochs)
-    if result == "unfinished":
-        run = replace(run, result=None)
-    page = html_of(several(tmp_path, [run]))
-    assert "1 run " in page.replace("·", " ")
-    assert ("No run has finished yet." in page) == (result == "unfinished")
+    runs = (
+        []
+        if result == "not started"
+        else [run if result == "finished" else replace(run, result=None)]
+    )
+    page = html_of(several(tmp_path, runs, methods=["SONEX"], seeds=[0]))
+    assert ("No run has finished yet." in page) == (result != "finished")
+    assert ("Not started." in page) == (result == "not started")
 
 
-def test_nothing_has_run(tmp_path):
-    page = html_of(several(tmp_path, [], methods=["SONEX"], seeds=[0, 1]))
-    assert "Not started." in page and "No run has finished yet." in page
-
-
-def test_the_same_runs_give_the_same_bytes_in_both_palettes(tmp_path):
-    page = html_of(usual(tmp_path))
-    assert page == html_of(usual(tmp_path))
-    found = drawings(page)
-    assert len(found) == 2 * (1 + 2 + 3)  # trade-off, curves, a family of three; light and dark
-    for light, night in zip(found[::2], found[1::2], strict=True):
-        assert light != night and re.sub("#[0-9a-fA-F]{6}", "", light) == re.sub(
-            "#[0-9a-fA-F]{6}", "", night
-        )
-        for day, dark in (*TOKENS.values(), *METHODS):
-            assert day not in night and dark.upper() not in light
-    assert len(page) < 400_000
-
-
-def test_a_method_has_one_colour_everywhere(tmp_path):
-    comparison = usual(tmp_path)
-    page = html_of(comparison)
-    scatter, learning, worst, *small = drawings(page)[::2]
-    for k, name in enumerate(by_method(comparison)):
-        colour = METHODS[k][0]
-        assert all(colour in svg for svg in (scatter, learning, worst, small[k]))
-        assert all(colour not in svg for j, svg in enumerate(small) if j != k), name
-        assert f'stroke="var(--method-{k})"' in page
-
-
-def test_many_methods_differ_and_fit(tmp_path):
-    names = [f"A-long-name_{k}" for k in range(16)]
-    looks = styles(names)
-    assert len(set(looks.values())) == 16
-    by_colour = {(look.number, look.dash) for look in looks.values()}
-    assert len(by_colour) == 16  # lines differ without their markers too
-    page = html_of(several(tmp_path, [one(n, level=k / 50) for k, n in enumerate(names)]))
-    assert all(page.count(name) > 5 for name in names)
+def test_a_method_has_one_colour_on_every_page(tmp_path):
+    page = html_of(several(tmp_path, [one("Ours", word="sonex"), one("SOX"), one("new")]))
+    other = html_of(several(tmp_path, [one("SOX"), one("alexr2"), one("sonex")]))
+    for text, names in ((page, ("Ours", "SOX", "new")), (other, ("SOX", "alexr2", "sonex"))):
+        legend = dict(re.findall(r'<li><svg.*?method-(\d)\)".*?</svg>([^<]+)</li>', text)[::-1])
+        legend = {name: int(number) for number, name in legend.items()}
+        assert legend[names[0]] == (0 if names[0] == "Ours" else 2)
+        small = drawings(text)[3:6]  # after the trade-off and two curves, a family
+        for name, svg in zip(names, small, strict=True):
+            assert set(re.findall(r"--method-(\d)", svg)) == {str(legend[name])}, name
+    looks = styles({f"s{k}": "sonex" if k < 9 else "sox" for k in range(18)})
+    assert len(set(looks.values())) == 18 and {s.number for s in looks.values()} == {0, 2}
+    ablation = styles({f"beta-{k}": "sonex" for k in range(5)})
+    assert len({style.number for style in ablation.values()}) == 5
 
 
 def test_text_keeps_its_contrast_on_every_ground():
@@ -352,12 +437,12 @@ def test_text_keeps_its_contrast_on_every_ground():
         return (high + 0.05) / (low + 0.05)
 
     pairs = [("ink", "page"), ("muted", "page"), ("link", "page"), ("ink", "panel")]
-    pairs += [("muted", "panel"), ("limit", "page")]
+    pairs += [("muted", "panel"), ("limit", "page"), ("best", "page")]
     pairs += [(word, f"{word}-page") for word in ("warning", "best", "broken")]
     for k in (0, 1):
         for text, ground in pairs:
             assert contrast(TOKENS[text][k], TOKENS[ground][k]) >= 4.5, (text, ground, k)
-        for pair in METHODS:  # also as text, beside dots
+        for pair in COLOURS:  # also as text, beside dots
             assert contrast(pair[k], TOKENS["page"][k]) >= 4.5, pair
 
 
@@ -374,52 +459,64 @@ def test_the_frontier_is_what_nothing_dominates(some, higher_x, higher_y):
         gain_x, gain_y = sign_x * (x[j] - x[i]), sign_y * (y[j] - y[i])
         return gain_x >= 0 and gain_y >= 0 and (gain_x > 0 or gain_y > 0)
 
-    expected = [i for i in finite if not any(dominates(j, i) for j in finite)]
-    found = frontier(x, y, higher_x, higher_y)
-    assert sorted(found) == expected
+    found = stats.frontier(x, y, higher_x, higher_y)
+    assert sorted(found) == [i for i in finite if not any(dominates(j, i) for j in finite)]
     assert [x[i] for i in found] == sorted(x[i] for i in found)
 
 
-def test_a_sweep_shows_every_dot_and_its_winners(tmp_path):
-    runs = [one(f"{m}@{i}", level=i / 50 + k / 90) for k, m in enumerate("AB") for i in range(9)]
-    saved = {"rule": "the rule", "limited": False, "settings": [], "ranking": {}}
-    sweep.write(tmp_path, saved | {"winners": {"A": "A@2", "B": "B@7"}})
-    comparison = several(tmp_path, runs)
-    assert list(chosen(comparison, by_method(comparison))) == ["A@2", "B@7"]
-    page = html_of(comparison)
-    assert list(cells(page, "Final figures")) == ["A@2", "B@7"]
-    assert len(cells(page, "All figures")) == 18 and "its rule: the rule." in page
-    assert "2 methods · 18 settings · 18 runs" in page
-    drawing = tradeoff(by_method(comparison), PAGE.panels[0], styles("AB"), PAGE.metrics)
-    assert drawing and not drawing.beaten
-    assert drawing.svg.count('<g id="PathCollection_') == 18
-    own = [
-        re.findall(rf'd="([^"]*)"[^>]*fill: none;[^>]*{METHODS[k][0]}', drawing.svg) for k in (0, 1)
-    ]
-    assert [path[0].count("L") for path in own] == [8, 8] and own[0] != own[1]  # 9 corners each
+# Figures: where marks stand in the drawing.
+
+
+def marks_of(svg: str, number: int) -> list[tuple[float, float]]:
+    """Places of the markers in a colour."""
+    colour = rf"var\(--method-{number}\)"
+    found = re.findall(rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: {colour}', svg)
+    return [(float(x), float(y)) for x, y in found]
+
+
+def ways_of(svg: str, number: int) -> list[tuple[float, float]]:
+    colour = rf"var\(--method-{number}\)"
+    pattern = rf'd="M ([\d.]+) [\d.]+ L ([\d.]+) [\d.]+" [^>]*stroke: {colour}; stroke-opacity'
+    return [(float(a), float(b)) for a, b in re.findall(pattern, svg)]
+
+
+def drawn(runs, panel, names=(), references=()) -> plots.Plot:
+    look = styles({name: name for name in runs})
+    if panel.kind == "tradeoff":
+        found = plots.tradeoff(runs, panel, look, PAGE.metrics, references, "x")
+    elif panel.kind == "family":
+        found = plots.families(runs, panel, names, look, "x")[0]
+    elif panel.kind == "curve":
+        found = plots.curves(runs, panel, look, "x")
+    else:
+        found = plots.by_entry(runs, panel, names, look, "x")
+    assert found
+    return found
+
+
+def test_a_tradeoff_is_zoomed_on_the_methods_with_an_arrow_to_the_rest(tmp_path):
+    places = {"sonex": (0.05, 0.90), "alexr2": (0.06, 0.91), "sox": (0.07, 0.89)}
+    places |= {"erm": (0.325, 0.925)}
+    runs = [one(n, test_gap=x, test_auc=y) for n, (x, y) in places.items()]
+    groups = by_method(several(tmp_path, runs))
+    plot = drawn(groups, PAGE.panels[0], references=("erm",))
+    assert plot.facts["far"] == ["erm"] and "erm (0.325, 0.925)" in plot.svg
+    assert plot.facts["front"] == ["sonex", "alexr2"] and not plot.facts["alone"]
+    x = [marks_of(plot.svg, k)[0][0] for k in (0, 1, 2)]
+    assert max(x) - min(x) > 0.5 * 5.2 * 72, "the methods fill the frame"
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.1)
+    near = [*runs[:3], one("erm", test_gap=0.075, test_auc=0.915)]
+    plot = drawn(by_method(several(tmp_path, near)), PAGE.panels[0], references=("erm",))
+    assert plot.facts["far"] == [] and "erm (" not in plot.svg
+    page = html_of(several(tmp_path, runs), Fair(replace(PAGE, references=("erm",))))
+    assert "where erm lies outside it" in page and "Dotted line: gap = 0.05." in page
 
 
 @pytest.mark.parametrize("x", [(0.01, 0.02, 0.3), (-0.001, 0.01, 0.02, 9), (0.1, 0.1), (0, 0.2)])
-def test_a_tradeoff_shows_far_values(tmp_path, x):
-    runs = by_method(
-        several(tmp_path, [one(f"m{k}", test_gap=v, test_auc=0.9 - k / 9) for k, v in enumerate(x)])
-    )
-    panel = replace(PAGE.panels[0], x_reference=None)
-    drawing = tradeoff(runs, panel, styles(runs), PAGE.metrics)
-    assert drawing
-    heights = [float(v) for v in re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)"', drawing.svg)]
-    assert all(0 <= value <= 5.2 * 72 for value in heights)
-
-
-def test_family_names_and_frames():
-    assert family_of("A@3") == "A" and family_of("A@b") == "A@b" and family_of("@") == "@"
-    assert bounds([]) is None and bounds([math.nan]) is None
-    low, high = bounds([2.0, 2.0]) or (0, 0)
-    assert low < 2.0 < high
-    low, high = bounds([5.0, 0.0, 0.1], core=[0.0, 0.1]) or (0, 0)
-    assert -0.1 < low < 0.0 and 0.1 < high < 0.2
-    low, high = bounds([0.0, 0.1], 1.0) or (0, 0)
-    assert high > 1.0
+def test_marks_stay_in_the_frame(tmp_path, x):
+    runs = [one(f"m{k}", test_gap=v, test_auc=0.9 - k / 9) for k, v in enumerate(x)]
+    plot = drawn(by_method(several(tmp_path, runs)), PAGE.panels[0])
+    assert all(0 <= float(v) <= 5.2 * 72 for v in re.findall(r'<use [^>]*x="([\d.]+)"', plot.svg))
 
 
 def test_curves_are_means_with_the_extent_over_seeds():
@@ -429,7 +526,7 @@ def test_curves_are_means_with_the_extent_over_seeds():
             row["train_auc"] = float(row["epoch"] + k)
     runs[1].rows.pop()
     runs[1].rows[2]["train_auc"] = math.nan
-    found = curve(runs, "train_auc")
+    found = plots.curve(runs, "train_auc")
     assert found.epochs == [0, 1, 2, 3, 4, 5, 6]
     assert found.mean == [0.5, 1.5, 2.0, 3.5, 4.5, 5.5, 6.0]
     assert found.low == [0, 1, 2, 3, 4, 5, 6] and found.high == [1, 2, 2, 4, 5, 6, 6]
@@ -439,39 +536,19 @@ def test_the_frame_leaves_out_a_method_that_is_far_off(tmp_path):
     runs = by_method(several(tmp_path, [one(n, epochs=20) for n in "abcd"]))
     for row in runs["d"][0].rows:
         row["train_violation"] = 50.0
-    drawing = plots.curves(runs, PAGE.panels[2], styles(runs))
-    family = plots.families(runs, PAGE.panels[3], NAMES, styles(runs))
-    assert drawing and drawing.cut and ">50<" not in drawing.svg
-    assert family.kinds == {"TPR": "solid", "FPR": "dashed"} and set(family.drawings) == set("abcd")
-    top = int(np.argmax(runs["a"][0].rows[-1]["constraints"]))
-    assert family.worst["a"] == (NAMES[top], runs["a"][0].rows[-1]["constraints"][top])
+    plot = drawn(runs, PAGE.panels[2])
+    assert plot.facts["cut"] and ">50<" not in plot.svg
+    family = drawn(runs, PAGE.panels[3], NAMES)
+    assert family.facts["kinds"] == {"TPR": "solid", "FPR": "dashed"}
+    last = runs["a"][0].rows[-1]["constraints"]
+    assert (family.facts["entry"], family.facts["value"]) == (NAMES[np.argmax(last)], max(last))
 
 
-def test_machines_that_differ_are_all_named():
-    first, second = one(seed=0), one(seed=1)
-    second.environment["torch"] = "2.14"
-    facts = dict(machine_facts([first, second]))
-    assert facts["PyTorch"] == "2.13; 2.14" and facts["Python"] == "3.12" and "Command" not in facts
-
-
-def test_files_of_a_run_and_of_the_page(tmp_path):
-    run = one(folder=tmp_path)
-    plots.save_run(run, PAGE)
-    plots.save_run(run, PAGE)
-    written = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert written == ["constraints.svg", "train_auc.svg", "train_violation.svg"]
-    svg = (tmp_path / "plots" / "train_auc.svg").read_text(encoding="utf-8")
-    assert svg.startswith("<svg") and "background" in svg
-    comparison = several(tmp_path, [run])
-    path = report.write(comparison, TASK, None)
-    assert path == tmp_path / "report.html"
-    assert path.read_text(encoding="utf-8") == report.render(comparison, TASK, None)
-
-
-# Plots with a row per entry, logarithmic axes, names from the runs, warnings about the data.
-
+LISTS = {
+    "sonex": [[[1.0, 4.0, 2.0], [1.0, 2.0, 2.0]], [[1.0, 4.0, 2.0], [1.0, 1.0, 4.0]]],  # 1, 1.5, 3
+    "alexr2": [[[1.0, 4.0, 2.0], [0.5, 0.5, 0.5]]],
+}
 CHANGE = Panel("change", "losses", "Before and after", "loss by group")
-DOTS = Panel("dots", "losses", "At the end", "loss by group")
 
 
 def with_lists(values: dict[str, list[list[list[float]]]]) -> dict[str, list[SavedRun]]:
@@ -480,18 +557,8 @@ def with_lists(values: dict[str, list[list[list[float]]]]) -> dict[str, list[Sav
     for name, own in values.items():
         for run, lists in zip(runs[name], own, strict=True):
             for row, each in zip(run.rows, lists, strict=True):
-                row["losses"] = each
+                row |= {"losses": each, "cvar": each[0]}
     return runs
-
-
-def dots_of(svg: str, colour: str) -> list[tuple[float, float]]:
-    found = re.findall(rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: {colour}; stroke:', svg)
-    return [(float(x), float(y)) for x, y in found]
-
-
-def ways_of(svg: str, colour: str) -> list[tuple[float, float]]:
-    pattern = rf'd="M ([\d.]+) [\d.]+ L ([\d.]+) [\d.]+" [^>]*stroke: {colour}; stroke-opacity'
-    return [(float(a), float(b)) for a, b in re.findall(pattern, svg)]
 
 
 def names_of(svg: str) -> list[str]:
@@ -500,178 +567,62 @@ def names_of(svg: str) -> list[str]:
     return [name for _, name in sorted((float(y), name) for y, name in found)][:-1]  # the axis last
 
 
-LISTS = {
-    "A": [[[1.0, 4.0, 2.0], [1.0, 2.0, 2.0]], [[1.0, 4.0, 2.0], [1.0, 1.0, 4.0]]],  # 1, 1.5, 3
-    "B": [[[1.0, 4.0, 2.0], [0.5, 0.5, 0.5]]],
-}
-
-
 def test_a_change_goes_from_the_common_start_to_each_method():
-    runs = with_lists(LISTS)
-    found = rows(runs, CHANGE, ("one", "four", "two"), styles(runs))
-    assert found and not found.cut
-    assert names_of(found.svg) == ["four", "two", "one"]  # by their start
-    ours, theirs = dots_of(found.svg, METHODS[0][0]), dots_of(found.svg, METHODS[1][0])
-    assert len(ours) == len(theirs) == 3
+    plot = drawn(with_lists(LISTS), CHANGE, ("one", "four", "two"))
+    assert names_of(plot.svg) == ["four", "two", "one"] and not plot.facts["cut"]  # by their start
+    ours, theirs = marks_of(plot.svg, 0), marks_of(plot.svg, 1)
+    (low, _), (high, _) = theirs[0], ours[2]  # one straight axis: 0.5 of alexr2, 3 of sonex
 
-    def place(value: float) -> float:  # one straight axis: 0.5 of B, and the 3 of A
-        (low, _), (high, _) = theirs[0], ours[2]
+    def place(value: float) -> float:
         return low + (high - low) * (value - 0.5) / 2.5
 
     assert [x for x, _ in ours] == pytest.approx([place(1.0), place(1.5), place(3.0)], abs=0.01)
     starts = [place(1.0), place(4.0), place(2.0)]
-    for colour, ends in ((METHODS[0][0], ours), (METHODS[1][0], theirs)):
-        for (left, right), start, (end, _) in zip(
-            ways_of(found.svg, colour), starts, ends, strict=True
-        ):
+    for number, ends in ((0, ours), (1, theirs)):
+        ways = zip(ways_of(plot.svg, number), starts, ends, strict=True)
+        for (left, right), start, (end, _) in ways:
             assert (left, right) == pytest.approx((start, end), abs=0.01)
     # In a row the methods have lanes of their own, in the same order.
     assert all(1 < other[1] - own[1] < 10 for own, other in zip(ours, theirs, strict=True))
-    assert found.worst == {"A": ("two", 3.0), "B": ("one", 0.5)}
+    assert plot.facts["worst"] == {"sonex": ("two", 3.0), "alexr2": ("one", 0.5)}
 
 
 def test_dots_have_whiskers_and_the_order_of_the_list():
-    runs = with_lists(LISTS)
-    found = rows(runs, DOTS, (), styles(runs))
-    assert found and names_of(found.svg) == ["entry 1", "entry 2", "entry 3"]
-    (one_, _), (middle, _), (three, _) = dots_of(found.svg, METHODS[0][0])
+    plot = drawn(with_lists(LISTS), replace(CHANGE, kind="dots"))
+    assert names_of(plot.svg) == ["entry 1", "entry 2", "entry 3"]
+    (one_, _), (middle, _), (three, _) = marks_of(plot.svg, 0)
     unit = (three - one_) / 2
     assert middle == pytest.approx(one_ + unit / 2, abs=0.01)
     expected = [(0, 0), (0, unit), (unit, 3 * unit)]  # 1..1, 1..2, 2..4
-    for whisker, (low, high) in zip(ways_of(found.svg, METHODS[0][0]), expected, strict=True):
+    for whisker, (low, high) in zip(ways_of(plot.svg, 0), expected, strict=True):
         assert whisker == pytest.approx((one_ + low, one_ + high), abs=0.01)
-    assert found.worst == {"A": ("entry 1", 1.0), "B": ("entry 1", 0.5)}
+    assert plot.facts["worst"] == {"sonex": ("entry 1", 1.0), "alexr2": ("entry 1", 0.5)}
 
 
-def test_rows_grow_with_entries_and_methods_and_may_be_missing():
-    few, many = (
-        rows(with_lists({"A": [[[1.0] * n, [0.5] * n]]}), CHANGE, (), styles("A")) for n in (2, 30)
-    )
-    assert few and many and many.size[1] > 9 * few.size[1] / 2 and many.size[0] == few.size[0]
-    assert rows({"A": [one("A")]}, CHANGE, (), styles("A")) is None
-    assert rows({}, CHANGE, (), {}) is None
-    long = rows(with_lists(LISTS), CHANGE, ("word " * 30, "b", "c"), styles("AB"))
-    assert long and "…" in long.svg
-
-
-def test_a_method_far_off_leaves_the_frame_of_the_rows():
-    values = {name: [[[1.0, 2.0], [0.5, 0.6]]] for name in "ABC"} | {
-        "D": [[[1.0, 2.0], [9e3, 1.0]]]
-    }
-    found = rows(with_lists(values), CHANGE, (), styles("ABCD"))
-    assert found and found.cut and ">9" not in found.svg
-
-
-def test_logarithmic_axes_where_they_show_more():
-    assert spans_decades([0.1, 0.81]) and not spans_decades([0.1, 0.8])
-    assert not spans_decades([0.0, 1.0]) and not spans_decades([-1.0, 100.0])
-    assert not spans_decades([]) and not spans_decades([math.nan])
+@pytest.mark.parametrize("kind", ["curve", "change", "family"])
+def test_logarithmic_axes_where_they_show_more(kind):
     values = [[[10.0**-k, 10.0**-k] for k in range(4)]]
-    for kind in ("curve", "change", "family"):
-        runs = with_lists({"A": values, "B": values})
-        for row in (row for own in runs.values() for run in own for row in run.rows):
-            row["cvar"] = row["losses"][0]
-        panel = Panel(kind, "cvar" if kind == "curve" else "losses", "t", log=True)
-        svg, plain = drawn(runs, panel), drawn(runs, replace(panel, log=False))
-        assert all(mark in svg for mark in (">0.001<", ">0.01<", ">0.1<")), kind
-        assert ">0.01<" not in plain
-        for run in (run for own in runs.values() for run in own):
-            run.rows[0] |= {"cvar": 0.0, "losses": [0.0, 0.0]}  # has no place on such an axis
-        assert drawn(runs, panel) == drawn(runs, replace(panel, log=False)), kind
-    ends = with_lists({"A": [[[1.0, 1.0], [0.01, 1.0]]]})
-    assert ">0.05<" in drawn(ends, replace(DOTS, log=True)) and ">0.05<" not in drawn(ends, DOTS)
-
-
-def drawn(runs: dict[str, list[SavedRun]], panel: Panel) -> str:
-    if panel.kind == "family":
-        return plots.families(runs, panel, (), styles(runs)).drawings["A"]
-    found = plots.curves(runs, panel, styles(runs)) if panel.kind == "curve" else None
-    found = found or rows(runs, panel, (), styles(runs))
-    assert found
-    return found.svg
-
-
-def test_equal_steps_on_a_logarithmic_axis():
-    runs = with_lists({"A": [[[100.0], [10.0], [1.0]]]})
-    for row, value in zip(runs["A"][0].rows, (100.0, 10.0, 1.0), strict=True):
-        row["cvar"] = value
-    drawing = plots.curves(runs, Panel("curve", "cvar", "t", log=True), styles(runs))
-    assert drawing
-    first, second, third = (y for _, y in dots_of(drawing.svg, METHODS[0][0]))
-    assert second - first == pytest.approx(third - second, abs=0.01) and second > first + 10
-
-
-class Grouped(Fair):
-    """A page with rows; a warning that is about the data."""
-
-    def page(self, config):
-        panels = (CHANGE, replace(DOTS, y="shares", label="share right"))
-        entries = {"losses": (), "shares": ("x", "y"), "constraints": ("c",) * 14}
-        return replace(PAGE, panels=panels, entries=entries, references=("A", "B"))
-
-    def warnings(self, config, row):
-        return (f"Small groups: {row['size']} samples.", *super().warnings(config, row))
-
-
-def grouped_page(tmp_path, **changes) -> str:
-    runs = with_lists(LISTS)
-    every = [run for own in runs.values() for run in own]
-    for number, run in enumerate(every):
-        run.rows[-1] |= {"size": 10 + number, "shares": [0.5, 0.25]}
-        assert run.result
-        run.result["end"] |= changes.get(run.name, {})
-    page = report.render(several(tmp_path, every), cast(Task, Grouped()), None)
-    checked = Checked()
-    checked.feed(page)
-    assert not checked.open
-    return page
-
-
-def test_rows_are_on_the_page_with_words_for_who_cannot_see_them(tmp_path):
-    page = grouped_page(tmp_path)
-    assert 'id="entries"' in page and "Before and after" in page and "At the end" in page
-    assert "Largest after: A 3.000 (entry 3), B 0.500 (entry 1)." in page
-    assert "Smallest: A 0.250 (y), B 0.250 (y)." in page
-    assert "whiskers go from the smallest" in page
-    assert len(drawings(page)) == 4  # two plots, light and dark
-    for light, night in (drawings(page)[:2], drawings(page)[2:]):
-        for day, dark in (*TOKENS.values(), *METHODS):
-            assert day not in night and dark.upper() not in light
-    assert list(cells(page, "Loss by group at the end")) == ["Losses 1", "Losses 2", "Losses 3"]
-    assert list(cells(page, "Share right at the end")) == ["x", "y"]
-    assert "A and B are there for reference and get none." in page
+    runs = with_lists({"sonex": values, "sox": values})
+    panel = Panel(kind, "cvar" if kind == "curve" else "losses", "t", log=True)
+    svg, plain = drawn(runs, panel).svg, drawn(runs, replace(panel, log=False)).svg
+    assert all(mark in svg for mark in (">0.001<", ">0.01<", ">0.1<")) and ">0.01<" not in plain
+    if kind == "curve":
+        heights = [y for _, y in marks_of(svg, 0)][1:]  # the first is the band
+        assert np.ptp(np.diff(heights)) < 0.05 and heights[1] > heights[0] + 10, "equal steps"
+    for run in (run for own in runs.values() for run in own):
+        run.rows[0] |= {"cvar": 0.0, "losses": [0.0, 0.0]}  # has no place on such an axis
+    assert drawn(runs, panel).svg == drawn(runs, replace(panel, log=False)).svg
 
 
 def test_a_run_may_name_the_entries_of_its_lists(tmp_path):
-    page = grouped_page(tmp_path, B={"losses_names": ["p", "q", "r"], "shares_names": ["s", "t"]})
-    assert list(cells(page, "Loss by group at the end")) == ["p", "q", "r"]
-    assert list(cells(page, "Share right at the end")) == ["s", "t"]  # before those of the page
-    assert "Largest after: A 3.000 (r)" in page and "entry 3" not in page
     runs = with_lists(LISTS)
-    assert entry_names(runs, "losses", ("a", "b", "c")) == ("a", "b", "c")
-    assert entry_names(runs, "losses", ("a", "b")) == ()  # names of something else
-    assert entry_names({}, "losses", ("a", "b")) == ("a", "b")
-
-
-def test_what_all_runs_are_told_is_told_once(tmp_path):
-    page = grouped_page(tmp_path, A={"train_inside": 0.05})
-    said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", page)
-    assert said[-2:] == [
-        ("A, all 2 seeds", "Vacuous: 0.050 inside."),
-        ("All methods", "Small groups: 10 samples. (Numbers of A, seed 0.)"),
-    ]
-    assert page.count("Small groups") == 1
-
-
-def test_rows_of_one_run_have_files_of_their_own(tmp_path):
-    run = replace(with_lists(LISTS)["A"][0], folder=tmp_path)
-    panels = (CHANGE, DOTS, replace(CHANGE, kind="family"))
-    plots.save_run(run, replace(PAGE, panels=panels, entries={}))
-    written = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert written == ["losses-change.svg", "losses-dots.svg", "losses.svg"]
-
-
-def test_kinds_of_entries_end_at_a_comma():
-    names = ("not blond, man", "not blond, woman", "blond, man")
-    found = plots.families(with_lists(LISTS), replace(CHANGE, kind="family"), names, styles("AB"))
-    assert found.kinds == {"not blond": "solid", "blond": "dashed"}
+    assert plots.entry_names(runs, "losses", ("a", "b", "c")) == ("a", "b", "c")
+    assert plots.entry_names(runs, "losses", ("a", "b")) == (), "names of something else"
+    every = [run for own in runs.values() for run in own]
+    assert every[-1].result
+    every[-1].result["end"] |= {"losses_names": ["p", "not so, q", "r"]}
+    page = replace(PAGE, panels=(CHANGE, replace(CHANGE, kind="family")), entries={"losses": ()})
+    shown = html_of(several(tmp_path, every), Fair(page))
+    assert list(cells(shown, "Loss by group at the end")) == ["p", "not so, q", "r"]
+    assert "Largest after: sonex 3.000 (r), alexr2 0.500 (p)." in shown
+    assert 'aria-label="loss by group of each entry before and after training' in shown

@@ -80,7 +80,7 @@ def finish(out: Path, *, as_json: bool, quiet: bool) -> None:
 
     done = _interruptible(out, lambda: compare.conclude(out))
     if not quiet and done.table:
-        show_table(stats.cells(done.table, done.page.metrics), err=as_json)
+        show_table(stats.cells(done.table, done.page.metrics, done.rule), err=as_json)
     for warning in done.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     if not quiet:
@@ -92,9 +92,9 @@ def finish(out: Path, *, as_json: bool, quiet: bool) -> None:
 def tell_sweep(told: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
     """Winners and report of a sweep."""
     from .. import stats
-    from ..report import sweep
+    from ..report import sweep_page
 
-    done = _interruptible(out, lambda: sweep.conclude(out, told))
+    done = _interruptible(out, lambda: sweep_page.conclude(out, told))
     if not quiet:
         if done.table:
             show_table(stats.cells(done.table, done.metrics), err=as_json)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..store import Comparison, write_text
 from ..task import Task
-from .content import content
-from .template import fill
+from . import page, sweep_page
 
-__all__ = ["render", "write"]
+__all__ = ["render", "render_sweep", "write"]
 
 
 def render(comparison: Comparison, task: Task, config: Any) -> str:
     """The page as text; the same runs give the same bytes.
 
     Args:
-        comparison: saved runs, see `fcco_experiments.record.load_comparison`.
+        comparison: saved runs; they may lack curves and environment.
         task: its page, verdict and warnings.
         config: what `task.page` asks for.
     """
-    return fill("page.html.j2", ("page.css",), content(comparison, task, config))
+    return _fill("page.html.j2", page.content(comparison, task, config))
 
 
 def write(comparison: Comparison, task: Task, config: Any) -> Path:
@@ -32,3 +32,50 @@ def write(comparison: Comparison, task: Task, config: Any) -> Path:
     target = comparison.folder / "report.html"
     write_text(target, render(comparison, task, config))
     return target
+
+
+def render_sweep(comparison: Comparison, told: Mapping[str, Any], task: Task, config: Any) -> str:
+    """The page of a sweep as text; the same runs give the same bytes.
+
+    Args:
+        comparison: its runs; there may be none, where only the means were kept.
+        told: from `fcco_experiments.sweep.read`.
+        task: its page, rule and warnings.
+        config: what `task.page` asks for.
+    """
+    return _fill("sweep.html.j2", sweep_page.content(comparison, told, task, config))
+
+
+def _fill(template: str, content: Mapping[str, Any]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    from .style import count, fixed, plain, setting, title
+
+    def marked(text: str) -> Markup:
+        """Escaped, with `code` between backticks."""
+        parts = str(text).split("`")
+        if len(parts) % 2 == 0:
+            return escape(text)
+        return Markup("").join(
+            Markup("<code>%s</code>") % part if k % 2 else escape(part)
+            for k, part in enumerate(parts)
+        )
+
+    environment = Environment(
+        loader=PackageLoader("fcco_experiments", "report/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "marked": marked,
+        "fixed": fixed,
+        "plain": plain,
+        "setting": setting,
+        "count": count,
+        "label": title,
+    }
+    css = Markup((Path(__file__).parent / "templates/page.css").read_text(encoding="utf-8"))
+    return environment.get_template(template).render(css=css, **content)

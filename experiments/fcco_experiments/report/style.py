@@ -1,0 +1,234 @@
+"""Colours, dashes and markers of methods, and numbers and names as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "COLOURS",
+    "SHAPES",
+    "TOKENS",
+    "Style",
+    "count",
+    "duration",
+    "fixed",
+    "plain",
+    "seeds",
+    "setting",
+    "styles",
+    "title",
+]
+
+TOKENS: dict[str, tuple[str, str]] = {
+    "page": ("#fdfdfc", "#15181b"),
+    "panel": ("#f3f4f4", "#1e2226"),
+    "ink": ("#1c2024", "#e8eaec"),
+    "muted": ("#565e67", "#a9b1ba"),
+    "rule": ("#dadde1", "#343a41"),
+    "grid": ("#e4e6e9", "#2b3036"),
+    "limit": ("#3a4047", "#d5d9dd"),
+    "link": ("#0a5a9c", "#7cc0f5"),
+    "warning": ("#6a3403", "#f7d79b"),
+    "warning-page": ("#fff3d9", "#33270f"),
+    "warning-rule": ("#c26a08", "#e2a233"),
+    "best": ("#0c5138", "#8fe3bf"),
+    "best-page": ("#e2f3ea", "#14372b"),
+    "broken": ("#8c1b13", "#ffb9ae"),
+    "broken-page": ("#fdebe8", "#43201c"),
+}
+"""Colours of the page, light and dark; text on its ground has a contrast of at least 4.5."""
+
+COLOURS: tuple[tuple[str, str], ...] = (
+    ("#1769c0", "#7cc4ff"),
+    ("#b34400", "#e88030"),
+    ("#1f8060", "#5cf0a0"),
+    ("#9c2f96", "#f0559a"),
+    ("#2b323b", "#d8d8d0"),
+    ("#5a55e0", "#9a86ff"),
+    ("#5e1a0c", "#b08a6a"),
+    ("#8f6d00", "#ffdc30"),
+)
+"""Colours of methods, light and dark; the first five differ for each kind of colour blindness."""
+
+_WORDS = {
+    "sonex": 0,
+    "alexr2": 1,
+    "sox": 2,
+    "sonx": 3,
+    "erm": 4,
+    "finetune": 4,
+    "unconstrained": 4,
+    "ooa": 5,
+    "icppac": 5,
+    "uniform": 6,
+    "weighted": 6,
+    "ssg": 6,
+    "msvr": 7,
+    "replay": 7,
+}
+"""The colour of each method word on every page."""
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (3, 1.5), (9, 3))
+SHAPES: dict[str, str] = {
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "s": "M-3.6-3.6h7.2v7.2h-7.2z",
+    "^": "M0-4.6L4.4 3.6H-4.4z",
+    "D": "M0-5L5 0L0 5L-5 0z",
+    "v": "M0 4.6L4.4-3.6H-4.4z",
+    "P": "M-1.6-4.6h3.2v3h3v3.2h-3v3h-3.2v-3h-3v-3.2h3z",
+    "p": "M0-4.8L4.6-1.5L2.8 3.9H-2.8L-4.6-1.5z",
+    "<": "M-4.6 0L3.6-4.4V4.4z",
+    ">": "M4.6 0L-3.6-4.4V4.4z",
+    "h": "M0-4.8L4.2-2.4V2.4L0 4.8L-4.2 2.4V-2.4z",
+}
+"""matplotlib's markers, and their outlines around (0, 0) for the swatches of the page."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method looks.
+
+    Args:
+        number: of its colour in `COLOURS`.
+        dash: lengths on and off; empty for a solid line.
+        marker: matplotlib's letter.
+    """
+
+    number: int
+    dash: tuple[float, ...]
+    marker: str
+
+    @property
+    def colour(self) -> str:
+        """In the light palette; the page replaces it with a CSS variable."""
+        return COLOURS[self.number][0]
+
+
+def styles(words: Mapping[str, str]) -> dict[str, Style]:
+    """A style for each name on a page.
+
+    A method word has the same colour on every page; names with the same word (SONEX with two
+    optimizers) share it and differ in dash and marker. Where all names have one word, as in an
+    ablation, colours go by position.
+
+    Args:
+        words: the method word of each name.
+
+    >>> [style.number for style in styles({"SONEX": "sonex", "SOX": "sox"}).values()]
+    [0, 2]
+    """
+    ablation = len(words) > 1 and len(set(words.values())) == 1
+    taken = {_WORDS[word] for word in words.values() if word in _WORDS}
+    free = [k for k in range(len(COLOURS)) if k not in taken] or list(range(len(COLOURS)))
+    strange = [word for word in dict.fromkeys(words.values()) if word not in _WORDS]
+    numbers = _WORDS | {word: free[k % len(free)] for k, word in enumerate(strange)}
+    markers = tuple(SHAPES)
+    seen: Counter[int] = Counter()
+    result = {}
+    for place, (name, word) in enumerate(words.items()):
+        number = place % len(COLOURS) if ablation else numbers[word]
+        k = place if ablation else number + seen[number]
+        result[name] = Style(number, DASHES[k % len(DASHES)], markers[k % len(markers)])
+        seen[number] += 1
+    return result
+
+
+_MINUS = "\N{MINUS SIGN}"
+_NAMES = {"numpy": "NumPy", "torch": "PyTorch", "fcco": "fcco", "lr": "lr", "start": "Started"}
+
+
+def fixed(value: float, digits: int) -> str:
+    """A figure with that many digits after the point.
+
+    >>> fixed(-0.01234, 3), fixed(float("nan"), 3), fixed(3.2e9, 2)
+    ('−0.012', 'n/a', '3.2e+09')
+    """
+    if math.isnan(value):
+        return "n/a"
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{_MINUS}∞"
+    text = f"{value:.3g}" if abs(value) >= 1e7 else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.removeprefix("-")
+    return text.replace("-", _MINUS) if text.startswith("-") else text
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """A figure of unknown size with that many significant digits.
+
+    >>> plain(0.017), plain(123.4), plain(0.0), plain(-9.31e-5, 2)
+    ('0.0170', '123', '0', '−9.3e−5')
+    """
+    if not math.isfinite(value) or value == 0:
+        return fixed(value, 0)
+    text = f"{value:#.{digits}g}".removesuffix(".")
+    if "e" in text:
+        head, _, power = text.partition("e")
+        text = f"{head.removesuffix('.')}e{int(power)}"
+    return text.replace("-", _MINUS)
+
+
+def setting(value: object) -> str:
+    """A value of a config."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {setting(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value)) or "none"
+    return str(value)
+
+
+def title(key: str) -> str:
+    """A label out of a key that has none.
+
+    >>> title("kkt_stationarity"), title("test_auc")
+    ('KKT stationarity', 'Test AUC')
+    """
+    text = re.sub(r"\bval\b", "validation", key.replace("_", " ").strip())
+    text = re.sub(r"\b(auc|kkt|tpr|fpr|roc|cvar|cpu|gpu)\b", lambda word: word[0].upper(), text)
+    return _NAMES.get(text) or text[:1].upper() + text[1:]
+
+
+def seeds(some: Sequence[int], total: int) -> str:
+    """Which seeds: all of them, or their numbers.
+
+    >>> seeds([0, 1], 2), seeds([3], 5), seeds([0, 2], 5)
+    ('all 2 seeds', 'seed 3', 'seeds 0, 2')
+    """
+    if len(some) == total > 1:
+        return f"all {total} seeds"
+    return ("seed " if len(some) == 1 else "seeds ") + ", ".join(map(str, some))
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> count(1, "run"), count(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {thing}" + "s" * (number != 1)
+
+
+def duration(seconds: float) -> str:
+    """A time.
+
+    >>> duration(3.21), duration(187), duration(7260)
+    ('3.2 s', '3 min 7 s', '2 h 1 min')
+    """
+    if not math.isfinite(seconds):
+        return "n/a"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
