@@ -315,7 +315,7 @@ _EXPECTED = {
 
 def build(cls: type[T], node: Node) -> T:
     """The dataclass `cls` with the values of `node`; raises `ConfigError` with all mistakes."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     data = node.plain()
     problems = [
@@ -324,7 +324,7 @@ def build(cls: type[T], node: Node) -> T:
     ]
     try:
         # JSON, because its strict mode takes lists for tuples and mappings for dataclasses.
-        built = TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        built = _adapter(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         by_path = _by_path(error.errors(include_url=False), data)
         problems += [_problem(node, path, errors, data) for path, errors in by_path.items()]
@@ -332,6 +332,18 @@ def build(cls: type[T], node: Node) -> T:
         if not problems:
             return built
     raise ConfigError(*problems)
+
+
+@functools.cache
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def did_you_mean(word: str, allowed: Iterable[str], before: str = "") -> str:
@@ -349,7 +361,7 @@ def _unknown_keys(cls: Any, data: Any, path: Keys = ()) -> Iterator[tuple[Keys, 
     """Keys that no dataclass has, at any depth."""
     if dataclasses.is_dataclass(cls) and isinstance(data, dict):
         allowed = fields_of(typing.cast(type, cls))
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]
         for key, value in data.items():
             here = (*path, key)
             if key in allowed:
