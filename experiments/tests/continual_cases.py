@@ -16,10 +16,9 @@ import torch
 from fcco_experiments import backbones, distributed
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.continual.batches import Batch
-from fcco_experiments.tasks.continual.config import Continual
+from fcco_experiments.tasks.continual import TASK, Continual
 from fcco_experiments.tasks.continual.problem import ContinualProblem
-from fcco_experiments.tasks.continual.training import ContinualTraining
+from fcco_experiments.tasks.continual.training import Batch, ContinualTraining
 from scenes_fixtures import picture, saved
 from torch import Tensor, nn
 
@@ -127,9 +126,10 @@ def recorded(run: ContinualTraining) -> list[Batch]:
     found: list[Batch] = []
     draw = run.batches.draw
 
-    def noted() -> Batch:
-        found.append(draw())
-        return found[-1]
+    def noted() -> tuple[Tensor, list[Tensor]]:
+        images, places = draw()
+        found.append(Batch(images, *places))
+        return images, places
 
     run.batches.draw = noted  # type: ignore[method-assign]
     return found
@@ -204,7 +204,7 @@ def with_backbones(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10
 
 # Two processes.
 
-RANKS = {"sonex": "ddp", "replay": "ddp", "weighted": "ddp", "alexr2": "fsdp2"}
+RANKS = {"sonex": "ddp", "replay": "ddp", "alexr2": "fsdp2"}
 """Methods with the way in which they are tried; batches are cut in parts of unequal length."""
 
 
@@ -231,6 +231,10 @@ def main() -> None:
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     with distributed.process_group():
+        if distributed.rank() == 0:  # the others wait, so preparing must not ask them for anything
+            os.environ["FCCO_CACHE"] = str(out / "fetched")
+            TASK.fetch(CONFIG)
+        distributed.barrier()
         found = {name: everything(name, out / "cache") for name in RANKS}
         (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
         distributed.barrier()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fcco_experiments.tasks.continual.batches import Batch
-from fcco_experiments.tasks.continual.texts import made_up
-from fcco_experiments.tasks.continual.training import ContinualTraining
+from fcco_experiments.tasks.continual.model import made_up
+from fcco_experiments.tasks.continual.training import Batch, ContinualTraining
 from torch import Tensor
 
 NAMES = ("image_projection.weight", "text_projection.base.weight", "text_projection.down",

@@ -12,7 +12,8 @@ from continual_cases import CONFIG, METHODS
 from fcco_experiments import tasks
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.continual.config import Continual
-from fcco_experiments.tasks.continual.methods import WORDS, build
+from fcco_experiments.tasks.continual.training import METHODS as WORDS
+from fcco_experiments.tasks.continual.training import build
 
 import fcco
 

@@ -25,11 +25,9 @@ from continual_cases import (
 from fcco_experiments import data, tasks
 from fcco_experiments.data.grouped import GroupedPart, Vectors, part
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.continual import old
-from fcco_experiments.tasks.continual.assembly import Assembly
-from fcco_experiments.tasks.continual.model import Scaling
+from fcco_experiments.tasks.continual.model import Texts
 from fcco_experiments.tasks.continual.problem import ContinualProblem
-from fcco_experiments.tasks.continual.texts import Texts, made_up
+from fcco_experiments.tasks.continual.training import by_class
 from scenes_fixtures import picture, saved
 
 SONEX = METHODS["sonex"]
@@ -39,13 +37,13 @@ SONEX = METHODS["sonex"]
 def trained(monkeypatch):
     """The seeds of the old models that are trained from now on."""
     made: list[int] = []
-    train = old.train
+    train = ContinualProblem._train_old
 
-    def noted(encoder: Any, samples: Any, rows: Any, label: Any, seed: int) -> Any:
+    def noted(self: ContinualProblem, seed: int) -> Any:
         made.append(seed)
-        return train(encoder, samples, rows, label, seed)
+        return train(self, seed)
 
-    monkeypatch.setattr(old, "train", noted)
+    monkeypatch.setattr(ContinualProblem, "_train_old", noted)
     return made
 
 
@@ -73,20 +71,15 @@ def test_the_old_model_is_trained_once(trained, own_cache):  # noqa: F811
         {"old_epochs": 3}, {"old_lr": 2e-3}, {"old_batch": 30}, {"width": 7}, {"heads": 3},
         {"temperature": 0.3}, {"captions": ("a {}",)}, {"prompt": "{}"}, {"sample_limit": 39},
         {"target": "snowy", "protected": ("clear", "cloudy", "rainy", "foggy")},
-        {"shares": (0.5, 0.25, 0.25)}, {"hidden": 4},
+        {"shares": (0.5, 0.25, 0.25)}, {"hidden": 4}, {"fingerprint": "another"},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
-def test_another_config_has_another_old_model(trained, changes):
+def test_another_config_and_other_data_have_another_old_model(trained, changes):
     problem().old_state(0)
-    problem(**changes).old_state(0)
-    assert trained == [0, 0]
-
-
-def test_other_data_have_another_old_model(trained, monkeypatch):
-    problem().old_state(0)
-    own = problem()
-    own.data = dataclasses.replace(own.data, fingerprint="another")
+    own = problem() if "fingerprint" in changes else problem(**changes)
+    if "fingerprint" in changes:
+        own.data = dataclasses.replace(own.data, **changes)
     own.old_state(0)
     assert trained == [0, 0]
 
@@ -104,21 +97,6 @@ def test_a_damaged_file_is_trained_anew(trained, own_cache, content):  # noqa: F
     assert trained == [0, 0], "it was written again"
 
 
-def test_a_file_of_another_key_does_not_count(trained, own_cache):  # noqa: F811
-    problem().old_state(0)
-    (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
-    held = torch.load(path, weights_only=True)
-    torch.save(held | {"key": "0" * 64}, path)
-    with pytest.warns(UserWarning, match="trained anew: .* belongs to another model"):
-        problem().old_state(0)
-    assert trained == [0, 0]
-    held["values"]["text_projection.up"] += 1
-    torch.save(held, path)
-    with pytest.warns(UserWarning, match="its checksum differs"):
-        problem().old_state(0)
-    assert trained == [0, 0, 0]
-
-
 def test_the_old_model_of_a_seed_does_not_depend_on_what_was_done_before(tmp_path, monkeypatch):
     fields = with_backbones(tmp_path, monkeypatch, 5)
     for changes in ({}, fields, fields | {"train": "text"}):
@@ -133,20 +111,12 @@ def test_the_old_model_of_a_seed_does_not_depend_on_what_was_done_before(tmp_pat
 def test_the_old_model_has_learned_the_protected_classes_alone():
     own = problem(sample_limit=0, old_epochs=10, width=16, old_lr=3e-3)
     row = own.start(SONEX, 0).evaluate()
+    first, state = own.network(0).state_dict(), own.old_state(0)
+    for key in ("text_projection.down", "text_projection.up"):
+        assert torch.equal(first[key], state[key]), "heads rest meanwhile"
     assert min(row["test_accuracies"][:4]) > 0.5 and row["test_target_accuracy"] < 0.2
     fresh = problem(sample_limit=0, old_epochs=0, width=16).start(SONEX, 0).evaluate()
     assert fresh["test_protected_accuracy"] < 0.5
-
-
-def test_heads_rest_while_the_old_model_is_trained():
-    own = problem()
-    first = own.network(0).state_dict()
-    state = own.old_state(0)
-    for name in ("down", "up"):
-        key = f"text_projection.{name}"
-        assert torch.equal(first[key], state[key])
-    for key in ("image_projection.weight", "text_projection.base.weight"):
-        assert not torch.equal(first[key], state[key])
 
 
 def test_an_old_model_may_be_given(tmp_path, trained):
@@ -160,6 +130,10 @@ def test_an_old_model_may_be_given(tmp_path, trained):
         problem(old=str(tmp_path / "old.pt"), width=5).start(SONEX, 0)
     with pytest.raises(ValueError, match="there is none at"):
         problem(old=str(tmp_path / "nowhere.pt")).old_state(0)
+    for content in ([1, 2], {"a": 3}, {"values": [1]}):
+        torch.save(content, tmp_path / "bad.pt")
+        with pytest.raises(ValueError, match="must hold a state dict, names with tensors"):
+            problem(old=str(tmp_path / "bad.pt")).old_state(0)
     (tmp_path / "bad.pt").write_bytes(b"bad")
     with pytest.raises(ValueError, match="is no file of weights"):
         problem(old=str(tmp_path / "bad.pt")).old_state(0)
@@ -227,9 +201,6 @@ def test_captions_belong_to_the_class_and_depend_on_the_row_alone():
              for t, y in zip((x.words[k] for k in x.captions.tolist()), y_, strict=True)]
             for x, y_ in ((texts, label.tolist()), (other, label.flip(0).tolist()))]  # fmt: skip
     assert kind[0] == kind[1]
-    drawn = texts.draw(torch.tensor([7, 3, 7, 0]))
-    assert drawn.texts[drawn.place].tolist() == [7, 3, 7, 0] and len(drawn.texts) == 3
-    assert torch.equal(drawn.head, texts.head[drawn.texts])
 
 
 def test_an_extra_caption_that_reads_like_one_of_a_class_is_a_text_of_its_own():
@@ -243,59 +214,47 @@ def test_an_extra_caption_that_reads_like_one_of_a_class_is_a_text_of_its_own():
     assert texts.words[:15] == plain.words and torch.equal(texts.head[:15], plain.head)
 
 
-def test_made_up_vectors_are_means_over_words():
-    one, two, both = made_up(["rain", "snow", "rain snow"], 8)
-    torch.testing.assert_close(both, (one + two) / 2)
-    assert torch.equal(made_up(["rain"], 8)[0], one) and not torch.equal(one, two)
-
-
 # Backbones.
 
 
-class Sized(TinyImages):
-    """An image backbone whose weights know the size of the images."""
+class OtherImages(TinyImages):
+    """The same backbone with other weights."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(options["size"]))
+        super().__init__(**options)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
 
 
-def test_a_backbone_is_known_by_its_weights_for_the_sizes_of_the_config(photos, monkeypatch):
-    found: list[str] = []
-    kept = old.kept_state
-
-    def noted(config: Any, seed: int, facts: dict[str, str], make: Any) -> Any:
-        found.append(facts["backbones"])
-        return kept(config, seed, facts, make)
-
-    monkeypatch.setattr(old, "kept_state", noted)
-    fields = photos | {"image_backbone": "test_continual_problem:Sized"}
-    for size in ((16, 16), (16, 20)):
-        problem(**fields | {"size": size}).old_state(0)
-    assert len(set(found)) == 2
+def test_old_losses_are_those_of_the_own_backbones(photos, tmp_path):
+    """Frozen backbones are not in the weights that a file of losses is known by."""
+    torch.save(problem(**photos).old_state(0), tmp_path / "old.pt")
+    for backbone in (photos["image_backbone"], f"{__name__}:OtherImages"):
+        fields = photos | {"image_backbone": backbone, "old": str(tmp_path / "old.pt")}
+        run = problem(**fields).start(SONEX, 0)
+        part, number = run.parts["train"], len(run.config.protected)
+        seen, read = run.encoder.all(run.samples, part.rows, run.encoder.texts.prompts)
+        direct = by_class(run.encoder.scores(seen, read), part.label).loss[:number]
+        label = run.streams.label
+        kept = torch.stack([run.old_losses.value[label == k].mean() for k in range(number)])
+        torch.testing.assert_close(kept.double(), direct, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_random_backbones_that_are_trained_are_those_of_the_scaling(photos, pretrained):
     """The features that scale a side come from seed 0, whatever the seed of the run."""
-    changes: dict[str, Any] = {"train": "all", "pretrained": pretrained}
-    config = dataclasses.replace(CONFIG, **(photos | changes))
-    widths = {"image": 5, "text": 7 if pretrained else 9}
-    models = []
-    for seed in (3, 4):
-        torch.manual_seed(seed)
-        models.append(
-            Assembly(config).model(lambda side: Scaling(torch.randn(6, widths[side]).cumsum(0)))
-        )
-    for side in ("image", "text"):
+    own = problem(**photos, train="all")
+    own.config = dataclasses.replace(own.config, pretrained=pretrained)
+    models: list[Any] = [own.network(seed) for seed in (3, 4)]
+    for side, kind in (("image", TinyImages), ("text", TinyTexts)):
         first, second = (getattr(model, side)[0].state_dict() for model in models)
-        kind = TinyImages if side == "image" else TinyTexts
         torch.manual_seed(0)
         wanted = kind(weights="words" if pretrained else "", pretrained=pretrained).state_dict()
         assert same(first, second) is not pretrained
         assert same(first, wanted) is not pretrained
-    seen: list[Any] = [model.image_projection for model in models]
-    assert not torch.equal(seen[0].weight, seen[1].weight), "the rest is of the run's seed"
+    seen = [model.image_projection.weight for model in models]
+    assert not torch.equal(*seen), "the rest is of the run's seed"
 
 
 @pytest.fixture
@@ -382,6 +341,9 @@ def test_extra_pairs_become_anchors(photos, tmp_path):
         assert own.fingerprint() != plain.fingerprint()
         assert len(own.samples) == 53 and own.texts.of_classes == 15 and len(own.texts.words) == 17
         assert own.texts.head[15:].tolist() == [-1, -1]
+        scaled: list[Any] = [each.network(0).text for each in (own, plain)]
+        if train == "projections":
+            assert torch.equal(scaled[0].mean, scaled[1].mean), "of the texts of classes alone"
         run = own.start(SONEX, 0)
         assert len(run.streams.anchors) == len(plain.start(SONEX, 0).streams.anchors) + 3
         assert run.streams.anchors[-3:].tolist() == [50, 51, 52]
@@ -430,16 +392,6 @@ def test_the_certificate_counts_extra_pairs(photos, tmp_path):
     slopes = torch.stack([flat(each[streams.label == k].mean()) for k in range(4)])
     wanted = (flat(total) + price @ slopes).norm().item()
     assert found["kkt_best_stationarity"] == pytest.approx(wanted, rel=1e-4)
-
-
-def test_texts_of_classes_are_scaled_without_the_extra_ones(photos, tmp_path):
-    (tmp_path / "pairs").mkdir()
-    (tmp_path / "pairs/a.png").write_bytes(saved(picture(900, (40, 60))))
-    (tmp_path / "pairs/a.txt").write_text("road road road")
-    own = problem(**photos, extra_pairs=str(tmp_path / "pairs"))
-    plain = problem(**photos)
-    a, b = (each.network(0).text for each in (own, plain))
-    assert torch.equal(a.mean, b.mean) and torch.equal(a.deviation, b.deviation)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_there(photos):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from continual_cases import RANKS, everything, one_thread  # noqa: F401 (a fixture)
+from continual_cases import CONFIG, RANKS, everything, one_thread  # noqa: F401 (a fixture)
 from test_experiments_ranks import TESTS, torchrun
 
 pytestmark = pytest.mark.skipif(
@@ -47,12 +47,5 @@ def test_two_ranks_equal_one_process(inside, tmp_path, monkeypatch, name):
 def test_one_rank_trains_the_old_model(inside):
     at, _ = inside
     assert len(list((at / "cache/data/old").glob("scenes-synthetic-0-*.pt"))) == 1
-
-
-def test_the_command_prepares_old_models_on_one_rank_of_a_machine(tmp_path, monkeypatch):
-    """The others wait meanwhile, so preparing must not ask them for anything."""
-    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
-    words = "run continual --data scenes-synthetic --quick --epochs 1 --method sonex --out out"
-    done = torchrun("-m", "fcco_experiments", *words.split(), at=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(list(tmp_path.glob("out/**/result.json"))) == 1
+    seeds = len(CONFIG.seeds)
+    assert len(list((at / "fetched/data/old").glob("scenes-synthetic-[0-9]-*.pt"))) == seeds

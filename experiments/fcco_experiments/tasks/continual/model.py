@@ -1,21 +1,31 @@
-"""The model: two backbones, two projections into one space, and a head for each protected class."""
+"""The model: two backbones, two projections into one space; its texts, and how both are run."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fcco import TaskHeads
+from fcco._distributed import Group
 
-__all__ = ["Scaling", "TwoBackbones", "image_projection", "text_projection"]
+from ...data.grouped import Samples
+from ..base import autocast, chunks
+from .config import Continual
+
+__all__ = ["Encoder", "Scaling", "Texts", "TwoBackbones", "made_up"]
+
+_CAPTION_SEED = 20_240_101
 
 
 class Scaling(nn.Module):
-    """Features scaled by fixed means and deviations.
+    """Features scaled by the means and deviations of `values`, (N, d).
 
-    Args:
-        values: what they are taken from, (N, d); columns that hardly vary are only centred.
+    Columns that hardly vary are only centred.
     """
 
     mean: Tensor
@@ -47,7 +57,7 @@ class TwoBackbones(nn.Module):
         image: phi, from raw images or from features.
         text: psi, from token ids or from features.
         image_projection: P.
-        text_projection: W, with heads or without.
+        text_projection: W, with heads (`TaskHeads`) or without.
     """
 
     def __init__(
@@ -70,24 +80,149 @@ class TwoBackbones(nn.Module):
             head: the head of each text, -1 for none.
         """
         seen = self.image_projection(self.image(images))
-        read = self._projected(self.text(texts), head)
+        features, project = self.text(texts), self.text_projection
+        if isinstance(project, TaskHeads):
+            own = project(features, head.clamp(min=0))
+            read = torch.where((head >= 0).unsqueeze(1), own, project(features))
+        else:
+            read = project(features)
         return normalize(seen.float(), dim=1), normalize(read.float(), dim=1)
 
-    def _projected(self, features: Tensor, head: Tensor) -> Tensor:
-        project = self.text_projection
-        if not isinstance(project, TaskHeads):
-            return project(features)
-        own = project(features, head.clamp(min=0))
-        return torch.where((head >= 0).unsqueeze(1), own, project(features))
+
+@dataclass(frozen=True)
+class Texts:
+    """All different texts and who uses them.
+
+    Attributes:
+        words: the texts; an extra one may read like one of a class.
+        head: the protected class whose head embeds a text, -1 for the common projection, (U,).
+        prompts: the text of each class, (C,).
+        captions: the text of each sample, (N,).
+        of_classes: texts with an id below this come from the classes, the others from extra pairs.
+    """
+
+    words: tuple[str, ...]
+    head: Tensor
+    prompts: Tensor
+    captions: Tensor
+    of_classes: int
+
+    @classmethod
+    def of(cls, config: Continual, label: Tensor, extra: Sequence[str] = ()) -> Texts:
+        """Prompts and captions; which caption an image has depends on its row alone.
+
+        Args:
+            config: prompt, captions and classes.
+            label: class of each sample.
+            extra: captions of pairs that come after the samples; texts of their own.
+        """
+        words: list[str] = []
+        head: list[int] = []
+        ids: dict[str, int] = {}
+
+        def place(text: str, owner: int) -> int:
+            if text not in ids:
+                ids[text] = len(words)
+                words.append(text)
+                head.append(owner)
+            return ids[text]
+
+        owners = list(zip(config.classes, [*range(len(config.protected)), -1], strict=True))
+        prompts = [place(config.prompt.format(name), owner) for name, owner in owners]
+        of_class = torch.tensor(
+            [
+                [place(text.format(name), owner) for text in config.captions]
+                for name, owner in owners
+            ]
+        )
+        of_classes = len(words)
+        ids.clear()  # an extra caption that reads like one of a class is not embedded by its head
+        generator = torch.Generator().manual_seed(_CAPTION_SEED)
+        which = torch.randint(len(config.captions), label.shape, generator=generator)
+        more = torch.tensor([place(text, -1) for text in extra], dtype=torch.int64)
+        captions = torch.cat([of_class[label, which], more])
+        return cls(tuple(words), torch.tensor(head), torch.tensor(prompts), captions, of_classes)
 
 
-def image_projection(inputs: int, hidden: int, width: int) -> nn.Module:
-    """A linear layer, or two with a ReLU between them."""
-    if not hidden:
-        return nn.Linear(inputs, width, bias=False)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, width, bias=False))
+def made_up(words: Sequence[str], width: int = 32) -> Tensor:
+    """Vectors for texts without a network: the mean of one for each word, drawn from its hash.
+
+    Example:
+        >>> made_up(["it rains.", "it snows."], 8).shape
+        torch.Size([2, 8])
+    """
+
+    def vector(word: str) -> Tensor:
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7], "little")
+        return torch.randn(width, generator=torch.Generator().manual_seed(seed))
+
+    return torch.stack([torch.stack([vector(w) for w in t.split()]).mean(0) for t in words])
 
 
-def text_projection(linear: nn.Linear, tasks: int, rank: int) -> nn.Module:
-    """The layer with low-rank heads, which start at zero; without any for rank 0."""
-    return TaskHeads(linear, tasks, rank) if rank else linear
+class Encoder:
+    """From samples and texts to unit vectors.
+
+    Args:
+        config: temperature and precision.
+        model: a `TwoBackbones`, perhaps wrapped for several ranks.
+        texts: all texts.
+        inputs: what the text side takes, one row for each text, on the device.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        config: Continual,
+        model: nn.Module,
+        texts: Texts,
+        inputs: Tensor,
+        device: torch.device,
+    ) -> None:
+        self.config, self.model, self.texts, self.device = config, model, texts, device
+        self.inputs = inputs
+
+    def __call__(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of images, and of texts by id; each different text is read once.
+
+        Args:
+            images: inputs of the image side, on the device.
+            texts: ids, on the CPU.
+        """
+        different, place = torch.unique(texts, return_inverse=True)
+        rows, head = self.inputs[different.to(self.device)], self.texts.head[different]
+        with autocast(self.config, self.device):
+            seen, read = self.model(images, rows, head.to(self.device))
+        return seen, read[place.to(self.device)]
+
+    def scores(self, images: Tensor, prompts: Tensor) -> Tensor:
+        """Scores of the classes from unit vectors: cosines over the temperature."""
+        return images @ prompts.T / self.config.temperature
+
+    @torch.no_grad()
+    def all(
+        self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors of many samples and of some texts, on every rank, in evaluation mode.
+
+        Args:
+            samples: image inputs by row.
+            rows: which of them.
+            texts: ids.
+            group: ranks that share the work.
+        """
+        found, read = torch.empty(0), torch.empty(0)
+        held = self.model.training
+        self.model.eval()
+        try:
+            for places, inputs in chunks(self.config, samples, rows, self.device, group):
+                seen, read = self(inputs, texts)
+                if not len(found):
+                    found = seen.new_zeros(len(rows), seen.shape[1] + 1)
+                found[places.to(self.device), :-1] = seen
+                found[places.to(self.device), -1] = 1.0
+        finally:
+            self.model.train(held)
+        if group is not None:
+            torch.distributed.all_reduce(found, group=group.handle)
+        # The last column counts: where samples do not go round, a rank meets one twice.
+        return found[:, :-1] / found[:, -1:], read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +9,10 @@ from torch import nn
 
 from ... import backbones
 from ...task import Page, Progress, Row, Rule, Task
-from . import judge, words
+from . import report
 from .config import Continual
-from .methods import build
 from .problem import ContinualProblem
+from .training import build
 
 __all__ = ["TASK", "ContinualTask"]
 
@@ -55,35 +54,32 @@ class ContinualTask(Task):
             if kind != wanted:
                 problems.append(((side,), f"`{side}: {name}` takes {kind}s, not {wanted}s."))
         for name, method in config.methods.items():
+            tiny = nn.Linear(1, 1)
             try:
-                build(
-                    nn.Linear(1, 1), method, config.protected, (2, 2),
-                    temperature=config.temperature,
-                )  # fmt: skip
+                build(tiny, method, config.protected, (2, 2), temperature=config.temperature)
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))
         return problems
 
     def page(self, config: Any) -> Page:
         """The report's words and plots."""
-        return words.page(config)
+        return report.page(config)
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         """Who won."""
-        return judge.verdict(config, methods)
+        return report.verdict(config, methods)
+
+    def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        """What to try next."""
+        return report.next_steps(config, methods)
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """What a reader must know about a run."""
-        return judge.warnings(config, row)
+        return report.warnings(config, row)
 
     def rule(self, config: Any) -> Rule:
         """How settings are chosen: never by test figures."""
-        return Rule(
-            judge.score_rule(config),
-            functools.partial(judge.score, config),
-            "test_target_gain",
-            limited=True,
-        )
+        return report.rule(config)
 
 
 TASK = ContinualTask()

@@ -1,36 +1,263 @@
-"""One run: batches, steps, figures, state."""
+"""One run: the method, its batches and steps, figures against the old model, KKT residuals."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
+from fcco import diagnostics
 from fcco._distributed import find_group
+from fcco.contrastive import log_means
+from fcco.groups import GroupBatchSampler
 
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples
-from ...task import Method, Row, Training
-from ..base import learning_rate_factor
-from .batches import Batch, Batches, Streams
-from .certificate import certificate, contrast
+from ...task import Method, Row
+from ..base import PART_KEYS, BaseTraining, Batches, Stepped, make_optimizer
 from .config import Continual
-from .embedding import Encoder
-from .figures import Classes, by_class, changes
-from .methods import build
-from .texts import Texts
+from .model import Encoder, Texts
 
-__all__ = ["SHORT", "ContinualTraining"]
+__all__ = ["METHODS", "Built", "Classes", "ContinualTraining", "build", "by_class", "changes"]
 
-SHORT = {"train": "train", "validation": "val", "test": "test"}
+CONSTRAINED = ("sonex", "sox", "sonx", "alexr2")
+METHODS = (*CONSTRAINED, "finetune", "weighted", "replay")
+_OURS = ("objective", "outer", "dim", "equality", "tolerance", "process_group")
+"""Settings of `fcco.constrained` that the task decides."""
+_CORRECTED = ("sonex", "sonx", "alexr2")
 
 
-class ContinualTraining(Training):
+@dataclass
+class Built(Stepped):
+    """A method on this task.
+
+    Attributes:
+        contrast: the contrastive term of the objective.
+        constrained: whether values of the constraints are asked for.
+        everyone: whether the pairs of protected classes are anchors, too.
+        weight: of the mean loss of the protected classes in the objective.
+    """
+
+    contrast: fcco.ContrastiveTerm
+    constrained: bool
+    everyone: bool = False
+    weight: float = 0.0
+
+    def loss(self, values: Callable[[], tuple[Tensor, Tensor]], index: Mapping[str, Tensor]) -> Any:
+        """What is differentiated.
+
+        Args:
+            values: runs the model; gives the entries of the contrastive term and, for each sample
+                of a protected class, its loss minus the old one.
+            index: block ids of both.
+        """
+        if self.constrained:
+            return self.objective(
+                lambda: dict(zip(("objective", "constraints"), values(), strict=True)), dict(index)
+            )
+
+        def entries() -> Any:
+            contrast, differences = values()
+            # The old losses are constants: the differences have the gradient of the losses.
+            return (self.weight * differences, contrast) if self.weight else contrast
+
+        return self.objective(entries, index["objective"])
+
+    def multipliers(self) -> Tensor | None:
+        """One per protected class, 0 where not seen; None for methods without constraints."""
+        if not self.constrained:
+            return None
+        return self.objective.term.multipliers().detach().nan_to_num(nan=0.0)
+
+    def tracked(self) -> Tensor | None:
+        """The running values of the constraints, NaN where not seen."""
+        if not self.constrained:
+            return None
+        tracker = self.objective.term.tracker
+        return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
+
+
+def build(
+    model: nn.Module,
+    method: Method,
+    protected: Sequence[str],
+    pairs: Sequence[int],
+    *,
+    temperature: float,
+    chunk: int = 0,
+) -> Built:
+    """A method with its optimizer.
+
+    Settings of every method: `contrast_gamma` and `contrast_correction`, gamma_1 and gamma_1' of
+    the contrastive term. Without them 0.8 and, for the methods with MSVR, 0.1 (0 for the others).
+
+    Args:
+        model: what is trained.
+        method: its settings.
+        protected: names of the protected classes.
+        pairs: number of target pairs, and of pairs of protected classes.
+        temperature: tau.
+        chunk: rows of a strip of the matrix of scores; 0 holds the whole.
+    """
+    word, given = method.method, dict(method.settings)
+    _check(word, given, method)
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
+    gamma: Any = given.pop("contrast_gamma", 0.8)
+    correction: Any = given.pop("contrast_correction", 0.1 if word in _CORRECTED else 0.0)
+    targets, others = pairs
+    contrast = fcco.ContrastiveTerm(
+        targets + (others if word == "replay" else 0),
+        temperature=temperature,
+        gamma=gamma,
+        correction=correction,
+        offset=1 / others,
+        normalize=False,  # the model's vectors have length 1
+        chunk=chunk or None,
+        device=next(model.parameters()).device,
+    )
+    if word in CONSTRAINED:
+        settings: dict[str, Any] = given
+        objective = fcco.constrained(
+            model, optimizer, list(protected), word, objective=contrast, **settings
+        )
+        stepped: Any = objective.optimizer
+        return Built(objective, stepped, optimizer, contrast, True)
+    plain = fcco.Compositional(model, optimizer, contrast)
+    weight = float(given.get("weight", 0.0))
+    return Built(plain, optimizer, optimizer, contrast, False, word == "replay", weight)
+
+
+def _check(word: str, settings: dict[str, Any], method: Method) -> None:
+    """Refuse what would be taken and then ignored, or fail without its name."""
+    if word not in METHODS:
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)} but is: {word}.")
+    for name in settings:
+        if name in _OURS:
+            raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
+    if method.independent:
+        raise ValueError(f"`independent` is not offered here but is set for {word}.")
+    if word in CONSTRAINED:
+        return
+    known = {"contrast_gamma", "contrast_correction", *(("weight",) * (word == "weighted"))}
+    if wrong := [name for name in settings if name not in known]:
+        raise ValueError(f"`settings.{wrong[0]}` is not for {word}: {', '.join(sorted(known))}.")
+    if word == "weighted" and not float(settings.get("weight", 0.0)) > 0:
+        raise ValueError("`settings.weight` is needed for weighted, above 0.")
+
+
+# Figures.
+
+
+class Classes(NamedTuple):
+    """Means over the samples of each class, in float64.
+
+    Attributes:
+        accuracy: share that is classified rightly, (C,).
+        loss: logistic loss, (C,).
+        count: samples, (C,).
+    """
+
+    accuracy: Tensor
+    loss: Tensor
+    count: Tensor
+
+
+def by_class(scores: Tensor, label: Tensor) -> Classes:
+    """The figures of every class.
+
+    Args:
+        scores: of the classes, (N, C).
+        label: of each sample; every class occurs.
+
+    Example:
+        >>> found = by_class(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+        >>> found.accuracy.tolist(), found.count.tolist()
+        ([1.0, 0.0], [1, 1])
+    """
+    scores, number = scores.double(), scores.shape[1]
+    count = torch.bincount(label, minlength=number)
+    right = (scores.argmax(1) == label).double()
+    loss = cross_entropy(scores, label, reduction="none")
+    total = torch.zeros(2, number, dtype=torch.float64, device=scores.device)
+    total.index_add_(1, label, torch.stack([right, loss]))
+    accuracy, mean = total / count
+    return Classes(accuracy.cpu(), mean.cpu(), count.cpu())
+
+
+def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
+    """What became better and worse on a part of the data; the target is the last class.
+
+    Args:
+        name: `train`, `val` or `test`, for the keys.
+        now: the model.
+        old: the old model.
+        limit: accuracy that a class may lose; one image is always allowed.
+    """
+    lost = (old.accuracy - now.accuracy)[:-1]
+    excess = now.loss[:-1] - old.loss[:-1]
+    allowed = torch.clamp(1 / now.count[:-1].double(), min=limit)
+    accuracy = now.accuracy
+    found: Mapping[str, float] = {
+        "target_accuracy": accuracy[-1].item(),
+        "target_gain": (accuracy[-1] - old.accuracy[-1]).item(),
+        "target_loss": now.loss[-1].item(),
+        "protected_accuracy": accuracy[:-1].mean().item(),
+        "protected_change": -lost.mean().item(),
+        "accuracy": accuracy.mean().item(),
+        "forgetting": lost.max().item(),
+        "forgotten_images": (lost * now.count[:-1]).clamp(min=0).sum().item(),
+        "violation": excess.max().item(),
+        "retained": float(bool((lost <= 1e-9).all())),
+        "kept": float(bool((lost <= allowed + 1e-9).all())),
+        "excess": (lost - allowed - 1e-9).clamp(min=0).max().item(),
+    }
+    row: Row = {f"{name}_{key}": value for key, value in found.items()}
+    prefix = "" if name == "train" else f"{name}_"
+    row[f"{prefix}constraints"] = excess.tolist()
+    row[f"{prefix}zero_one"] = lost.tolist()
+    row[f"{prefix}accuracies"] = accuracy.tolist()
+    return row
+
+
+# The run.
+
+
+class Streams(NamedTuple):
+    """Rows that the three parts of a batch are drawn from.
+
+    Attributes:
+        anchors: rows of the target's pairs.
+        negatives: rows of the pairs of protected classes; samples for the constraints too.
+        label: class of each of the latter.
+    """
+
+    anchors: Tensor
+    negatives: Tensor
+    label: Tensor
+
+
+class Batch(NamedTuple):
+    """The samples of a batch, this rank's part of it.
+
+    Attributes:
+        images: inputs of all samples, in the order of the three parts.
+        anchors: places of the target pairs in their stream.
+        negatives: places of the pairs they are contrasted with in their stream.
+        kept: places of the samples of protected classes, in the same stream.
+    """
+
+    images: Tensor
+    anchors: Tensor
+    negatives: Tensor
+    kept: Tensor
+
+
+class ContinualTraining(BaseTraining):
     """A method on a data set from a seed, starting from the old model.
 
     Args:
@@ -47,6 +274,10 @@ class ContinualTraining(Training):
         device: of the model and of the batches.
     """
 
+    config: Continual
+    built: Built
+    batches: Batches
+
     def __init__(
         self,
         config: Continual,
@@ -61,24 +292,34 @@ class ContinualTraining(Training):
         old_losses: fcco.ReferenceLosses,
         device: torch.device,
     ) -> None:
-        self.config, self.method, self.parts, self.device = config, method, dict(parts), device
-        self.samples, self.everything, self.old_losses = samples, parts["train"], old_losses
-        self.model = strategy.wrap(model, config.strategy, device)
-        self.sharded = strategy.is_sharded(self.model)
-        self.encoder = Encoder(config, self.model, texts, inputs, device)
-        rows, label = self.everything.rows, self.everything.label
+        self.parts, self.samples, self.old_losses = dict(parts), samples, old_losses
+        rows, label = parts["train"].rows, parts["train"].label
         protected = label < len(config.protected)
-        self.streams = Streams(
+        self.streams = streams = Streams(
             torch.cat([rows[~protected], extra]), rows[protected], label[protected]
         )
-        pairs = len(self.streams.anchors), len(self.streams.negatives)
-        self.built = build(
-            self.model, method, config.protected, pairs,
+        model = strategy.wrap(model, config.strategy, device)
+        self.encoder = Encoder(config, model, texts, inputs, device)
+        built = build(
+            model, method, config.protected, (len(streams.anchors), len(streams.negatives)),
             temperature=config.temperature, chunk=config.chunk,
         )  # fmt: skip
-        self.built.objective.to(device)
-        self.batches = Batches(config, samples, self.streams, seed, device)
-        self.steps, self.seconds = 0, 0.0
+        classes = config.classes_per_batch or len(config.protected)
+        wanted = (
+            (torch.zeros_like(streams.anchors), 1, config.batch),
+            (torch.zeros_like(streams.negatives), 1, config.negatives),
+            (streams.label, classes, config.per_class),
+        )
+        samplers = [
+            GroupBatchSampler(
+                group, number, each,
+                batches_per_epoch=config.steps_per_epoch, seed=3 * seed + place,
+            )
+            for place, (group, number, each) in enumerate(wanted)
+        ]  # fmt: skip
+        drawn = (streams.anchors, streams.negatives, streams.negatives)
+        batches = Batches(config, samples, drawn, samplers, device)
+        super().__init__(config, method, model, built, batches, device)
         self.old = {name: found[0] for name, found in self._classes().items()}
 
     @property
@@ -93,17 +334,13 @@ class ContinualTraining(Training):
         """As the config says."""
         return self.config.steps_per_epoch
 
-    def step(self) -> None:
+    def update(self) -> None:
         """One batch."""
-        start = time.perf_counter()
-        epoch = self.steps / self.steps_per_epoch
-        self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
-        batch = self.batches.draw()
+        images, places = self.batches.draw()
+        batch = Batch(images, *places)
         self.built.loss(lambda: self._values(batch), self._index(batch)).backward()
         self.built.optimizer.step()
         self.built.optimizer.zero_grad()
-        self.steps += 1
-        self.seconds += time.perf_counter() - start
 
     def _index(self, batch: Batch) -> dict[str, Tensor]:
         """Blocks: the target pairs (and, where they are anchors too, the others), the classes."""
@@ -150,7 +387,8 @@ class ContinualTraining(Training):
         with self.built.at_anchor():
             found = self._classes()
             for name, (now, _) in found.items():
-                row.update(changes(SHORT[name], now, self.old[name], self.config.forget_limit))
+                limit = self.config.forget_limit
+                row.update(changes(PART_KEYS[name], now, self.old[name], limit))
             row["objective"] = self._objective(found["train"][1])
         multipliers, tracked = self.built.multipliers(), self.built.tracked()
         if multipliers is not None:
@@ -163,43 +401,94 @@ class ContinualTraining(Training):
     @torch.no_grad()
     def _objective(self, images: Tensor) -> float:
         """The contrastive loss over all training pairs of the data set."""
-        part, texts = self.everything, self.encoder.texts
+        part, texts = self.parts["train"], self.encoder.texts
         _, read = self.encoder.all(self.samples, part.rows[:1], torch.arange(texts.of_classes))
         captions = read[texts.captions[part.rows].to(self.device)]
-        return contrast(self, images, captions, part.label.to(self.device)).item()
+        return self._contrast(images, captions, part.label.to(self.device)).item()
+
+    def _contrast(self, images: Tensor, texts: Tensor, label: Tensor) -> Tensor:
+        r"""The contrastive loss of the target over many pairs.
+
+        .. math::
+            \frac1n\sum_i \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e)\bigr], \qquad
+            e = 1/\text{number of pairs of protected classes}
+
+        Args:
+            images: unit vectors of the pairs.
+            texts: of their captions.
+            label: class of each, on the device.
+        """
+        logs = log_means(
+            images, texts, self.config.temperature, label=label,
+            anchor=label == len(self.config.protected), chunk=512, process_group=None,
+        )  # fmt: skip
+        return self.built.contrast.evaluate(logs)
 
     def finish(self) -> Row:
         """Names of the classes, the old model's figures, speed, and KKT residuals."""
         protected, config = list(self.config.protected), self.config
         row: Row = {"constraints_names": protected, "accuracies_names": list(config.classes)}
         for name, old in self.old.items():
-            row[f"old_{SHORT[name]}_accuracies"] = old.accuracy.tolist()
-            row[f"{SHORT[name]}_counts"] = old.count.tolist()
+            row[f"old_{PART_KEYS[name]}_accuracies"] = old.accuracy.tolist()
+            row[f"{PART_KEYS[name]}_counts"] = old.count.tolist()
         if "penalty" in self.method.settings:
             row["penalty"] = float(self.method.settings["penalty"])
-        if self.seconds:
-            row["samples_per_second"] = self.steps * self.samples_per_step / self.seconds
+        row |= self.speed()
         if config.certificate and config.train == "projections" and not self.sharded:
             with self.built.at_anchor():
-                row.update(certificate(self))
+                row |= self._certificate()
         return row
+
+    def _certificate(self) -> Row:
+        """KKT residuals on all training data, with the method's multipliers and the best ones.
+
+        For models whose backbones are frozen: everything is evaluated in one graph.
+        """
+        encoder, streams, device = self.encoder, self.streams, self.device
+        number, own_pairs = len(self.config.protected), len(streams.anchors)
+        rows = torch.cat([streams.anchors, streams.negatives])  # the former with the extra pairs
+        label = torch.cat([torch.full((own_pairs,), number), streams.label]).to(device)
+        values = self.samples.values[rows.to(device)]  # type: ignore[union-attr]
+        captions, prompts = encoder.texts.captions[rows], encoder.texts.prompts
+        limits = torch.tensor(self.old["train"].loss[:number].tolist(), device=device)
+
+        def loss() -> Tensor:
+            return self._contrast(*encoder(values, captions), label)
+
+        def inner(index: Tensor) -> Tensor:
+            seen, read = encoder(values[own_pairs:], prompts)
+            own = label[own_pairs:]
+            losses = cross_entropy(encoder.scores(seen, read), own, reduction="none")
+            return torch.stack([losses[own == k].mean() - limits[k] for k in index.tolist()])
+
+        parameters = [p for p in encoder.model.parameters() if p.requires_grad]
+        best = diagnostics.kkt(loss, inner, number, parameters, per_layer=False)
+        found = {
+            "kkt_best_stationarity": best.stationarity,
+            "kkt_best_complementarity": best.complementarity,
+            "kkt_feasibility": best.feasibility,
+            "best_multipliers": best.multipliers.tolist(),
+        }
+        multipliers = self.built.multipliers()
+        if multipliers is not None:
+            used = diagnostics.kkt(
+                loss, inner, number, parameters, multipliers=multipliers, per_layer=False
+            )
+            found["kkt_stationarity"] = used.stationarity
+            found["kkt_complementarity"] = used.complementarity
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
         return {
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "batches": self.batches.state_dict(),
+            **super().state_dict(),
             # Measured or trained anew elsewhere, they may differ: a run keeps what it began with.
             "old_losses": self.old_losses.value.cpu(),
             "old": {name: list(each) for name, each in self.old.items()},
-            **strategy.state(self.model, self.built.optimizer, self.built.objective),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle."""
-        self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
-        self.batches.load_state_dict(state["batches"])
+        super().load_state_dict(state)
         self.old_losses = fcco.ReferenceLosses(state["old_losses"]).to(self.device)
         self.old = {name: Classes(*each) for name, each in state["old"].items()}
-        strategy.load(self.model, self.built.optimizer, self.built.objective, state)
