@@ -11,6 +11,7 @@ import contextlib
 import copy
 import datetime
 import io
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -24,20 +25,29 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
+from fcco.contrastive import log_means
+from fcco.methods import icppac, oss, ssg
 from fcco.previous.swap import reshard
 
-WORLD, STEPS, GROUPS, SAMPLES = 2, 16, 6, 240
-STRATEGIES = {
-    "ddp": ("ddp",),
-    "fsdp": ("fsdp-root", "fsdp-root-unsharded", "fsdp-layers"),
+WORLD, STEPS, GROUPS, SAMPLES, PAIRS = 2, 12, 6, 240, 20
+STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
+FEW = {
+    "fsdp-layers": (
+        "sonex log-space accumulation penalized-named automatic-accumulation alexr2-dual "
+        "empty-rank several-terms float32 contrast-learned contrast-old"
+    ),
+    "fsdp-unsharded": "sonex alexr2 several-terms",
 }
+"""Cases that run on sharded models; DDP runs all of them."""
 
 _draw = torch.Generator().manual_seed(5)
 X = torch.randn(SAMPLES, 4, generator=_draw, dtype=torch.float64)
 GROUP = torch.randint(GROUPS, (SAMPLES,), generator=_draw)
 Y = torch.sign(X[:, 0] + 0.3 * X[:, 1] * GROUP + 0.2 * torch.randn(SAMPLES, generator=_draw))
+T = torch.randn(PAIRS, 4, generator=_draw, dtype=torch.float64)
 
 Batches = list[Tensor]  # sample numbers, one tensor per rank
+Wrap = Callable[[nn.Module], nn.Module]
 
 
 def make_model(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -54,6 +64,10 @@ def margins(model: nn.Module, ids: Tensor) -> Tensor:
 
 def losses(model: nn.Module, ids: Tensor) -> Tensor:
     return softplus(-margins(model, ids))
+
+
+def some_margins(model: nn.Module) -> Tensor:
+    return margins(model, torch.arange(6))
 
 
 def draw(step: int, micro: int, sizes: Iterable[int]) -> Batches:
@@ -83,6 +97,8 @@ class Case:
         sensitive: whether the case has a correction that can be left out.
         before: (objective, model, ranks) runs before the first step.
         dtype: precision of the model.
+        model: (dtype) -> model.
+        probe: (model) -> values that are compared at w_{t-1}.
     """
 
     build: Callable[[nn.Module, bool], fcco.Compositional]
@@ -92,38 +108,43 @@ class Case:
     sensitive: bool = True
     before: Callable[[fcco.Compositional, nn.Module, list[int]], None] | None = None
     dtype: torch.dtype = torch.float64
+    model: Callable[[torch.dtype], nn.Module] = make_model
+    probe: Callable[[nn.Module], Tensor] = some_margins
 
 
-def momentum(model: nn.Module, lr: float = 0.3) -> torch.optim.Optimizer:
-    return fcco.momentum_type(model.parameters(), lr=lr, beta=0.3)
+# --- arguments --------------------------------------------------------------------------------
 
 
-def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
-    """The smoothing is wide: every slope depends on u, so a wrong u cannot hide."""
-    settings: dict[str, Any] = {"smoothing": 2.0, "gamma": 0.3, "correction": 0.6, **options}
-    outer, make = settings.pop("outer", fcco.Hinge(1.5)), settings.pop("optimizer", momentum)
+def entries(function: Callable[[nn.Module, Tensor], Any]) -> Any:
+    """One entry per sample, in the block of its group."""
 
-    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        chosen: dict[str, Any] = settings if corrected else {**settings, "correction": 0.0}
-        return fcco.sonex(model, make(model), outer, GROUPS, **chosen)
+    def arguments(model: nn.Module, step: int, batches: Batches) -> Any:
+        ids = torch.cat(batches)
+        return (lambda: function(model, ids), GROUP[ids]), {}
 
-    return build
+    return arguments
 
 
-def per_sample(model: nn.Module, step: int, batches: Batches) -> Any:
-    ids = torch.cat(batches)
-    return (lambda: losses(model, ids), GROUP[ids]), {}
-
-
-def with_g0(model: nn.Module, step: int, batches: Batches) -> Any:
+def and_g0(value: Tensor) -> tuple[Tensor, Tensor]:
     """g0 as a vector: averaged over the samples of all ranks."""
-    ids = torch.cat(batches)
+    return 0.1 * value.square(), value
 
-    def inner() -> Any:
-        value = losses(model, ids)
-        return 0.1 * value.square(), value
 
-    return (inner, GROUP[ids]), {}
+def both_rates(model: nn.Module, ids: Tensor) -> Tensor:
+    margin = margins(model, ids)
+    return torch.stack([margin.sigmoid(), softplus(-margin)], 1)
+
+
+def errors(model: nn.Module, ids: Tensor) -> fcco.Measured:
+    margin = margins(model, ids)
+    return fcco.Measured((margin < 0).double() - 0.1 * margin.detach(), (-margin).sigmoid())
+
+
+per_sample = entries(losses)
+with_g0 = entries(lambda model, ids: and_g0(losses(model, ids)))
+two_dimensional = entries(both_rates)
+measured = entries(errors)
+log_values = entries(lambda model, ids: losses(model, ids) / 0.5)
 
 
 def with_scalar_g0(model: nn.Module, step: int, batches: Batches) -> Any:
@@ -134,16 +155,6 @@ def with_scalar_g0(model: nn.Module, step: int, batches: Batches) -> Any:
         value = losses(model, ids)
         parts = value.split([len(part) for part in batches])
         return 0.1 * torch.stack([part.square().mean() for part in parts]).mean(), value
-
-    return (inner, GROUP[ids]), {}
-
-
-def two_dimensional(model: nn.Module, step: int, batches: Batches) -> Any:
-    ids = torch.cat(batches)
-
-    def inner() -> Tensor:
-        margin = margins(model, ids)
-        return torch.stack([margin.sigmoid(), softplus(-margin)], 1)
 
     return (inner, GROUP[ids]), {}
 
@@ -167,27 +178,7 @@ def independent(model: nn.Module, step: int, batches: Batches) -> Any:
 def independent_with_g0(model: nn.Module, step: int, batches: Batches) -> Any:
     args, options = independent(model, step, batches)
     carrier = options.pop("gradient")
-
-    def gradient() -> Any:
-        value = carrier()
-        return 0.1 * value.square(), value
-
-    return args, {"gradient": gradient, **options}
-
-
-def measured(model: nn.Module, step: int, batches: Batches) -> Any:
-    ids = torch.cat(batches)
-
-    def inner() -> fcco.Measured:
-        margin = margins(model, ids)
-        return fcco.Measured((margin < 0).double() - 0.1 * margin.detach(), (-margin).sigmoid())
-
-    return (inner, GROUP[ids]), {}
-
-
-def log_values(model: nn.Module, step: int, batches: Batches) -> Any:
-    ids = torch.cat(batches)
-    return (lambda: losses(model, ids) / 0.5, GROUP[ids]), {}
+    return args, {"gradient": lambda: and_g0(carrier()), **options}
 
 
 NAMES = ("zero", "one", "two", "three", "four", "five")
@@ -245,26 +236,6 @@ def several(model: nn.Module, step: int, batches: Batches) -> Any:
     return (inner, {"worst": GROUP[ids], "mean": GROUP[ids], "rare": GROUP[ids][rare]}), {}
 
 
-def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
-    def tracker(read: str, correction: Any) -> fcco.InnerTracker:
-        return fcco.InnerTracker(
-            GROUPS,
-            gamma=0.4,
-            correction=correction if corrected else 0.0,
-            read=read,  # type: ignore[arg-type]
-            dtype=torch.float64,
-        )
-
-    terms = {
-        "worst": fcco.CVaRTerm(tracker("old", 0.5), ratio=0.5, smoothing=1.0),
-        "mean": fcco.CoupledTerm(fcco.SquaredHinge(), tracker("new", "auto")),
-        "rare": fcco.CoupledTerm(
-            fcco.Hinge(), tracker("old", "theory"), smoothing=fcco.Annealed(3.0, 1.0, steps=STEPS)
-        ),
-    }
-    return fcco.Compositional(model, momentum(model, lr=0.1), terms)
-
-
 def with_coupled_objective(model: nn.Module, step: int, batches: Batches) -> Any:
     """Every sample has a part in the objective, some in a constraint; a rank may hold none."""
     ids = torch.cat(batches)
@@ -287,20 +258,57 @@ def with_nonfinite(model: nn.Module, step: int, batches: Batches) -> Any:
     return (lambda: losses(model, ids) + spoiled, GROUP[ids]), {}
 
 
-def cvar(threshold: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def two_constraints(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Every sample has an entry in both constraints: for methods that look at all of them."""
+    ids = torch.cat(batches)
+
+    def inner() -> Any:
+        margin = margins(model, ids)
+        return softplus(-margin), torch.cat([0.3 - margin.square(), margin - 0.2])
+
+    return (inner, torch.arange(2).repeat_interleave(len(ids))), {}
+
+
+# --- objectives -------------------------------------------------------------------------------
+
+
+def momentum(model: nn.Module, lr: float = 0.3) -> torch.optim.Optimizer:
+    return fcco.momentum_type(model.parameters(), lr=lr, beta=0.3)
+
+
+def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    """The smoothing is wide: every slope depends on u, so a wrong u cannot hide."""
+    settings: dict[str, Any] = {"smoothing": 2.0, "gamma": 0.3, "correction": 0.6, **options}
+    outer = settings.pop("outer", fcco.Hinge(1.5))
+
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        return fcco.CVaRGroupDRO(
-            model,
-            momentum(model, lr=0.2),
-            GROUPS,
-            ratio=0.5,
-            smoothing=1.0,
-            gamma=0.4,
-            correction=0.5 if corrected else 0.0,
-            threshold=threshold,  # type: ignore[arg-type]
-        )
+        chosen: dict[str, Any] = settings if corrected else {**settings, "correction": 0.0}
+        return fcco.sonex(model, momentum(model), outer, GROUPS, **chosen)
 
     return build
+
+
+def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
+    def tracker(read: Any, correction: Any) -> fcco.InnerTracker:
+        correction = correction if corrected else 0.0
+        return fcco.InnerTracker(
+            GROUPS, gamma=0.4, correction=correction, read=read, dtype=torch.float64
+        )
+
+    annealed = fcco.Annealed(3.0, 1.0, steps=STEPS)
+    terms = {
+        "worst": fcco.CVaRTerm(tracker("old", 0.5), ratio=0.5, smoothing=1.0),
+        "mean": fcco.CoupledTerm(fcco.SquaredHinge(), tracker("new", "auto")),
+        "rare": fcco.CoupledTerm(fcco.Hinge(), tracker("old", "theory"), smoothing=annealed),
+    }
+    return fcco.Compositional(model, momentum(model, lr=0.1), terms)
+
+
+def cvar(threshold: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    return lambda model, corrected: fcco.CVaRGroupDRO(
+        model, momentum(model, lr=0.2), GROUPS, ratio=0.5, smoothing=1.0, gamma=0.4,
+        correction=0.5 if corrected else 0.0, threshold=threshold,
+    )  # fmt: skip
 
 
 def automatic_cvar(model: nn.Module, corrected: bool) -> fcco.Compositional:
@@ -308,137 +316,193 @@ def automatic_cvar(model: nn.Module, corrected: bool) -> fcco.Compositional:
     return fcco.CVaRGroupDRO(model, momentum(model, lr=0.2), GROUPS, ratio=0.5)
 
 
-def penalized(
-    constraints: Any, coupled: bool = False
-) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def penalized(constraints: Any, coupled: bool = False, **more: Any) -> Any:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 1.0, "gamma": 0.4} | more
+        settings.setdefault("correction", "auto" if corrected else 0.0)
         own = fcco.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
         objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
         return fcco.constrained(
-            model,
-            momentum(model, lr=0.2),
-            constraints,
-            penalty=2.0,
-            smoothing=1.0,
-            tolerance=0.2,
-            gamma=0.4,
-            correction="auto" if corrected else 0.0,
-            objective=objective,
+            model, momentum(model, 0.2), constraints, tolerance=0.2, objective=objective, **settings
         )
 
     return build
 
 
-def automatic(
-    constraints: Any, coupled: bool = False, **settings: Any
-) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
     """Without settings; it acts in the last steps. Limits are tight, so that all constraints do."""
 
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         own = fcco.ema_tracker(GROUPS, gamma=0.7, dtype=torch.float64)
+        objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
+        gamma: Any = "auto" if corrected else 0.7
         return fcco.constrained(
-            model,
-            momentum(model, lr=0.2),
-            constraints,
-            tolerance=0.2,
-            gamma="auto" if corrected else 0.7,
-            objective=fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None,
-            **settings,
-        )
+            model, momentum(model, lr=0.2), constraints, tolerance=0.2, gamma=gamma,
+            objective=objective, **settings,
+        )  # fmt: skip
 
     return build
 
 
-def alexr2(dual: str) -> Callable[[nn.Module, bool], fcco.Compositional]:
-    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        return fcco.alexr2(
-            model,
-            momentum(model, lr=1.0),
-            fcco.Hinge(1.5),
-            GROUPS,
-            smoothing=0.6,
-            nu=1.0,
-            eta=0.5,
-            inner_steps=4,
-            gamma=0.5,
-            theta=0.6 if corrected else 0.0,
-            dual=dual,  # type: ignore[arg-type]
-        )
-
-    return build
+def alexr2(dual: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    return lambda model, corrected: fcco.alexr2(
+        model, momentum(model, lr=1.0), fcco.Hinge(1.5), GROUPS, smoothing=0.6, nu=1.0, eta=0.5,
+        inner_steps=4, gamma=0.5, theta=0.6 if corrected else 0.0, dual=dual,
+    )  # fmt: skip
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return fcco.adam_type(model.parameters(), lr=0.02, weight_decay=0.01)
+def lagrangian(make: Any, **options: Any) -> Any:
+    return lambda model, _: make(
+        model, torch.optim.SGD(model.parameters(), lr=0.3), 2, tolerance=0.02, **options
+    )
 
 
 def warm_up(objective: fcco.Compositional, model: nn.Module, ranks: list[int]) -> None:
-    """Ranks may hold batches of unequal number, unless the forward pass itself is collective."""
+    """Ranks hold batches of unequal number."""
     batches = draw(99, 0, (5, 30))
-    mine = [batches[r] for r in ranks]
-    cut = [p for part in mine for p in (part.chunk(2) if is_fsdp(model) else part.split(8))]
+    cut = [part for r in ranks for part in batches[r].split(8)]
     objective.warm_up((lambda i=ids: losses(model, i), GROUP[ids]) for ids in cut)
 
 
-def is_fsdp(model: nn.Module) -> bool:
-    return hasattr(model, "set_requires_gradient_sync")
+# --- the contrastive loss: pairs of all ranks are negatives of each other ---------------------
 
 
+class Backbones(nn.Module):
+    """Two linear encoders and a temperature."""
+
+    def __init__(self, dtype: torch.dtype, learned: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.log_tau = nn.Parameter(torch.tensor([math.log(0.4)]), requires_grad=learned)
+        self.tau = torch.zeros(1)
+        self.to(dtype)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        self.tau = self.log_tau.exp()
+        return self.image(X[ids]).tanh(), self.text(T[ids]).tanh()
+
+
+def pairs(step: int, batches: Batches) -> Tensor:
+    """Numbers of distinct pairs, of this rank or of all; a rank may have none."""
+    order = torch.randperm(PAIRS, generator=torch.Generator().manual_seed(step))
+    parts = order[:8].split(((3, 5), (7, 1), (4, 4), (8, 0))[step % 4])
+    return torch.cat(parts) if len(batches) == WORLD else parts[dist.get_rank()]
+
+
+def contrast(
+    learned: str = "", labels: int = 0, anchors: bool = False, loss: bool = False, **options: Any
+) -> Case:
+    """`learned`: the temperature comes from the "forward" pass or from the "parameter" after it."""
+
+    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
+        own: Any = getattr(model, "module", model)
+
+        temperature: Any = {
+            "": 0.4, "forward": lambda: own.tau, "parameter": lambda: own.log_tau.exp()
+        }[learned]  # fmt: skip
+        settings: Any = {"gamma": 0.5, "correction": 0.2} | options
+        settings |= {} if corrected else {"correction": 0.0}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        return fcco.GlobalContrastive(model, optimizer, PAIRS, temperature=temperature, **settings)
+
+    def arguments(model: nn.Module, step: int, batches: Batches) -> Any:
+        ids = pairs(step, batches)
+
+        def inner() -> Any:
+            images, texts = model(ids)
+            size = 0.1 * (images.square().sum(1) + texts.square().sum(1))
+            return (size, (images, texts)) if loss else (images, texts)
+
+        more = {"label": ids % labels} if labels else {}
+        return (inner, ids), more | ({"anchor": ids % 5 != 1} if anchors else {})
+
+    return Case(
+        build, arguments, model=lambda dtype: Backbones(dtype, bool(learned)),
+        sensitive=options.get("correction") != 0.0, probe=lambda m: m(torch.arange(6))[0],
+    )  # fmt: skip
+
+
+def contrastive_values() -> dict[str, Any]:
+    """Inner values of unequal batches, and errors that every rank must raise together."""
+    rank, ids = dist.get_rank(), pairs(0, [])
+    same = torch.zeros(len(ids), dtype=torch.int64)
+    first, single = torch.full((len(ids),), rank == 0), torch.arange(1 - rank)
+    return {
+        "rows": [log_means(X[ids].to(d), T[ids].to(d), 0.8) for d in (X.dtype, torch.bfloat16)],
+        "one label": raised(lambda: log_means(X[ids], T[ids], 0.8, label=same, anchor=first)),
+        "one pair": raised(lambda: log_means(X[single], T[single], 0.8)),
+        "local": log_means(X[:5], T[:5], 0.8, process_group=None),
+    }
+
+
+SPIDER: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "read": "new", "refresh_every": 5}
+LOGS: dict[str, Any] = {"outer": fcco.outer.LogMeanExp(0.5), "smoothing": 0.0, "log_space": True}
+ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
+SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
-    "sonex-old": Case(sonex(), per_sample),
-    "sonex-new": Case(sonex(read="new"), per_sample),
-    "sonex-theory": Case(sonex(correction="theory"), per_sample),
-    "sonex-adam": Case(sonex(optimizer=adam), per_sample),
-    "sonex-annealed": Case(sonex(smoothing=fcco.Annealed(4.0, 1.0, steps=STEPS)), per_sample),
+    "sonex": Case(sonex(), per_sample),
     "vector-values": Case(
         sonex(outer=fcco.TwoSidedHinge(0.05, 1.5), smoothing=1.0), two_dimensional
     ),
-    "spider": Case(
-        sonex(gamma=0.0, correction=1.0, read="new", refresh_every=5), per_sample, sensitive=False
-    ),
-    "log-space": Case(
-        sonex(outer=fcco.outer.LogMeanExp(0.5), smoothing=0.0, log_space=True), log_values
-    ),
-    "independent-batch": Case(sonex(), independent),
+    "spider": Case(sonex(**SPIDER), per_sample, sensitive=False),
+    "log-space": Case(sonex(**LOGS), log_values),
     "measured": Case(sonex(smoothing=1.0), measured),
     "skip-nonfinite": Case(sonex(on_nonfinite="skip"), with_nonfinite),
     "cvar-exact": Case(cvar("exact"), per_sample),
     "cvar-gradient": Case(cvar("gradient"), per_sample),
-    "cvar-table": Case(cvar("table"), per_sample),
+    "accumulation": Case(cvar("table"), per_sample, micro=2),
     "cvar-automatic": Case(automatic_cvar, per_sample, micro=2, sensitive=False),
     "g0-vector": Case(sonex(), with_g0),
     "g0-scalar": Case(sonex(), with_scalar_g0),
-    "penalized-named": Case(penalized(NAMES), named),
+    "penalized-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
     "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
     "penalized-counts": Case(penalized(GROUPS), counted),
-    "automatic": Case(automatic(GROUPS), with_g0),
     "automatic-scalar": Case(automatic(GROUPS), with_scalar_g0),
     "automatic-named": Case(automatic(NAMES, equality=True), named, sizes=sometimes_empty),
     "automatic-coupled": Case(automatic(GROUPS, coupled=True), with_coupled_objective),
     "automatic-accumulation": Case(automatic(GROUPS), with_g0, micro=2),
     "alexr2": Case(alexr2("u"), per_sample),
-    "alexr2-dual": Case(alexr2("y"), per_sample),
-    "alexr2-independent": Case(alexr2("u"), independent),
+    "alexr2-dual": Case(alexr2("y"), independent),
     "empty-rank": Case(sonex(), with_g0, sizes=sometimes_empty),
-    "empty-rank-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
-    "accumulation": Case(cvar("exact"), per_sample, micro=2),
     "several-terms": Case(build_several, several),
     "warm-up": Case(sonex(), per_sample, before=warm_up),
     "float32": Case(sonex(), independent_with_g0, dtype=torch.float32),
+    "oss": Case(lagrangian(oss, **ROUND), two_constraints, sensitive=False),
+    "icppac": Case(lagrangian(icppac, **ROUND), two_constraints, sensitive=False),
+    "ssg": Case(lagrangian(ssg, **SWITCH), two_constraints, sensitive=False),
+    "contrast-old": contrast(labels=3, correction=0.0, read="old"),
+    "contrast-learned": contrast("forward", radius=0.5, chunk=2),
+    "contrast-unscaled": contrast("parameter", scaled=False),
+    "contrast-everything": contrast(
+        "parameter", labels=4, anchors=True, loss=True, chunk=3, radius=0.2, offset=0.1
+    ),
 }
 
 
 def names_of(strategy: str) -> list[str]:
-    """Every case for DDP and for sharded layers; a few where only the sharding differs a little."""
-    few = ["sonex-old", "sonex-new", "log-space", "cvar-exact", "penalized-named", "alexr2"]
-    few += ["alexr2-independent", "empty-rank", "accumulation", "several-terms"]
-    return list(CASES) if strategy in ("ddp", "fsdp-layers") else few
+    return FEW[strategy].split() if strategy in FEW else list(CASES)
+
+
+# --- training ---------------------------------------------------------------------------------
 
 
 def full(tensor: Tensor) -> Tensor:
     """A parameter as a plain tensor."""
     whole = getattr(tensor, "full_tensor", None)
     return (tensor if whole is None else whole()).detach().clone()
+
+
+def tensors_of(objective: fcco.Compositional) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in objective.named_buffers()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    return hasattr(model, "set_requires_gradient_sync")
 
 
 @dataclass
@@ -467,11 +531,7 @@ def without_sync(model: nn.Module):
 
 
 def step(
-    case: Case,
-    objective: fcco.Compositional,
-    model: nn.Module,
-    number: int,
-    ranks: list[int],
+    case: Case, objective: fcco.Compositional, model: nn.Module, number: int, ranks: list[int]
 ) -> float:
     total = 0.0
     for micro in range(case.micro):
@@ -489,39 +549,30 @@ def step(
 
 
 def train(
-    case: Case,
-    wrap: Callable[[nn.Module], nn.Module],
-    ranks: list[int],
-    *,
-    corrected: bool = True,
-    steps: int = STEPS,
+    case: Case, wrap: Wrap, ranks: list[int], *, corrected: bool = True, steps: int = STEPS
 ) -> Record:
-    model = wrap(make_model(case.dtype))
+    model = wrap(case.model(case.dtype))
     start = [full(p) for p in model.parameters()]
     objective = case.build(model, corrected)
-    record, some = Record(), torch.arange(6)
+    record = Record()
     if case.before is not None:
         case.before(objective, model, ranks)
     for number in range(steps):
         record.loss.append(step(case, objective, model, number, ranks))
         if objective.previous is not None and number % 5 == 3:
             # A forward pass of FSDP2 is collective: every rank makes it, on the same samples.
-            record.previous.append(objective.previous.evaluate(lambda: margins(model, some)))
+            record.previous.append(objective.previous.evaluate(lambda: case.probe(model)))
     record.parameters = [full(p) for p in model.parameters()]
-    pairs = zip(start, record.parameters, strict=True)
-    record.moved = max(float((a - b).abs().max()) for a, b in pairs)
+    both = zip(start, record.parameters, strict=True)
+    record.moved = max(float((a - b).abs().max()) for a, b in both)
     record.state = tensors_of(objective)
     return record
-
-
-def tensors_of(objective: fcco.Compositional) -> dict[str, Tensor]:
-    return {name: buffer.clone() for name, buffer in objective.named_buffers()}
 
 
 # --- the worker -----------------------------------------------------------------------------
 
 
-def wrap_of(strategy: str) -> Callable[[nn.Module], nn.Module]:
+def wrap_of(strategy: str) -> Wrap:
     if strategy == "ddp":
         return DistributedDataParallel
     from torch.distributed.device_mesh import init_device_mesh
@@ -535,7 +586,7 @@ def wrap_of(strategy: str) -> Callable[[nn.Module], nn.Module]:
                 if isinstance(layer, nn.Linear):
                     fully_shard(layer, mesh=mesh)
         # Unsharded: the gathered parameters stay in memory after a forward pass without gradient.
-        fully_shard(model, mesh=mesh, reshard_after_forward=strategy != "fsdp-root-unsharded")
+        fully_shard(model, mesh=mesh, reshard_after_forward=strategy != "fsdp-unsharded")
         return model
 
     return wrap
@@ -544,71 +595,87 @@ def wrap_of(strategy: str) -> Callable[[nn.Module], nn.Module]:
 def raised(function: Callable[[], Any]) -> str:
     try:
         function()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return "nothing"
 
 
-def nan_on_one_rank(wrap: Callable[[nn.Module], nn.Module], where: str) -> dict[str, Any]:
-    """A NaN on rank 1 only: every rank refuses the batch, and training goes on."""
-    model, rank = wrap(make_model()), dist.get_rank()
-    build = build_several if where == "second term" else sonex()
-    objective = build(model, True)
-    case = Case(build, several if where == "second term" else per_sample)
-    for number in range(5):
-        step(case, objective, model, number, [rank])
+def started(case: Case, wrap: Wrap, steps: int) -> tuple[nn.Module, fcco.Compositional]:
+    """A model and its objective after some steps on this rank."""
+    model = wrap(make_model())
+    objective = case.build(model, True)
+    for number in range(steps):
+        step(case, objective, model, number, [dist.get_rank()])
+    return model, objective
+
+
+def refused(
+    case: Case, wrap: Wrap, call: Callable[[fcco.Compositional, nn.Module], Any]
+) -> dict[str, Any]:
+    """Five steps, a call that every rank must refuse, five more steps."""
+    model, objective = started(case, wrap, 5)
     before = tensors_of(objective)
-    ids = draw(50, 0, (6, 6))[rank]
+    text = raised(lambda: call(objective, model))
+    unchanged = same(before, tensors_of(objective))
+    for number in range(5, 10):
+        step(case, objective, model, number, [dist.get_rank()])
+    parameters, state = [full(p) for p in model.parameters()], tensors_of(objective)
+    return {"text": text, "unchanged": unchanged, "parameters": parameters, "state": state}
+
+
+def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
+    """A NaN on rank 1 only: every rank refuses the batch, and training goes on."""
+    ids = draw(50, 0, (6, 6))[dist.get_rank()]
     spoiled = torch.zeros(6, dtype=torch.float64)
-    if rank == 1:
+    if dist.get_rank() == 1:
         spoiled[2] = torch.nan
 
-    def clean() -> Tensor:
-        return losses(model, ids)
+    def call(objective: Any, model: nn.Module) -> Any:
+        clean = lambda: losses(model, ids)  # noqa: E731
+        bad = lambda: losses(model, ids) + spoiled  # noqa: E731
+        if where == "gradient batch":
+            return objective(clean, GROUP[ids], gradient=bad)
+        values = {
+            "value": bad,
+            "surrogate": lambda: fcco.Measured(clean().detach(), bad()),
+            "second term": lambda: {"worst": clean(), "mean": bad()},
+        }
+        return objective(values[where], GROUP[ids])
 
-    def bad() -> Tensor:
-        return losses(model, ids) + spoiled
+    return refused(CASES["several-terms" if where == "second term" else "sonex"], wrap, call)
 
-    index = GROUP[ids]
-    if where == "value":
-        text = raised(lambda: objective(bad, index))
-    elif where == "gradient batch":
-        text = raised(lambda: objective(clean, index, gradient=bad))
-    elif where == "surrogate":
-        text = raised(lambda: objective(lambda: fcco.Measured(clean().detach(), bad()), index))
-    else:
-        text = raised(lambda: objective(lambda: {"worst": clean(), "mean": bad()}, index))
-    after = tensors_of(objective)
-    unchanged = all(torch.equal(before[k], after[k]) for k in before)
-    for number in range(5, 10):
-        step(case, objective, model, number, [rank])
-    return {
-        "text": text,
-        "unchanged": unchanged,
-        "parameters": [full(p) for p in model.parameters()],
-        "state": tensors_of(objective),
-    }
+
+def out_of_step(wrap: Wrap) -> dict[str, Any]:
+    """Rank 1 loses a batch to an error in its function and goes on with the next one."""
+    ids = draw(50, 0, (6, 6))[dist.get_rank()]
+
+    def broken() -> Tensor:
+        raise KeyError("a sample that cannot be read")
+
+    def call(objective: Any, model: nn.Module) -> Any:
+        if dist.get_rank() == 1:
+            with contextlib.suppress(KeyError):
+                objective(broken, torch.arange(3))
+        return objective(lambda: losses(model, ids), GROUP[ids])
+
+    return refused(CASES["sonex"], wrap, call)
 
 
 def local_parameters(model: nn.Module) -> list[Tensor]:
     return [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
 
 
-def resume(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+def resume(wrap: Wrap) -> dict[str, Any]:
     """Save on each rank its own state, in the middle; continue in new objects."""
     case, rank = CASES["cvar-exact"], dist.get_rank()
-    model = wrap(make_model())
-    objective = case.build(model, True)
-    for number in range(8):
-        step(case, objective, model, number, [rank])
+    model, objective = started(case, wrap, 6)
     optimizer: Any = objective.optimizer
     file = io.BytesIO()
     torch.save({"objective": objective.state_dict()}, file)
     shards = [p.clone() for p in local_parameters(model)]
     momenta = copy.deepcopy(optimizer.state_dict())
 
-    other = wrap(make_model())
-    resumed = case.build(other, True)
+    other, resumed = started(case, wrap, 0)
     with torch.no_grad():
         for parameter, shard in zip(local_parameters(other), shards, strict=True):
             parameter.copy_(shard)
@@ -619,68 +686,30 @@ def resume(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
     assert objective.previous is not None and resumed.previous is not None
     there = objective.previous.evaluate(lambda: model(X[:6]))
     here = resumed.previous.evaluate(lambda: other(X[:6]))
-    for number in range(8, 16):
+    for number in range(6, STEPS):
         step(case, objective, model, number, [rank])
         step(case, resumed, other, number, [rank])
-    pairs = zip(local_parameters(model), local_parameters(other), strict=True)
-    one, two = tensors_of(objective), tensors_of(resumed)
     return {
+        "parameters": all(map(torch.equal, local_parameters(model), local_parameters(other))),
         "previous": torch.equal(there, here) and not torch.equal(there, other(X[:6])),
-        "parameters": all(torch.equal(a, b) for a, b in pairs),
-        "state": all(torch.equal(one[k], two[k]) for k in one),
-    }
-
-
-def out_of_step(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
-    """Rank 1 loses a batch to an error in its function and goes on with the next one."""
-    model, rank = wrap(make_model()), dist.get_rank()
-    case = Case(sonex(), per_sample)
-    objective = case.build(model, True)
-    for number in range(5):
-        step(case, objective, model, number, [rank])
-    before = tensors_of(objective)
-
-    def broken() -> Tensor:
-        raise KeyError("a sample that cannot be read")
-
-    if rank == 1:
-        with contextlib.suppress(KeyError):
-            objective(broken, torch.arange(3))
-    ids = draw(50, 0, (6, 6))[rank]
-    try:
-        objective(lambda: losses(model, ids), GROUP[ids])
-        text = "nothing"
-    except RuntimeError as error:
-        text = str(error)
-    after = tensors_of(objective)
-    for number in range(5, 10):
-        step(case, objective, model, number, [rank])
-    return {
-        "text": text,
-        "unchanged": all(torch.equal(before[k], after[k]) for k in before),
-        "parameters": [full(p) for p in model.parameters()],
-        "state": tensors_of(objective),
+        "state": same(tensors_of(objective), tensors_of(resumed)),
     }
 
 
 def process_groups() -> dict[str, Any]:
     """None never communicates; a group of one rank neither; a group of all ranks pools."""
-    rank, case = dist.get_rank(), CASES["sonex-old"]
+    rank = dist.get_rank()
     alone = [dist.new_group([r]) for r in range(WORLD)]
     everyone = dist.new_group(list(range(WORLD)))
-    result: dict[str, Any] = {}
 
     def run(process_group: Any) -> dict[str, Tensor]:
-        model = make_model()
-        objective = sonex(process_group=process_group)(model, True)
-        for number in range(3):
-            step(case, objective, model, number, [rank])
-        return tensors_of(objective)
+        case = Case(sonex(process_group=process_group), per_sample)
+        return tensors_of(started(case, lambda model: model, 3)[1])
 
+    result: dict[str, Any] = {}
     if rank == 0:  # rank 1 does not take part: any communication would hang
-        result["none"] = run(None)
-        result["alone"] = run(alone[0])
-        result["not a member"] = run(alone[1])
+        groups = {"none": None, "alone": alone[0], "not a member": alone[1]}
+        result |= {name: run(group) for name, group in groups.items()}
     dist.barrier()
     result["everyone"] = run(everyone)
     return result
@@ -703,8 +732,7 @@ class Drifting(nn.Module):
 def buffers() -> dict[str, Any]:
     """DDP sends rank 0's buffers out before a pass: the one at w_{t-1} must see them too."""
     model = DistributedDataParallel(Drifting())
-    optimizer = momentum(model)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.PreviousParameters(model, momentum(model))
     model(X[:6]).sum().backward()
     before = [b.clone() for b in model.buffers()]
     previous.snapshot()
@@ -742,14 +770,9 @@ def batch_norm() -> dict[str, Any]:
 def ddp_options() -> dict[str, Any]:
     """Options of DDP that change how it prepares a backward pass."""
     result = {}
-    for options in (
-        {"static_graph": True},
-        {"find_unused_parameters": True},
-        {"gradient_as_bucket_view": True},
-    ):
-        wrap = lambda model, o=options: DistributedDataParallel(model, **o)  # noqa: E731
-        record = train(CASES["cvar-exact"], wrap, [dist.get_rank()])
-        result[next(iter(options))] = vars(record)
+    for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
+        wrap = lambda model, o=name: DistributedDataParallel(model, **{o: True})  # noqa: E731
+        result[name] = vars(train(CASES["cvar-exact"], wrap, [dist.get_rank()]))
     return result
 
 
@@ -763,77 +786,58 @@ def mixed_precision() -> dict[str, Any]:
         if part is model or isinstance(part, nn.Linear):
             fully_shard(part, mp_policy=policy)
     objective = sonex()(model, True)
-    case, same, some = Case(sonex(), per_sample, dtype=torch.float32), [], torch.arange(6)
-
-    def now() -> Tensor:
-        with torch.no_grad():
-            return margins(model, some)
-
+    case, right = Case(sonex(), per_sample, dtype=torch.float32), []
     assert objective.previous is not None
     for number in range(5):
-        before = now()
+        before = now(model)
         step(case, objective, model, number, [rank])
-        after = now()
-        there = objective.previous.evaluate(lambda: margins(model, some))
+        after = now(model)
+        there = objective.previous.evaluate(lambda: some_margins(model))
         kinds = {there.dtype, before.dtype} == {torch.float32}
-        same.append(kinds and torch.equal(there, before) and torch.equal(now(), after))
-        same.append(not torch.equal(before, after))
-    return {"same": all(same), "dtype": str(objective.term.tracker.value.dtype)}
+        right.append(kinds and torch.equal(there, before) and torch.equal(now(model), after))
+        right.append(not torch.equal(before, after))
+    return {"same": all(right), "dtype": str(objective.term.tracker.value.dtype)}
 
 
-def anchored(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+def now(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return some_margins(model).clone()
+
+
+def anchored(wrap: Wrap) -> dict[str, Any]:
     """In the middle of a round: a pass at its start, which no other pass may take for its own."""
-    case, rank, some = CASES["alexr2"], dist.get_rank(), torch.arange(6)
-    model = wrap(make_model())
+    case, rank = CASES["alexr2"], dist.get_rank()
+    model: Any = wrap(make_model())
     objective = case.build(model, True)
     optimizer: Any = objective.optimizer
-
-    def now() -> Tensor:
-        with torch.no_grad():
-            return margins(model, some).clone()
-
-    start, same, apart = now(), [], []
+    start, right, apart = now(model), [], []
     for number in range(STEPS):
         if optimizer.round_begins:
-            start = now()
+            start = now(model)
         step(case, objective, model, number, [rank])
-        here = now()
+        here = now(model)
         with optimizer.anchored():
-            there = now()
-        same.append(torch.equal(there, here if optimizer.round_begins else start))
-        same.append(torch.equal(now(), here))
+            there = now(model)
+        right.append(torch.equal(there, here if optimizer.round_begins else start))
+        right.append(torch.equal(now(model), here))
         if not optimizer.round_begins:
             apart.append(not torch.equal(there, here))
-    return {
-        "same": all(same),
-        "apart": all(apart),
-        "parameters": [full(p) for p in on_shards(model)],
-    }
+    model.reshard()  # a pass may have left the parameters gathered
+    parameters = [full(p) for p in model.parameters()]
+    return {"same": all(right), "apart": all(apart), "parameters": parameters}
 
 
-def loading(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+def loading(wrap: Wrap) -> dict[str, Any]:
     """Weights are put back right after a pass, which may have left them gathered."""
-    case, rank, some = CASES["sonex-old"], dist.get_rank(), torch.arange(6)
+    case = CASES["sonex"]
     model = wrap(make_model())
     objective = case.build(model, True)
-
-    def now() -> Tensor:
-        with torch.no_grad():
-            return margins(model, some).clone()
-
-    kept, before = copy.deepcopy(model.state_dict()), now()
-    step(case, objective, model, 0, [rank])
-    after = now()
+    kept, before = copy.deepcopy(model.state_dict()), now(model)
+    step(case, objective, model, 0, [dist.get_rank()])
+    after = now(model)
     reshard(model)
     model.load_state_dict(kept)
-    return {"moved": not torch.equal(after, before), "back": torch.equal(now(), before)}
-
-
-def on_shards(model: nn.Module) -> Iterable[Tensor]:
-    """The parameters, as shards under FSDP2, also when a pass has left them gathered."""
-    if is_fsdp(model):
-        model.reshard()  # type: ignore[operator]
-    return model.parameters()
+    return {"moved": not torch.equal(after, before), "back": torch.equal(now(model), before)}
 
 
 def fsdp_one() -> dict[str, Any]:
@@ -848,58 +852,54 @@ def fsdp_one() -> dict[str, Any]:
         texts.append(raised(lambda model=model: sonex()(model, True)))
         objective = sonex()(model, False)
         for number in range(3):
-            step(CASES["sonex-old"], objective, model, number, [dist.get_rank()])
+            step(CASES["sonex"], objective, model, number, [dist.get_rank()])
     return {"texts": texts, "state": tensors_of(objective)}
 
 
 def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
-    wrap = wrap_of(strategy)
+    wrap, ddp = wrap_of(strategy), strategy == "ddp"
     for name in names_of(strategy):
         yield name, lambda c=CASES[name]: vars(train(c, wrap, [dist.get_rank()]))
-    for where in ("value", "gradient batch", "surrogate", "second term"):
+    for where in ("value", "gradient batch", "surrogate", "second term") if ddp else ("value",):
         yield f"nan in {where}", lambda w=where: nan_on_one_rank(wrap, w)
     yield "resume", lambda: resume(wrap)
-    yield "anchored", lambda: anchored(wrap)
-    yield "loading", lambda: loading(wrap)
-    if strategy == "fsdp-layers":
-        yield "mixed precision", mixed_precision
-        yield "fsdp 1", fsdp_one
-    if strategy == "ddp":
+    if ddp:
         yield "out of step", lambda: out_of_step(wrap)
         yield "process groups", process_groups
         yield "batch norm", batch_norm
         yield "buffers", buffers
         yield "options", ddp_options
+        yield "contrastive values", contrastive_values
+    else:
+        yield "anchored", lambda: anchored(wrap)
+        yield "loading", lambda: loading(wrap)
+    if strategy == "fsdp-layers":
+        yield "mixed precision", mixed_precision
+        yield "fsdp 1", fsdp_one
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("strategies", "rank", "store", "out"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--folder")
     arguments = parser.parse_args()
+    rank, folder = arguments.rank, arguments.folder
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{arguments.store}",
-        rank=int(arguments.rank),
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=20),
-    )
+    store = f"file://{folder}/store"  # a file: somebody else could take a port
+    limit = datetime.timedelta(seconds=20)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=limit)
     results: dict[str, Any] = {}
-    for strategy in STRATEGIES[arguments.strategies]:
+    for strategy in STRATEGIES:
         for name, job in jobs(strategy):
-            if arguments.only and arguments.only not in name:
-                continue
             print(f"{strategy}/{name}", file=sys.stderr, flush=True)
             try:
                 results[f"{strategy}/{name}"] = job()
             except Exception:
                 # The ranks are out of step now: later cases would only wait for each other.
                 results[f"{strategy}/{name}"] = {"failed": traceback.format_exc()}
-                torch.save(results, arguments.out)
+                torch.save(results, f"{folder}/{rank}.pt")
                 sys.exit(1)
-    torch.save(results, arguments.out)
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -84,43 +84,48 @@ def run_ours(
 # Both versions against the transcription.
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("independent", [False, True])
-@pytest.mark.parametrize("theta", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(("name", "theta", "independent", "with_g0"), [
+    ("squared hinge", 0.0, True, False),
+    ("smoothed hinge", 0.6, True, True),
+    ("smoothed two-sided", 1.0, False, False),
+])  # fmt: skip
 def test_first_version_equals_the_transcription(name, theta, independent, with_g0):
     outer, dim, slope, lam = FIRST[name]
     problem, model = ref.Quadratics(dim=dim), Point(START)
     objective = build(model, outer, dim, dual_step=0.7, theta=theta, smoothing=lam)
+    assert (objective.previous is None) == (theta == 0), "theta = 0 needs nothing at w_{t-1}"
     common = {"independent": independent, "with_g0": with_g0}
     path, y = dual.alexr(
-        problem, START, 150, eta=0.02, alpha=0.7, theta=theta, slope=slope, **common
+        problem, START, 80, eta=0.02, alpha=0.7, theta=theta, slope=slope, **common
     )
-    ours = run_ours(objective, model, problem, 150, **common)
+    ours = run_ours(objective, model, problem, 80, **common)
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
     u = objective.term.tracker.value.squeeze(-1)
     np.testing.assert_allclose(objective.term.smoothed.gradient(u), y.squeeze(), atol=1e-12)
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("independent", [False, True])
-@pytest.mark.parametrize("theta", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize(("name", "theta", "independent", "with_g0"), [
+    ("hinge", 0.6, True, True),
+    ("absolute", 0.0, True, False),
+    ("squared hinge", 1.0, False, False),
+    ("two-sided hinge", 0.6, True, False),
+    ("maximum", 1.0, True, True),
+])  # fmt: skip
 def test_second_version_equals_the_transcription(name, theta, independent, with_g0):
     outer, dim, prox = SECOND[name]
     problem, model = ref.Quadratics(dim=dim), Point(START)
     objective = build(model, outer, dim, version="v2", dual_step=0.3, theta=theta)
     common = {"independent": independent, "with_g0": with_g0}
     path, y = dual.alexr(
-        problem, START, 150, eta=0.02, alpha=0.3, theta=theta, conjugate_prox=prox, **common
+        problem, START, 80, eta=0.02, alpha=0.3, theta=theta, conjugate_prox=prox, **common
     )
 
     def in_the_domain() -> None:
         seen = objective.term.tracker.seen
         assert torch.isfinite(outer.conjugate(objective.term.dual()[seen])).all()
 
-    ours = run_ours(objective, model, problem, 150, each=in_the_domain, **common)
+    ours = run_ours(objective, model, problem, 80, each=in_the_domain, **common)
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
     np.testing.assert_allclose(objective.term.dual(), y.squeeze(), atol=1e-12)
@@ -134,12 +139,12 @@ def test_options_change_the_result():
     problem = ref.Quadratics()
     for kind in ({"slope": FIRST["smoothed hinge"][2]}, {"conjugate_prox": SECOND["hinge"][2]}):
         base: dict[str, Any] = {"eta": 0.02, "alpha": 0.3, "theta": 0.6, **kind}
-        first = dual.alexr(problem, START, 150, **base)[0]
+        first = dual.alexr(problem, START, 40, **base)[0]
         changes: Any = (
             {"theta": 0.0}, {"alpha": 0.2}, {"independent": False}, {"with_g0": True}, {"nu": 1.0}
         )  # fmt: skip
         for change in changes:
-            other = dual.alexr(problem, START, 150, **base | change)[0]
+            other = dual.alexr(problem, START, 40, **base | change)[0]
             assert np.abs(other - first).max() > 1e-4, change
 
 
@@ -150,7 +155,7 @@ def test_a_strongly_convex_term_is_the_inner_step_of_a_proximal_point(version):
     proximal = fcco.ProximalPoint(
         torch.optim.SGD(model.parameters(), lr=1.0), nu=0.4, eta=0.05, inner_steps=3
     )
-    proximal.polish(80)
+    proximal.polish(40)
     smoothing = LAM if version == "v1" else 0.0
     objective = build(
         model, fcco.Hinge(RHO), optimizer=proximal, version=version, dual_step=0.3, theta=0.6,
@@ -161,53 +166,14 @@ def test_a_strongly_convex_term_is_the_inner_step_of_a_proximal_point(version):
         if version == "v1"
         else {"conjugate_prox": SECOND["hinge"][2]}
     )
-    path, _ = dual.alexr(problem, START, 80, eta=0.05, alpha=0.3, theta=0.6, nu=0.4, **kind)
-    ours = run_ours(objective, model, problem, 80)
+    path, _ = dual.alexr(problem, START, 40, eta=0.05, alpha=0.3, theta=0.6, nu=0.4, **kind)
+    ours = run_ours(objective, model, problem, 40)
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
     assert proximal.round == 1
 
 
-# Reductions.
-
-
-def test_without_extrapolation_the_first_version_is_sox_with_new_u_and_independent_batches():
-    problem, alpha = ref.Quadratics(), 0.7
-    models = [Point(START), Point(START)]
-    first = build(models[0], fcco.SquaredHinge(RHO), dual_step=alpha)
-    tracker = fcco.ema_tracker(6, gamma=alpha / (1 + alpha), read="new", dtype=DOUBLE)
-    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.02)
-    term = fcco.CoupledTerm(fcco.SquaredHinge(RHO), tracker)
-    second = fcco.Compositional(models[1], optimizer, term)
-    assert first.previous is None, "theta = 0 needs nothing at w_{t-1}"
-    paths = [run_ours(o, m, problem, 100) for o, m in zip((first, second), models, strict=True)]
-    np.testing.assert_allclose(paths[0], paths[1], rtol=0, atol=1e-12)
-    theirs, _ = ref.sonex(
-        problem, START, 100, FIRST["squared hinge"][2], lambda w, G: w - 0.02 * G,
-        gamma=alpha / (1 + alpha), correction=0.0, read="new", independent=True,
-    )  # fmt: skip
-    np.testing.assert_allclose(paths[0], theirs, rtol=0, atol=1e-12)
-
-
-def test_a_long_dual_step_takes_the_gradient_at_the_extrapolated_value():
-    """v1: y = grad f(g~) for alpha to infinity."""
-    model = Point([0.6, -0.4])
-    objective = build(model, fcco.SquaredHinge(2.0), number=2, dual_step=1e17, theta=0.5)
-    optimizer: Any = objective.optimizer
-    before = model.w.detach().clone()
-    for _ in range(4):
-        now = model.w.detach().clone()
-        objective(lambda: 3 * model.w).backward()
-        extrapolated = 3 * now + 0.5 * (3 * now - 3 * before)
-        expected = 2 * extrapolated.clamp(min=0) * 3 / 2
-        torch.testing.assert_close(model.w.grad, expected, rtol=0, atol=1e-14)
-        optimizer.step()
-        optimizer.zero_grad()
-        before = now
-
-
 @pytest.mark.parametrize("case", CONVEX, ids=repr)
-@pytest.mark.parametrize("alpha", [0.3, 4.0])
-def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha):
+def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
     """y+ = prox_{alpha f*}(y + alpha g~) iff y+ is a subgradient of f at (y + alpha g~ - y+)/alpha.
 
     Checked for every convex outer function, with f written in plain NumPy.
@@ -223,18 +189,6 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha):
     product = (slope * gap).sum(-1) if case.size > 1 else slope * gap
     assert (case.plain(others) - case.plain(at.numpy()) - product).min() > -1e-6
     torch.testing.assert_close(rule.point(rule(v, None, fresh, past, 1.0, 0.5)[1]), at)
-
-
-def test_the_rule_starts_at_zero_and_leaves_other_blocks_alone():
-    rule = DualAscent(fcco.Hinge(2.0), 0.5)
-    tracker = fcco.InnerTracker(3, gamma=1.0, correction=0.8, read="new", rule=rule, dtype=DOUBLE)
-    tracker(tensor([1.0, 2.0]), torch.tensor([0, 2]), tensor([0.5, 1.0]))
-    # y = clip(0 + alpha (g + theta (g - g_prev)), 0, 2): the extrapolation counts at once
-    np.testing.assert_allclose(rule.dual(tracker.value[[0, 2], 0]), [0.5 * 1.4, 0.5 * 2.8])
-    kept = tracker.value[2].clone()
-    tracker(tensor([1.0]), torch.tensor([0]), tensor([1.0]))
-    np.testing.assert_allclose(rule.dual(tracker.value[0, 0]), 0.7 + 0.5)
-    assert torch.equal(tracker.value[2], kept) and tracker.seen.tolist() == [True, False, True]
 
 
 def test_a_block_starts_at_zero_also_when_f_has_a_slope_at_zero():
@@ -266,9 +220,9 @@ def saddle(kind: str, lam: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     return w.value, 7 * np.asarray(equal[0].dual_value)
 
 
-@pytest.mark.parametrize(("version", "kind", "lam"), [
-    ("v1", "hinge", 0.3), ("v1", "absolute", 0.3), ("v2", "hinge", 0.0), ("v2", "absolute", 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "kind", "lam"), [("v1", "absolute", 0.3), ("v2", "hinge", 0.0)]
+)
 def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kind, lam):
     """All blocks, no noise; v1 with the steps of the theory, v2 with theta = 1."""
     w, y = saddle(kind, lam)
@@ -306,39 +260,6 @@ def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kin
         np.testing.assert_allclose(term.violation(), outer.violation(tensor(A @ w - B)), atol=1e-6)
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_noisy_groups_reach_the_known_optimum_on_average(version):
-    """CVaR over L_i = |w - e_i|^2 / 2 with s as the last parameter: w* = 1/n, s* = (1 - 1/n)/2."""
-    number, ratio, generator = 8, 0.25, torch.Generator().manual_seed(0)
-    draw = lambda *size: torch.randn(*size, generator=generator, dtype=DOUBLE)  # noqa: E731
-    model, eye = Point(np.zeros(number + 1)), torch.eye(number, dtype=DOUBLE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    objective = alexr(
-        model, optimizer, fcco.Hinge(1 / ratio), number, version=version,
-        dual_step=0.2 if version == "v1" else 0.5, smoothing=0.05 if version == "v1" else 0.0,
-    )  # fmt: skip
-    output = fcco.OutputIterate(optimizer, "average")
-    for _ in range(2500):
-        group = torch.randperm(number, generator=generator)[:4]
-
-        def batch(group=group) -> Any:
-            value, slope = 0.3 * draw(4), 0.1 * draw(4, number) - eye[group]
-
-            def inner() -> Any:
-                w, s = model.w[:-1], model.w[-1]
-                return s, (1 + w.square().sum()) / 2 + value + slope @ w - s
-
-            return inner
-
-        take_step(objective, batch(), group, gradient=batch())
-    with output.applied():
-        w, s = model.w.detach()[:-1].clone(), model.w[-1].item()
-    assert (w - 1 / number).norm() < 0.03
-    assert abs(s - (1 - 1 / number) / 2) < 0.1
-    best = (1 - 1 / number) / 2
-    assert fcco.CVaR(ratio)((w - eye).square().sum(1) / 2).item() < 1.05 * best
-
-
 # The dual table as state.
 
 
@@ -354,8 +275,7 @@ def pair(version: Any, dtype: torch.dtype = DOUBLE) -> tuple[torch.nn.Module, fc
     return model, objective
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("version", "dtype"), [("v1", DOUBLE), ("v2", torch.float32)])
 def test_a_resumed_run_is_bitwise_the_same(version, dtype):
     rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     group = torch.arange(40) % 5
@@ -463,41 +383,26 @@ def test_a_bad_value_is_refused_before_the_dual_variables_move():
         ),
         (fcco.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
         (fcco.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
+        (fcco.Hinge(), {"version": "v2", "log_space": True}, "log_space"),
         (fcco.Hinge(), {"version": "v3"}, r"`alexr\(version=...\)` must be one of 'v1', 'v2'"),
         (fcco.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
         (fcco.Hinge(), {"version": "v2", "theta": 1.5}, r"`alexr\(theta=...\)` must lie in"),
         (fcco.Hinge(), {"smoothing": -1.0}, r"`alexr\(smoothing=...\)` must be at least 0"),
-        (fcco.Hinge(), {"inner_functions": "smooth"}, "needs a convex problem.*use alexr2"),
         (fcco.Hinge(), {"inner_functions": "weakly_convex"}, "needs a convex problem.*use alexr2"),
-        (fcco.Hinge(), {"inner_functions": "any"}, r"must be one of 'convex', 'linear'"),
         (fcco.Maximum(), {"version": "v2"}, r"`alexr\(dim=...\)` is needed"),
         (fcco.Maximum(), {"version": "v2", "dim": 1}, "but the tracker has `dim=1`"),
     ],
 )
 def test_refuses_what_cannot_work(outer, options, text):
     model = Point(np.zeros(3))
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         alexr(model, torch.optim.SGD(model.parameters(), lr=0.1), outer, 3, **options)
-
-
-@pytest.mark.parametrize("option", ["log_space", "bounds", "refresh_every", "read", "rule"])
-def test_dual_variables_have_no_options_of_inner_values(option):
-    model = Point(np.zeros(3))
-    options: dict[str, Any] = {"version": "v2", option: None}
-    with pytest.raises(TypeError, match=option):
-        alexr(model, torch.optim.SGD(model.parameters(), lr=0.1), fcco.Hinge(), 3, **options)
-
-
-def test_a_dual_term_needs_a_convex_function():
-    with pytest.raises(ValueError, match="must be convex"):
-        DualTerm(fo.MCP(1.0, 2.0), 3, dual_step=1.0)
 
 
 # Constraints: limits, margin and names of the dual term.
 
 
-@pytest.mark.parametrize("theta", [0.0, 1.0, 3.0])
-@pytest.mark.parametrize("margin", [0.0, 0.05])
+@pytest.mark.parametrize(("theta", "margin"), [(1.0, 0.05), (3.0, 0.0)])
 def test_constrained_form_equals_the_transcription(theta, margin):
     """y+ = clip(y + alpha (g + theta (g - g_prev) - tolerance + margin), 0, rho)."""
     problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
@@ -510,7 +415,7 @@ def test_constrained_form_equals_the_transcription(theta, margin):
     )  # fmt: skip
     w, w_prev, y = start.copy(), start.copy(), np.zeros(6)
     rng, same = np.random.default_rng(1), np.random.default_rng(1)
-    for _ in range(150):
+    for _ in range(80):
         G = w - problem.m
         for i, batch, _ in (sampled := problem.draw(rng, 3, 2)):
             g, past = problem.value(w, i, batch)[0], problem.value(w_prev, i, batch)[0]
@@ -534,7 +439,7 @@ def test_violation_is_measured_from_the_tolerance_without_the_margin():
         model, torch.optim.SGD(model.parameters(), lr=0.0), ["a", "b"], "alexr",
         penalty=5.0, dual_step=0.5, tolerance=[0.1, 0.2], margin=0.05,
     )  # fmt: skip
-    for _ in range(200):  # y of `a` rises to its cap and rests, that of `b` stays 0
+    for _ in range(80):  # y of `a` rises to its cap and rests, that of `b` stays 0
         objective(lambda: (model.w.sum(), {"a": 0.4 + 0 * model.w[0], "b": 0.1 + 0 * model.w[0]}))
         objective.close()
     assert objective.violation() == pytest.approx({"a": 0.3, "b": -0.1})
