@@ -23,7 +23,7 @@ from fcco.fleet import Fleet, Member
 from fcco.methods import alexr, hinge_penalty, icppac, ooa, oss, squared_hinge_penalty, ssg
 from fcco.optim import InverseRoot, PolyakStep
 
-DOUBLE, BLOCKS, PER_BLOCK, STEPS, SOME, EARLY, RUNS = torch.float64, 4, 3, 200, 40, 11, 3
+DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
 NAMES = ("a", "b", "c", "d")
 Made = tuple[torch.optim.Optimizer, Any]
@@ -98,10 +98,6 @@ def losses(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return softplus(-batch["y"] * output(model, batch))
 
 
-def logarithms(model: nn.Module, batch: dict[str, Tensor]) -> Any:
-    return loss_of(model, batch), 2 * every(model, batch)[1]
-
-
 def logarithms_by_row(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return loss_of(model, batch), 2 * per_row(model, batch)
 
@@ -117,7 +113,6 @@ class Case:
         sampled: whether batches hold some of the blocks.
         independent: whether a second batch carries the gradient.
         of: states of the fleet by what the objective says of them.
-        steps: to train.
     """
 
     make: Callable[[nn.Module, int], Made]
@@ -126,7 +121,6 @@ class Case:
     sampled: bool = False
     independent: bool = False
     of: tuple[tuple[str, Callable[[Any], Tensor]], ...] = ()
-    steps: int = STEPS
 
     def member(self, run: int) -> Member:
         model = network(run)
@@ -171,19 +165,13 @@ class Case:
         optimizer.step()
         optimizer.zero_grad()
 
-    @functools.cached_property
-    def alone(self) -> dict[int, list[dict[str, Tensor]]]:
-        """What the runs hold after all steps and, of many, some; each trained by itself."""
-        found: dict[int, list[dict[str, Tensor]]] = {self.steps: []}
-        if self.steps == STEPS:
-            found[EARLY] = []
-        for run in range(RUNS):
-            member = self.member(run)
-            for step in range(self.steps):
+    def alone(self) -> list[dict[str, Tensor]]:
+        """What the runs hold after all steps, each trained by itself."""
+        members = [self.member(run) for run in range(RUNS)]
+        for run, member in enumerate(members):
+            for step in range(STEPS):
                 self.step_alone(member, run, step)
-                if step + 1 in found:
-                    found[step + 1].append(self.held(member))
-        return found
+        return [self.held(member) for member in members]
 
     def held(self, member: Member) -> dict[str, Tensor]:
         parts = [p.detach().reshape(-1) for p in member.model.parameters()]
@@ -322,7 +310,7 @@ def alexr_v1(model: nn.Module, run: int) -> Made:
 def ramped(model: nn.Module, run: int) -> Made:
     optimizer = adam(model, run)
     return optimizer, squared_hinge_penalty(
-        model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=30 * run,
+        model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=10 * run,
         tolerance=0.05 * run, margin=0.01,
     )  # fmt: skip
 
@@ -376,7 +364,7 @@ def queue(lengths: tuple[int, ...]) -> Any:
 
 def switching(kind: str) -> Any:
     def make(model: nn.Module, run: int) -> Made:
-        options: dict[str, Any] = {"threshold": 0.03 * run, "burn_in": 10 * run}
+        options: dict[str, Any] = {"threshold": 0.03 * run, "burn_in": 5 * run}
         update = sgd(model, 0.02 + 0.01 * run)
         if kind == "scheduled":
             options["threshold"] = [0.05, InverseRoot(0.2), lambda t: 0.1 * (t % 3)][run]
@@ -450,7 +438,7 @@ def positive(run: int) -> float:
 
 def falling(run: int) -> Any:
     """Schedules of which two end at 0, at different steps."""
-    return [lambda t: 0.1 / (t + 1), lambda t: max(0.0, 0.1 - 0.002 * t), lambda t: 0.2 * (t < 9)][
+    return [lambda t: 0.1 / (t + 1), lambda t: max(0.0, 0.1 - 0.006 * t), lambda t: 0.2 * (t < 9)][
         run
     ]
 
@@ -460,8 +448,9 @@ def step(lr: float = 0.03) -> Any:
 
 
 SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
-ROWS_OF_GROUPS: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
-GROUPED: dict[str, Any] = ROWS_OF_GROUPS | {"of": GROUPS}
+GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
+FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
+LEARNED = (*TRACKED, *ERROR)
 CASES: dict[str, Case] = {
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
@@ -470,79 +459,66 @@ CASES: dict[str, Case] = {
                                                   weight_decay=0.3 * r)),
     "sonex-momentum": Case(sonex(momentum), of=TRACKED),
     "sonex-adam": Case(sonex(adam, correction="auto"), of=TRACKED, **SAMPLED),
-    "sonex-theory": Case(sonex(momentum, correction="theory"), of=TRACKED, **SAMPLED, steps=SOME),
-    "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED,
-                      steps=SOME),
-    "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED, steps=SOME),
-    "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED, steps=SOME),
-    "log-space": Case(log_space(momentum), inner=logarithms, of=TRACKED, steps=SOME),
-    "log-space-sampled": Case(log_space(momentum), inner=logarithms_by_row, indexed=True,
-                              sampled=True, of=TRACKED, steps=SOME),
+    "sonex-theory": Case(sonex(momentum, correction="theory"), of=TRACKED, **SAMPLED),
+    "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED),
+    "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
+    "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
+    "log-space": Case(log_space(momentum), of=TRACKED, **SAMPLED | {"inner": logarithms_by_row}),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
-    "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED),
-    "alexr2-sampled": Case(alexr2(momentum), of=TRACKED, **SAMPLED, steps=SOME),
-    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED, steps=SOME),
-    "alexr": Case(alexr_v1, of=TRACKED, steps=SOME),
+    "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
+    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED),
+    "alexr": Case(alexr_v1, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
     "li2024": Case(ramped, inner=named, of=TRACKED),
     "yang2025": Case(yang, of=TRACKED),
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
-    "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, inner=by_row, indexed=True,
-                        independent=True, steps=SOME),
-    "icppac-growing": Case(lagrangian(step(0.5), growing), of=DUAL, steps=SOME),
-    "icppac-noisy": Case(lagrangian(step(0.5), noisy), of=DUAL, independent=True, steps=SOME),
-    "icppac-adam": Case(lagrangian(adam, constant), of=DUAL, steps=SOME),
+    "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),
+    "icppac-growing": Case(lagrangian(step(0.5), growing), of=DUAL),
+    "icppac-noisy": Case(lagrangian(step(0.5), noisy), of=DUAL, independent=True),
+    "icppac-adam": Case(lagrangian(adam, constant), of=DUAL),
     "oss": Case(queue((3, 3, 3)), of=DUAL),
-    "oss-independent": Case(queue((2, 4, 4)), of=DUAL, inner=by_row, indexed=True,
-                            independent=True, steps=SOME),
+    "oss-independent": Case(queue((2, 4, 4)), of=DUAL, **FILLED),
     "ssg": Case(switching("one"), of=VALUES, independent=True),
-    "ssg-scheduled": Case(switching("scheduled"), of=VALUES, steps=SOME),
+    "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
     "ssg-polyak": Case(switching("polyak"), of=VALUES),
-    "ssg-momentum": Case(switching("momentum"), of=VALUES, steps=SOME),
-    "ssg-two": Case(switching("two"), of=VALUES, inner=by_row, indexed=True, steps=SOME),
-    "ooa-kl": Case(online(momentum), **GROUPED),
-    "ooa-euclidean": Case(online(momentum, geometry="euclidean"), independent=True, **GROUPED),
-    "ooa-batch": Case(online(adam, scaling="batch"), **GROUPED, steps=SOME),
-    "ooa-every": Case(online(step(), scaling="batch"), of=GROUPS, steps=SOME),
-    "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED,
-                              **ROWS_OF_GROUPS),
+    "ssg-momentum": Case(switching("momentum"), of=VALUES),
+    "ssg-two": Case(switching("two"), of=VALUES, inner=by_row, indexed=True),
+    "ooa-kl": Case(online(momentum), of=GROUPS, **GROUPED),
+    "ooa-euclidean": Case(online(momentum, geometry="euclidean"), of=GROUPS, independent=True,
+                          **GROUPED),
+    "ooa-batch": Case(online(adam, scaling="batch"), of=GROUPS, **GROUPED),
+    "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED, **GROUPED),
     "cvar-annealed-new": Case(cvar(momentum, smoothing=falling, read="new"), of=THRESHOLD,
-                              **ROWS_OF_GROUPS, steps=SOME),
-    "cvar-annealed-table": Case(cvar(momentum, smoothing=falling, threshold="table"), of=TRACKED,
-                                **ROWS_OF_GROUPS, steps=SOME),
-    "cvar-alexr2": Case(cvar(proximal, smoothing=positive), of=THRESHOLD, **ROWS_OF_GROUPS),
-    "cvar-independent": Case(cvar(adam, smoothing=positive), of=TRACKED, **ROWS_OF_GROUPS,
-                             independent=True, steps=SOME),
+                              **GROUPED),
+    "cvar-alexr2": Case(cvar(proximal, smoothing=positive), of=THRESHOLD, **GROUPED),
+    "cvar-independent": Case(cvar(adam, smoothing=positive), of=TRACKED, **GROUPED,
+                             independent=True),
     "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
-                           of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS),
-    "cvar-automatic-old": Case(cvar(momentum, smoothing="auto", read="old"),
-                               of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
+                           of=(*THRESHOLD, *ERROR), **GROUPED),
     "cvar-automatic-gradient": Case(cvar(momentum, smoothing="auto", threshold="gradient"),
-                                    of=(*THRESHOLD, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
+                                    of=(*THRESHOLD, *ERROR), **GROUPED),
     "cvar-automatic-table": Case(cvar(momentum, smoothing="auto", gamma="auto", threshold="table"),
-                                 of=(*TRACKED, *ERROR), **ROWS_OF_GROUPS, steps=SOME),
-    "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=(*TRACKED, *ERROR),
-                                 **ROWS_OF_GROUPS, steps=SOME),
-    "coupled-automatic": Case(automatic(momentum, lambda run: fcco.Hinge(1.0 + run)),
-                              of=(*TRACKED, *ERROR), **SAMPLED, steps=SOME),
+                                 of=LEARNED, **GROUPED),
+    "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=LEARNED, **GROUPED),
+    "coupled-automatic": Case(automatic(momentum, lambda run: fcco.Hinge(1.0 + run)), of=LEARNED,
+                              **SAMPLED),
     "coupled-automatic-pairs": Case(
         automatic(adam, lambda run: fcco.outer.SeparableHinge(2.0 + run), dim=2), inner=pairs,
-        of=(*TRACKED, *ERROR), steps=SOME),
-    "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED,
-                                   **SAMPLED, steps=SOME),
+        of=LEARNED),
+    "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED, **SAMPLED),
     "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),
-                           of=TRACKED, **ROWS_OF_GROUPS, steps=SOME),
-    "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED, steps=SOME),
+                           of=TRACKED, **GROUPED),
+    "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED),
 }  # fmt: skip
-for rule in ("exact", "gradient", "table"):
-    for read in ("old", "new"):
-        # A term moves s after the step, a fleet before the next one: the s of `exact` with the old
-        # u and of `table` show one step later.
-        same = rule == "gradient" or (rule, read) == ("exact", "new")
-        for name, smoothing in {"smooth": positive, "hard": 0.0}.items():
-            CASES[f"cvar-{rule}-{read}-{name}"] = Case(
-                cvar(momentum, smoothing=smoothing, threshold=rule, read=read),
-                of=THRESHOLD if same else TRACKED,
-                **ROWS_OF_GROUPS,
-            )
+for rule, read, smoothing in (
+    ("exact", "old", 0.0), ("exact", "new", positive), ("gradient", "old", positive),
+    ("gradient", "new", 0.0), ("table", "old", 0.0), ("table", "new", positive),
+):  # fmt: skip
+    # A term moves s after the step, a fleet before the next one: the s of `exact` with the old u
+    # and of `table` show one step later.
+    same = rule == "gradient" or (rule, read) == ("exact", "new")
+    CASES[f"cvar-{rule}-{read}"] = Case(
+        cvar(momentum, smoothing=smoothing, threshold=rule, read=read),
+        of=THRESHOLD if same else TRACKED, **GROUPED,
+    )  # fmt: skip

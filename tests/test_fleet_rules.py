@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fleet_cases import CASES, STEPS, Case, every, network, sgd
+from fleet_cases import CASES, STEPS, every, network, sgd
 from torch import nn
 
 import fcco
@@ -18,51 +18,32 @@ from fcco.optim import PolyakStep, project_after_step
 from fcco.terms.cvar import exact_threshold, hard_threshold, smooth_threshold
 from fcco.terms.group_weights import GroupWeights
 
-LONG = [name for name, case in CASES.items() if case.steps == STEPS]
-"""Variants of a method are trained for fewer steps, and not traced: that takes the time."""
+TRACED = ("adam", "sonex-adam", "ssg-polyak")
+ALL_TRACED = ("alexr2-momentum", "icppac", "oss", "ooa-euclidean", "cvar-alexr2", "cvar-automatic")
+"""One of each kind is traced too; tracing takes the time."""
 
 
-def agree(case: Case, fleet, steps: int) -> None:
-    rows = case.alone[steps]
-    assert (fleet.died == -1).all()
-    for name in rows[0]:
-        mine = fleet.state.get(name)
-        if name == "between":
+@pytest.mark.parametrize("name, mode", [
+    *((name, "eager") for name in CASES), *((name, "traced") for name in TRACED),
+    *(pytest.param(name, "traced", marks=pytest.mark.slow) for name in ALL_TRACED),
+])  # fmt: skip
+def test_a_member_equals_the_run_alone(name, mode):
+    case = CASES[name]
+    fleet, taken = case.fleet(mode), []
+    for step in range(STEPS):
+        case.step_fleet(fleet, step)
+        taken.append(fleet.state["feasible"].clone() if name.startswith("ssg") else None)
+    rows = case.alone()
+    assert fleet.mode == mode and (fleet.died == -1).all()
+    for key in rows[0]:
+        mine = fleet.state.get(key)
+        if key == "between":
             mine = torch.cat([each.flatten(1) for each in fleet.weights().values()], 1)
-        alone = torch.stack([row[name] for row in rows])
+        alone = torch.stack([row[key] for row in rows])
         torch.testing.assert_close(mine, alone, rtol=1e-10, atol=1e-10)
     first, *others = (row["weights"] for row in rows)
     assert all((first - other).abs().max() > 0.01 for other in others)
-
-
-def walk(case: Case, mode: str, steps: int):
-    fleet = case.fleet(mode)
-    for step in range(steps):
-        case.step_fleet(fleet, step)
-    assert fleet.mode == mode
-    return fleet
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_member_equals_the_run_alone(name):
-    case = CASES[name]
-    agree(case, walk(case, "traced", STEPS), STEPS)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_without_a_trace_too(name):
-    case = CASES[name]
-    steps = min(case.alone)
-    agree(case, walk(case, "eager", steps), steps)
-
-
-def test_both_branches_are_taken():
-    """Else the tests of SSG would say nothing of one of them."""
-    for name in ("ssg", "ssg-two", "ssg-polyak", "ssg-scheduled", "ssg-momentum"):
-        fleet, taken = CASES[name].fleet("eager"), []
-        for step in range(25):
-            CASES[name].step_fleet(fleet, step)
-            taken.append(fleet.state["feasible"].clone())
+    if name.startswith("ssg"):  # both branches are taken
         share = torch.stack(taken).double().mean(0)
         assert ((share > 0.1) & (share < 0.9)).any(), share
 
@@ -107,7 +88,7 @@ def test_what_acts_at_each_step_unseen_is_refused():
     refused("project_after_step", objective.optimizer, objective)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sonex-momentum", "alexr2-momentum", "ssg", "oss"])
+@pytest.mark.parametrize("name", ["sgd", "alexr2-momentum", "ssg"])
 def test_an_output_iterate_would_be_left_out_and_is_refused(name):
     """On the optimizer that is stepped, or on one inside it."""
     for inside in (False, True):
@@ -318,7 +299,7 @@ def smallest_and_largest(losses: np.ndarray, ratio: float, smoothing: float) -> 
     ends = []
     for strict in (False, True):
         low, high = losses.min() - 2 * smoothing / ratio - 1, losses.max() + 1.0
-        for _ in range(200):
+        for _ in range(80):
             middle = (low + high) / 2
             slope = slope_at(middle, losses, ratio, smoothing)
             above = slope > 1 + 1e-13 if not strict else slope >= 1 - 1e-13
@@ -327,19 +308,18 @@ def smallest_and_largest(losses: np.ndarray, ratio: float, smoothing: float) -> 
     return ends[0], ends[1]
 
 
-@pytest.mark.parametrize("ratio", [0.07, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("smoothing", [1e-3, 0.1, 5.0])
+@pytest.mark.parametrize("ratio, smoothing", [(0.07, 0.1), (0.3, 1e-3), (0.5, 5.0), (1.0, 0.1)])
 def test_masked_thresholds_of_many_runs_are_those_of_the_losses_that_count(ratio, smoothing):
     draw = np.random.default_rng(3)
-    losses = draw.normal(size=(40, 17)) + 5
-    losses[:10] = losses[:10].round(1)  # ties
-    seen = draw.random((40, 17)) < 0.6
+    losses = draw.normal(size=(12, 17)) + 5
+    losses[:4] = losses[:4].round(1)  # ties
+    seen = draw.random((12, 17)) < 0.6
     seen[:, 3] = True
     table, mask = torch.tensor(losses), torch.tensor(seen)
-    ratios = torch.full((40,), ratio, dtype=torch.float64)
+    ratios = torch.full((12,), ratio, dtype=torch.float64)
     smooth = torch.func.vmap(smooth_threshold)(table, ratios, smoothing * ratios / ratio, mask)
     hard = torch.func.vmap(hard_threshold)(table, ratios, mask)
-    for run in range(40):
+    for run in range(12):
         own = losses[run][seen[run]]
         low, high = smallest_and_largest(own, ratio, smoothing)
         assert low - 1e-9 <= smooth[run] <= high + 1e-9

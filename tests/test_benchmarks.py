@@ -1,0 +1,287 @@
+"""The benchmarks run on tiny settings, and their figures by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fcco
+from benchmarks import contrastive_speed as speed
+from benchmarks import fleet, fleet_cases, walk
+from benchmarks.timing import Timings
+from benchmarks.untuned import __main__ as untuned
+from benchmarks.untuned import constraints, groups, tuned
+from benchmarks.untuned.constraints import Figures, Variant
+from research.constrained.convex import Segments
+from research.constrained.training import Job
+
+# The contrastive step.
+
+
+def test_contrastive_command(capsys: pytest.CaptureFixture[str]) -> None:
+    speed.main(["--json", "--quick", "--batches", "6", "--rounds", "2", "--device", "cpu"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = told["cases"][0]["rows"]
+    assert list(rows) == ["clip", "ema", "chunked", "msvr", "msvr-offload", "forward"]
+    assert rows["clip"]["ratio"] == 1
+    assert rows["msvr"]["bound"] == pytest.approx(1.05 + rows["forward"]["ratio"])
+
+
+def test_contrastive_goals() -> None:
+    """Ratios and limits from times and memory given by hand."""
+    seconds = {"clip": [1.0, 2.0], "ema": [1.04, 2.08], "msvr": [1.3, 2.6], "forward": [0.2, 0.4]}
+    memory: dict[str, float | None] = {"clip": 10.0, "ema": 10.001, "msvr": 10.2, "forward": 3.0}
+    rows = {name: speed.row(name, Timings(seconds), memory, 0.2) for name in seconds}
+    assert rows["ema"]["time_met"] and rows["ema"]["memory_met"]
+    assert rows["ema"]["mib_more"] == pytest.approx(1.0)
+    assert rows["msvr"]["bound"] == 1.25 and not rows["msvr"]["time_met"]
+    assert rows["msvr"]["memory_ratio"] == 1.02 and not rows["msvr"]["memory_met"]
+
+
+# Fleets.
+
+SHAPE = (("rows", 300), ("test_rows", 100), ("features", 4))
+
+
+@pytest.mark.slow
+def test_fleet_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--json --device cpu --sizes 2 --methods alexr2 --seconds 0.01 --rounds 2"
+    threads = torch.get_num_threads()
+    try:
+        fleet.main([*words.split(), "--processes", "1", "--generated", "300", "--threads", "1"])
+    finally:
+        torch.set_num_threads(threads)
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["target"] is None  # no SONEX
+    (result,) = told["results"]
+    assert result["runs"] == 2 and result["rows"]["sequential"]["over_sequential"] == 1
+    assert result["rows"]["processes"]["over_processes"] == 1
+    assert result["steps"] == 60 and result["died"] == 0  # 240 rows, two batches of 128
+    fleet.main(["--grid", "--json", "--generated", "1", "--limit", "2", "--epochs", "1"])
+    grid = json.loads(capsys.readouterr().out.splitlines()[-1])["grid"]
+    assert grid["runs"] == 10 and grid["epochs"] == 1 and grid["wall_s"] > 0
+
+
+def test_fleet_rows_from_times_by_hand() -> None:
+    seconds = {
+        "sequential": [1.0, 2.0, 4.0], "processes": [0.5, 1.0, 2.0], "eager": [0.5, 1.0, 2.0],
+        "traced": [0.2, 0.4, 1.0], "products": [0.1, 0.1, 0.1], "state": [0.02, 0.04, 0.1],
+    }  # fmt: skip
+    rows = fleet.rows(Timings(seconds), 10, ("eager", "traced"))
+    assert rows["traced"]["over_sequential"] == 5 and rows["traced"]["over_processes"] == 2.5
+    assert rows["traced"]["runs_per_second"] == 0.25  # 1 / (0.4 s times 10 steps)
+    assert rows["products"] == {"run_step_us": 1e5, "share_of_best": 0.25}
+    result = {"method": "sonex", "device": "cpu", "runs": 20, "rows": rows}
+    assert fleet.target([result]) == {**fleet.TARGET, "reached": 5, "met": True}
+    rows["traced"]["over_sequential"] = 3.9
+    found = fleet.target([result])
+    assert found is not None and not found["met"]
+
+
+def test_a_fleet_does_the_work_of_the_single_run() -> None:
+    case = fleet_cases.Case("alexr2", hidden=(5,), batch=16, generated=SHAPE)
+    problem, runs = case.problem(), case.runs(3)
+    together = problem.fleet(runs, torch.device("cpu"))
+    single: Any = problem.start(*runs[2])
+    for _ in range(5):  # a whole round
+        together.step()
+        single.step()
+    for name, value in single.model.named_parameters():
+        assert torch.allclose(together.fleet.weights()[name][2], value, atol=1e-4)
+
+
+def test_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward passes, gradients of the weights, and of the inputs but for the first layer."""
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        torch, "bmm", lambda a, b: shapes.append((*a.shape, b.shape[2])) or torch.zeros(1)
+    )
+    case = fleet_cases.Case("sonex", hidden=(5, 6), batch=8, generated=SHAPE)
+    fleet_cases.products(case, 4, 3, 2, "cpu")()
+    forward = [(3, 8, 4, 5), (3, 8, 5, 6), (3, 8, 6, 1)]
+    weights = [(3, 4, 8, 5), (3, 5, 8, 6), (3, 6, 8, 1)]
+    inputs = [(3, 8, 6, 5), (3, 8, 1, 6)]
+    assert sorted(shapes) == sorted([*forward, *forward, *weights, *inputs])
+
+
+# Without settings: variants, the reading at equal violation, the command.
+
+
+def gradients(problem, model, batch) -> torch.Tensor:
+    """Rows: the gradient of the loss, then of every value."""
+    loss, values = problem.measure(model, batch)
+    weights = list(model.parameters())
+    rows = [torch.autograd.grad(part, weights, retain_graph=True) for part in (loss, *values)]
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+
+
+@pytest.mark.parametrize("first, variant, loss, value, copies", [
+    ("docs", "values x 100", 1.0, 100.0, 1),
+    ("convex", "loss x 100", 100.0, 1.0, 1),
+    ("docs", "10 of each", 1.0, 1.0, 10),
+])  # fmt: skip
+def test_variants_are_exact_rescalings(first, variant, loss, value, copies):
+    original, other = (constraints.make(n).shifted(-0.01) for n in (first, f"{first} / {variant}"))
+    model = original.model()
+    one, two = original.batches(3)(), other.batches(3)()
+    torch.testing.assert_close(one.inputs, two.inputs)
+    base, scaled = gradients(original, model, one), gradients(other, model, two)
+    torch.testing.assert_close(scaled[0], loss * base[0])
+    torch.testing.assert_close(scaled[1:], value * base[1:].repeat(copies, 1))
+    values, repeated = original.measure(model, one)[1], other.measure(model, two)[1]
+    torch.testing.assert_close(repeated, value * values.repeat(copies))
+    assert other.num_constraints == copies * original.num_constraints
+    assert other.score(model) == original.score(model)  # in the first units, without the shift
+
+
+def test_copies_of_a_drawn_constraint_have_numbers_of_their_own():
+    base = Segments()
+    one, two = base.batches(0)(), Variant(base, copies=10).batches(0)()
+    assert one.index is not None and two.index is not None
+    assert len(set(two.index.tolist())) == 10 * len(one.index)
+    assert (two.index % base.num_constraints).tolist() == 10 * one.index.tolist()
+
+
+def test_reading_at_equal_violation():
+    path = [(-0.005, 0.40), (0.005, 0.30), (0.025, 0.20)]
+    assert tuned.level(path, 0.0) == pytest.approx((0.35, 0.0))
+    assert tuned.level(path, 1.0) == pytest.approx((0.20, 0.025))  # never beyond its ends
+    assert tuned.level(path, -0.01) == pytest.approx((0.40, -0.005))  # not reached: the least
+    row = lambda objective, violation: {"objective": objective, "violation": violation}  # noqa: E731
+    assert untuned.ahead(row(0.4, 0.004), row(0.3, 0.006))  # feasible first
+    assert untuned.ahead(row(0.3, 0.004), row(0.4, -0.1))
+    assert not untuned.ahead(row(0.4, 0.004), row(0.3, 0.004))
+    assert not untuned.ahead(row(0.1, 0.02), row(0.4, 0.01))
+
+
+def test_figures_of_ours_and_of_the_tuned(monkeypatch):
+    chosen = {"docs": [("Cooper augmented", {"dual_lr": 1.0}), ("HCT ALM", {"lr": 1.0})]}
+    monkeypatch.setattr(tuned, "CONSTRAINTS", chosen)
+    entries = [e for e in untuned.plan_constraints([10, 11], False) if e.problem == "docs"]
+
+    def end(job: Job) -> Figures:  # seed 11 is worse by 0.02, the second tuned method by 0.1
+        violation = 0.004 + job.shift
+        objective = 0.5 - 10 * job.shift + 0.02 * (job.seed - 10) + 0.1 * (job.method == "HCT ALM")
+        return Figures(objective, violation)
+
+    known = {job.key: end(job) for e in entries for jobs in e.candidates.values() for job in jobs}
+    rows = untuned.collect(entries, known)["constraints"]["docs"]
+    assert rows["fcco"]["objective"] == pytest.approx(0.51)
+    assert rows["fcco"]["objective_std"] == pytest.approx(0.02 / math.sqrt(2))
+    assert rows["tuned"]["method"] == "Cooper augmented"
+    assert rows["tuned"]["objective"] == pytest.approx(0.51 - 10 * 0.001)
+    assert untuned.equal_violation(rows["tuned"], 0.004) == pytest.approx(0.51)
+
+
+def test_groups_of_the_benchmark():
+    """The optimum of S2 on samples; the quantile by hand weighs the worst groups."""
+    problem = groups.make("S2")
+    model = problem.model()
+    with torch.no_grad():
+        next(model.parameters()).fill_(1 / 8)
+    assert fcco.CVaR(problem.ratio)(problem.group_losses(model)).item() == pytest.approx(0.4375)
+    losses = torch.arange(10.0, requires_grad=True)
+    objective = groups.METHODS["EMA + quantile"](None, None, 10, 0.2)
+    objective(lambda: losses, torch.arange(10)).backward()
+    assert losses.grad is not None
+    torch.testing.assert_close(losses.grad, torch.tensor([0.0] * 8 + [0.5] * 2))  # 1/(r n)
+
+
+def test_untuned_command(monkeypatch, capsys, tmp_path):
+    arguments = ["--quick", "--json", "--workers", "1", "--cache", str(tmp_path / "runs"), "--only"]
+    monkeypatch.setattr(sys, "argv", ["untuned", *arguments, "^docs: penalty"])
+    untuned.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(found) == {"constraints", "groups"} and set(found["constraints"]) == {"docs"}
+    assert {"objective", "violation"} <= set(found["constraints"]["docs"]["penalty by hand"])
+    assert (tmp_path / "runs").read_text().count("\n") == 1
+
+
+# The walks through the library, counted by hand on a small package.
+
+FIRST = """
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .second import leaf, twice
+
+@dataclass
+class Made:  # its __init__ is generated: no call of this file
+    number: int
+
+    def __post_init__(self):
+        self.number += 1
+
+@contextmanager
+def opened():  # a generator, resumed once: one call
+    leaf()
+    yield
+    leaf()
+
+def outer(callback):
+    total = sum([leaf() for _ in range(2)])
+    with opened():
+        callback()
+    twice(lambda: Made(total))
+"""
+SECOND = """
+def leaf():
+    return 1
+
+def twice(function):
+    function()
+    function()
+"""
+BY_HAND = [
+    ("outer", "first.py", 1), ("leaf", "second.py", 2), ("leaf", "second.py", 2),
+    ("opened", "first.py", 2), ("leaf", "second.py", 3),
+    ("leaf", "second.py", 2),  # called by the test's callback, inside `outer`
+    ("leaf", "second.py", 3), ("twice", "second.py", 2),
+    ("outer.<locals>.<lambda>", "first.py", 3), ("Made.__post_init__", "first.py", 4),
+    ("outer.<locals>.<lambda>", "first.py", 3), ("Made.__post_init__", "first.py", 4),
+]  # fmt: skip
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    folder = tmp_path / "walked"
+    folder.mkdir()
+    for name, text in (("__init__", ""), ("first", FIRST), ("second", SECOND)):
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("walked.first")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "walked"]:
+        del sys.modules[name]
+
+
+def test_a_walk_counted_by_hand(package: Any) -> None:
+    source = Path(package.__file__).parent
+    calls = walk.record(lambda: package.outer(lambda: package.leaf()), source)
+    assert [(call.name, call.file, call.depth) for call in calls] == BY_HAND
+    assert walk.summary(calls) == {"calls": 12, "files": 2, "switches": 4, "depth": 4}
+    line = 1 + FIRST.splitlines().index("def outer(callback):")
+    assert walk.listing(calls).splitlines()[:2] == [
+        f"first.py:{line}  outer",
+        "second.py:2    leaf",
+    ]
+
+
+def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:
+    walk.main(["--json"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(figures) == 5
+    for row in figures.values():
+        assert row["calls"] > row["switches"] >= row["files"] - 1 >= 1
+    # A round is three steps, each as much of a walk as a constrained step.
+    assert figures["alexr2_round"]["calls"] > 2 * figures["constrained_step"]["calls"]
+    with pytest.raises(SystemExit):
+        walk.main(["sonex"])
+    assert "no walk 'sonex'; there are sonex_step" in capsys.readouterr().err
