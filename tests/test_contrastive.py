@@ -13,19 +13,13 @@ import pytest
 import torch
 from reference_contrastive import Training, full_loss, loop_means, naive_means
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 import fcco
 from fcco.contrastive import log_means
 
 LABEL = [0, 0, 1, 2, 3, 3, 3]
 ANCHOR = [True, False, True, True, False, False, True]
-OPTIONS = [
-    (label, anchor, chunk)
-    for label in (None, LABEL)
-    for anchor in (None, ANCHOR)
-    for chunk in (None, 1, 3, 20)
-]
+OPTIONS = [(None, None, None), (LABEL, None, 1), (None, ANCHOR, 3), (LABEL, ANCHOR, 20)]
 
 
 def features(number: int, width: int = 5, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
@@ -96,9 +90,7 @@ def test_inner_values_and_their_gradient(label, anchor, chunk):
     entries = log_means(x, t, tau, chunk=chunk, **options)
     expected = loop_means(x.detach(), t.detach(), 0.7, label, anchor)
     np.testing.assert_allclose(entries.detach().numpy(), expected, rtol=0, atol=1e-13)
-    assert torch.autograd.gradcheck(
-        lambda *inputs: log_means(*inputs, chunk=chunk, **options), (x, t, tau)
-    )
+
     weights = torch.randn(entries.shape, dtype=torch.float64)
     naive = naive_means(x, t, tau, label, anchor).log()
     ours = torch.autograd.grad((weights * entries).sum(), (x, t, tau))
@@ -127,22 +119,21 @@ def test_a_batch_mean_over_negatives_is_unbiased():
     """The mean over all batches with pair i is g_i of the data set; with i itself it is not."""
     x, t = features(6)
     whole = loop_means(x, t, 0.8)
-    for size in (2, 3, 5):
-        sums, counts = np.zeros((6, 2)), np.zeros(6)
-        with_itself = np.zeros(6)
-        for batch in itertools.combinations(range(6), size):
-            ids = list(batch)
-            sums[ids] += log_means(x[ids], t[ids], 0.8).exp().numpy()
-            counts[ids] += 1
-            scores = (x[ids] @ t[ids].T).numpy()
-            with_itself[ids] += np.exp((scores - scores.diagonal()[:, None]) / 0.8).mean(1)
-        np.testing.assert_allclose(sums / counts[:, None], np.exp(whole), rtol=1e-12)
-        including = (1 + 5 * np.exp(whole[:, 0])) / 6
-        assert (np.abs(with_itself / counts - including) > 1e-3 * including).all()
+    sums, counts, with_itself = np.zeros((6, 2)), np.zeros(6), np.zeros(6)
+    for batch in itertools.combinations(range(6), 3):
+        ids = list(batch)
+        sums[ids] += log_means(x[ids], t[ids], 0.8).exp().numpy()
+        counts[ids] += 1
+        scores = (x[ids] @ t[ids].T).numpy()
+        with_itself[ids] += np.exp((scores - scores.diagonal()[:, None]) / 0.8).mean(1)
+    np.testing.assert_allclose(sums / counts[:, None], np.exp(whole), rtol=1e-12)
+    including = (1 + 5 * np.exp(whole[:, 0])) / 6
+    assert (np.abs(with_itself / counts - including) > 1e-3 * including).all()
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [(torch.float32, None), (torch.bfloat16, 3), (torch.float16, None)]
+)
 def test_exponentials_that_overflow(kind, chunk):
     """Margins of thousands over tau: finite and right, in value and in gradient."""
     x, t = (each.to(kind).requires_grad_() for each in features(7, scale=8.0))
@@ -209,8 +200,7 @@ def test_at_most_one_square_matrix_is_kept(chunk, matrices):
 # --- the loss and its gradient --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize(("scaled", "chunk"), [(True, None), (False, 4)])
 def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
     """At every step, value and gradient, also in tau; up to the constant of the docstring."""
     number, radius = 9, 0.4 if scaled else 0.0
@@ -218,7 +208,7 @@ def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
     objective, optimizer = build(
         model, gamma=1.0, correction=0.0, scaled=scaled, radius=radius, chunk=chunk
     )
-    for _ in range(5):
+    for _ in range(3):
         loss = objective(lambda: model(slice(None)))
         x, t = model.units(slice(None))
         whole = full_loss(x, t, model.tau(), radius, scaled)
@@ -245,28 +235,22 @@ def test_a_fixed_temperature_gets_no_gradient():
     assert model.log_tau.grad is None and objective.term.temperature() == 0.3
 
 
-@pytest.mark.parametrize("read", ["old", "new"])
-@pytest.mark.parametrize("correction", [0.0, 0.15])
-@pytest.mark.parametrize("case", ["plain", "labels and anchors"])
-def test_two_hundred_steps_equal_a_transcription(read, correction, case):
+@pytest.mark.parametrize(
+    ("read", "correction", "case"),
+    [("old", 0.15, "plain"), ("new", 0.0, "plain"), ("new", 0.15, "labels and anchors")],
+)
+def test_steps_equal_a_transcription(read, correction, case):
     number, gamma, lr = 24, 0.6, 0.05
     ours, theirs = Backbones(number, tau=0.5), Backbones(number, tau=0.5)
     objective, optimizer = build(
         ours, lr, gamma=gamma, correction=correction, read=read, radius=0.8
     )
     reference = Training(
-        theirs.units,
-        list(theirs.parameters()),
-        theirs.tau,
-        number,
-        gamma,
-        correction,
-        read,
-        lr,
+        theirs.units, list(theirs.parameters()), theirs.tau, number, gamma, correction, read, lr,
         radius=0.8,
-    )
+    )  # fmt: skip
     draw = torch.Generator().manual_seed(3)
-    for step in range(200):
+    for step in range(60):
         ids = torch.randperm(number, generator=draw)[:5]
         extra: dict[str, Any] = {}
         if case != "plain":
@@ -290,40 +274,7 @@ def test_two_hundred_steps_equal_a_transcription(read, correction, case):
         np.testing.assert_allclose(tracker.value[i].exp().numpy(), u, rtol=1e-10)
 
 
-# --- faults seen in other implementations ---------------------------------------------------------
-
-
-def test_the_gradient_does_not_grow_with_the_batch():
-    """A sum over negatives instead of a mean gave norms of 16.6, 68.9 and 270."""
-    x, t = (normalize(each, dim=1) for each in features(256, width=16))
-    norms = []
-    for size in (16, 64, 256):
-        shift = torch.zeros(16, dtype=torch.float64, requires_grad=True)
-        model = nn.ParameterList([nn.Parameter(shift)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        objective = fcco.GlobalContrastive(
-            model, optimizer, 256, temperature=0.1, gamma=0.5, normalize=False
-        )
-        parameter = model[0]
-        loss = objective(
-            lambda n=size, p=parameter: (x[:n] + p, t[:n] * (1 + p)), torch.arange(size)
-        )
-        loss.backward()
-        norms.append(float(parameter.grad.norm()))  # type: ignore[union-attr]
-    assert max(norms) < 1.5 * min(norms)
-
-
-def test_a_new_pair_in_a_batch_with_seen_ones_starts_at_its_own_value():
-    """One rule for the whole batch multiplied a new pair's u by gamma if another pair had one."""
-    model = Backbones(10, tau=0.5)
-    objective, optimizer = build(model, lr=0.0, gamma=0.1, correction=0.0)
-    for ids in ([0, 1, 2], [2, 3, 4]):
-        objective(lambda ids=ids: model(ids), torch.tensor(ids)).backward()
-        optimizer.step()
-    fresh = model.means([2, 3, 4])
-    np.testing.assert_allclose(objective.term.tracker.value[3:5], fresh[1:], atol=1e-12)
-    mixed = 0.9 * np.exp(model.means([0, 1, 2])[2]) + 0.1 * np.exp(fresh[0])
-    np.testing.assert_allclose(objective.term.tracker.value[2].exp(), mixed, rtol=1e-12)
+# --- state ----------------------------------------------------------------------------------------
 
 
 def test_a_saved_state_continues_to_the_last_bit():
@@ -480,16 +431,6 @@ def test_micro_batches_are_one_step_of_separate_batches():
     np.testing.assert_allclose(u[2], (first[2] + second[0]) / 2, rtol=1e-12)
 
 
-def test_a_warm_up_sets_the_means():
-    model = Backbones(6)
-    objective, _ = build(model)
-    halves = [torch.arange(3), torch.arange(3, 6)]
-    objective.warm_up([(lambda ids=ids: model(ids), ids) for ids in halves])
-    assert objective.term.tracker.seen.all()
-    table = objective.term.tracker.value
-    np.testing.assert_allclose(table[3:], model.means([3, 4, 5]), atol=1e-12)
-
-
 def test_a_warm_up_takes_labels_and_anchors():
     """Without the labels, pairs with the same one would count as negatives of each other."""
     model, ids = Backbones(6), torch.arange(6)
@@ -531,19 +472,11 @@ X, T = features(4)
     [
         (lambda: log_means(X[:1], T[:1], 0.1), r"`log_means\(images.*at least two pairs.*has: 1"),
         (lambda: log_means(X, T[:3], 0.1), r"same width.*\(4, 5\) and \(3, 5\)"),
-        (lambda: log_means(X[0], T[0], 0.1), r"`log_means\(images=...\)` must be features"),
         (lambda: log_means(X, T.long(), 0.1), r"`log_means\(texts=...\)` must be features"),
-        (lambda: log_means(X, T, 0.0), r"`log_means\(temperature=...\)` must be positive"),
-        (
-            lambda: log_means(X, T, torch.ones(2)),
-            r"`log_means\(temperature=...\)` must be a number",
-        ),
+        (lambda: log_means(X, T, torch.ones(2)), r"`log_means\(temperature=...\)` must be a num"),
         (lambda: log_means(X, T, 0.1, chunk=0), r"`log_means\(chunk=...\)` must be at least 1"),
         (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), r"`log_means\(label=...\)`.*integers"),
-        (
-            lambda: log_means(X, T, 0.1, label=torch.arange(3)),
-            r"`log_means\(label=...\)` must be 4",
-        ),
+        (lambda: log_means(X, T, 0.1, label=torch.arange(3)), r"`log_means\(label=...\)` must be"),
         (lambda: log_means(X, T, 0.1, anchor=torch.arange(4)), r"`log_means\(anchor=...\)`.*bool"),
         (
             lambda: log_means(X, T, 0.1, label=torch.ones(4).long()),
@@ -552,10 +485,8 @@ X, T = features(4)
         (lambda: fcco.ContrastiveTerm(1), r"`ContrastiveTerm\(num_pairs=...\)` must be at least 2"),
         (lambda: fcco.ContrastiveTerm(5, temperature=-1.0), r"temperature=...\)` must be positive"),
         (lambda: fcco.ContrastiveTerm(5, offset=-1.0), r"`ContrastiveTerm\(offset=...\)` must lie"),
-        (lambda: fcco.ContrastiveTerm(5, radius=-1.0), r"`ContrastiveTerm\(radius=...\)` must lie"),
         (lambda: fcco.ContrastiveTerm(5, radius=1.0, scaled=False), "would only add a constant"),
-        (lambda: fcco.ContrastiveTerm(5, chunk=0), r"`ContrastiveTerm\(chunk=...\)`"),
-        (lambda: fcco.ContrastiveTerm(5, gamma=2.0), r"gamma=...\)` must lie in"),
+        (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "must return .image feat"),
     ],
 )
 def test_errors_name_the_call(call, error):
@@ -573,11 +504,3 @@ def test_a_batch_without_anchors_needs_no_negatives(chunk):
     assert rows.shape == (0, 2)
     for slope in torch.autograd.grad(rows.sum(), (x, t, tau)):
         assert torch.equal(slope, torch.zeros_like(slope))
-
-
-def test_a_function_that_does_not_return_two_features():
-    model = Backbones(6)
-    objective, _ = build(model)
-    with pytest.raises(ValueError, match=r"must return \(image features, text features\)"):
-        objective(lambda: model([0, 1])[0], torch.tensor([0, 1]))
-    assert not objective.term.tracker.seen.any()

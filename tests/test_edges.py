@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import threading
 from typing import Any
@@ -34,55 +35,6 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 
 
 # The CVaR threshold.
-
-
-def best_threshold(u: np.ndarray, ratio: float, smoothing: float) -> float:
-    """Bisection for mean clip((u - s)/lambda, 0, 1/r) = 1."""
-    low, high = u.min() - 10 * smoothing / ratio - 1, u.max() + 1
-    for _ in range(200):
-        middle = (low + high) / 2
-        slope = np.clip((u - middle) / smoothing, 0, 1 / ratio).mean()
-        low, high = (middle, high) if slope > 1 else (low, middle)
-    return (low + high) / 2
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.07])
-def test_with_the_new_u_the_exact_threshold_is_that_of_the_new_u(smoothing):
-    rng = np.random.default_rng(0)
-    centre, ratio, gamma, lr = rng.normal(size=5), 0.45, 0.3, 0.05
-    model = Point(0.2)
-    optimizer = sgd(model, lr)
-    dro = fcco.CVaRGroupDRO(
-        model, optimizer, 5, ratio, smoothing=smoothing, gamma=gamma, correction=0.0, read="new"
-    )
-    w, u, seen = 0.2, np.zeros(5), np.zeros(5, bool)
-    for _ in range(60):
-        blocks = np.sort(rng.choice(5, size=2, replace=False))
-        noise = rng.normal(size=2) * 0.1
-        at = torch.tensor(centre[blocks]), torch.tensor(noise)
-        loss = dro(lambda at=at: (model.w - at[0]).square() + at[1], torch.tensor(blocks))
-        loss.backward()
-        for i, block in enumerate(blocks):
-            g = (w - centre[block]) ** 2 + noise[i]
-            u[block] = (1 - gamma) * u[block] + gamma * g if seen[block] else g
-        seen[blocks] = True
-        table = u[seen]
-        if smoothing:
-            s = best_threshold(table, ratio, smoothing)
-            slope = np.clip((u[blocks] - s) / smoothing, 0, 1 / ratio)
-        else:  # the k-th largest, with the subgradient for which the weights sum to 1
-            rank = int(np.ceil(ratio * len(table) - 1e-9))
-            s = np.sort(table)[::-1][max(rank, 1) - 1]
-            above, ties = (table > s).sum(), (table == s).sum()
-            kink = (len(table) - above / ratio) / ties
-            slope = np.where(u[blocks] == s, kink, (u[blocks] > s) / ratio)
-        gradient = (slope * 2 * (w - centre[blocks])).mean()
-        assert model.w.grad is not None
-        assert abs(model.w.grad.item() - gradient) < 1e-9
-        assert abs(dro.threshold.item() - s) < 1e-9
-        optimizer.step()
-        optimizer.zero_grad()
-        w -= lr * gradient
 
 
 def test_cvar_refuses_logarithms():
@@ -152,14 +104,6 @@ def test_the_second_evaluation_of_sam_replaces_the_first_or_follows_it(correctio
     assert objective.term.tracker.value.item() == pytest.approx(u, abs=1e-12)
 
 
-def test_batches_at_the_same_parameters_are_pooled():
-    model = Point(2.0)
-    objective = tracked(model, sgd(model), 0.0)
-    for shift in (0.0, 1.0):
-        objective(lambda shift=shift: model.w.square() + shift).backward()
-    assert objective.term.tracker.value.item() == pytest.approx(4.5)
-
-
 # Trackers.
 
 
@@ -182,9 +126,10 @@ def test_the_correction_of_the_theory_is_one_formula_also_at_gamma_1():
 
 
 def test_long_float32_sums_keep_their_digits():
-    values = torch.full((2**25,), 0.1)
+    """A running sum in float32 would be percents off."""
+    number = 2**23
     tracker = fcco.InnerTracker(1, gamma=1.0, correction=0.0)
-    tracker(values, torch.zeros(2**25, dtype=torch.int64))
+    tracker(torch.full((number,), 0.1), torch.zeros(number, dtype=torch.int64))
     assert tracker.value.item() == pytest.approx(0.1, rel=1e-6)
 
 
@@ -254,7 +199,7 @@ def test_multipliers_of_equalities_have_a_sign():
         model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0, equality=True,
         tolerance=[0.5, -0.5],
     )  # fmt: skip
-    for _ in range(600):
+    for _ in range(300):
         objective(lambda: ((model.w - target).square().sum() / 2, model.w)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -271,7 +216,7 @@ def test_the_report_of_dual_variables_shows_them_at_any_values():
     objective = fcco.constrained(
         model, optimizer, 1, "alexr", penalty=5.0, dual_step=0.5, tolerance=0.3
     )
-    for _ in range(800):
+    for _ in range(500):
         objective(lambda: ((model.w - 1).square().sum() / 2, model.w)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -473,8 +418,10 @@ def _through_file(pair: Any) -> Any:
     return torch.load(buffer, weights_only=False)
 
 
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name, how", [
+    *zip(PROBLEMS, itertools.cycle(COPIES), strict=False),
+    ("cvar", "pickle"), ("cvar", "torch.save"),
+])  # fmt: skip
 def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
     model, objective = PROBLEMS[name]()
     train(model, objective, 4, seed=1)
