@@ -146,146 +146,85 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_sonex_resumes_bitwise(name):
-    check(lambda: Run(sonex(OPTIMIZERS[name])), (0, 1, 7))
+    check(lambda: Run(sonex(OPTIMIZERS[name])), (0, 1, 7) if name == "SGD" else (7,))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"correction": "theory", "gamma": 0.4},
+        {"correction": "theory", "gamma": 0.4, "smoothing": fcco.Annealed(2.0, 0.1, steps=20)},
         {"correction": "auto", "read": "new"},
-        {"correction": 0.0},
-        {"smoothing": fcco.Annealed(2.0, 0.1, steps=20)},
-        {"on_nonfinite": "skip", "refresh_every": 3},
+        {"correction": 0.0, "on_nonfinite": "skip", "refresh_every": 3},
     ],
 )
 def test_other_settings_resume_bitwise(options):
     check(lambda: Run(sonex(OPTIMIZERS["SGD"], **options)), (5,))
 
 
-@pytest.mark.parametrize("outer", ["SGD", "Adam"])
 @pytest.mark.parametrize(
-    ("inner_steps", "polish_at"), [(3, None), (3, 9), (lambda t: 2 + t % 3, None)]
+    ("outer", "inner_steps", "polish_at"),
+    [("SGD", 3, 9), ("Adam", lambda t: 2 + t % 3, None)],
 )
 def test_alexr2_resumes_bitwise_also_within_a_round_and_while_polishing(
     outer, inner_steps, polish_at
 ):
     build = lambda model: fcco.alexr2(  # noqa: E731
-        model,
-        OPTIMIZERS[outer](model.parameters()),
-        fcco.Absolute(2.0),
-        GROUPS,
-        smoothing=0.8,
-        nu=0.5,
-        eta=0.05,
-        inner_steps=inner_steps,
-        theta=0.6,
-    )
-    check(lambda: Run(build, "average", polish_at), (3, 4, 8, 11))
+        model, OPTIMIZERS[outer](model.parameters()), fcco.Absolute(2.0), GROUPS, smoothing=0.8,
+        nu=0.5, eta=0.05, inner_steps=inner_steps, theta=0.6,
+    )  # fmt: skip
+    check(lambda: Run(build, "average", polish_at), (3, 4, 11))
 
 
-@pytest.mark.parametrize("threshold", ["exact", "gradient", "table"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("threshold", "smoothing"), [("exact", 0.0), ("gradient", 0.3), ("table", 0.0)]
+)
 def test_group_dro_resumes_bitwise(threshold, smoothing):
     build = lambda model: fcco.CVaRGroupDRO(  # noqa: E731
-        model,
-        OPTIMIZERS["Adam"](model.parameters()),
-        GROUPS,
-        ratio=0.4,
-        smoothing=smoothing,
+        model, OPTIMIZERS["Adam"](model.parameters()), GROUPS, ratio=0.4, smoothing=smoothing,
         threshold=threshold,
-    )
-    check(lambda: Run(build), (0, 1, 6))
+    )  # fmt: skip
+    check(lambda: Run(build), (1, 6))
 
 
 @pytest.mark.parametrize("rule", ["random", "average"])
 def test_the_output_iterate_resumes_bitwise(rule):
-    check(lambda: Run(sonex(OPTIMIZERS["AdamW"]), rule), (0, 1, 6))
+    check(lambda: Run(sonex(OPTIMIZERS["AdamW"]), rule), (1, 6))
 
 
-def test_penalised_constraints_with_names_resume_bitwise():
-    build = lambda model: fcco.constrained(  # noqa: E731
-        model,
-        OPTIMIZERS["SGD"](model.parameters()),
-        [f"c{k}" for k in range(GROUPS)],
-        penalty=3.0,
-        smoothing=0.5,
-        tolerance=[0.1 * k for k in range(GROUPS)],
-    )
-
-    class Constrained(Run):
-        def advance(self, steps: int) -> Run:
-            for _ in range(steps):
-                rows = torch.tensor(self.sampler.draw())
-
-                def inner(rows=rows):
-                    means = fcco.group_mean((self.model(X[rows]) - Y[rows]).square(), ID[rows])
-                    return {f"c{k}": v for k, v in zip(means.index, means.values, strict=True)}
-
-                self.objective(inner).backward()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                self.step += 1
-            return self
-
-    check(lambda: Constrained(build), (5,))
-
-
-@pytest.mark.parametrize("without", ["objective", "sampler", "output"])
+@pytest.mark.parametrize(
+    "without", ["sampler", "output", "tracker.value", "tracker.seen", "previous"]
+)
 def test_each_part_of_the_checkpoint_matters(without):
     """Otherwise the tests above would pass without it."""
     run = lambda: Run(sonex(OPTIMIZERS["SGD"]), "average")  # noqa: E731
     torch.manual_seed(5)
     whole = states(run().advance(12).save())
     torch.manual_seed(5)
-    saved = run().advance(6).save()
-    resumed = states(run().load(saved, without).advance(6).save())
-    part = "output" if without == "output" else "model"
-    assert difference(resumed[part], whole[part]) > 1e-5
-
-
-@pytest.mark.parametrize("part", ["tracker.value", "tracker.seen", "previous"])
-def test_each_part_of_the_objectives_state_matters(part):
-    torch.manual_seed(5)
-    run = lambda: Run(sonex(OPTIMIZERS["SGD"]))  # noqa: E731
-    whole = states(run().advance(12).save())
-    torch.manual_seed(5)
-    saved = states(run().advance(6).save())
-    fresh = run()
+    saved, fresh = states(run().advance(6).save()), run()
     for key in saved["objective"]:
-        if part in key:
+        if without in key:
             saved["objective"][key] = fresh.objective.state_dict()[key]
     file = io.BytesIO()
     torch.save(saved, file)
-    resumed = states(fresh.load(file.getvalue()).advance(6).save())
-    assert difference(resumed["model"], whole["model"]) > 1e-5
+    resumed = states(fresh.load(file.getvalue(), without).advance(6).save())
+    part = "output" if without == "output" else "model"
+    assert difference(resumed[part], whole[part]) > 1e-5
 
 
 @pytest.mark.parametrize("name", ["objective", "output"])
 def test_a_checkpoint_in_memory_does_not_change_while_training_goes_on(name):
     saver = Run(sonex(OPTIMIZERS["SGD"]), "average").advance(5)
     saved = copy.deepcopy(getattr(saver, name).state_dict())
-    reference = copy.deepcopy(saved)
+    part = saver.objective.previous if name == "objective" else saver.output
+    live = part.state_dict()  # what the library adds to buffers is a copy
+    reference, copied = copy.deepcopy(saved), copy.deepcopy(live)
     other = Run(sonex(OPTIMIZERS["SGD"]), "average")
     getattr(other, name).load_state_dict(saved)
-    kept = other.objective.previous.get_extra_state() if name == "objective" else {}
     other.advance(3)
+    saver.advance(3)
     assert difference(dict(saved), dict(reference)) == 0
+    assert difference(dict(live), dict(copied)) == 0
     assert difference(dict(getattr(other, name).state_dict()), dict(reference)) > 0
-    if name == "objective":
-        assert difference(kept, reference["previous._extra_state"]) == 0
-
-
-def test_the_saved_copies_of_a_live_run_do_not_follow_it():
-    """What the library adds to `state_dict()` beyond buffers is a copy."""
-    run = Run(sonex(OPTIMIZERS["SGD"]), "average").advance(4)
-    taken = {
-        "previous": run.objective.previous.state_dict(),
-        "output": run.output.state_dict(),
-    }
-    reference = copy.deepcopy(taken)
-    run.advance(3)
-    assert difference(taken, reference) == 0
 
 
 def test_a_checkpoint_of_a_float32_run_loads_into_a_wider_tracker():
@@ -300,11 +239,7 @@ def test_a_checkpoint_of_a_float32_run_loads_into_a_wider_tracker():
 def test_a_checkpoint_with_another_number_of_blocks_is_refused():
     saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(2).save())["objective"]
     build = lambda model: fcco.sonex(  # noqa: E731
-        model,
-        OPTIMIZERS["SGD"](model.parameters()),
-        fcco.Absolute(),
-        GROUPS + 1,
-        smoothing=0.5,
+        model, OPTIMIZERS["SGD"](model.parameters()), fcco.Absolute(), GROUPS + 1, smoothing=0.5
     )
     with pytest.raises(RuntimeError, match=r"size mismatch for .*tracker.value"):
         Run(build).objective.load_state_dict(saved)

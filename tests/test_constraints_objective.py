@@ -165,7 +165,7 @@ def made(case: str, model: Point, own: fcco.CoupledTerm | None = None, **more: A
     )
 
 
-@pytest.mark.parametrize("case, g0", [*zip(SINGLE, (False, True) * 2, strict=True)])
+@pytest.mark.parametrize("case, g0", [*zip(SINGLE, (True, False, True, True), strict=True)])
 def test_equals_the_transcription_with_two_tables(case, g0):
     model = Point(START)
     objective = made(case, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import fcco
@@ -12,30 +13,6 @@ import fcco
 
 def parameter(values=(1.0, -2.0)) -> nn.Parameter:
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def outputs(rule: str, steps: int, seed: int) -> float:
-    w = nn.Parameter(torch.zeros(()))
-    optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer, rule, seed=seed)  # type: ignore[arg-type]
-    w.grad = -torch.ones(())
-    for _ in range(steps):
-        optimizer.step()
-    with output.applied():
-        kept = w.item()
-    assert w.item() == steps and output.count == steps
-    return kept
-
-
-def test_the_random_iterate_is_uniform_over_w_0_to_w_T_minus_1():
-    steps, runs = 6, 1800
-    state = torch.get_rng_state()
-    drawn = np.array([outputs("random", steps, seed) for seed in range(runs)])
-    assert torch.equal(torch.get_rng_state(), state), "the global random stream is untouched"
-    counts = np.bincount(drawn.astype(int), minlength=steps)
-    assert len(counts) == steps and counts.sum() == runs
-    chi_square = ((counts - runs / steps) ** 2 / (runs / steps)).sum()
-    assert chi_square < 20.5  # 5 degrees of freedom: exceeded with probability 0.001
 
 
 def test_the_average_is_the_mean_of_w_0_to_w_T_minus_1():
@@ -112,31 +89,33 @@ def test_a_kept_iterate_of_another_model_is_refused():
 
 
 def weighted(rule: str, weights: list[float], seed: int) -> float:
-    """w_t = t has weight `weights[t]`."""
+    """w_t = t has weight `weights[t]`; equal weights are none."""
     w, step = nn.Parameter(torch.zeros(())), iter(weights)
     optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer, rule, seed, weight=lambda: next(step))  # type: ignore[arg-type]
+    weight = None if len(set(weights)) == 1 else lambda: next(step)
+    output = fcco.OutputIterate(optimizer, rule, seed, weight=weight)  # type: ignore[arg-type]
     w.grad = -torch.ones(())
     for _ in weights:
         optimizer.step()
     with output.applied():
-        return w.item()
+        kept = w.item()
+    assert w.item() == output.count == len(weights)
+    return kept
 
 
-def test_the_random_iterate_has_probabilities_proportional_to_the_weights():
-    weights, runs = [0.0, 3.0, 0.0, 1.0, 2.0, 0.0], 1800
+@pytest.mark.parametrize("weights", [[0.0, 3.0, 0.0, 1.0, 2.0, 0.0], [1.0] * 6])
+def test_the_random_iterate_has_probabilities_proportional_to_the_weights(weights):
+    runs, state = 600, torch.get_rng_state()
     drawn = np.array([weighted("random", weights, seed) for seed in range(runs)], dtype=int)
-    counts = np.bincount(drawn, minlength=6)
-    assert (counts[[0, 2, 5]] == 0).all()
-    expected = runs * np.array([3.0, 1.0, 2.0]) / 6
-    chi_square = ((counts[[1, 3, 4]] - expected) ** 2 / expected).sum()
-    assert chi_square < 13.8  # 2 degrees of freedom: exceeded with probability 0.001
-
-
-def test_the_average_is_weighted():
-    weights = [0.0, 0.5, 0.0, 2.0, 0.25]
-    expected = np.average(np.arange(5), weights=weights)
-    assert weighted("average", weights, 0) == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(torch.get_rng_state(), state), "the global random stream is untouched"
+    counts, expected = np.bincount(drawn, minlength=6), runs * np.array(weights) / sum(weights)
+    some = expected > 0
+    assert (counts[~some] == 0).all()
+    chi_square = ((counts - expected)[some] ** 2 / expected[some]).sum()
+    # Exceeded with probability 0.001; the degrees of freedom are one less than the iterates.
+    assert chi_square < stats.chi2.isf(0.001, some.sum() - 1)
+    average = weighted("average", weights, 0)
+    assert average == pytest.approx(np.average(np.arange(6), weights=weights), rel=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["random", "average"])
