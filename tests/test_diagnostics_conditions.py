@@ -39,24 +39,17 @@ def network(number, width, dtype=DOUBLE):
     return inner, [*model.parameters(), *heads.parameters()]
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("tile", [1, 3, 100])
-@pytest.mark.parametrize("per_layer", [True, False])
+@pytest.mark.parametrize(
+    ("width", "tile", "per_layer"), [(1, 1, True), (2, 3, True), (1, 3, False), (2, 100, False)]
+)
 def test_gram_matrix_is_the_product_of_dense_jacobians(width, tile, per_layer):
     inner, parameters = network(7, width)
-    values = inner(torch.arange(7)).reshape(-1)
+    options = {"retain_graph": True, "materialize_grads": True}
     rows = [
-        torch.cat(
-            [
-                g.reshape(-1)
-                for g in torch.autograd.grad(
-                    value, parameters, retain_graph=True, materialize_grads=True
-                )
-            ]
-        )
-        for value in values
+        torch.autograd.grad(value, parameters, **options)
+        for value in inner(torch.arange(7)).reshape(-1)
     ]
-    dense = torch.stack(rows)
+    dense = torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
     matrix = gram_matrix(inner, 7, parameters, tile=tile, per_layer=per_layer)
     torch.testing.assert_close(matrix, dense @ dense.T, rtol=1e-12, atol=1e-12)
 
@@ -134,7 +127,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_tiles_keep_the_memory_far_below_the_jacobian():
-    number, dim, tile = 100, 100_000, 8
+    number, dim, tile = 100, 20_000, 8
     w = torch.linspace(0, 1, dim).requires_grad_()
     rates = torch.linspace(0.5, 2, number)
 
@@ -158,7 +151,7 @@ def test_tiles_keep_the_memory_far_below_the_jacobian():
 
 
 def test_layers_bound_the_memory_of_a_tile():
-    layers = [torch.randn(20_000).requires_grad_() for _ in range(10)]
+    layers = [torch.randn(2_000).requires_grad_() for _ in range(10)]
 
     def inner(index):
         return torch.stack(
@@ -170,9 +163,9 @@ def test_layers_bound_the_memory_of_a_tile():
         with LiveBytes() as memory:
             gram_matrix(inner, 8, layers, tile=8, per_layer=per_layer)
         peaks[per_layer] = memory.peak
-    assert peaks[False] > 8 * 200_000 * 8
+    assert peaks[False] > 8 * 20_000 * 8
     # The graph of the tile itself (two saved tensors a term) is there in both.
-    assert peaks[True] < peaks[False] - 0.8 * 8 * 180_000 * 8
+    assert peaks[True] < peaks[False] - 0.8 * 8 * 18_000 * 8
 
 
 # The condition on constraints.
@@ -239,7 +232,7 @@ def test_non_convex_constraint_has_its_known_multiplier():
     assert wrong.stationarity == pytest.approx(0.5)  # |(w - a) - w| = |a|
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_best_multipliers_are_those_of_cvxpy(seed):
     problem = Curved(seed + 20, 7, 4)
     values, jacobian, extra = problem.dense()

