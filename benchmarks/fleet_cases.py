@@ -13,7 +13,6 @@ import torch
 from fcco_experiments import data, environment
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import Fairness
-from fcco_experiments.tasks.fairness.model import Cells
 from fcco_experiments.tasks.fairness.task import FairnessProblem
 from torch import Tensor
 
@@ -95,13 +94,8 @@ class _Generated(FairnessProblem):
         self.shape = shape
         super().__init__(config)
 
-    def _load(self, seed: int) -> data.FairnessData:
-        found = data.synthetic(**self.shape, seed=seed)  # type: ignore[arg-type]
-        self._parts[seed] = {
-            name: Cells.of(f"benchmark({name})", part.features, part.label, part.group)
-            for name, part in found.parts().items()
-        }
-        return found
+    def load(self, seed: int) -> data.FairnessData:
+        return data.synthetic(**self.shape, seed=seed)  # type: ignore[arg-type]
 
 
 def found_adult() -> bool:

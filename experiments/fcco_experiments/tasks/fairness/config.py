@@ -8,8 +8,6 @@ from typing import Literal
 
 from ..base import Schedule, Scheduled
 
-__all__ = ["Fairness"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fairness(Scheduled):
@@ -26,17 +24,13 @@ class Fairness(Scheduled):
         temperature: T of the rates.
         pair_temperature: of the sigmoid in the pairwise AUC objective.
         objective: `"auc"` (pairwise sigmoid) or `"bce"`.
-        thresholds: tau; in units of the score, or as shares of the population.
-        threshold_kind: `"fixed"` or `"quantile"`: then each epoch starts with the thresholds at
-            these quantiles of the training scores.
+        thresholds: tau.
         tolerance: kappa.
         batch: samples of a batch, a quarter from each cell (group, label).
         hidden: widths of the hidden layers.
-        validation: share of the training data that is split off; the split depends on the seed of
-            the run, so that figures averaged over seeds do not hang on one sample. (Generated data
-            are drawn anew for each seed.)
-        feasible_by: what must be small for a method to count as feasible: the `"gap"` of the ROC
-            curves beyond chance, or the smoothed `"violation"`.
+        validation: share of the training data that is split off, by the seed of the run.
+        feasible_by: the figure that makes a method feasible: the `"gap"` of the ROC curves beyond
+            chance, or the smoothed `"violation"`.
         feasible_limit: its limit.
 
     Further fields: those of `Scheduled`; the learning rate falls at milestones unless told
@@ -50,7 +44,6 @@ class Fairness(Scheduled):
     pair_temperature: float = 1.0
     objective: Literal["auc", "bce"] = "auc"
     thresholds: tuple[float, ...] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
-    threshold_kind: Literal["fixed", "quantile"] = "fixed"
     tolerance: float = 0.005
     batch: int = 128
     hidden: tuple[int, ...] = (64, 64)
@@ -59,33 +52,26 @@ class Fairness(Scheduled):
     feasible_limit: float = 0.03
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
         super().__post_init__()
-        for name in ("temperature", "pair_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"`{name}` must be above 0 but is: {getattr(self, name)}.")
-        if not all(width >= 1 for width in self.hidden):
-            raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
-        if self.batch < 4 or self.batch % 4:
-            raise ValueError(f"`batch` must be a multiple of 4 (cells) but is: {self.batch}.")
-        if not 0 <= self.tolerance < math.inf:
-            raise ValueError(f"`tolerance` must be at least 0 but is: {self.tolerance}.")
-        if not self.thresholds or not all(math.isfinite(tau) for tau in self.thresholds):
-            raise ValueError(
-                f"`thresholds` must hold at least one number but is: {list(self.thresholds)}."
-            )
-        if self.threshold_kind == "quantile" and not all(0 < q < 1 for q in self.thresholds):
-            raise ValueError(
-                "`thresholds` must lie between 0 and 1 for threshold_kind: quantile, but are: "
-                f"{list(self.thresholds)}."
-            )
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"`validation` must be in [0, 1) but is: {self.validation}.")
+        finite = [math.isfinite(tau) for tau in self.thresholds]
+        for name, valid, wanted in (
+            ("temperature", 0 < self.temperature < math.inf, "be above 0"),
+            ("pair_temperature", 0 < self.pair_temperature < math.inf, "be above 0"),
+            ("hidden", all(width >= 1 for width in self.hidden), "hold widths from 1 on"),
+            ("batch", self.batch >= 4 and self.batch % 4 == 0, "be a multiple of 4 (cells)"),
+            ("tolerance", 0 <= self.tolerance < math.inf, "be at least 0"),
+            ("thresholds", finite and all(finite), "hold at least one number"),
+            ("validation", 0 <= self.validation < 1, "be in [0, 1)"),
+        ):
+            if not valid:
+                raise ValueError(f"`{name}` must {wanted} but is: {getattr(self, name)}.")
+
+    @property
+    def judged(self) -> str:
+        """The figure that makes a method feasible, without its part of the data."""
+        return "excess_gap" if self.feasible_by == "gap" else "violation"
 
     @property
     def constraint_names(self) -> tuple[str, ...]:
         """TPR gaps at each threshold, then FPR gaps."""
-        mark = "q" if self.threshold_kind == "quantile" else ""
-        return tuple(
-            f"{rate} gap at {mark}{tau:g}" for rate in ("TPR", "FPR") for tau in self.thresholds
-        )
+        return tuple(f"{rate} gap at {tau:g}" for rate in ("TPR", "FPR") for tau in self.thresholds)

@@ -2,78 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+
+from fcco.fleet import Member, Unsupported, signature_of
+from fcco.methods.constrained import ALIASES
 
 from ... import data
-from ...task import Method, Page, Problem, Progress, Row, Rule, Task
-from . import report
+from ...prose import paragraphs
+from ...task import Method, Metric, Page, Panel, Problem, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, keyed
 from .config import Fairness
-from .fleet import FairnessFleet, MethodCache
-from .model import CellBatches, Cells, Scorer, network, scorer
-from .training import FairnessTraining, build
+from .fleet import FairnessFleet
+from .model import CellBatches, Cells, Scorer
+from .training import PAIRED, UNCONSTRAINED, BuiltMethod, FairnessTraining
 
-__all__ = ["TASK", "FairnessProblem", "FairnessTask"]
+PAGE = "fairness/page.j2"
+FEW = 0.10
+"""Below this share of scores between the thresholds, the constraints see almost nobody."""
+APART = 0.10
+"""ROC curves that differ by more than this are not equal for any purpose."""
+NEAR = 0.015
+"""A worst constraint value up to this counts as nearly met."""
+
+_NAMES = {"test": "test", "train": "train", "val": "validation"}
+_LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "best_multipliers")
+_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
+    ("auc", "AUC", "higher", 4, "test train"),
+    ("excess_gap", "ROC gap beyond chance", "lower", 3, "test"),
+    ("gap", "true gap", "lower", 3, "test train"),
+    ("gap_floor", "by chance", "none", 3, "test"),
+    ("violation", "worst", "lower", 4, "test train"),
+    ("inside", "inside", "none", 3, "test train"),
+    ("tpr_gap", "TPR gap", "lower", 3, ""),
+    ("fpr_gap", "FPR gap", "lower", 3, ""),
+)
+_ENDING: tuple[tuple[str, str, Any, int], ...] = (
+    ("seconds", "seconds", "none", 1),
+    ("kkt_stationarity", "KKT stationarity", "lower", 4),
+    ("kkt_feasibility", "KKT feasibility", "lower", 4),
+    ("kkt_complementarity", "KKT complementarity", "lower", 4),
+    ("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", 4),
+    ("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower", 4),
+    ("singular_value", "least singular value", "none", 4),
+    ("singular_value_violated", "least singular value, violated constraints", "none", 4),
+)
+_PANELS: tuple[tuple[Any, str, str, float | None], ...] = (  # kind, y, label, line at
+    ("curve", "train_auc", "AUC", None),
+    ("curve", "train_violation", "worst |gap| - tolerance", 0.0),
+    ("curve", "test_auc", "AUC", None),
+    ("curve", "test_gap", "largest gap", None),
+    ("curve", "train_inside", "share", None),
+    ("family", "constraints", "|gap| - tolerance", 0.0),
+    ("family", "multipliers", "multiplier", None),
+)
 
 
 class FairnessProblem(Problem):
-    """A data set in cells.
-
-    Args:
-        config: of the experiment.
-    """
+    """A data set in cells."""
 
     def __init__(self, config: Fairness) -> None:
         self.config = config
         self._parts: dict[int, dict[str, Cells]] = {}
-        self._fingerprint = self._load(0).fingerprint
+        self._methods: dict[str, tuple[BuiltMethod, Hashable | None]] = {}
+        self._fingerprint = self.load(0).fingerprint
+        self._model = Scorer(config, 0, self.parts(0)["train"])
 
-    def _load(self, seed: int) -> data.FairnessData:
-        config = self.config
-        loaded = data.load(config.data, validation=config.validation, seed=seed)
-        self._parts[seed] = {
-            name: Cells.of(f"fairness({config.data}: {name})", p.features, p.label, p.group)
-            for name, p in loaded.parts().items()
-        }
-        return loaded
+    def load(self, seed: int) -> data.FairnessData:
+        """The data; the seed splits off the validation part (and makes generated data)."""
+        return data.load(self.config.data, validation=self.config.validation, seed=seed)
 
     def parts(self, seed: int) -> dict[str, Cells]:
-        """Training, validation and test data; the seed splits the first two (and makes generated
-        data).
-        """
+        """Training, validation (where there is a share for it) and test data of a seed."""
         if seed not in self._parts:
-            self._load(seed)
+            self._parts[seed] = {
+                name: Cells.of(f"{self.config.data}: {name}", part.features, part.label, part.group)
+                for name, part in self.load(seed).parts().items()
+            }
         return self._parts[seed]
 
     def start(self, method: Method, seed: int) -> FairnessTraining:
-        """A run from its first step."""
         return FairnessTraining(self.config, method, seed, self.parts(seed))
 
     def fingerprint(self) -> str:
-        """Of the data."""
         return self._fingerprint
 
-    @cached_property
-    def _methods(self) -> MethodCache:
-        return MethodCache(self.config, scorer(self.config, 0, self.parts(0)["train"]))
+    def _built(self, method: Method) -> tuple[BuiltMethod, Hashable | None]:
+        """A method that nobody steps, and what runs of one fleet share; None: no fleet holds it."""
+        key = repr(method)
+        if key not in self._methods:
+            built = BuiltMethod(self._model, method, self.config)
+            try:
+                signature = signature_of(Member(self._model, built.optimizer, built.objective))
+                paired = ALIASES.get(method.method, method.method) in PAIRED
+                kind = signature, method.independent, paired
+            except Unsupported:
+                kind = None
+            self._methods[key] = built, kind
+        return self._methods[key]
 
     def fleet_kind(self, method: Method, seed: int) -> Hashable | None:
-        """Runs of one kind can be trained together; None: this one alone."""
-        kind = self._methods.kind(method)
+        kind = self._built(method)[1]
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        copies = 2 if method.independent else 1
-        return kind, CellBatches(
-            self.config, seed, self.parts(seed)["train"], copies
-        ).steps_per_epoch
+        copies, train = 2 if method.independent else 1, self.parts(seed)["train"]
+        return kind, CellBatches(self.config, seed, train, copies).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
-        """Runs of one kind from their first step."""
-        return FairnessFleet(self.config, runs, self.parts, self._methods, device)
+        return FairnessFleet(
+            self.config, runs, self.parts, lambda method: self._built(method)[0], device
+        )
 
 
 class FairnessTask(Task):
@@ -84,51 +126,131 @@ class FairnessTask(Task):
     fleets = True
 
     def config_name(self, data: str, setting: str | None) -> str:
-        """`adult`, `adult-paper`, ...: the setting `meaningful` has the bare name."""
         return data if setting in (None, "meaningful") else f"{data}-{setting}"
 
     def grid_name(self, config: Any) -> str:
-        """The usual grid: the paper's for its unbounded score, else the one with free trackers."""
         return "appendix" if config.score == "unbounded" else "wide"
 
     def fetch(self, config: Any, progress: Progress | None = None) -> None:
-        """Get the files of the data set, once, before several processes load them."""
         data.load(config.data, progress=progress)
 
     def load(self, config: Any) -> FairnessProblem:
-        """Data in cells."""
         return FairnessProblem(config)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
-        """Methods whose settings do not fit, before any training: where, and why."""
         problems = []
         for name, method in config.methods.items():
-            model = Scorer(network(1, (1,)), torch.full((4,), 0.25), True, config.thresholds)
             try:
-                build(model, method, 2 * len(config.thresholds), config.tolerance)
+                BuiltMethod(nn.Linear(1, 1), method, config)
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))
         return problems
 
-    def page(self, config: Any) -> Page:
-        """The report's words and plots."""
-        return report.page(config)
+    def rule(self, config: Any) -> Rule:
+        """Feasible first, then the AUC, both on validation data."""
+        if config.validation == 0:
+            raise ValueError("A choice needs validation data: `validation` must be above 0.")
+
+        def score(row: Row) -> tuple[float, ...]:
+            return max(0.0, row[f"val_{config.judged}"] - config.feasible_limit), -row["val_auc"]
+
+        (text,) = paragraphs(PAGE, "rule", config=config)
+        return Rule(
+            text, score, objective="test_auc", constraint=f"test_{config.judged}",
+            limit=config.feasible_limit, limited=True,
+        )  # fmt: skip
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """Who won."""
-        return report.verdict(config, methods)
+        return paragraphs(PAGE, "verdict", **_outcome(config, methods))
 
     def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """What to try next."""
-        return report.next_steps(config, methods)
+        return paragraphs(PAGE, "next_steps", **_outcome(config, methods))
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        """What a reader must know about a run."""
-        return report.warnings(config, row)
+        """Constraints that are met without meaning anything."""
+        nearly_met, several = row["train_violation"] <= NEAR, len(config.thresholds) > 1
+        return paragraphs(
+            PAGE, "warnings", config=config, row=row,
+            vacuous=nearly_met and several and row["train_inside"] < FEW,
+            in_name=nearly_met and row["train_excess_gap"] > APART,
+        )  # fmt: skip
 
-    def rule(self, config: Any) -> Rule:
-        """How settings are chosen: never by test figures."""
-        return report.rule(config)
+    def page(self, config: Any) -> Page:
+        (title,) = paragraphs(PAGE, "title", config=config)
+        titles, by_gap = keyed(PAGE, "panels"), config.feasible_by == "gap"
+        gap_limit = config.feasible_limit if by_gap else None
+
+        def tradeoff(part: str, x: str, limit: float | None, kind: str = "sweep") -> Panel:
+            name, axis = _NAMES[part], {"excess_gap": "ROC gap beyond chance"}
+            label = axis.get(x, "worst constraint value")
+            return Panel(
+                "tradeoff", y=f"{part}_auc", x=f"{part}_{x}", label=f"AUC, {name}",
+                title=titles[f"{kind}_{x}"].format(name), x_label=f"{label}, {name}",
+                x_reference=limit,
+            )  # fmt: skip
+
+        return Page(
+            title=title,
+            question=paragraphs(PAGE, "question", config=config),
+            metrics=tuple(_metrics(config)),
+            panels=(
+                tradeoff("test", "excess_gap", gap_limit, "price"),
+                tradeoff("train", "violation", 0.0, "price"),
+                *(
+                    Panel(kind, y=y, title=titles[y], label=label, reference=line)
+                    for kind, y, label, line in _PANELS
+                ),
+            ),
+            entries=dict.fromkeys(_LISTS, config.constraint_names),
+            references=_references(config),
+            clouds=tuple(
+                tradeoff(part, x, limit)
+                for part in (("val", "train") if config.validation else ("train",))
+                for x, limit in (
+                    ("violation", 0.0 if by_gap else config.feasible_limit),
+                    ("excess_gap", gap_limit),
+                )
+            ),
+            glossary=glossary(PAGE, config.methods, ALIASES),
+        )
+
+
+def _references(config: Fairness) -> tuple[str, ...]:
+    """The methods of a config that train without constraints."""
+    return tuple(n for n, method in config.methods.items() if method.method == UNCONSTRAINED)
+
+
+def _metrics(config: Fairness) -> Iterator[Metric]:
+    meanings = keyed(PAGE, "metrics")
+    for part in ("test", "train", "val") if config.validation else ("test", "train"):
+        for key, label, better, digits, headline in _COLUMNS:
+            name, shown = f"{label}, {_NAMES[part]}", part in headline.split()
+            yield Metric(f"{part}_{key}", name, better, digits, shown, meanings[key])
+    for key, label, better, digits in _ENDING:
+        yield Metric(key, label, better, digits, key == "seconds", meanings[key])
+
+
+def _outcome(config: Fairness, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+    """What the sentences of the verdict are made from: who is judged, and in which order.
+
+    Methods within the limit come first, by their AUC; then the others, the nearest first. A method
+    without constraints cannot win.
+    """
+    key = f"test_{config.judged}"
+    final = FinalRows(config, methods, "test_auc")
+    free = next((name for name in _references(config) if name in final.rows), None)
+    names = [n for n in final.rows if n not in (*_references(config), *final.early)]
+
+    def over(name: str) -> float:
+        return max(0.0, final.mean(name, key) - config.feasible_limit)
+
+    order = sorted(names, key=lambda name: (over(name), -final.mean(name, "test_auc")))
+    feasible = [name for name in order if over(name) == 0]
+    behind = final.difference(feasible[0], feasible[1], "test_auc") if feasible[1:] else None
+    return {
+        "config": config, "final": final, "key": key, "free": free, "order": order,
+        "feasible": feasible, "best": order[0] if order else None, "behind": behind,
+    }  # fmt: skip
 
 
 TASK = FairnessTask()

@@ -1,0 +1,251 @@
+"""The task: its configs and grids, who wins, what is met in name only, columns and plots."""
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fairness_cases import METHODS, start, steps
+from fairness_cases import config as small
+from fcco_experiments import config, data, sweep
+from fcco_experiments.task import Method, Row
+from fcco_experiments.tasks.fairness import TASK, Fairness
+from fcco_experiments.tasks.fairness.model import Cells
+from fcco_experiments.tasks.fairness.training import FairnessTraining
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+CONFIGS = [name for name in config.names(TASK) if name not in ("base", "unbounded")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_loads_and_fits_its_methods(name: str) -> None:
+    for quick in (False, True):
+        loaded = config.load(TASK, name, quick=quick)
+        assert loaded.methods and loaded.data in data.DATA_SETS and TASK.check(loaded) == []
+
+
+def test_methods_that_do_not_fit_are_named_before_any_training() -> None:
+    methods = {"good": METHODS["sonex"], "bad": Method("sonex", 0.1)}
+    assert [path for path, _ in TASK.check(small(methods=methods))] == [("methods", "bad")]
+
+
+def test_the_paper_s_setting_is_as_printed_and_the_other_is_not() -> None:
+    for name in ("adult", "compas"):
+        printed, ours = config.load(TASK, f"{name}-paper"), config.load(TASK, name)
+        assert (printed.score, printed.temperature) == ("unbounded", 1.0)
+        assert (ours.score, ours.temperature) == ("normalised", 0.2)
+        for each in (printed, ours):
+            assert each.thresholds == (-3, -2, -1, 0, 1, 2, 3) and each.tolerance == 0.005
+            assert (each.batch, each.epochs, len(each.seeds)) == (128, 60, 5)
+            assert (each.decay_at, each.decay) == ((0.5, 0.75), 0.1) and len(each.hidden) == 2
+
+
+def test_numbers_of_settings_in_the_grids() -> None:
+    asked = config.load(TASK, "adult")
+
+    def counts(grid: str) -> Counter[str]:
+        return Counter(s.family for s in sweep.settings_of(sweep.read_grid(TASK, grid), asked))
+
+    for name, number in (("appendix", 18), ("wide", 24), ("frontier", 6), ("full", 384)):
+        assert set(counts(name).values()) == {number}, name
+    paper = {"alexr2": 1152, "sonex": 72, "sonx": 24, "sox": 32, "icppac": 18}
+    assert counts("paper") == paper
+
+
+SWEEPS = [
+    (f"{name}{setting}", f"fairness-{name}-{kind}-sweep", grid)
+    for name in ("adult", "compas")
+    for setting, kind, grid in (
+        ("", "full", "full"),
+        ("-paper", "paper", "paper"),
+        ("-appendix", "appendix", "paper"),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "grid"), SWEEPS)
+def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid) -> None:
+    loaded = config.load(TASK, name)
+    found = json.loads((RESULTS / folder / "sweep.json").read_text())
+    tried = {s.name: s for s in sweep.settings_of(sweep.read_grid(TASK, grid), loaded)}
+    assert {e["name"]: e["setting"] for e in found["settings"]} == {
+        name: setting.values for name, setting in tried.items()
+    }
+    chosen = {n: method for n, method in loaded.methods.items() if n != "erm"}
+    assert chosen == {family: tried[best].method for family, best in found["winners"].items()}
+    assert config.load(TASK, str(RESULTS / folder / "winners.yaml")).methods == chosen
+    assert not set(found["seeds"]) & set(loaded.seeds), "fresh seeds"
+    # The rule, asked again, with the figures that are committed.
+    scores: dict[str, dict[str, tuple[float, ...]]] = {}
+    for entry in found["settings"]:
+        figures = entry["figures"]
+        if entry["diverged"] == 0:
+            if "val_gap" in figures:
+                beyond = figures["val_gap"] ** 2 - figures["val_gap_floor"] ** 2
+                figures = figures | {"val_excess_gap": math.sqrt(max(0.0, beyond))}
+            score = TASK.rule(loaded).score(figures)
+            scores.setdefault(entry["method"], {})[entry["name"]] = score
+    for family, best in found["winners"].items():
+        assert scores[family][best] == pytest.approx(min(scores[family].values()), abs=1e-5)
+
+
+def test_the_problem_splits_its_data_by_the_seed() -> None:
+    asked = Fairness(data="synthetic", epochs=1, hidden=(4,))
+    problem = TASK.load(asked)
+    sizes = {name: len(part) for name, part in problem.parts(1).items()}
+    assert sizes == {"train": 3200, "validation": 800, "test": 2000}
+    assert problem.start(METHODS["erm"], 1).train is problem.parts(1)["train"]
+    assert not problem.parts(1)["train"].inputs.equal(problem.parts(2)["train"].inputs)
+    assert problem.fingerprint() == TASK.load(asked).fingerprint()
+    alone = TASK.load(replace(asked, validation=0.0)).start(METHODS["erm"], 0).evaluate()
+    assert "val_auc" not in alone and "test_auc" in alone
+
+
+# The rule and the verdict.
+
+FREE = {"plain": Method("erm", lr=0.1), "first": Method("sonex", lr=0.1)}
+
+
+def row(**changes: float) -> Row:
+    usual: Row = {}
+    figures = {"auc": 0.8, "gap": 0.048, "gap_floor": 0.04, "excess_gap": 0.0265}
+    for part in ("train", "val", "test"):
+        for key, value in (figures | {"violation": 0.01, "inside": 0.9}).items():
+            usual[f"{part}_{key}"] = value
+    return usual | changes
+
+
+@pytest.mark.parametrize(("by", "key"), [("gap", "excess_gap"), ("violation", "violation")])
+def test_feasible_comes_before_auc_and_only_validation_figures_choose(by: Any, key: str) -> None:
+    asked = small(feasible_by=by, feasible_limit=0.03)
+    rule = TASK.rule(asked)
+    good, fair = row(**{f"val_{key}": 0.5, "val_auc": 0.99}), row(val_auc=0.7)
+    better = row(**{f"val_{key}": 0.0, "val_auc": 0.71})
+    nearer = row(**{f"val_{key}": 0.4, "val_auc": 0.6})
+    assert sorted([good, fair, better, nearer], key=rule.score) == [better, fair, nearer, good]
+    assert rule.feasible(rule.score(fair)) and not rule.feasible(rule.score(nearer))
+    for name in row():
+        if not name.startswith("val_"):
+            assert rule.score(row(**{name: 0.123})) == rule.score(row())
+    columns = {metric.key: metric for metric in TASK.page(asked).metrics if metric.headline}
+    assert {rule.objective, rule.constraint} < columns.keys() and rule.limit == 0.03
+    assert columns[rule.objective].better == "higher" and columns[rule.constraint].better == "lower"
+    with pytest.raises(ValueError, match="`validation` must be above 0"):
+        TASK.rule(replace(asked, validation=0.0))
+
+
+def test_the_highest_auc_among_the_feasible_wins() -> None:
+    asked = small(feasible_limit=0.03, methods=FREE, seeds=(0, 1), epochs=20)
+    methods = {
+        "unfair": [row(test_auc=0.95, test_excess_gap=0.4)] * 2,
+        "second": [row(test_auc=0.80), row(test_auc=0.84)],
+        "first": [row(test_auc=0.83), row(test_auc=0.85)],
+        "plain": [row(test_auc=0.86, test_excess_gap=0.325)] * 2,
+        "none": [],
+    }
+    first, _, behind = TASK.verdict(asked, methods)
+    # Who, the judged figure before and after, its limit, the price, and the tolerance of training.
+    assert first.startswith("first wins") and "not reached in 20 epochs" in first
+    assert re.findall(r"\d\.\d+", first)[:6] == [
+        "0.325",
+        "0.026",
+        "0.03",
+        "0.020",
+        "0.02",
+        "0.0300",
+    ]
+    # Student's t over 2 seeds: 0.02 -+ 12.706 * 0.0141 / sqrt 2.
+    assert behind.startswith("second") and "0.0200" in behind and "-0.1071 to 0.1471" in behind
+    steps = " ".join(TASK.next_steps(asked, methods))
+    assert "--seeds" in steps and "--epochs 40" in steps
+
+
+def test_the_nearest_is_named_when_none_is_feasible() -> None:
+    asked = small(feasible_by="violation", feasible_limit=0.0, seeds=(0,))
+    methods = {
+        "far": [row(test_violation=0.3, test_auc=0.9)],
+        "near": [row(test_violation=0.02, test_auc=0.7)],
+        "diverged": [row(test_violation=-1.0, epoch=2)],
+        "done": [row(test_violation=0.5, epoch=4)],
+    }
+    said = TASK.verdict(asked, methods)
+    assert said[0].startswith("near comes nearest") and "0.020" in said[0]
+    assert any(text.startswith("diverged ended early") for text in said)
+    assert said[-1].startswith("One seed") and "±" not in " ".join(said)
+    assert "sweep" in TASK.next_steps(asked, methods)[0]
+    assert len(TASK.verdict(small(), {"a": []})) == 1
+    assert TASK.next_steps(small(), {"a": []}) == ()
+
+
+def test_warnings_by_hand() -> None:
+    asked = small(tolerance=0.005)
+
+    def kinds(asked: Fairness, **changes: float) -> list[str]:
+        return [text.split()[0] for text in TASK.warnings(asked, row(**changes))]
+
+    assert kinds(asked) == []
+    assert kinds(asked, train_inside=0.02) == ["Vacuous"]
+    assert kinds(asked, train_excess_gap=0.29) == ["Constraints"]
+    assert kinds(small(thresholds=(0.0,)), train_inside=0.0) == []  # nothing lies between
+    violated = {"train_inside": 0.02, "train_excess_gap": 0.3, "train_violation": 0.1}
+    assert kinds(asked, **violated) == []  # a violation needs no further warning
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"score": "unbounded", "temperature": 1.0}, ["Vacuous", "Constraints"]),
+        ({"score": "normalised", "temperature": 0.2}, []),
+    ],
+)
+def test_an_unbounded_score_meets_the_constraints_vacuously(changes, expected) -> None:
+    asked = small(
+        epochs=30, batch=64, thresholds=Fairness.thresholds, hidden=(8,), tolerance=0.005, **changes
+    )
+    loaded = data.synthetic(rows=1000, test_rows=200).parts()
+    parts = {n: Cells.of(n, p.features, p.label, p.group) for n, p in loaded.items()}
+    method = Method("sonex", 0.1, settings={"penalty": 40, "smoothing": 1e-2, "gamma": 0.5})
+    run = FairnessTraining(asked, method, 0, parts)
+    found = steps(run, 30 * run.steps_per_epoch).evaluate()
+    assert found["train_auc"] > 0.8
+    assert [text.split()[0] for text in TASK.warnings(asked, found)] == expected
+
+
+# The page.
+
+
+def test_the_report_asks_for_figures_that_exist() -> None:
+    run = start("sonex", methods=METHODS)
+    found = steps(run, 1).evaluate() | run.finish()
+    page = TASK.page(run.config)
+    for panel in page.panels + page.clouds:
+        for key in [panel.y] + ([panel.x] if panel.kind == "tradeoff" else []):
+            assert isinstance(found[key], list if panel.kind == "family" else float), key
+    for metric in page.metrics:
+        assert metric.meaning
+        if metric.key != "seconds":  # of the engine
+            assert isinstance(found[metric.key], float), metric.key
+    assert set(page.entries) == {key for key, value in found.items() if isinstance(value, list)}
+    assert all(len(names) == len(found[key]) for key, names in page.entries.items())
+    assert page.glossary.keys() == METHODS.keys() and page.references == ("erm",)
+    for name, line in page.glossary.items():
+        assert len(line) > 60, name
+    without = TASK.page(small(validation=0.0, objective="bce", score="unbounded", data="x"))
+    assert not any(metric.key.startswith("val_") for metric in without.metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", float("nan")), ("pair_temperature", -1.0), ("decay", 0.0), ("batch", 30),
+        ("tolerance", -0.1), ("thresholds", ()), ("thresholds", (0.0, float("nan"))),
+        ("validation", 1.0), ("epochs", 0), ("hidden", (8, 0)), ("decay_at", (0.5, 1.5)),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` must"):
+        small(**{name: value})
