@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 import torch
-from fcco_experiments import backbones, distributed
-from fcco_experiments.data.grouped import Vectors
+from fcco_experiments import backbones
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.continual import TASK, Continual
+from fcco_experiments.tasks.continual import Continual
 from fcco_experiments.tasks.continual.problem import ContinualProblem
 from fcco_experiments.tasks.continual.training import Batch, ContinualTraining
 from scenes_fixtures import picture, saved
@@ -62,25 +57,10 @@ METHODS = {
         "alexr2", 0.02, "momentum",
         settings={"penalty": 5.0, "smoothing": 0.05, "nu": 0.1, "eta": 0.02, "inner_steps": 3},
     ),
-    "weighted": Method(
-        "weighted", 0.02, "sgd", settings={"weight": 0.7, "contrast_correction": 0.2}
-    ),
+    "weighted": Method("weighted", 0.02, "sgd", settings={"weight": 0.7}),
     "replay": Method("replay", 0.02, "sgd", settings={"contrast_gamma": 0.6}),
     "finetune": Method("finetune", 0.02, "sgd"),
 }  # fmt: skip
-
-
-class OneByOne:
-    """Samples that are not in one tensor, as image files are."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values_ = values
-
-    def __len__(self) -> int:
-        return len(self.values_)
-
-    def __getitem__(self, row: int) -> Tensor:
-        return self.values_[row]
 
 
 def problem(**changes: Any) -> ContinualProblem:
@@ -88,16 +68,9 @@ def problem(**changes: Any) -> ContinualProblem:
     return ContinualProblem(dataclasses.replace(CONFIG, **changes))
 
 
-def training(
-    method: Method | str = "sonex", seed: int = 0, *, one_by_one: bool = False, **changes: Any
-) -> ContinualTraining:
+def training(method: str = "sonex", seed: int = 0, **changes: Any) -> ContinualTraining:
     """A training from its first step."""
-    own = problem(**changes)
-    run = own.start(METHODS[method] if isinstance(method, str) else method, seed)
-    if one_by_one:
-        assert isinstance(run.samples, Vectors)
-        run.samples = run.batches.samples = OneByOne(run.samples.values)
-    return run
+    return problem(**changes).start(METHODS[method], seed)
 
 
 def weights(run: ContinualTraining) -> Tensor:
@@ -200,47 +173,3 @@ def with_backbones(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 10
         "tokens": 6, "size": (16, 16), "old_batch": 12, "batch": 4, "negatives": 6, "per_class": 2,
         "evaluate_batch": 16, "old_epochs": 1, "width": 4,
     }  # fmt: skip
-
-
-# Two processes.
-
-RANKS = {"sonex": "ddp", "replay": "ddp", "alexr2": "fsdp2"}
-"""Methods with the way in which they are tried; batches are cut in parts of unequal length."""
-
-
-def everything(name: str, at: str | os.PathLike[str]) -> dict[str, Any]:
-    """Figures after some steps, and after going on from a checkpoint."""
-    os.environ["FCCO_CACHE"] = str(at)
-    fields: dict[str, Any] = {"batch": 7, "negatives": 9, "strategy": RANKS[name]}
-    own = problem(**fields)
-    run = own.start(METHODS[name], 0)
-    assert run.sharded == (RANKS[name] == "fsdp2" and distributed.world_size() > 1)
-    found = [run.evaluate()]
-    steps(run, 7)
-    state = copy.deepcopy(run.state_dict())
-    found.append(run.evaluate())  # in the middle of a round of alexr2
-    found.append(steps(run, 5).evaluate())
-    again = own.start(METHODS[name], 0)
-    again.load_state_dict(state)
-    found.append(steps(again, 5).evaluate())
-    return {"rows": found, "old": run.old_losses.value.tolist(), "end": run.finish()}
-
-
-def main() -> None:
-    """What each rank found, in a file of its own."""
-    torch.set_num_threads(1)
-    out = Path(sys.argv[1])
-    with distributed.process_group():
-        if distributed.rank() == 0:  # the others wait, so preparing must not ask them for anything
-            os.environ["FCCO_CACHE"] = str(out / "fetched")
-            TASK.fetch(CONFIG)
-        distributed.barrier()
-        found = {name: everything(name, out / "cache") for name in RANKS}
-        (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
-        distributed.barrier()
-
-
-if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # as `fcco` ends under torchrun: threads of torch may abort a shutdown

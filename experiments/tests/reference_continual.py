@@ -34,9 +34,8 @@ class Plain:
         self.targets = [row for row in rows if label[row] == self.protected]
         self.others = [row for row in rows if label[row] < self.protected]
         self.label = label
-        values: Any = run.samples
-        table = getattr(values, "values", None)
-        table = (values.values_ if table is None else table).double()
+        samples: Any = run.samples
+        table = samples.values.double()
         kept = table[self.others]
         self.images = (table - kept.mean(0)) / kept.std(0)
         self.words = run.encoder.texts.words
@@ -129,7 +128,7 @@ class Plain:
         usual = 0.1 if method in ("sonex", "sonx", "alexr2") else 0.0
         u = self.tracked(
             self.u, fresh, past, float(given.get("contrast_gamma", 0.8)),
-            float(given.get("contrast_correction", usual)), "new",
+            usual, "new",
         )  # fmt: skip
         assert all(bool((value > 0).all()) for value in u.values()), "or there is a floor"
         tau, offset = self.config.temperature, 1 / len(self.others)

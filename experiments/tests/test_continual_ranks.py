@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from continual_cases import CONFIG, RANKS, everything, one_thread  # noqa: F401 (a fixture)
-from test_experiments_ranks import TESTS, torchrun
+from continual_cases import METHODS, one_thread, problem, steps  # noqa: F401 (a fixture)
+from fcco_experiments import distributed
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="needs torch.distributed with gloo",
-)
+CASES = {"sonex": "ddp", "replay": "ddp", "alexr2": "fsdp2"}
+"""Methods with the strategy under which they are tried; batches are cut in unequal parts."""
 
 
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """The folder, and what each rank found."""
-    at = tmp_path_factory.mktemp("ranks")
-    done = torchrun(str(TESTS / "continual_cases.py"), ".", at=at)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return at, [json.loads((at / f"{rank}.json").read_text()) for rank in range(2)]
+def figures(name: str) -> dict[str, Any]:
+    """After some steps, and after going on from a checkpoint."""
+    own = problem(batch=7, negatives=9, strategy=CASES[name])
+    run, again = own.start(METHODS[name], 0), own.start(METHODS[name], 0)
+    assert run.sharded == (CASES[name] == "fsdp2" and distributed.world_size() > 1)
+    rows = [run.evaluate()]
+    steps(run, 7)  # in the middle of a round of alexr2
+    again.load_state_dict(copy.deepcopy(run.state_dict()))
+    rows += [run.evaluate(), steps(run, 5).evaluate()]
+    assert steps(again, 5).evaluate() == rows[-1], "resumed"
+    return {"rows": rows, "old": run.old_losses.value.tolist()}
 
 
-@pytest.mark.parametrize("name", RANKS)
-def test_two_ranks_equal_one_process(inside, tmp_path, monkeypatch, name):
+def work(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with distributed.process_group():
+        torch.save({name: figures(name) for name in CASES}, f"{folder}/{rank}.pt")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_two_ranks_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, so up to its rounding; the old model is trained by one rank alone."""
-    monkeypatch.setenv("FCCO_CACHE", os.environ.get("FCCO_CACHE", ""))  # is put back afterwards
-    one = everything(name, tmp_path)
-    first, second = (found[name] for found in inside[1])
-    assert first["old"] == second["old"] == one["old"]
-    assert one["rows"][0]["objective"] - one["rows"][2]["objective"] > 0.01, "the case must move"
-    for before, after in zip(one["rows"], first["rows"], strict=True):
-        assert set(before) == set(after)
-        for key, value in before.items():
-            assert after[key] == pytest.approx(value, abs=3e-5), key
-    assert first["rows"] == second["rows"], "the same figures on every rank"
-    assert first["rows"][2] == first["rows"][3], "resumed"
-    assert first["end"]["train_counts"] == one["end"]["train_counts"]
-
-
-def test_one_rank_trains_the_old_model(inside):
-    at, _ = inside
-    assert len(list((at / "cache/data/old").glob("scenes-synthetic-0-*.pt"))) == 1
-    seeds = len(CONFIG.seeds)
-    assert len(list((at / "fetched/data/old").glob("scenes-synthetic-[0-9]-*.pt"))) == seeds
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(work, (port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert first == second, "the same figures on every rank"
+    assert len(list((tmp_path / "cache/data/old").glob("scenes-synthetic-0-*.pt"))) == 1
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "alone"))
+    for name, found in first.items():
+        one = figures(name)
+        assert found["old"] == one["old"]
+        assert one["rows"][0]["objective"] - one["rows"][2]["objective"] > 0.01, "it must move"
+        for before, after in zip(one["rows"], found["rows"], strict=True):
+            assert set(before) == set(after)
+            for key, value in before.items():
+                assert after[key] == pytest.approx(value, abs=3e-5), key

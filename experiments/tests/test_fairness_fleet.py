@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from fairness_cases import METHODS, config, float_parts, parts, same, steps, stored, with_settings
+from fcco_experiments.cli.app import app
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import TASK, Fairness
 from fcco_experiments.tasks.fairness import fleet as module
 from fcco_experiments.tasks.fairness.fleet import FairnessFleet
 from fcco_experiments.tasks.fairness.model import Scorer
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining
-from test_experiments_cli import fcco
+from typer.testing import CliRunner
 
 CASES = [
     ("sonex", {"score": "unbounded"}),
@@ -167,8 +168,9 @@ def test_a_sweep_with_and_without_fleets_chooses_the_same(tmp_path: Path, monkey
     Path("grid.yaml").write_text(GRID)
     words = ["sweep", "fairness", "--data", "synthetic", "--grid", "grid.yaml", "--epochs", "2"]
     words += ["--score", "unbounded", "--workers", "1", "--hidden", "[4]", "--quiet"]
-    fcco(*words, "--out", "fleet", "--device", "cpu")
-    fcco(*words, "--out", "alone", "--no-fleet")
+    for more in (["--out", "fleet", "--device", "cpu"], ["--out", "alone", "--no-fleet"]):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == 0, done.output
     assert Path("fleet/winners.yaml").read_text() == Path("alone/winners.yaml").read_text()
     fleet, alone = (
         {

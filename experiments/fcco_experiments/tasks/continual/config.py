@@ -7,8 +7,6 @@ from typing import Literal
 
 from ..base import OnMachine, Scheduled
 
-__all__ = ["Continual"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Continual(Scheduled, OnMachine):
@@ -30,19 +28,14 @@ class Continual(Scheduled, OnMachine):
         text_backbone: that of texts; `"none"` takes made-up vectors, for tests.
         image_weights: file or folder of the image backbone's weights; its own unless given.
         text_weights: the same for texts.
-        pretrained: start the backbones from pretrained weights; random ones are those of seed 0, in
-            runs of all seeds.
-        train: `"projections"` trains the last layers on features of frozen backbones, computed once;
-            `"text"` trains the text backbone, too; `"all"` every weight.
+        train: `"projections"` trains the last layers on features of frozen backbones, computed
+            once; `"all"` every weight.
         size: height and width that images are scaled to.
         tokens: texts are cut after so many tokens.
         width: of the shared space; projections that come with the weights have their own.
-        hidden: width of a hidden layer in the image projection; 0 makes it linear.
         heads: rank of the task-dependent heads of the text projection, one for each protected
             class; 0 for none.
         temperature: tau, of the contrastive loss and of the classifier.
-        chunk: rows of a strip of the matrix of scores; 0 holds the whole matrix.
-        shares: of training, validation and test data, for data without official parts.
         sample_limit: at most so many samples of each class are kept; 0 keeps all.
         extra_pairs: folder, shards or table of further image-text pairs for the target.
         old: file with the old model's weights; it is trained first unless given.
@@ -52,14 +45,13 @@ class Continual(Scheduled, OnMachine):
         batch: target pairs of a batch.
         negatives: pairs of the protected classes that they are contrasted with.
         per_class: samples of each protected class in a batch, for its constraint.
-        classes_per_batch: protected classes in a batch; 0 takes all.
         steps_per_epoch: steps of an epoch.
         forget_limit: accuracy that a protected class may lose on training data before a run
             counts as forgetting; one image is always allowed.
         certificate: KKT residuals on full data at the end (not for trained backbones).
 
     Further fields: those of `Scheduled` and `OnMachine`.
-    """  # noqa: E501
+    """
 
     target: str
     protected: tuple[str, ...]
@@ -69,16 +61,12 @@ class Continual(Scheduled, OnMachine):
     text_backbone: str = "none"
     image_weights: str = ""
     text_weights: str = ""
-    pretrained: bool = True
-    train: Literal["projections", "text", "all"] = "projections"
+    train: Literal["projections", "all"] = "projections"
     size: tuple[int, int] = (128, 128)
     tokens: int = 16
     width: int = 128
-    hidden: int = 0
     heads: int = 16
     temperature: float = 0.05
-    chunk: int = 0
-    shares: tuple[float, float, float] = (0.6, 0.2, 0.2)
     sample_limit: int = 0
     extra_pairs: str = ""
     old: str = ""
@@ -88,16 +76,22 @@ class Continual(Scheduled, OnMachine):
     batch: int = 64
     negatives: int = 64
     per_class: int = 10
-    classes_per_batch: int = 0
     steps_per_epoch: int = 20
     forget_limit: float = 0.01
     certificate: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
         super().__post_init__()
-        classes = (*self.protected, self.target)
-        if len(set(classes)) < len(classes) or not self.protected:
+        for names, least in (
+            ("tokens width old_batch batch negatives per_class steps_per_epoch", 1),
+            ("heads sample_limit old_epochs forget_limit", 0),
+        ):
+            for name in names.split():
+                if getattr(self, name) < least:
+                    raise ValueError(
+                        f"`{name}` must be at least {least} but is: {getattr(self, name)}."
+                    )
+        if len(set(self.classes)) < len(self.classes) or not self.protected:
             raise ValueError(
                 "`target` and `protected` must be different classes, one protected at least, but "
                 f"are: {self.target} and {list(self.protected)}."
@@ -108,41 +102,28 @@ class Continual(Scheduled, OnMachine):
                     f"`prompt` and `captions` must hold one {{}}, and no other braces, but: "
                     f"{text!r}."
                 )
-        if not self.captions:
-            raise ValueError("`captions` must hold a sentence at least.")
-        for name in (
-            "tokens", "width", "old_batch", "batch", "negatives", "per_class", "steps_per_epoch",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
-        for name in ("hidden", "heads", "chunk", "sample_limit", "old_epochs", "forget_limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must be at least 0 but is: {getattr(self, name)}.")
-        for name in ("temperature", "old_lr"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` must be above 0 but is: {getattr(self, name)}.")
-        if not 0 <= self.classes_per_batch <= len(self.protected):
-            raise ValueError(
-                f"`classes_per_batch` must be at most {len(self.protected)}, the number of "
-                f"protected classes, but is: {self.classes_per_batch}."
-            )
-        if len(self.shares) != 3 or min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError(f"`shares` must be three parts of 1 but are: {list(self.shares)}.")
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"`size` must be a height and a width but is: {list(self.size)}.")
-        self._check_backbones()
-
-    def _check_backbones(self) -> None:
-        if self.train != "projections" and "none" in (self.image_backbone, self.text_backbone):
-            raise ValueError(f"`train: {self.train}` needs an image backbone and a text backbone.")
-        if (self.image_backbone == "none") != (self.text_backbone == "none"):
-            raise ValueError(
-                "`image_backbone` and `text_backbone` must both be given, or both none."
-            )
-        if self.extra_pairs and self.image_backbone == "none":
-            raise ValueError("`extra_pairs` are images with texts: they need backbones.")
-        if self.precision == "float16":
-            raise ValueError("`precision: float16` is not offered here; use bfloat16.")
+        bare = "none" in (self.image_backbone, self.text_backbone)
+        for wrong, problem in (
+            (not self.captions, "`captions` must hold a sentence at least."),
+            (self.temperature <= 0, f"`temperature` must be above 0 but is: {self.temperature}."),
+            (self.old_lr <= 0, f"`old_lr` must be above 0 but is: {self.old_lr}."),
+            (min(self.size) < 1, f"`size` must be a height and a width but is: {self.size}."),
+            (bare and self.train == "all", "`train: all` needs an image and a text backbone."),
+            (
+                bare and self.image_backbone != self.text_backbone,
+                "`image_backbone` and `text_backbone` must both be given, or both none.",
+            ),
+            (
+                bare and self.extra_pairs != "",
+                "`extra_pairs` are images with texts: they need backbones.",
+            ),
+            (
+                self.precision == "float16",
+                "`precision: float16` is not offered here; use bfloat16.",
+            ),
+        ):
+            if wrong:
+                raise ValueError(problem)
 
     @property
     def classes(self) -> tuple[str, ...]:

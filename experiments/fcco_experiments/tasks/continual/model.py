@@ -17,8 +17,6 @@ from ...data.grouped import Samples
 from ..base import autocast, chunks
 from .config import Continual
 
-__all__ = ["Encoder", "Scaling", "Texts", "TwoBackbones", "made_up"]
-
 _CAPTION_SEED = 20_240_101
 
 
@@ -40,7 +38,6 @@ class Scaling(nn.Module):
         self.register_buffer("deviation", deviation.float())
 
     def forward(self, features: Tensor) -> Tensor:
-        """The features, scaled."""
         return (features - self.mean) / self.deviation
 
 
@@ -72,21 +69,14 @@ class TwoBackbones(nn.Module):
         self.image_projection, self.text_projection = image_projection, text_projection
 
     def forward(self, images: Tensor, texts: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit vectors in float32.
-
-        Args:
-            images: inputs of the image side.
-            texts: inputs of the text side.
-            head: the head of each text, -1 for none.
-        """
-        seen = self.image_projection(self.image(images))
+        """Unit vectors in float32; `head` is the head of each text, -1 for none."""
+        image_vectors = self.image_projection(self.image(images))
         features, project = self.text(texts), self.text_projection
+        text_vectors = project(features)
         if isinstance(project, TaskHeads):
-            own = project(features, head.clamp(min=0))
-            read = torch.where((head >= 0).unsqueeze(1), own, project(features))
-        else:
-            read = project(features)
-        return normalize(seen.float(), dim=1), normalize(read.float(), dim=1)
+            by_head = project(features, head.clamp(min=0))
+            text_vectors = torch.where((head >= 0).unsqueeze(1), by_head, text_vectors)
+        return normalize(image_vectors.float(), dim=1), normalize(text_vectors.float(), dim=1)
 
 
 @dataclass(frozen=True)
@@ -116,41 +106,31 @@ class Texts:
             label: class of each sample.
             extra: captions of pairs that come after the samples; texts of their own.
         """
-        words: list[str] = []
-        head: list[int] = []
-        ids: dict[str, int] = {}
-
-        def place(text: str, owner: int) -> int:
-            if text not in ids:
-                ids[text] = len(words)
-                words.append(text)
-                head.append(owner)
-            return ids[text]
-
         owners = list(zip(config.classes, [*range(len(config.protected)), -1], strict=True))
-        prompts = [place(config.prompt.format(name), owner) for name, owner in owners]
+        head = {config.prompt.format(name): owner for name, owner in owners}  # in order of ids
+        for name, owner in owners:
+            head |= {text.format(name): owner for text in config.captions}
+        ids = {text: number for number, text in enumerate(head)}
+        prompts = [ids[config.prompt.format(name)] for name in config.classes]
         of_class = torch.tensor(
-            [
-                [place(text.format(name), owner) for text in config.captions]
-                for name, owner in owners
-            ]
+            [[ids[text.format(name)] for text in config.captions] for name in config.classes]
         )
-        of_classes = len(words)
-        ids.clear()  # an extra caption that reads like one of a class is not embedded by its head
         generator = torch.Generator().manual_seed(_CAPTION_SEED)
         which = torch.randint(len(config.captions), label.shape, generator=generator)
-        more = torch.tensor([place(text, -1) for text in extra], dtype=torch.int64)
-        captions = torch.cat([of_class[label, which], more])
-        return cls(tuple(words), torch.tensor(head), torch.tensor(prompts), captions, of_classes)
+        # An extra caption that reads like one of a class is another text: no head embeds it.
+        others = {text: len(ids) + number for number, text in enumerate(dict.fromkeys(extra))}
+        more = torch.tensor([others[text] for text in extra], dtype=torch.int64)
+        return cls(
+            words=(*ids, *others),
+            head=torch.tensor([*head.values(), *(-1 for _ in others)]),
+            prompts=torch.tensor(prompts),
+            captions=torch.cat([of_class[label, which], more]),
+            of_classes=len(ids),
+        )
 
 
 def made_up(words: Sequence[str], width: int = 32) -> Tensor:
-    """Vectors for texts without a network: the mean of one for each word, drawn from its hash.
-
-    Example:
-        >>> made_up(["it rains.", "it snows."], 8).shape
-        torch.Size([2, 8])
-    """
+    """Vectors for texts without a network: the mean of one for each word, drawn from its hash."""
 
     def vector(word: str) -> Tensor:
         seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7], "little")
@@ -182,12 +162,7 @@ class Encoder:
         self.inputs = inputs
 
     def __call__(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors of images, and of texts by id; each different text is read once.
-
-        Args:
-            images: inputs of the image side, on the device.
-            texts: ids, on the CPU.
-        """
+        """Vectors of images on the device, and of texts by id; each different text is read once."""
         different, place = torch.unique(texts, return_inverse=True)
         rows, head = self.inputs[different.to(self.device)], self.texts.head[different]
         with autocast(self.config, self.device):
@@ -202,26 +177,14 @@ class Encoder:
     def all(
         self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Vectors of many samples and of some texts, on every rank, in evaluation mode.
-
-        Args:
-            samples: image inputs by row.
-            rows: which of them.
-            texts: ids.
-            group: ranks that share the work.
-        """
+        """Vectors of rows of the samples and of texts by id; ranks of a group share the work."""
         found, read = torch.empty(0), torch.empty(0)
-        held = self.model.training
-        self.model.eval()
-        try:
-            for places, inputs in chunks(self.config, samples, rows, self.device, group):
-                seen, read = self(inputs, texts)
-                if not len(found):
-                    found = seen.new_zeros(len(rows), seen.shape[1] + 1)
-                found[places.to(self.device), :-1] = seen
-                found[places.to(self.device), -1] = 1.0
-        finally:
-            self.model.train(held)
+        for places, inputs in chunks(self.config, samples, rows, self.device, group):
+            seen, read = self(inputs, texts)
+            if not len(found):
+                found = seen.new_zeros(len(rows), seen.shape[1] + 1)
+            found[places.to(self.device), :-1] = seen
+            found[places.to(self.device), -1] = 1.0
         if group is not None:
             torch.distributed.all_reduce(found, group=group.handle)
         # The last column counts: where samples do not go round, a rank meets one twice.

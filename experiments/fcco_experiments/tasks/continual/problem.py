@@ -10,21 +10,21 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import ConcatDataset
 
 import fcco
 from fcco._files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
 from ... import backbones, data, distributed
-from ...backbones.clip import CLIP
 from ...data.grouped import PARTS, GroupedPart, Samples, Vectors, WithinGroups
 from ...data.images import ImageFiles
-from ...data.pairs import read_pairs
+from ...data.pairs import PairedData, read_pairs
 from ...data.sources import cache_folder, digest
 from ...task import Method, Problem, Progress
 from ..base import chunks, loader
@@ -32,24 +32,22 @@ from .config import Continual
 from .model import Encoder, Scaling, Texts, TwoBackbones, made_up
 from .training import ContinualTraining
 
-__all__ = ["OLD_FIELDS", "ContinualProblem", "read_old"]
-
-OLD_VERSION = 1  # to be raised when the same settings give another old model
+SHARES = (0.6, 0.2, 0.2)
+"""Of training, validation and test data, for data without official parts."""
+OLD_VERSION = 2  # to be raised when the same settings give another old model
 OLD_FIELDS = (
     "target", "protected", "prompt", "captions", "image_backbone", "text_backbone", "image_weights",
-    "text_weights", "pretrained", "train", "size", "tokens", "width", "hidden", "heads",
-    "temperature", "shares", "sample_limit", "extra_pairs", "old_epochs", "old_lr", "old_batch",
-    "precision",
+    "text_weights", "train", "size", "tokens", "width", "heads", "temperature", "sample_limit",
+    "extra_pairs", "old_epochs", "old_lr", "old_batch", "precision",
 )  # fmt: skip
 """Fields of the config that the old model depends on."""
-_LOSS_FIELDS = (
+LOSS_FIELDS = (
     "prompt", "protected", "target", "temperature", "precision", "size", "tokens", "train",
 )  # fmt: skip
-_OLD_DECAY = 0.1
+OLD_DECAY = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """What features are computed of."""
 
     name: str
@@ -58,19 +56,29 @@ class _Source:
     fingerprint: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    """Samples of one sequence, then those of another."""
-
-    first: Samples
-    second: Samples
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def __getitem__(self, row: int) -> Any:
-        start = len(self.first)
-        return self.first[row] if row < start else self.second[row - start]
+def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
+    """The data in classes, protected ones first, and the extra pairs where there are any."""
+    found = data.load_grouped(
+        config.data, classes=config.classes, limit=config.sample_limit, progress=progress
+    )
+    if isinstance(found.cut, WithinGroups):
+        found = dataclasses.replace(found, cut=dataclasses.replace(found.cut, shares=SHARES))
+    backbone = config.image_backbone
+    wanted = "vector" if backbone == "none" else backbones.kind(backbone)
+    if wanted != found.kind:
+        raise ValueError(
+            f"`image_backbone: {backbone}` takes data of the kind {wanted}, but {config.data} "
+            f"is of the kind {found.kind}."
+        )
+    if backbone.startswith("clip-") and isinstance(found.samples, ImageFiles):
+        # CLIP sees the middle square alone: cut it out where files are read, for frames and
+        # pairs alike, instead of moving whole frames.
+        square = dataclasses.replace(found.samples, size=tuple(config.size), fit=True)
+        found = dataclasses.replace(found, samples=square)
+    if not config.extra_pairs:
+        return found, None
+    first: Any = found.samples[0]
+    return found, read_pairs(config.extra_pairs, size=(int(first.shape[1]), int(first.shape[2])))
 
 
 class ContinualProblem(Problem):
@@ -88,11 +96,7 @@ class ContinualProblem(Problem):
     def __init__(self, config: Continual, progress: Progress | None = None) -> None:
         self.config, self._progress = config, progress
         self.device = distributed.device(config.device)
-        self.data, self.extra = self._load(), None
-        if config.extra_pairs:
-            first: Any = self.data.samples[0]
-            height, width = int(first.shape[1]), int(first.shape[2])
-            self.extra = read_pairs(config.extra_pairs, size=(height, width))
+        self.data, self.extra = load(config, progress)
         # The class of each row, from the parts of any seed: together they are all rows.
         label = torch.zeros(len(self.data.samples), dtype=torch.int64)
         for part in self.data.cut(0).values():
@@ -103,48 +107,34 @@ class ContinualProblem(Problem):
         self._old: dict[int, dict[str, Tensor]] = {}
         self._brought: dict[str, tuple[int, nn.Linear | None]] = {}
 
-    def _load(self) -> Any:
-        config = self.config
-        found = data.load_grouped(
-            config.data,
-            classes=config.classes,
-            limit=config.sample_limit,
-            progress=self._progress,
-        )
-        if isinstance(found.cut, WithinGroups):
-            cut = dataclasses.replace(found.cut, shares=tuple(config.shares))
-            found = dataclasses.replace(found, cut=cut)
-        backbone = config.image_backbone
-        wanted = "vector" if backbone == "none" else backbones.kind(backbone)
-        if wanted != found.kind:
-            raise ValueError(
-                f"`image_backbone: {backbone}` takes data of the kind {wanted}, but {config.data} "
-                f"is of the kind {found.kind}."
-            )
-        if backbone in CLIP and isinstance(found.samples, ImageFiles):
-            # CLIP sees the middle square alone: cut it out where files are read, for frames and
-            # pairs alike, instead of moving whole frames.
-            square = dataclasses.replace(found.samples, size=tuple(config.size), fit=True)
-            found = dataclasses.replace(found, samples=square)
-        return found
-
     # Inputs.
 
-    def _features(self, side: str, source: Any) -> Tensor:
+    def _options(self, side: str) -> dict[str, Any]:
+        """What builds the backbone of a side."""
         config = self.config
+        return {
+            "weights": getattr(config, f"{side}_weights"),
+            "size": config.size,
+            "tokens": config.tokens,
+        }
+
+    def _features(self, side: str, source: Any) -> Tensor:
         return backbones.features(
-            getattr(config, f"{side}_backbone"), source, pretrained=config.pretrained,
-            weights=getattr(config, f"{side}_weights"), size=config.size, tokens=config.tokens,
+            getattr(self.config, f"{side}_backbone"), source, **self._options(side),
             device=self.device, progress=self._progress,
         ).values  # fmt: skip
 
+    def _text_features(self, words: tuple[str, ...]) -> Tensor:
+        return self._features("text", _Source("texts", "text", words, digest("texts", *words)))
+
     def _image_inputs(self) -> Samples:
         """What the image side takes: vectors, features of the frozen backbone, or images."""
-        own, extra = self.data.samples, self.extra
+        images, extra = self.data.samples, self.extra
         if self.config.image_backbone == "none":
-            return own
+            return images
         if self.config.train == "all":
-            return own if extra is None else _Joined(own, extra.samples)
+            joined: Any = images if extra is None else ConcatDataset([images, extra.samples])  # type: ignore[list-item]
+            return joined
         found = [self._features("image", self.data)]
         if extra is not None:
             source = _Source("pairs", "image", extra.samples, extra.fingerprint)
@@ -163,9 +153,6 @@ class ContinualProblem(Problem):
         )
         return ids.values.to(self.device)
 
-    def _text_features(self, words: tuple[str, ...]) -> Tensor:
-        return self._features("text", _Source("texts", "text", words, digest("texts", *words)))
-
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
         """Training, validation and test data of a seed; every class is in each."""
         if seed not in self._parts:
@@ -174,16 +161,16 @@ class ContinualProblem(Problem):
                 if len(found[name].group_names) < len(self.config.classes):
                     raise ValueError(
                         f"`{self.config.data}`: the {name} data lack a class; they have "
-                        f"{', '.join(found[name].group_names)}. Raise `sample_limit` or `shares`."
+                        f"{', '.join(found[name].group_names)}. Raise `sample_limit`."
                     )
             self._parts[seed] = found
         return self._parts[seed]
 
-    def _protected(self, seed: int) -> tuple[Tensor, Tensor]:
+    def protected(self, seed: int) -> tuple[Tensor, Tensor]:
         """Rows and classes of the protected training data."""
         part = self.parts(seed)["train"]
-        own = part.label < len(self.config.protected)
-        return part.rows[own], part.label[own]
+        chosen = part.label < len(self.config.protected)
+        return part.rows[chosen], part.label[chosen]
 
     # The model.
 
@@ -191,92 +178,81 @@ class ContinualProblem(Problem):
         """A model with its first weights."""
         torch.manual_seed(seed)
         config = self.config
-        image, wide, first = self._side("image", seed)
-        text, wide_too, second = self._side("text", seed)
-        space = config.width if first is None else first.out_features
-        if first is not None:
-            seen: nn.Module = first
-        elif config.hidden:
-            layer = nn.Linear(wide, config.hidden)
-            seen = nn.Sequential(layer, nn.ReLU(), nn.Linear(config.hidden, space, bias=False))
-        else:
-            seen = nn.Linear(wide, space, bias=False)
-        read = second or nn.Linear(wide_too, space, bias=False)
-        heads = fcco.TaskHeads(read, len(config.protected), config.heads) if config.heads else read
-        return TwoBackbones(image, text, seen, heads)
+        image, image_width, projection = self._side("image", seed)
+        text, text_width, text_projection = self._side("text", seed)
+        if projection is None:
+            projection = nn.Linear(image_width, config.width, bias=False)
+        if text_projection is None:
+            text_projection = nn.Linear(text_width, projection.out_features, bias=False)
+        if config.heads:
+            heads = fcco.TaskHeads(text_projection, len(config.protected), config.heads)
+            return TwoBackbones(image, text, projection, heads)
+        return TwoBackbones(image, text, projection, text_projection)
 
     def _side(self, side: str, seed: int) -> tuple[nn.Module, int, nn.Linear | None]:
         """What comes before a projection, its width, and the projection that it brings along."""
-        config = self.config
-        if getattr(config, f"{side}_backbone") == "none":
+        if getattr(self.config, f"{side}_backbone") == "none":
             scaled = self._scaling(side, seed)
             return scaled, len(scaled.mean), None
         width, layer = self._brought_by(side)
         before = nn.Identity() if layer is not None else self._scaling(side, seed)
-        if config.train == "all" or (config.train == "text" and side == "text"):
-            if config.pretrained:
-                trained = self._backbone(side)
-            else:  # with random weights the one whose features the scaling is of
-                trained = self._seeded_backbone(side)
-            before = nn.Sequential(trained, before)
+        if self.config.train == "all":
+            before = nn.Sequential(self._backbone(side), before)
         return before, width, copy.deepcopy(layer)
 
     def _scaling(self, side: str, seed: int) -> Scaling:
         """Of texts over those of the classes, of images over the protected training data."""
+        frozen = self.config.train == "projections"
         if side == "text":
             number = self.texts.of_classes
-            if self.config.train == "projections":
+            if frozen:
                 return Scaling(self.inputs[:number])
             return Scaling(self._text_features(self.texts.words[:number]))
-        rows = self._protected(seed)[0]
-        if self.config.train != "all":
-            assert isinstance(self.samples, Vectors)
-            return Scaling(self.samples.values[rows.to(self.samples.values.device)])
-        return Scaling(self._features("image", self.data)[rows])
+        rows = self.protected(seed)[0]
+        if not frozen:
+            return Scaling(self._features("image", self.data)[rows])
+        assert isinstance(self.samples, Vectors)
+        return Scaling(self.samples.values[rows.to(self.samples.values.device)])
 
     def _brought_by(self, side: str) -> tuple[int, nn.Linear | None]:
         """Width of a backbone, and the projection among its weights."""
         if side not in self._brought:
-            given = getattr(self.config, f"{side}_weights")  # they tell the sizes, too
-            # Quick without the weights, where none are needed: most bring no projection.
-            backbone = self._seeded_backbone(side, pretrained=bool(given))
-            if backbone.projection() is not None and not given:
-                backbone = self._seeded_backbone(side)
+            given = bool(self._options(side)["weights"])  # they tell the sizes, too
+            with torch.random.fork_rng(devices=[]):  # the first weights keep their random numbers
+                # Quick without the weights, where none are needed: most bring no projection.
+                torch.manual_seed(0)
+                backbone = self._backbone(side, pretrained=given)
+                if backbone.projection() is not None and not given:
+                    torch.manual_seed(0)
+                    backbone = self._backbone(side)
             self._brought[side] = backbone.width, backbone.projection()
         return self._brought[side]
 
-    def _seeded_backbone(self, side: str, pretrained: bool = True) -> backbones.Backbone:
-        """The backbone whose features are kept; draws nothing from the stream of first weights."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return self._backbone(side, pretrained)
-
     def _backbone(self, side: str, pretrained: bool = True) -> backbones.Backbone:
-        config = self.config
-        pretrained = pretrained and config.pretrained
         return backbones.build(
-            getattr(config, f"{side}_backbone"),
-            pretrained=pretrained,
-            weights=getattr(config, f"{side}_weights") if pretrained else "",
-            size=config.size,
-            tokens=config.tokens,
-            recompute=config.recompute,
-            progress=self._progress,
-        )
+            getattr(self.config, f"{side}_backbone"), pretrained=pretrained, **self._options(side),
+            recompute=self.config.recompute, progress=self._progress,
+        )  # fmt: skip
 
-    def _encoder(self, model: nn.Module) -> Encoder:
+    def encoder(self, model: nn.Module) -> Encoder:
+        """What runs a model on the samples and texts."""
         return Encoder(self.config, model, self.texts, self.inputs, self.device)
 
     # The old model.
 
-    def old_state(self, seed: int) -> dict[str, Tensor]:
-        """The weights of the old model: given, or trained first, by rank 0 alone."""
+    def old_model(self, seed: int) -> TwoBackbones:
+        """The model that every method starts from: given, or trained first, by rank 0 alone."""
         if seed not in self._old:
             self._old[seed] = distributed.run_on_first(lambda: self.make_old(seed))
-        return self._old[seed]
+        model = self.network(seed)
+        try:
+            model.load_state_dict(self._old[seed])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"`old` does not fit the model of this config: {error}") from error
+        return model.to(self.device)
 
     def make_old(self, seed: int) -> dict[str, Tensor]:
-        """The same for this process alone: given, from the cache, or trained and put there."""
+        """Weights of the old model for this process: given, cached, or trained and put there."""
         config = self.config
         if config.old:
             return read_old(config.old)
@@ -295,22 +271,17 @@ class ContinualProblem(Problem):
             try:
                 write_values(path, key, found)
             except OSError as error:
-                warnings.warn(
-                    f"The old model cannot be kept in {path.parent}: {error}.", stacklevel=2
-                )
+                place = path.parent
+                warnings.warn(f"The old model cannot be kept in {place}: {error}.", stacklevel=2)
         return found
 
     @functools.cached_property
     def _backbone_checksums(self) -> str:
         """What tells the weights of the backbones from others."""
-        config = self.config
-        built = {"pretrained": config.pretrained, "size": config.size, "tokens": config.tokens}
+        named = {side: getattr(self.config, f"{side}_backbone") for side in ("image", "text")}
         return ", ".join(
-            backbones.checksum(name, weights=own, **built)
-            for name, own in (
-                (config.image_backbone, config.image_weights),
-                (config.text_backbone, config.text_weights),
-            )
+            backbones.checksum(name, pretrained=True, **self._options(side))
+            for side, name in named.items()
             if name != "none"
         )
 
@@ -321,19 +292,18 @@ class ContinualProblem(Problem):
         each other.
         """
         config, device = self.config, self.device
-        rows, label = self._protected(seed)
-        encoder = self._encoder(self.network(seed).to(device))
-        model = encoder.model
-        heads = ("text_projection.down", "text_projection.up")
+        rows, label = self.protected(seed)
+        encoder = self.encoder(self.network(seed).to(device))
+        model, heads = encoder.model, ("text_projection.down", "text_projection.up")
         parameters = [
-            p
-            for name, p in model.named_parameters()
-            if not name.endswith(heads) and p.requires_grad
+            parameter
+            for name, parameter in model.named_parameters()
+            if not name.endswith(heads) and parameter.requires_grad
         ]
-        optimizer = torch.optim.AdamW(parameters, lr=config.old_lr, weight_decay=_OLD_DECAY)
+        optimizer = torch.optim.AdamW(parameters, lr=config.old_lr, weight_decay=OLD_DECAY)
         term = fcco.ContrastiveTerm(
             len(rows), temperature=config.temperature, correction=0.0, normalize=False,
-            chunk=config.chunk or None, device=device, process_group=None,
+            device=device, process_group=None,
         )  # fmt: skip
         objective = fcco.Compositional(model, optimizer, term, process_group=None)
         captions, batch = encoder.texts.captions[rows], min(config.old_batch, len(rows))
@@ -356,63 +326,39 @@ class ContinualProblem(Problem):
         objective.detach_hooks()
         return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
-    def _old_losses(self, model: nn.Module, rows: Tensor, label: Tensor) -> fcco.ReferenceLosses:
+    def old_losses(self, model: nn.Module, seed: int) -> fcco.ReferenceLosses:
         """The old model's logistic loss on each protected training sample, computed once.
 
         They are kept in the cache under a fingerprint of the model, the rows, the data and the
         frozen backbones, which are not in the model.
         """
-        config, encoder = self.config, self._encoder(model)
+        config, encoder, (rows, label) = self.config, self.encoder(model), self.protected(seed)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for places, images in chunks(config, self.samples, rows, self.device):
                 scores = encoder.scores(*encoder(images, encoder.texts.prompts))
-                own = label[places].to(self.device)
-                yield places, cross_entropy(scores, own, reduction="none")
+                target = label[places].to(self.device)
+                yield places, cross_entropy(scores, target, reduction="none")
 
         asked = hashlib.sha256(rows.numpy().tobytes() + label.numpy().tobytes()).hexdigest()
         inputs = f"{self.fingerprint()}, {self._backbone_checksums}"
-        known = json.dumps([inputs, asked, [getattr(config, name) for name in _LOSS_FIELDS]])
+        known = json.dumps([inputs, asked, [getattr(config, name) for name in LOSS_FIELDS]])
         return fcco.ReferenceLosses.measure(
             model, batches, len(rows), data=known, cache=cache_folder() / "old"
-        )
-
-    # Runs.
+        ).to(self.device)
 
     def start(self, method: Method, seed: int) -> ContinualTraining:
-        """A run from the old model."""
-        state, (rows, label) = self.old_state(seed), self._protected(seed)
-        model = self.network(seed)
-        try:
-            model.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(f"`old` does not fit the model of this config: {error}") from error
-        model.to(self.device)
-        losses = self._old_losses(model, rows, label).to(self.device)
-        first = len(self.data.samples)
-        extra = torch.arange(first, first + (len(self.extra) if self.extra else 0))
-        return ContinualTraining(
-            self.config, method, seed, model, self.samples, self.texts, self.inputs,
-            self.parts(seed), extra, losses, self.device,
-        )  # fmt: skip
+        return ContinualTraining(self, method, seed)
 
     def fingerprint(self) -> str:
-        """Of the data, and of the extra pairs where there are any."""
         own = self.data.fingerprint
         return own if self.extra is None else digest(own, self.extra.fingerprint)
 
 
 def read_old(path: str) -> dict[str, Tensor]:
-    """The weights that the key `old` of a config names."""
-    place = Path(path).expanduser()
-    if not place.is_file():
-        raise ValueError(f"`old` must be a file of weights but there is none at {place}.")
+    """The weights that the key `old` of a config names: a state dict, or a file of the cache."""
     try:
-        found: Any = torch.load(place, map_location="cpu", weights_only=True)
+        found: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
     except Exception as error:  # torch, pickle and zipfile have one each
-        raise ValueError(f"`old`: {place} is no file of weights: {error}.") from error
-    if isinstance(found, dict):
-        found = found.get("values", found)  # a file of the cache, or the weights themselves
-    if not (isinstance(found, dict) and all(map(torch.is_tensor, found.values()))):
-        raise ValueError(f"`old`: {place} must hold a state dict, names with tensors.")
-    return found
+        raise ValueError(f"`old: {path}` is no file of weights: {error}.") from error
+    return found.get("values", found) if isinstance(found, dict) else found

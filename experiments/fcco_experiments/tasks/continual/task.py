@@ -1,20 +1,59 @@
-"""The task: its configs, its problem, and the words of its report."""
+"""The task: its configs, its problem, and its report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ... import backbones
-from ...task import Page, Progress, Row, Rule, Task
-from . import report
+from ...prose import paragraphs
+from ...task import Metric, Page, Panel, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, keyed
 from .config import Continual
 from .problem import ContinualProblem
-from .training import build
+from .training import BuiltMethod
 
-__all__ = ["TASK", "ContinualTask"]
+PAGE = "continual/page.j2"
+REFERENCES = ("finetune",)
+"""Methods that do not try to keep anything."""
+SMALL = 50
+"""A test class with fewer images says little: one of them is more than two points."""
+NEAR = 0.01
+"""A logistic loss that rose by no more than this counts as kept, and a gap below it as noise."""
+CHANCE = 0.05
+"""A mean accuracy of the classes no further above that of guessing is that of guessing."""
+
+_NAMES = {"test": "test", "train": "train", "val": "validation"}
+_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
+    ("target_gain", "gain", "higher", 3, "test val"),
+    ("excess", "forgotten beyond limit", "lower", 4, "train"),
+    ("forgetting", "forgetting", "lower", 3, "test train"),
+    ("kept", "kept", "higher", 2, "train"),
+    ("retained", "retained", "higher", 2, "test"),
+    ("violation", "worst constraint", "lower", 4, "train"),
+    ("target_accuracy", "target accuracy", "higher", 3, ""),
+    ("target_loss", "target loss", "lower", 3, ""),
+    ("protected_accuracy", "protected", "higher", 3, ""),
+    ("protected_change", "change of protected", "higher", 3, ""),
+    ("accuracy", "accuracy", "higher", 3, ""),
+    ("forgotten_images", "images forgotten", "lower", 1, ""),
+)
+_ENDING: tuple[tuple[str, str, Any, int], ...] = (
+    ("penalty", "rho", "none", 2),
+    ("seconds", "seconds", "none", 1),
+    ("objective", "contrastive loss", "lower", 4),
+    ("tracking_error", "tracking error", "lower", 4),
+    ("kkt_stationarity", "KKT stationarity", "lower", 4),
+    ("kkt_feasibility", "KKT feasibility", "lower", 4),
+    ("kkt_complementarity", "KKT complementarity", "lower", 4),
+    ("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", 4),
+    ("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower", 4),
+    ("samples_per_second", "samples a second", "none", 0),
+)
+_PROTECTED = ("constraints", "zero_one", "test_zero_one", "multipliers", "best_multipliers")
 
 
 class ContinualTask(Task):
@@ -24,7 +63,6 @@ class ContinualTask(Task):
     config = Continual
 
     def grid_name(self, config: Any) -> str:
-        """The paper's grids of rho, or wider ones for projections on features."""
         return "paper" if config.train == "all" else "wide"
 
     def fetch(self, config: Any, progress: Progress | None = None) -> None:
@@ -36,50 +74,224 @@ class ContinualTask(Task):
             problem.make_old(seed)  # the first rank of a machine alone is here
 
     def load(self, config: Any) -> ContinualProblem:
-        """Data and models."""
         return ContinualProblem(config)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
-        """Backbones and methods that do not fit, before any training: where, and why."""
         problems: list[tuple[tuple[str, ...], str]] = []
-        for side, wanted in (("image_backbone", "image"), ("text_backbone", "text")):
-            name = getattr(config, side)
-            if name == "none":
-                continue
+        for side in ("image", "text"):
+            key, name = f"{side}_backbone", getattr(config, f"{side}_backbone")
             try:
-                kind = backbones.kind(name)
+                kind = side if name == "none" else backbones.kind(name)
             except ValueError as error:
-                problems.append(((side,), str(error)))
+                problems.append(((key,), str(error)))
                 continue
-            if kind != wanted:
-                problems.append(((side,), f"`{side}: {name}` takes {kind}s, not {wanted}s."))
+            if kind != side:
+                problems.append(((key,), f"`{key}: {name}` takes {kind}s, not {side}s."))
         for name, method in config.methods.items():
-            tiny = nn.Linear(1, 1)
             try:
-                build(tiny, method, config.protected, (2, 2), temperature=config.temperature)
+                BuiltMethod(nn.Linear(1, 1), method, config, 2, 2)
             except (TypeError, ValueError) as error:
                 problems.append((("methods", name), str(error)))
         return problems
 
-    def page(self, config: Any) -> Page:
-        """The report's words and plots."""
-        return report.page(config)
+    def rule(self, config: Any) -> Rule:
+        """What is forgotten beyond the limit first, then the accuracy of the target."""
+        (text,) = _words("rule", config)
+        return Rule(
+            text, score, objective="test_target_gain", constraint="train_excess", limit=0.0,
+            limited=True,
+        )  # fmt: skip
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """Who won."""
-        return report.verdict(config, methods)
+        return _words("verdict", config, **_outcome(config, methods))
 
     def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """What to try next."""
-        return report.next_steps(config, methods)
+        return _words("next_steps", config, **_outcome(config, methods))
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        """What a reader must know about a run."""
-        return report.warnings(config, row)
+        """Figures that mean less than they seem to."""
+        lost, constraints = row["zero_one"], row["constraints"]
+        gain, error = row["train_target_gain"], row.get("tracking_error", 0.0)
+        counts = row.get("test_counts", (SMALL,))
+        return _words(
+            "warnings",
+            config,
+            row=row,
+            guessing=row["train_accuracy"] <= 1 / len(config.classes) + CHANCE,
+            still=gain == 0 and not any(lost) and max(map(abs, constraints)) < 1e-3,
+            error=error if error > max(NEAR, *map(abs, constraints)) else 0.0,
+            near=NEAR if row["train_violation"] <= NEAR and row["train_kept"] < 1 else 0.0,
+            worst=lost.index(max(lost)),
+            capped=_capped(config, row, error),
+            smallest=counts.index(min(counts)) if min(counts) < SMALL else None,
+        )
 
-    def rule(self, config: Any) -> Rule:
-        """How settings are chosen: never by test figures."""
-        return report.rule(config)
+    def page(self, config: Any) -> Page:
+        (title,) = _words("title", config)
+        return Page(
+            title=title,
+            question=_words("question", config, rule=self.rule(config)),
+            metrics=tuple(sorted(_metrics(config), key=lambda metric: not metric.headline)),
+            panels=tuple(_panels(config)),
+            entries={
+                **dict.fromkeys(_PROTECTED, config.protected),
+                "test_accuracies": config.classes,
+            },
+            references=tuple(
+                name for name, method in config.methods.items() if method.method in REFERENCES
+            ),
+            glossary=glossary(PAGE, config.methods),
+        )
+
+
+def score(row: Row) -> tuple[float, ...]:
+    """The smaller the better: what is forgotten, the target's accuracy, the largest constraint.
+
+    Protected classes are judged on training data, where the constraints live, the target on
+    validation data; test figures are never looked at.
+    """
+    return row["train_excess"], -row["val_target_accuracy"], row["train_violation"]
+
+
+def _common(config: Continual) -> dict[str, Any]:
+    """What every block of the template may use."""
+    known: dict[str, Any] = {"config": config, "points": points}
+    return known | {"allowed": paragraphs(PAGE, "allowed", **known)[0]}
+
+
+def _words(block: str, config: Continual, **values: Any) -> tuple[str, ...]:
+    return paragraphs(PAGE, block, **_common(config), **values)
+
+
+def points(share: float, spread: float | None = None) -> str:
+    """A difference of accuracies in percentage points.
+
+    >>> points(0.0123), points(0.01), points(-0.0001), points(0.5, 0.01)
+    ('1.2 points', '1 point', '0 points', '50 ± 1 points')
+    """
+
+    def text(value: float) -> str:
+        return f"{round(100 * value, 1) + 0.0:g}"  # no -0
+
+    number = text(share)
+    if spread is not None:
+        return f"{number} ± {text(spread)} points"
+    return f"{number} point{'' if number in ('1', '-1') else 's'}"
+
+
+class _Points(FinalRows):
+    """Final rows whose figures are said in percentage points."""
+
+    def gain(self, name: str, key: str = "test_target_gain") -> str:
+        """Mean and, with several runs, standard deviation."""
+        mean, rows = self.mean(name, key), self.rows[name]
+        if len(rows) == 1:
+            return points(mean)
+        squares = math.fsum((row[key] - mean) ** 2 for row in rows)
+        return points(mean, math.sqrt(squares / (len(rows) - 1)))
+
+    def worst(self, name: str, part: str) -> str:
+        """The largest accuracy that a protected class lost in any run; 0 where all improved."""
+        return points(max(0.0, *(row[f"{part}_forgetting"] for row in self.rows[name])))
+
+    def count(self, name: str, key: str) -> int:
+        """Runs in which a figure is 1, such as `train_kept`."""
+        return sum(row[key] == 1 for row in self.rows[name])
+
+
+def _outcome(config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+    """What the sentences of the verdict are made from: who is judged, and in which order.
+
+    Of each method one setting competes, the one that the rule prefers: test data choose none.
+    Methods that keep every protected class in every run come first, by their gain on test data.
+    """
+    final = _Points(config, methods, "objective")
+
+    def method_of(name: str) -> str:  # such as `sonex` of `sonex-rho-10@3`
+        family = name if name in config.methods else name.rpartition("@")[0]
+        return config.methods[family].method if family in config.methods else name
+
+    def mean_score(name: str) -> tuple[float, ...]:
+        columns = zip(*map(score, final.rows[name]), strict=True)
+        return tuple(math.fsum(column) / len(final.rows[name]) for column in columns)
+
+    finished = [name for name in final.rows if name not in final.early]
+    names = [name for name in finished if method_of(name) not in REFERENCES]
+    preferred: dict[str, str] = {}
+    for name in sorted(names, key=mean_score):
+        preferred.setdefault(method_of(name), name)
+    keepers = [n for n in names if final.count(n, "train_kept") == len(final.rows[n])]
+    chosen = [name for name in preferred.values() if name in keepers]
+    order = sorted(chosen, key=lambda name: -final.mean(name, "test_target_gain"))
+
+    def gap(one: str, other: str) -> Any:
+        return final.difference(one, other, "test_target_gain")
+
+    duel = None
+    if "sonex" in preferred and "sox" in preferred:
+        pair = preferred["sonex"], preferred["sox"]
+        duel = {"ours": pair[0], "theirs": pair[1], "gap": gap(*pair)}
+    return {
+        "final": final, "names": names, "keepers": keepers, "order": order, "duel": duel,
+        "best": order[0] if order else min(names, key=mean_score, default=None),
+        "behind": gap(order[0], order[1]) if order[1:] else None,
+        "free": next((name for name in finished if method_of(name) in REFERENCES), None),
+    }  # fmt: skip
+
+
+def _capped(config: Continual, row: Row, error: float) -> list[str]:
+    """Classes that are forgotten although their multiplier is the most that the penalty can pay."""
+    if "penalty" not in row or "multipliers" not in row:
+        return []
+    cap, multipliers = row["penalty"] / len(config.protected), row["multipliers"]
+    if max(multipliers) > (1 + 1e-3) * cap:  # a squared hinge has no such limit
+        return []
+    return [
+        name
+        for name, value, own in zip(config.protected, row["constraints"], multipliers, strict=True)
+        if own >= (1 - 1e-3) * cap and value > max(NEAR, error)
+    ]
+
+
+def _metrics(config: Continual) -> Iterator[Metric]:
+    meanings = keyed(PAGE, "metrics", **_common(config))
+    for part, name in _NAMES.items():
+        for key, label, better, digits, headline in _COLUMNS:
+            shown = part in headline.split()
+            whole = f"{label}, {name}"
+            yield Metric(f"{part}_{key}", whole, better, digits, shown, meanings[key])
+    for key, label, better, digits in _ENDING:
+        shown = key in ("penalty", "seconds")
+        yield Metric(key, label, better, digits, shown, meanings[key])
+
+
+def _panels(config: Continual) -> Iterator[Panel]:
+    limit, gain = config.forget_limit, f"gain of {config.target}"
+    titles = keyed(PAGE, "panels", config=config)
+    lost = "largest loss of accuracy"
+    for part in ("train", "test"):
+        yield Panel(
+            "tradeoff", y="test_target_gain", x=f"{part}_forgetting", reference=0.0,
+            title=titles[f"tradeoff_{part}"], label=f"{gain}, test", x_reference=limit,
+            x_label=f"{lost} of a protected class, {part}",
+        )  # fmt: skip
+    rows: Sequence[tuple[Any, str, str, float | None]] = (
+        ("curve", "train_target_gain", gain, None),
+        ("curve", "test_target_gain", gain, None),
+        ("curve", "train_forgetting", lost, limit),
+        ("curve", "test_forgetting", lost, limit),
+        ("curve", "train_violation", "largest rise of a loss", 0.0),
+        ("curve", "objective", "loss", None),
+        ("change", "test_accuracies", "test accuracy by class", None),
+        ("dots", "zero_one", "accuracy lost by class, training data", 0.0),
+        ("dots", "test_zero_one", "accuracy lost by class, test data", 0.0),
+        ("family", "zero_one", "accuracy lost", 0.0),
+        ("family", "constraints", "loss - old loss", 0.0),
+        ("family", "multipliers", "multiplier", None),
+    )
+    for kind, y, label, line in rows:
+        title = titles[f"{kind}_{y}" if y == "zero_one" else y]
+        yield Panel(kind, y=y, title=title, label=label, reference=line)
 
 
 TASK = ContinualTask()

@@ -1,0 +1,281 @@
+"""The task: configs and methods that are refused, who learned without forgetting, the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from continual_cases import CONFIG, METHODS
+from fcco_experiments import config as configs
+from fcco_experiments.task import Method, Row
+from fcco_experiments.tasks.continual import TASK, Continual
+from fcco_experiments.tasks.continual.training import METHODS as WORDS
+from fcco_experiments.tasks.continual.training import BuiltMethod, by_class, changes
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+NAMES = [n for n in configs.names(TASK) if n != "base" and not n.startswith("methods")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_loads_and_fits_its_methods(name: str) -> None:
+    for quick in (False, True):
+        loaded = configs.load(TASK, name, quick=quick)
+        assert loaded.methods and TASK.check(loaded) == []
+
+
+@pytest.mark.parametrize("data", ["weather", "bdd100k-subset"])
+def test_settings_are_the_winners_of_the_sweep(data: str) -> None:
+    sweep = json.loads((RESULTS / f"continual-{data}-wide/sweep.json").read_text())
+    tried = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
+    chosen = configs.load(TASK, data).methods
+    assert len(tried) == 6 * 16 and len(sweep["seeds"]) == 5
+    for name, winner in sweep["winners"].items():
+        flat = dataclasses.asdict(chosen[name])
+        flat |= {f"settings.{key}": value for key, value in flat.pop("settings").items()}
+        assert {key: flat[key] for key in tried[winner]} == tried[winner], name
+
+
+# What is refused.
+
+SONEX = METHODS["sonex"]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Method("sonax", 0.1), "`method` must be one of sonex, sox"),
+        (Method("sonex", 0.1, settings={"penalty": 1}), "needs a number as `smoothing`"),
+        (Method("sox", 0.1, settings={"penalty": 1, "smoothing": 1}), "no such setting.*smoothing"),
+        (Method("sox", 0.1, settings={"penalty": 1, "tolerance": 1}), "is made by the task"),
+        (Method("weighted", 0.1), "`settings.weight` is needed for weighted"),
+        (Method("finetune", 0.1, settings={"weight": 1}), "`settings.weight` is not for finetune"),
+        (Method("replay", 0.1, settings={"penalty": 1}), "`settings.penalty` is not for replay"),
+        (dataclasses.replace(SONEX, independent=True), "`independent` is not offered"),
+        (Method("finetune", 0.1, settings={"contrast_gamma": 1.5}), "gamma"),
+    ],
+)
+def test_methods_that_do_not_fit(method: Method, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        BuiltMethod(torch.nn.Linear(2, 2), method, CONFIG, 20, 50)
+
+
+def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
+    methods = METHODS | {"bad": Method("weighted", 0.1)}
+    asked = dataclasses.replace(
+        CONFIG, methods=methods, image_backbone="minilm", text_backbone="nothing"
+    )
+    said = dict(TASK.check(asked))
+    assert set(said) == {("image_backbone",), ("text_backbone",), ("methods", "bad")}
+    assert "takes texts, not images" in said["image_backbone",]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": "clear"}, "must be different classes"),
+        ({"protected": ()}, "one protected at least"),
+        ({"prompt": "the weather"}, r"must hold one \{\}.* but: 'the weather'"),
+        ({"captions": ("{} in {town}",)}, r"must hold one \{\}, and no other braces"),
+        ({"captions": ()}, "`captions` must hold a sentence"),
+        ({"batch": 0}, "`batch` must be at least 1"),
+        ({"forget_limit": -0.1}, "`forget_limit` must be at least 0"),
+        ({"temperature": 0.0}, "`temperature` must be above 0"),
+        ({"old_lr": 0.0}, "`old_lr` must be above 0"),
+        ({"size": (0, 5)}, "height and a width"),
+        ({"train": "all"}, "`train: all` needs an image and a text backbone"),
+        ({"image_backbone": "resnet50"}, "must both be given, or both none"),
+        ({"extra_pairs": "here"}, "`extra_pairs` are images with texts"),
+        ({"precision": "float16"}, "use bfloat16"),
+    ],
+)
+def test_configs_that_cannot_be_trained(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(CONFIG, **changes)
+
+
+# The rule and the verdict.
+
+
+def config(**changes: Any) -> Continual:
+    words = {name: name for name in ("sonex", "sox", "sonx", "weighted", "replay")}
+    words |= {"sonex-rho-10": "sonex", "plain": "finetune"}
+    usual: dict[str, Any] = {"data": "weather", "target": "foggy", "protected": ("clear", "rainy")}
+    usual |= {"methods": {n: Method(word, 0.1) for n, word in words.items()}, "seeds": (0, 1, 2)}
+    return Continual(**(usual | changes))
+
+
+def row(**changes: Any) -> Row:
+    """A run that learned and kept everything."""
+    usual: Row = {
+        "epoch": 5, "objective": 0.1, "constraints": [-0.3, -0.1], "zero_one": [0.0, -0.01],
+        "multipliers": [0.1, 0.0], "train_accuracy": 0.8, "test_counts": [60, 50, 70],
+    }  # fmt: skip
+    figures = {"target_accuracy": 0.6, "target_gain": 0.4, "forgetting": 0.0, "kept": 1.0}
+    figures |= {"retained": 1.0, "excess": 0.0, "violation": -0.1}
+    for part in ("train", "val", "test"):
+        usual |= {f"{part}_{key}": value for key, value in figures.items()}
+    return usual | changes
+
+
+def rows(key: str, *values: float, **changes: Any) -> list[Row]:
+    return [row(**{key: value}, **changes) for value in values]
+
+
+def forgetful(*lost: float, **changes: Any) -> list[Row]:
+    """Runs in which a protected class loses so much."""
+    return [
+        row(
+            train_forgetting=share, test_forgetting=share, train_kept=0.0, train_retained=0.0,
+            test_retained=0.0, train_excess=share - 0.01, **changes,
+        )
+        for share in lost
+    ]  # fmt: skip
+
+
+def test_kept_comes_before_the_target_and_test_data_never_count() -> None:
+    rule = TASK.rule(config())
+    best, good = row(val_target_accuracy=0.9), row(val_target_accuracy=0.8, train_violation=-1.0)
+    close = forgetful(0.02, val_target_accuracy=0.99)[0]
+    far = forgetful(0.05, val_target_accuracy=1.0)[0]
+    tied = row(val_target_accuracy=0.8, train_violation=0.5)
+    assert sorted([far, tied, close, good, best], key=rule.score) == [best, good, tied, close, far]
+    assert rule.feasible(rule.score(tied)) and not rule.feasible(rule.score(close))
+    for key in row():
+        if key.startswith("test_"):
+            assert rule.score(row(**{key: 0.123})) == rule.score(row())
+    shown = {metric.key: metric for metric in TASK.page(config()).metrics if metric.headline}
+    assert shown[rule.objective].better == "higher" and shown[rule.constraint].better == "lower"
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"-?\d[\d.]*(?: ± \d[\d.]*)? point", text)
+
+
+def test_the_largest_gain_of_those_that_keep_wins() -> None:
+    methods = {
+        "sonex": rows("test_target_gain", 0.40, 0.42, 0.44, test_forgetting=0.03),
+        "sonx": rows("test_target_gain", *[0.2] * 3),
+        "sox": [*rows("test_target_gain", 0.9, 0.9), *forgetful(0.02, test_target_gain=0.9)],
+        "plain": forgetful(0.10, 0.20, 0.30, test_target_gain=0.5),
+    }
+    said = TASK.verdict(config(), methods)
+    # Who, its gain, what is forgotten beyond the limit, both of plain fine-tuning, the limit.
+    assert said[0].startswith("sonex wins")
+    found = ["42 ± 2 point", "0 point", "50 ± 0 point", "19 point", "1 point"]
+    assert numbers(said[0]) == found
+    # Student's t over three seeds: 0.22 -+ 4.303 * 0.02 / sqrt 3.
+    assert said[1].startswith("2 of 3 methods")
+    assert numbers(said[1]) == ["0 point", "3 point", "22 point", "17 point", "27 point"]
+    assert numbers(said[2])[0] == "48 point" and "sox" in said[2]
+
+
+def test_settings_of_one_method_are_chosen_by_the_rule_and_not_by_test_data() -> None:
+    methods = {
+        "sonex": rows("val_target_accuracy", *[0.9] * 3, test_target_gain=0.1),
+        "sonex-rho-10": rows("val_target_accuracy", *[0.8] * 3, test_target_gain=0.9),
+        "sox": rows("val_target_accuracy", *[0.7] * 3, test_target_gain=0.3),
+    }
+    assert TASK.verdict(config(), methods)[0].startswith("sox wins"), "90 points were not chosen"
+    methods["sonex"] = forgetful(0.2, 0.2, 0.2, val_target_accuracy=0.9)
+    assert TASK.verdict(config(), methods)[0].startswith("sonex-rho-10 wins")
+
+
+def test_special_outcomes() -> None:
+    methods = {
+        "sonex": [*rows("test_target_gain", 0.1, 0.2), *forgetful(0.05, test_target_gain=0.3)],
+        "sox": forgetful(0.2, 0.2, 0.2),
+    }
+    first = TASK.verdict(config(), methods)[0]
+    assert first.startswith("sonex comes nearest") and numbers(first)[1] == "1.3 point"
+    assert "fcco sweep continual --data weather" in TASK.next_steps(config(), methods)[0]
+    alone = TASK.verdict(config(seeds=(0,)), {"sonex": [row()], "sox": [row()]})
+    assert "±" not in " ".join(alone) and alone[-1].startswith("One seed")
+    still = {"sonex": rows("test_target_gain", -0.1, 0.0, 0.1)}
+    assert "no gain" in TASK.verdict(config(), still)[0]
+    calm = {"plain": rows("test_target_gain", *[0.9] * 3), "sonex": rows("epoch", 5, 5, 5)}
+    assert "nothing to protect" in TASK.verdict(config(), calm)[2]
+    assert "50 points of gain are left" in TASK.next_steps(config(), calm)[1]
+    broken = rows("objective", 0.1, math.nan)
+    said = TASK.verdict(config(), {"sonx": broken, "plain": broken, "sox": []})
+    assert said[0].startswith("No method") and said[1].startswith("sonx, plain: some runs ended")
+    assert TASK.next_steps(config(), {"sox": []}) == ()
+
+
+FORGETS = {"train_kept": 0.0, "zero_one": [0.02, 0.035], "train_forgetting": 0.035}
+BROKEN = {"constraints": [0.2, 0.3], "train_violation": 0.3, "penalty": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"tracking_error": 0.31}, "does not see its constraints.* off by 0.31"),
+        ({"tracking_error": 0.009, "constraints": [0.0, -0.005]}, None),
+        ({"train_target_gain": -0.1}, "is 60.0 % and was 70.0 % before"),
+        (
+            {"train_target_gain": 0.0, "zero_one": [0.0, 0.0], "constraints": [1e-5, -1e-5]},
+            "^Did not move",
+        ),
+        ({"train_accuracy": 0.38, "train_target_gain": -0.1}, "Fell apart.* 3 classes .* 38.0 %"),
+        ({**FORGETS, "train_violation": 0.01}, "name only.* but rainy lost 3.5 points"),
+        ({**FORGETS, "train_violation": 0.02}, None),
+        ({"test_counts": [60, 50, 49]}, "foggy has 49 images, and one of them is 2 points"),
+        ({**BROKEN, "multipliers": [1.9, 2.0]}, "Penalty too small for rainy:"),
+        ({**BROKEN, "multipliers": [2.0, 2.5]}, None),  # a squared hinge
+        ({**BROKEN, "multipliers": [2.0, 0.0], "tracking_error": 0.25}, None),
+    ],
+)
+def test_warnings(changes: dict[str, Any], said: str | None) -> None:
+    found = TASK.warnings(config(), row(**changes))
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0])
+
+
+# The page.
+
+ENDS = {
+    "kkt_stationarity", "kkt_feasibility", "kkt_complementarity", "kkt_best_stationarity",
+    "kkt_best_complementarity", "best_multipliers", "penalty", "samples_per_second", "seconds",
+}  # fmt: skip
+UNSHOWN = {"accuracies", "val_constraints", "val_zero_one", "val_accuracies", "test_constraints"}
+"""Lists that a table each would be too much for."""
+
+
+def test_every_key_of_the_page_is_one_of_the_rows() -> None:
+    page = TASK.page(config(methods={word: Method(word, 0.1) for word in WORDS}))
+    found = by_class(torch.eye(3), torch.arange(3))
+    known = {k for part in ("train", "val", "test") for k in changes(part, found, found, 0)}
+    known |= {"objective", "multipliers", "tracking_error"} | ENDS
+    keys = [metric.key for metric in page.metrics]
+    assert len(set(keys)) == len(keys) and all(metric.meaning for metric in page.metrics)
+    asked = {*keys, *page.entries, *(panel.y for panel in page.panels)}
+    asked |= {panel.x for panel in page.panels if panel.x}
+    assert asked <= known and known - asked == UNSHOWN
+    lists = {"constraints", "zero_one", "accuracies", "multipliers"}
+    for panel in page.panels:
+        own = panel.y.removeprefix("test_") in lists
+        assert (panel.kind in ("family", "change", "dots")) == own, panel
+    assert page.references == ("finetune",) and page.entries["zero_one"] == ("clear", "rainy")
+    assert page.entries["test_accuracies"] == ("clear", "rainy", "foggy")
+    assert list(page.glossary) == list(WORDS) and all(len(t) > 60 for t in page.glossary.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
+        {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm", "extra_pairs": "there"},
+        {"heads": 0, "old": "here.pt", "forget_limit": 0.0, "seeds": (0,)},
+    ],
+)
+def test_every_branch_of_the_question_can_be_written(changes: dict[str, Any]) -> None:
+    page = TASK.page(config(**changes))
+    assert "foggy" in page.title and len(page.question) > 4
