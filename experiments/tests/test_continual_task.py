@@ -81,7 +81,7 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
     ("changes", "said"),
     [
         ({"target": "clear"}, "must be different classes"),
-        ({"protected": ()}, "one protected at least"),
+        ({"protected": ()}, "must be different classes, two at least"),
         ({"prompt": "the weather"}, r"must hold one \{\}.* but: 'the weather'"),
         ({"captions": ("{} in {town}",)}, r"must hold one \{\}, and no other braces"),
         ({"captions": ()}, "`captions` must hold a sentence"),
@@ -91,9 +91,9 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
         ({"old_lr": 0.0}, "`old_lr` must be above 0"),
         ({"size": (0, 5)}, "height and a width"),
         ({"train": "all"}, "`train: all` needs an image and a text backbone"),
-        ({"image_backbone": "resnet50"}, "must both be given, or both none"),
-        ({"extra_pairs": "here"}, "`extra_pairs` are images with texts"),
-        ({"precision": "float16"}, "use bfloat16"),
+        ({"image_backbone": "resnet50"}, "give both or none"),
+        ({"extra_pairs": "here"}, "`extra_pairs` need backbones"),
+        ({"precision": "float16"}, "`precision` may be bfloat16"),
     ],
 )
 def test_configs_that_cannot_be_trained(changes: dict[str, Any], said: str) -> None:
@@ -156,7 +156,7 @@ def test_kept_comes_before_the_target_and_test_data_never_count() -> None:
 
 
 def numbers(text: str) -> list[str]:
-    return re.findall(r"-?\d[\d.]*(?: ± \d[\d.]*)? point", text)
+    return re.findall(r"-?\d+\.\d+(?: ± \d+\.\d+)?", text)
 
 
 def test_the_largest_gain_of_those_that_keep_wins() -> None:
@@ -169,12 +169,12 @@ def test_the_largest_gain_of_those_that_keep_wins() -> None:
     said = TASK.verdict(config(), methods)
     # Who, its gain, what is forgotten beyond the limit, both of plain fine-tuning, the limit.
     assert said[0].startswith("sonex wins")
-    found = ["42 ± 2 point", "0 point", "50 ± 0 point", "19 point", "1 point"]
+    found = ["0.420 ± 0.020", "0.0000 ± 0.0000", "0.500 ± 0.000", "0.1900 ± 0.1000", "0.01"]
     assert numbers(said[0]) == found
     # Student's t over three seeds: 0.22 -+ 4.303 * 0.02 / sqrt 3.
     assert said[1].startswith("2 of 3 methods")
-    assert numbers(said[1]) == ["0 point", "3 point", "22 point", "17 point", "27 point"]
-    assert numbers(said[2])[0] == "48 point" and "sox" in said[2]
+    assert numbers(said[1]) == ["0.000", "0.030", "0.220", "0.170", "0.270"]
+    assert numbers(said[2])[0] == "0.480" and "sox" in said[2]
 
 
 def test_settings_of_one_method_are_chosen_by_the_rule_and_not_by_test_data() -> None:
@@ -194,7 +194,7 @@ def test_special_outcomes() -> None:
         "sox": forgetful(0.2, 0.2, 0.2),
     }
     first = TASK.verdict(config(), methods)[0]
-    assert first.startswith("sonex comes nearest") and numbers(first)[1] == "1.3 point"
+    assert first.startswith("sonex comes nearest") and numbers(first)[1] == "0.0133 ± 0.0231"
     assert "fcco sweep continual --data weather" in TASK.next_steps(config(), methods)[0]
     alone = TASK.verdict(config(seeds=(0,)), {"sonex": [row()], "sox": [row()]})
     assert "±" not in " ".join(alone) and alone[-1].startswith("One seed")
@@ -202,7 +202,7 @@ def test_special_outcomes() -> None:
     assert "no gain" in TASK.verdict(config(), still)[0]
     calm = {"plain": rows("test_target_gain", *[0.9] * 3), "sonex": rows("epoch", 5, 5, 5)}
     assert "nothing to protect" in TASK.verdict(config(), calm)[2]
-    assert "50 points of gain are left" in TASK.next_steps(config(), calm)[1]
+    assert numbers(TASK.next_steps(config(), calm)[1]) == ["0.500"]
     broken = rows("objective", 0.1, math.nan)
     said = TASK.verdict(config(), {"sonx": broken, "plain": broken, "sox": []})
     assert said[0].startswith("No method") and said[1].startswith("sonx, plain: some runs ended")
@@ -217,17 +217,17 @@ BROKEN = {"constraints": [0.2, 0.3], "train_violation": 0.3, "penalty": 4.0}
     ("changes", "said"),
     [
         ({}, None),
-        ({"tracking_error": 0.31}, "does not see its constraints.* off by 0.31"),
+        ({"tracking_error": 0.31}, "does not see.* 0.31"),
         ({"tracking_error": 0.009, "constraints": [0.0, -0.005]}, None),
-        ({"train_target_gain": -0.1}, "is 60.0 % and was 70.0 % before"),
+        ({"train_target_gain": -0.1}, "60.0 % .*70.0 %"),
         (
             {"train_target_gain": 0.0, "zero_one": [0.0, 0.0], "constraints": [1e-5, -1e-5]},
             "^Did not move",
         ),
-        ({"train_accuracy": 0.38, "train_target_gain": -0.1}, "Fell apart.* 3 classes .* 38.0 %"),
-        ({**FORGETS, "train_violation": 0.01}, "name only.* but rainy lost 3.5 points"),
+        ({"train_accuracy": 0.38, "train_target_gain": -0.1}, "^Fell apart.* 38.0 %"),
+        ({**FORGETS, "train_violation": 0.01}, "name only.* rainy .*0.035"),
         ({**FORGETS, "train_violation": 0.02}, None),
-        ({"test_counts": [60, 50, 49]}, "foggy has 49 images, and one of them is 2 points"),
+        ({"test_counts": [60, 50, 49]}, "foggy .*49 .*0.020"),
         ({**BROKEN, "multipliers": [1.9, 2.0]}, "Penalty too small for rainy:"),
         ({**BROKEN, "multipliers": [2.0, 2.5]}, None),  # a squared hinge
         ({**BROKEN, "multipliers": [2.0, 0.0], "tracking_error": 0.25}, None),

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..prose import paragraphs
 from ..stats import Interval, paired
-from ..task import Experiment, Method, Row
+from ..task import Experiment, Method, Metric, Panel, Row
 
-__all__ = ["FinalRows", "glossary", "keyed"]
+__all__ = ["FinalRows", "glossary", "keyed", "metrics", "panels"]
 
 
 class FinalRows:
@@ -81,3 +81,44 @@ def glossary(
         (step,) = paragraphs("words.j2", "step", method=method)
         found[name] = f"{line} {step}".strip()
     return found
+
+
+def metrics(template: str, parts: Mapping[str, str], **values: Any) -> tuple[Metric, ...]:
+    """Columns from the template's block `metrics`, of paragraphs
+
+        key | label | better | digits | headline | meaning
+
+    A key such as `*_auc` stands for a column of each part of the data; `headline` names the parts
+    (or `once`) whose column is in the first table. `parts` has the label of each part by its key.
+    """
+    lines = [text.split(" | ") for text in paragraphs(template, "metrics", **values)]
+    columns = [
+        Metric(f"{part}{key[1:]}", f"{label}, {name}", better, int(digits), part in shown, meaning)  # type: ignore[arg-type]
+        for part, name in parts.items()
+        for key, label, better, digits, shown, meaning in lines
+        if key.startswith("*")
+    ]
+    return (
+        *columns,
+        *(
+            Metric(key, label, better, int(digits), "once" in shown, meaning)  # type: ignore[arg-type]
+            for key, label, better, digits, shown, meaning in lines
+            if not key.startswith("*")
+        ),
+    )
+
+
+def panels(template: str, block: str, **values: Any) -> tuple[Panel, ...]:
+    """Plots from a block of a template, of paragraphs `kind | title | y=... | label=... | ...`.
+
+    The words before the equals signs are those of `Panel`; an empty value is left out.
+    """
+    found = []
+    for text in paragraphs(template, block, **values):
+        kind, title, *rest = text.split(" | ")
+        fields: dict[str, Any] = dict(part.split("=", 1) for part in rest)
+        for name in ("reference", "x_reference"):
+            if name in fields:
+                fields[name] = float(fields[name]) if fields[name] else None
+        found.append(Panel(kind, title=title, **fields))  # type: ignore[arg-type]
+    return tuple(found)

@@ -18,67 +18,36 @@ class Continual(Scheduled, OnMachine):
 
     L_k is the mean logistic loss, over the training images of protected class k, of choosing among
     the prompts of all classes.
-
-    Args:
-        target: the class to learn.
-        protected: the classes to keep.
-        prompt: the sentence of a class by which images are classified.
-        captions: sentences for the texts of pairs; each image has one of them, with its class.
-        image_backbone: the network before the projection of images; `"none"` for vectors.
-        text_backbone: that of texts; `"none"` takes made-up vectors, for tests.
-        image_weights: file or folder of the image backbone's weights; its own unless given.
-        text_weights: the same for texts.
-        train: `"projections"` trains the last layers on features of frozen backbones, computed
-            once; `"all"` every weight.
-        size: height and width that images are scaled to.
-        tokens: texts are cut after so many tokens.
-        width: of the shared space; projections that come with the weights have their own.
-        heads: rank of the task-dependent heads of the text projection, one for each protected
-            class; 0 for none.
-        temperature: tau, of the contrastive loss and of the classifier.
-        sample_limit: at most so many samples of each class are kept; 0 keeps all.
-        extra_pairs: folder, shards or table of further image-text pairs for the target.
-        old: file with the old model's weights; it is trained first unless given.
-        old_epochs: of that training, on the pairs of the protected classes.
-        old_lr: its learning rate (Adam).
-        old_batch: its batch.
-        batch: target pairs of a batch.
-        negatives: pairs of the protected classes that they are contrasted with.
-        per_class: samples of each protected class in a batch, for its constraint.
-        steps_per_epoch: steps of an epoch.
-        forget_limit: accuracy that a protected class may lose on training data before a run
-            counts as forgetting; one image is always allowed.
-        certificate: KKT residuals on full data at the end (not for trained backbones).
-
-    Further fields: those of `Scheduled` and `OnMachine`.
     """
 
-    target: str
-    protected: tuple[str, ...]
-    prompt: str = "the weather is {}."
-    captions: tuple[str, ...] = ("the weather is {}.",)
-    image_backbone: str = "none"
-    text_backbone: str = "none"
-    image_weights: str = ""
+    target: str  # the class to learn
+    protected: tuple[str, ...]  # the classes to keep
+    prompt: str = "the weather is {}."  # the sentence of a class by which images are classified
+    captions: tuple[str, ...] = ("the weather is {}.",)  # of pairs: each image has one of them
+    image_backbone: str = "none"  # before the projection of images; "none" for vectors
+    text_backbone: str = "none"  # that of texts; "none" takes made-up vectors, for tests
+    image_weights: str = ""  # file or folder of the backbone's weights; its own unless given
     text_weights: str = ""
+    # "projections": the last layers on features of frozen backbones, computed once.
     train: Literal["projections", "all"] = "projections"
-    size: tuple[int, int] = (128, 128)
-    tokens: int = 16
-    width: int = 128
-    heads: int = 16
-    temperature: float = 0.05
-    sample_limit: int = 0
-    extra_pairs: str = ""
-    old: str = ""
-    old_epochs: int = 5
+    size: tuple[int, int] = (128, 128)  # height and width that images are scaled to
+    tokens: int = 16  # texts are cut after so many
+    width: int = 128  # of the shared space; projections that come with weights have their own
+    heads: int = 16  # rank of the text projection's head for each protected class; 0 for none
+    temperature: float = 0.05  # tau, of the contrastive loss and of the classifier
+    sample_limit: int = 0  # samples of each class at most; 0 keeps all
+    extra_pairs: str = ""  # folder, shards or table of further image-text pairs for the target
+    old: str = ""  # file with the old model's weights; it is trained first unless given
+    old_epochs: int = 5  # of that training, on the pairs of the protected classes
     old_lr: float = 1e-3
     old_batch: int = 128
-    batch: int = 64
-    negatives: int = 64
-    per_class: int = 10
+    batch: int = 64  # target pairs
+    negatives: int = 64  # pairs of the protected classes that they are contrasted with
+    per_class: int = 10  # samples of each protected class, for its constraint
     steps_per_epoch: int = 20
+    # Accuracy that a protected class may lose on training data; one image is always allowed.
     forget_limit: float = 0.01
-    certificate: bool = True
+    certificate: bool = True  # KKT residuals on full data at the end (with frozen backbones)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,39 +60,28 @@ class Continual(Scheduled, OnMachine):
                     raise ValueError(
                         f"`{name}` must be at least {least} but is: {getattr(self, name)}."
                     )
-        if len(set(self.classes)) < len(self.classes) or not self.protected:
-            raise ValueError(
-                "`target` and `protected` must be different classes, one protected at least, but "
-                f"are: {self.target} and {list(self.protected)}."
-            )
         for text in (self.prompt, *self.captions):
             if [text.count(mark) for mark in ("{}", "{", "}")] != [1, 1, 1]:
                 raise ValueError(
-                    f"`prompt` and `captions` must hold one {{}}, and no other braces, but: "
+                    "`prompt` and `captions` must hold one {}, and no other braces, but: "
                     f"{text!r}."
                 )
+        different = len(set(self.classes)) == len(self.classes) > 1
         bare = "none" in (self.image_backbone, self.text_backbone)
-        for wrong, problem in (
-            (not self.captions, "`captions` must hold a sentence at least."),
-            (self.temperature <= 0, f"`temperature` must be above 0 but is: {self.temperature}."),
-            (self.old_lr <= 0, f"`old_lr` must be above 0 but is: {self.old_lr}."),
-            (min(self.size) < 1, f"`size` must be a height and a width but is: {self.size}."),
-            (bare and self.train == "all", "`train: all` needs an image and a text backbone."),
-            (
-                bare and self.image_backbone != self.text_backbone,
-                "`image_backbone` and `text_backbone` must both be given, or both none.",
-            ),
-            (
-                bare and self.extra_pairs != "",
-                "`extra_pairs` are images with texts: they need backbones.",
-            ),
-            (
-                self.precision == "float16",
-                "`precision: float16` is not offered here; use bfloat16.",
-            ),
+        alike = self.image_backbone == self.text_backbone
+        for valid, wanted in (
+            (different, "`target` and `protected` must be different classes, two at least"),
+            (self.captions, "`captions` must hold a sentence at least"),
+            (self.temperature > 0, f"`temperature` must be above 0 but is: {self.temperature}"),
+            (self.old_lr > 0, f"`old_lr` must be above 0 but is: {self.old_lr}"),
+            (min(self.size) > 0, f"`size` must be a height and a width but is: {self.size}"),
+            (alike or not bare, "`image_backbone`, `text_backbone`: give both or none of them"),
+            (not bare or self.train != "all", "`train: all` needs an image and a text backbone"),
+            (not bare or not self.extra_pairs, "`extra_pairs` need backbones: they are images"),
+            (self.precision != "float16", "`precision` may be bfloat16 here, not float16"),
         ):
-            if wrong:
-                raise ValueError(problem)
+            if not valid:
+                raise ValueError(f"{wanted}.")
 
     @property
     def classes(self) -> tuple[str, ...]:

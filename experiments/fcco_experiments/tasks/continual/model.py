@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from fcco._distributed import Group
 from ...data.grouped import Samples
 from ..base import autocast, chunks
 from .config import Continual
+
+if TYPE_CHECKING:
+    from .problem import ContinualProblem
 
 _CAPTION_SEED = 20_240_101
 
@@ -48,19 +52,14 @@ class TwoBackbones(nn.Module):
         E_I(x) = \frac{P\,\phi(x)}{\|P\,\phi(x)\|}, \qquad
         E_T(t) = \frac{(W + A_kB_k)^\top\psi(t)}{\|(W + A_kB_k)^\top\psi(t)\|}
 
-    The texts of protected class k are embedded by its own head (A_k, B_k), all others by W.
-
-    Args:
-        image: phi, from raw images or from features.
-        text: psi, from token ids or from features.
-        image_projection: P.
-        text_projection: W, with heads (`TaskHeads`) or without.
+    The texts of protected class k are embedded by its own head (A_k, B_k), all others by W; without
+    heads, the text projection is W alone.
     """
 
     def __init__(
         self,
-        image: nn.Module,
-        text: nn.Module,
+        image: nn.Module,  # phi, from raw images or from features
+        text: nn.Module,  # psi, from token ids or from features
         image_projection: nn.Module,
         text_projection: nn.Module,
     ) -> None:
@@ -81,31 +80,17 @@ class TwoBackbones(nn.Module):
 
 @dataclass(frozen=True)
 class Texts:
-    """All different texts and who uses them.
+    """All different texts and who uses them."""
 
-    Attributes:
-        words: the texts; an extra one may read like one of a class.
-        head: the protected class whose head embeds a text, -1 for the common projection, (U,).
-        prompts: the text of each class, (C,).
-        captions: the text of each sample, (N,).
-        of_classes: texts with an id below this come from the classes, the others from extra pairs.
-    """
-
-    words: tuple[str, ...]
-    head: Tensor
-    prompts: Tensor
-    captions: Tensor
-    of_classes: int
+    words: tuple[str, ...]  # an extra one may read like one of a class
+    head: Tensor  # the protected class whose head embeds a text, -1 for the common projection, (U,)
+    prompts: Tensor  # the text of each class, (C,)
+    captions: Tensor  # the text of each sample, (N,)
+    of_classes: int  # texts with an id below this come from the classes, others from extra pairs
 
     @classmethod
     def of(cls, config: Continual, label: Tensor, extra: Sequence[str] = ()) -> Texts:
-        """Prompts and captions; which caption an image has depends on its row alone.
-
-        Args:
-            config: prompt, captions and classes.
-            label: class of each sample.
-            extra: captions of pairs that come after the samples; texts of their own.
-        """
+        """Prompts, and a caption for each label, by its row; then captions of extra pairs."""
         owners = list(zip(config.classes, [*range(len(config.protected)), -1], strict=True))
         head = {config.prompt.format(name): owner for name, owner in owners}  # in order of ids
         for name, owner in owners:
@@ -140,26 +125,11 @@ def made_up(words: Sequence[str], width: int = 32) -> Tensor:
 
 
 class Encoder:
-    """From samples and texts to unit vectors.
+    """From samples and texts to unit vectors, by a `TwoBackbones`, perhaps wrapped for ranks."""
 
-    Args:
-        config: temperature and precision.
-        model: a `TwoBackbones`, perhaps wrapped for several ranks.
-        texts: all texts.
-        inputs: what the text side takes, one row for each text, on the device.
-        device: of the model.
-    """
-
-    def __init__(
-        self,
-        config: Continual,
-        model: nn.Module,
-        texts: Texts,
-        inputs: Tensor,
-        device: torch.device,
-    ) -> None:
-        self.config, self.model, self.texts, self.device = config, model, texts, device
-        self.inputs = inputs
+    def __init__(self, problem: ContinualProblem, model: nn.Module) -> None:
+        self.config, self.device, self.model = problem.config, problem.device, model
+        self.texts, self.inputs = problem.texts, problem.inputs
 
     def __call__(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of images on the device, and of texts by id; each different text is read once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +48,7 @@ LOSS_FIELDS = (
 OLD_DECAY = 0.1
 
 
-class _Source(NamedTuple):
-    """What features are computed of."""
-
-    name: str
-    kind: str
-    samples: Any
-    fingerprint: str
+_Source = collections.namedtuple("_Source", "name kind samples fingerprint")  # of features
 
 
 def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
@@ -87,10 +82,6 @@ class ContinualProblem(Problem):
     A backbone that is trained is a part of the model; of a frozen one the model takes the features,
     which are computed once. Projections that come with the weights of the backbones (CLIP) are
     taken over; features of backbones that bring none are scaled first.
-
-    Args:
-        config: of the experiment.
-        progress: is told about downloads and the computation of features.
     """
 
     def __init__(self, config: Continual, progress: Progress | None = None) -> None:
@@ -111,12 +102,8 @@ class ContinualProblem(Problem):
 
     def _options(self, side: str) -> dict[str, Any]:
         """What builds the backbone of a side."""
-        config = self.config
-        return {
-            "weights": getattr(config, f"{side}_weights"),
-            "size": config.size,
-            "tokens": config.tokens,
-        }
+        weights = getattr(self.config, f"{side}_weights")
+        return {"weights": weights, "size": self.config.size, "tokens": self.config.tokens}
 
     def _features(self, side: str, source: Any) -> Tensor:
         return backbones.features(
@@ -184,10 +171,10 @@ class ContinualProblem(Problem):
             projection = nn.Linear(image_width, config.width, bias=False)
         if text_projection is None:
             text_projection = nn.Linear(text_width, projection.out_features, bias=False)
+        last: nn.Module = text_projection
         if config.heads:
-            heads = fcco.TaskHeads(text_projection, len(config.protected), config.heads)
-            return TwoBackbones(image, text, projection, heads)
-        return TwoBackbones(image, text, projection, text_projection)
+            last = fcco.TaskHeads(text_projection, len(config.protected), config.heads)
+        return TwoBackbones(image, text, projection, last)
 
     def _side(self, side: str, seed: int) -> tuple[nn.Module, int, nn.Linear | None]:
         """What comes before a projection, its width, and the projection that it brings along."""
@@ -233,10 +220,6 @@ class ContinualProblem(Problem):
             getattr(self.config, f"{side}_backbone"), pretrained=pretrained, **self._options(side),
             recompute=self.config.recompute, progress=self._progress,
         )  # fmt: skip
-
-    def encoder(self, model: nn.Module) -> Encoder:
-        """What runs a model on the samples and texts."""
-        return Encoder(self.config, model, self.texts, self.inputs, self.device)
 
     # The old model.
 
@@ -293,7 +276,7 @@ class ContinualProblem(Problem):
         """
         config, device = self.config, self.device
         rows, label = self.protected(seed)
-        encoder = self.encoder(self.network(seed).to(device))
+        encoder = Encoder(self, self.network(seed).to(device))
         model, heads = encoder.model, ("text_projection.down", "text_projection.up")
         parameters = [
             parameter
@@ -332,7 +315,7 @@ class ContinualProblem(Problem):
         They are kept in the cache under a fingerprint of the model, the rows, the data and the
         frozen backbones, which are not in the model.
         """
-        config, encoder, (rows, label) = self.config, self.encoder(model), self.protected(seed)
+        config, encoder, (rows, label) = self.config, Encoder(self, model), self.protected(seed)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for places, images in chunks(config, self.samples, rows, self.device):

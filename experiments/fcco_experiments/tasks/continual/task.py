@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from ... import backbones
 from ...prose import paragraphs
-from ...task import Metric, Page, Panel, Progress, Row, Rule, Task
-from ..verdict import FinalRows, glossary, keyed
+from ...task import Page, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, metrics, panels
 from .config import Continual
 from .problem import ContinualProblem
 from .training import BuiltMethod
@@ -26,33 +26,6 @@ NEAR = 0.01
 CHANCE = 0.05
 """A mean accuracy of the classes no further above that of guessing is that of guessing."""
 
-_NAMES = {"test": "test", "train": "train", "val": "validation"}
-_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
-    ("target_gain", "gain", "higher", 3, "test val"),
-    ("excess", "forgotten beyond limit", "lower", 4, "train"),
-    ("forgetting", "forgetting", "lower", 3, "test train"),
-    ("kept", "kept", "higher", 2, "train"),
-    ("retained", "retained", "higher", 2, "test"),
-    ("violation", "worst constraint", "lower", 4, "train"),
-    ("target_accuracy", "target accuracy", "higher", 3, ""),
-    ("target_loss", "target loss", "lower", 3, ""),
-    ("protected_accuracy", "protected", "higher", 3, ""),
-    ("protected_change", "change of protected", "higher", 3, ""),
-    ("accuracy", "accuracy", "higher", 3, ""),
-    ("forgotten_images", "images forgotten", "lower", 1, ""),
-)
-_ENDING: tuple[tuple[str, str, Any, int], ...] = (
-    ("penalty", "rho", "none", 2),
-    ("seconds", "seconds", "none", 1),
-    ("objective", "contrastive loss", "lower", 4),
-    ("tracking_error", "tracking error", "lower", 4),
-    ("kkt_stationarity", "KKT stationarity", "lower", 4),
-    ("kkt_feasibility", "KKT feasibility", "lower", 4),
-    ("kkt_complementarity", "KKT complementarity", "lower", 4),
-    ("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", 4),
-    ("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower", 4),
-    ("samples_per_second", "samples a second", "none", 0),
-)
 _PROTECTED = ("constraints", "zero_one", "test_zero_one", "multipliers", "best_multipliers")
 
 
@@ -128,11 +101,13 @@ class ContinualTask(Task):
 
     def page(self, config: Any) -> Page:
         (title,) = _words("title", config)
+        parts = {"test": "test", "train": "train", "val": "validation"}
+        columns = metrics(PAGE, parts, config=config, allowed=_allowed(config))
         return Page(
             title=title,
             question=_words("question", config, rule=self.rule(config)),
-            metrics=tuple(sorted(_metrics(config), key=lambda metric: not metric.headline)),
-            panels=tuple(_panels(config)),
+            metrics=tuple(sorted(columns, key=lambda metric: not metric.headline)),
+            panels=panels(PAGE, "panels", config=config),
             entries={
                 **dict.fromkeys(_PROTECTED, config.protected),
                 "test_accuracies": config.classes,
@@ -153,50 +128,13 @@ def score(row: Row) -> tuple[float, ...]:
     return row["train_excess"], -row["val_target_accuracy"], row["train_violation"]
 
 
-def _common(config: Continual) -> dict[str, Any]:
-    """What every block of the template may use."""
-    known: dict[str, Any] = {"config": config, "points": points}
-    return known | {"allowed": paragraphs(PAGE, "allowed", **known)[0]}
+def _allowed(config: Continual) -> str:
+    (text,) = paragraphs(PAGE, "allowed", config=config)
+    return text
 
 
 def _words(block: str, config: Continual, **values: Any) -> tuple[str, ...]:
-    return paragraphs(PAGE, block, **_common(config), **values)
-
-
-def points(share: float, spread: float | None = None) -> str:
-    """A difference of accuracies in percentage points.
-
-    >>> points(0.0123), points(0.01), points(-0.0001), points(0.5, 0.01)
-    ('1.2 points', '1 point', '0 points', '50 ± 1 points')
-    """
-
-    def text(value: float) -> str:
-        return f"{round(100 * value, 1) + 0.0:g}"  # no -0
-
-    number = text(share)
-    if spread is not None:
-        return f"{number} ± {text(spread)} points"
-    return f"{number} point{'' if number in ('1', '-1') else 's'}"
-
-
-class _Points(FinalRows):
-    """Final rows whose figures are said in percentage points."""
-
-    def gain(self, name: str, key: str = "test_target_gain") -> str:
-        """Mean and, with several runs, standard deviation."""
-        mean, rows = self.mean(name, key), self.rows[name]
-        if len(rows) == 1:
-            return points(mean)
-        squares = math.fsum((row[key] - mean) ** 2 for row in rows)
-        return points(mean, math.sqrt(squares / (len(rows) - 1)))
-
-    def worst(self, name: str, part: str) -> str:
-        """The largest accuracy that a protected class lost in any run; 0 where all improved."""
-        return points(max(0.0, *(row[f"{part}_forgetting"] for row in self.rows[name])))
-
-    def count(self, name: str, key: str) -> int:
-        """Runs in which a figure is 1, such as `train_kept`."""
-        return sum(row[key] == 1 for row in self.rows[name])
+    return paragraphs(PAGE, block, config=config, allowed=_allowed(config), **values)
 
 
 def _outcome(config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
@@ -205,7 +143,7 @@ def _outcome(config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, A
     Of each method one setting competes, the one that the rule prefers: test data choose none.
     Methods that keep every protected class in every run come first, by their gain on test data.
     """
-    final = _Points(config, methods, "objective")
+    final = FinalRows(config, methods, "objective")
 
     def method_of(name: str) -> str:  # such as `sonex` of `sonex-rho-10@3`
         family = name if name in config.methods else name.rpartition("@")[0]
@@ -220,7 +158,7 @@ def _outcome(config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, A
     preferred: dict[str, str] = {}
     for name in sorted(names, key=mean_score):
         preferred.setdefault(method_of(name), name)
-    keepers = [n for n in names if final.count(n, "train_kept") == len(final.rows[n])]
+    keepers = [name for name in names if final.mean(name, "train_kept") == 1]
     chosen = [name for name in preferred.values() if name in keepers]
     order = sorted(chosen, key=lambda name: -final.mean(name, "test_target_gain"))
 
@@ -251,47 +189,6 @@ def _capped(config: Continual, row: Row, error: float) -> list[str]:
         for name, value, own in zip(config.protected, row["constraints"], multipliers, strict=True)
         if own >= (1 - 1e-3) * cap and value > max(NEAR, error)
     ]
-
-
-def _metrics(config: Continual) -> Iterator[Metric]:
-    meanings = keyed(PAGE, "metrics", **_common(config))
-    for part, name in _NAMES.items():
-        for key, label, better, digits, headline in _COLUMNS:
-            shown = part in headline.split()
-            whole = f"{label}, {name}"
-            yield Metric(f"{part}_{key}", whole, better, digits, shown, meanings[key])
-    for key, label, better, digits in _ENDING:
-        shown = key in ("penalty", "seconds")
-        yield Metric(key, label, better, digits, shown, meanings[key])
-
-
-def _panels(config: Continual) -> Iterator[Panel]:
-    limit, gain = config.forget_limit, f"gain of {config.target}"
-    titles = keyed(PAGE, "panels", config=config)
-    lost = "largest loss of accuracy"
-    for part in ("train", "test"):
-        yield Panel(
-            "tradeoff", y="test_target_gain", x=f"{part}_forgetting", reference=0.0,
-            title=titles[f"tradeoff_{part}"], label=f"{gain}, test", x_reference=limit,
-            x_label=f"{lost} of a protected class, {part}",
-        )  # fmt: skip
-    rows: Sequence[tuple[Any, str, str, float | None]] = (
-        ("curve", "train_target_gain", gain, None),
-        ("curve", "test_target_gain", gain, None),
-        ("curve", "train_forgetting", lost, limit),
-        ("curve", "test_forgetting", lost, limit),
-        ("curve", "train_violation", "largest rise of a loss", 0.0),
-        ("curve", "objective", "loss", None),
-        ("change", "test_accuracies", "test accuracy by class", None),
-        ("dots", "zero_one", "accuracy lost by class, training data", 0.0),
-        ("dots", "test_zero_one", "accuracy lost by class, test data", 0.0),
-        ("family", "zero_one", "accuracy lost", 0.0),
-        ("family", "constraints", "loss - old loss", 0.0),
-        ("family", "multipliers", "multiplier", None),
-    )
-    for kind, y, label, line in rows:
-        title = titles[f"{kind}_{y}" if y == "zero_one" else y]
-        yield Panel(kind, y=y, title=title, label=label, reference=line)
 
 
 TASK = ContinualTask()

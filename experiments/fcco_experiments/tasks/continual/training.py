@@ -19,6 +19,7 @@ from ... import strategy
 from ...task import Method, Row
 from ..base import PART_KEYS, BaseTraining, Batches, Stepped, make_optimizer
 from .config import Continual
+from .model import Encoder
 
 if TYPE_CHECKING:
     from .problem import ContinualProblem
@@ -33,14 +34,8 @@ class BuiltMethod(Stepped):
     """A method on this task: optimizer, contrastive term of the target, and constraints.
 
     `contrast_gamma` of the settings is gamma_1, of the contrastive term; gamma_1' is 0.1 for the
-    methods with MSVR and 0 for the others.
-
-    Args:
-        model: what is trained.
-        method: and its settings.
-        config: of the experiment.
-        targets: number of target pairs.
-        others: number of pairs of protected classes.
+    methods with MSVR and 0 for the others. `targets` and `others` are the numbers of pairs of the
+    target and of the protected classes.
     """
 
     def __init__(
@@ -73,10 +68,8 @@ class BuiltMethod(Stepped):
     def loss(self, values: Callable[[], tuple[Tensor, Tensor]], index: Mapping[str, Tensor]) -> Any:
         """What is differentiated.
 
-        Args:
-            values: runs the model; gives the entries of the contrastive term and, for each sample
-                of a protected class, its loss minus the old one.
-            index: block ids of both.
+        `values` runs the model and gives the entries of the contrastive term and, for each sample
+        of a protected class, its loss minus the old one; `index` has the block ids of both.
         """
         if self.constrained:
             return self.objective(
@@ -143,11 +136,7 @@ def by_class(scores: Tensor, label: Tensor) -> Classes:
 def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
     """What became better and worse on a part of the data; the target is the last class.
 
-    Args:
-        name: `train`, `val` or `test`, for the keys.
-        now: the model.
-        old: the old model.
-        limit: accuracy that a class may lose; one image is always allowed.
+    A class may lose the accuracy `limit`, and one image in any case.
     """
     lost = (old.accuracy - now.accuracy)[:-1]
     rise = now.loss[:-1] - old.loss[:-1]
@@ -179,19 +168,12 @@ def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
 
 
 class Batch(NamedTuple):
-    """The samples of a batch, this rank's part of it.
+    """The samples of a batch, this rank's part of it."""
 
-    Attributes:
-        images: inputs of all samples, in the order of the three parts.
-        anchors: places of the target pairs among all of them.
-        negatives: places, among all protected samples, of the pairs they are contrasted with.
-        kept: places, among all protected samples, of the samples for the constraints.
-    """
-
-    images: Tensor
-    anchors: Tensor
-    negatives: Tensor
-    kept: Tensor
+    images: Tensor  # inputs of all samples, in the order of the three parts
+    anchors: Tensor  # places of the target pairs in `ContinualTraining.target`
+    negatives: Tensor  # places of the pairs they are contrasted with in `protected`
+    kept: Tensor  # places of the samples for the constraints in `protected`
 
 
 class ContinualTraining(BaseTraining):
@@ -219,7 +201,7 @@ class ContinualTraining(BaseTraining):
         extra = torch.arange(first, first + (len(problem.extra) if problem.extra else 0))
         self.target = torch.cat([train.rows[train.label == len(config.protected)], extra])
         model = strategy.wrap(model, config.strategy, device)
-        self.encoder = problem.encoder(model)
+        self.encoder = Encoder(problem, model)
         built = BuiltMethod(model, method, config, len(self.target), len(self.protected))
         drawn = (
             (torch.zeros_like(self.target), 1, config.batch),

@@ -18,36 +18,22 @@ class Fairness(Scheduled):
         \bigl|r_{0,y,\tau}(w) - r_{1,y,\tau}(w)\bigr| \le \kappa, \qquad
         r_{a,y,\tau}(w) = \mathrm E\bigl[\sigma((s_w - \tau)/T) \mid a, y\bigr]
 
-    Args:
-        score: `"unbounded"` as printed, or `"normalised"` to mean 0 and deviation 1 over the
-            population, so that the thresholds stay where the scores are.
-        temperature: T of the rates.
-        pair_temperature: of the sigmoid in the pairwise AUC objective.
-        objective: `"auc"` (pairwise sigmoid) or `"bce"`.
-        thresholds: tau.
-        tolerance: kappa.
-        batch: samples of a batch, a quarter from each cell (group, label).
-        hidden: widths of the hidden layers.
-        validation: share of the training data that is split off, by the seed of the run.
-        feasible_by: the figure that makes a method feasible: the `"gap"` of the ROC curves beyond
-            chance, or the smoothed `"violation"`.
-        feasible_limit: its limit.
-
-    Further fields: those of `Scheduled`; the learning rate falls at milestones unless told
-    otherwise.
+    The score is `"unbounded"` as printed, or `"normalised"` to mean 0 and deviation 1 over the
+    population, so that the thresholds stay where the scores are. A method is feasible when the
+    `"gap"` of the ROC curves beyond chance, or the smoothed `"violation"`, is within the limit.
     """
 
     schedule: Schedule = "milestones"
     decay: float = 0.1
     score: Literal["normalised", "unbounded"] = "normalised"
-    temperature: float = 0.2
-    pair_temperature: float = 1.0
-    objective: Literal["auc", "bce"] = "auc"
-    thresholds: tuple[float, ...] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
-    tolerance: float = 0.005
-    batch: int = 128
-    hidden: tuple[int, ...] = (64, 64)
-    validation: float = 0.2
+    temperature: float = 0.2  # T of the rates
+    pair_temperature: float = 1.0  # of the sigmoid in the pairwise AUC objective
+    objective: Literal["auc", "bce"] = "auc"  # pairwise sigmoid, or cross-entropy
+    thresholds: tuple[float, ...] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # tau
+    tolerance: float = 0.005  # kappa
+    batch: int = 128  # samples, a quarter from each cell (group, label)
+    hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
+    validation: float = 0.2  # share of the training data that the seed of a run splits off
     feasible_by: Literal["gap", "violation"] = "gap"
     feasible_limit: float = 0.03
 

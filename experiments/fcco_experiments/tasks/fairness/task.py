@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from fcco.methods.constrained import ALIASES
 
 from ... import data
 from ...prose import paragraphs
-from ...task import Method, Metric, Page, Panel, Problem, Progress, Row, Rule, Task
-from ..verdict import FinalRows, glossary, keyed
+from ...task import Method, Page, Problem, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, metrics, panels
 from .config import Fairness
 from .fleet import FairnessFleet
 from .model import CellBatches, Cells, Scorer
@@ -28,37 +28,7 @@ APART = 0.10
 NEAR = 0.015
 """A worst constraint value up to this counts as nearly met."""
 
-_NAMES = {"test": "test", "train": "train", "val": "validation"}
 _LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "best_multipliers")
-_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
-    ("auc", "AUC", "higher", 4, "test train"),
-    ("excess_gap", "ROC gap beyond chance", "lower", 3, "test"),
-    ("gap", "true gap", "lower", 3, "test train"),
-    ("gap_floor", "by chance", "none", 3, "test"),
-    ("violation", "worst", "lower", 4, "test train"),
-    ("inside", "inside", "none", 3, "test train"),
-    ("tpr_gap", "TPR gap", "lower", 3, ""),
-    ("fpr_gap", "FPR gap", "lower", 3, ""),
-)
-_ENDING: tuple[tuple[str, str, Any, int], ...] = (
-    ("seconds", "seconds", "none", 1),
-    ("kkt_stationarity", "KKT stationarity", "lower", 4),
-    ("kkt_feasibility", "KKT feasibility", "lower", 4),
-    ("kkt_complementarity", "KKT complementarity", "lower", 4),
-    ("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", 4),
-    ("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower", 4),
-    ("singular_value", "least singular value", "none", 4),
-    ("singular_value_violated", "least singular value, violated constraints", "none", 4),
-)
-_PANELS: tuple[tuple[Any, str, str, float | None], ...] = (  # kind, y, label, line at
-    ("curve", "train_auc", "AUC", None),
-    ("curve", "train_violation", "worst |gap| - tolerance", 0.0),
-    ("curve", "test_auc", "AUC", None),
-    ("curve", "test_gap", "largest gap", None),
-    ("curve", "train_inside", "share", None),
-    ("family", "constraints", "|gap| - tolerance", 0.0),
-    ("family", "multipliers", "multiplier", None),
-)
 
 
 class FairnessProblem(Problem):
@@ -177,40 +147,16 @@ class FairnessTask(Task):
 
     def page(self, config: Any) -> Page:
         (title,) = paragraphs(PAGE, "title", config=config)
-        titles, by_gap = keyed(PAGE, "panels"), config.feasible_by == "gap"
-        gap_limit = config.feasible_limit if by_gap else None
-
-        def tradeoff(part: str, x: str, limit: float | None, kind: str = "sweep") -> Panel:
-            name, axis = _NAMES[part], {"excess_gap": "ROC gap beyond chance"}
-            label = axis.get(x, "worst constraint value")
-            return Panel(
-                "tradeoff", y=f"{part}_auc", x=f"{part}_{x}", label=f"AUC, {name}",
-                title=titles[f"{kind}_{x}"].format(name), x_label=f"{label}, {name}",
-                x_reference=limit,
-            )  # fmt: skip
-
+        parts = {"test": "test", "train": "train"}
+        clouds = ({"val": "validation"} if config.validation else {}) | parts
         return Page(
             title=title,
             question=paragraphs(PAGE, "question", config=config),
-            metrics=tuple(_metrics(config)),
-            panels=(
-                tradeoff("test", "excess_gap", gap_limit, "price"),
-                tradeoff("train", "violation", 0.0, "price"),
-                *(
-                    Panel(kind, y=y, title=titles[y], label=label, reference=line)
-                    for kind, y, label, line in _PANELS
-                ),
-            ),
+            metrics=metrics(PAGE, parts | clouds),
+            panels=panels(PAGE, "panels", config=config),
             entries=dict.fromkeys(_LISTS, config.constraint_names),
             references=_references(config),
-            clouds=tuple(
-                tradeoff(part, x, limit)
-                for part in (("val", "train") if config.validation else ("train",))
-                for x, limit in (
-                    ("violation", 0.0 if by_gap else config.feasible_limit),
-                    ("excess_gap", gap_limit),
-                )
-            ),
+            clouds=panels(PAGE, "clouds", config=config, parts=clouds),
             glossary=glossary(PAGE, config.methods, ALIASES),
         )
 
@@ -218,16 +164,6 @@ class FairnessTask(Task):
 def _references(config: Fairness) -> tuple[str, ...]:
     """The methods of a config that train without constraints."""
     return tuple(n for n, method in config.methods.items() if method.method == UNCONSTRAINED)
-
-
-def _metrics(config: Fairness) -> Iterator[Metric]:
-    meanings = keyed(PAGE, "metrics")
-    for part in ("test", "train", "val") if config.validation else ("test", "train"):
-        for key, label, better, digits, headline in _COLUMNS:
-            name, shown = f"{label}, {_NAMES[part]}", part in headline.split()
-            yield Metric(f"{part}_{key}", name, better, digits, shown, meanings[key])
-    for key, label, better, digits in _ENDING:
-        yield Metric(key, label, better, digits, key == "seconds", meanings[key])
 
 
 def _outcome(config: Fairness, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
