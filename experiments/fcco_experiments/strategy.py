@@ -6,7 +6,8 @@ uses the model as it is, whatever the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fcco.previous.swap import any_sharded, reshard
 from . import distributed
 
 __all__ = [
+    "Staged",
     "full_state",
     "is_sharded",
     "load",
@@ -31,6 +33,14 @@ __all__ = [
 _SHARD = "fcco.shard"  # the key by which a saved shard is known
 
 
+class Staged(nn.Module, abc.ABC):
+    """A network that is a chain of stages, each a chain of layers."""
+
+    @abc.abstractmethod
+    def stages(self) -> Sequence[Sequence[nn.Module]]:
+        """The stages, in order; no layer is in two of them."""
+
+
 def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Module:
     """The model for all ranks; make the optimizer and the objective after this, from the result.
 
@@ -38,8 +48,8 @@ def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Modu
     batch takes those of all ranks; on CPUs torch has no such layer and each rank takes its own.
 
     Args:
-        model: it may have parts with an attribute or method `stages`: layers, or lists of them,
-            which FSDP2 gathers one after another. Without, it gathers the whole at once.
+        model: FSDP2 gathers the layers of its `Staged` parts one after another, and the rest at
+            once.
         strategy: `"ddp"` or `"fsdp2"`.
         device: of this rank.
     """
@@ -72,16 +82,11 @@ def _sharded(model: nn.Module, place: torch.device) -> nn.Module:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Parts that the model names in `stages` and that have parameters, each once."""
-    seen = {id(model)}
-    for module in list(model.modules()):
-        named: Any = getattr(module, "stages", ())
-        stages: Any = named() if callable(named) else named
-        for stage in stages:
-            for layer in (stage,) if isinstance(stage, nn.Module) else stage:
-                if id(layer) not in seen and next(layer.parameters(), None) is not None:
-                    seen.add(id(layer))
-                    yield layer
+    """Layers of the model's stages that have parameters."""
+    staged = [module for module in model.modules() if isinstance(module, Staged)]
+    for layer in (layer for module in staged for stage in module.stages() for layer in stage):
+        if next(layer.parameters(), None) is not None:
+            yield layer
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -56,7 +56,7 @@ def build() -> Config:
     return Config(data="grouped", epochs=4, seeds=(0,), methods=methods, checkpoint_every=1)
 
 
-class Net(nn.Module):
+class Net(strategy.Staged):
     """Odd sizes: the shards of two ranks differ, and the last layer leaves one without any."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Net(nn.Module):
         self.first, self.second, self.last = nn.Linear(4, 7), nn.Linear(7, 5), nn.Linear(5, 1)
 
     def stages(self) -> list[Any]:
-        return [self.first, (nn.Tanh(), self.second)]
+        return [[self.first], [nn.Tanh(), self.second]]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))

@@ -12,13 +12,11 @@
 
 `build` makes one to train, `features` gives what a frozen one makes of a whole data set, from the
 cache if it can. Nothing is downloaded but from PyPI, and every file from there is known by its
-sha256.
+sha256. The two backbones of CLIP also bring the layers to the space that they share,
+`projection()`, and the temperature of their scores, `temperature()`.
 
-The two backbones of CLIP also bring the layers to the space that they share, `projection()`, and the
-temperature of their scores, `temperature()`.
-
-A backbone of your own is a function that takes the options of `build` and returns a `Backbone`; its name
-is `"module:function"`, or what `register` gives it.
+A backbone of your own is a function (or a subclass of `Backbone`) with an attribute `kind`, which
+takes every field of `Options` by name and returns a `Backbone`; its name is `"module:function"`.
 
 Example:
     >>> import torch
@@ -30,31 +28,26 @@ Example:
     >>> Average()(torch.full((2, 3, 4, 4), 7, dtype=torch.uint8))
     tensor([[7., 7., 7.],
             [7., 7., 7.]])
-"""  # noqa: E501
+"""
 
-from .base import Backbone
-from .cache import compute, features
-from .clip import ClipImageBackbone, ClipTextBackbone
-from .networks import ImageBackbone, ImageNetwork
-from .registry import build, checksum, encode, fetch, kind, names, register
-from .text import TextBackbone
-from .weights import WeightsError
+from .base import Backbone, Options, WeightsError
+from .huggingface import ClipBackbone, TextBackbone
+from .images import ImageBackbone, ImageNetwork
+from .registry import build, checksum, encode, features, fetch, kind, names
 
 __all__ = [
     "Backbone",
-    "ClipImageBackbone",
-    "ClipTextBackbone",
+    "ClipBackbone",
     "ImageBackbone",
     "ImageNetwork",
+    "Options",
     "TextBackbone",
     "WeightsError",
     "build",
     "checksum",
-    "compute",
     "encode",
     "features",
     "fetch",
     "kind",
     "names",
-    "register",
 ]

