@@ -87,9 +87,10 @@ def table(objective: Any) -> np.ndarray:
     return objective.term.tracker.value.numpy()
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("single_point", [False, True])
+@pytest.mark.parametrize(
+    "single_point, with_g0, dim",
+    [(False, False, 1), (False, True, 2), (True, False, 2), (True, True, 1)],
+)
 def test_v1(single_point, with_g0, dim):
     run = Run(dim, with_g0)
     optimizer = fcco.momentum_type(run.model.parameters(), lr=0.01, beta=0.2)
@@ -103,9 +104,10 @@ def test_v1(single_point, with_g0, dim):
     close(table(objective), u)
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(
+    "normalized, with_g0, dim",
+    [(False, False, 1), (False, True, 2), (True, False, 2), (True, True, 1)],
+)
 def test_v2(normalized, with_g0, dim):
     run = Run(dim, with_g0)
     lr = 0.005 if normalized else 0.01
@@ -124,8 +126,7 @@ def test_v2(normalized, with_g0, dim):
     close(kept, z[-1])
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("with_g0", [False, True])
+@pytest.mark.parametrize("with_g0, dim", [(False, 1), (True, 2)])
 def test_v3(with_g0, dim):
     run = Run(dim, with_g0)
     objective = msvr(
@@ -140,9 +141,9 @@ def test_v3(with_g0, dim):
     close(table(objective), u)
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("read", ["old", "new"])
-@pytest.mark.parametrize("correction", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "correction, read, with_g0", [(0.0, "old", True), (0.0, "new", False), (0.4, "new", True)]
+)
 def test_storm_on_sonex(correction, read, with_g0):
     """Without a correction the wrapper keeps w_{t-1} itself."""
     run = Run(1, with_g0)
@@ -265,7 +266,7 @@ def test_storm_follows_a_moving_point_without_lag():
     plain = torch.optim.SGD(model.parameters(), lr=0.0)
     storm: Any = msvr(model, plain, IDENTITY, 1, version="v2", gamma=0.1, beta=beta)
     errors: dict[str, list[float]] = {"storm": [], "average": []}
-    for step in range(1500):
+    for step in range(700):
         xi = torch.as_tensor(sigma * rng.normal(size=4))
         storm(lambda xi=xi: (model.w.square().sum() / 2 + xi @ model.w).view(1)).backward()
         plain.step()
@@ -332,22 +333,19 @@ def test_the_first_gradient_of_v3_is_the_gradient_of_the_objective():
 
 
 def test_v3_has_no_noise_floor():
-    """Constant steps on a finite sum: v3 reaches the last digits, v1 and v2 a floor."""
+    """Constant steps on a finite sum: v3 reaches the last digits, v2 a floor."""
     ends, slope = {}, msvr_ref.softplus_and_square_slope
-    for version in ("v1", "v2", "v3"):
+    for version in ("v2", "v3"):
         run = Run(with_g0=True)
         optimizer: Any = run.sgd(0.1)
         options: dict[str, Any] = {"beta": 0.1, "period": 20 if version == "v3" else None}
-        if version == "v1":
-            optimizer, options = fcco.momentum_type(run.model.parameters(), lr=0.1, beta=0.1), {}
         objective = msvr(
             run.model, optimizer, SMOOTH[1], 6, version=version, gamma=GAMMA, **options
         )
-        path = run.steps(objective, 800 if version == "v3" else 300)[-200::10]
+        path = run.steps(objective, 500 if version == "v3" else 250)[-100::10]
         norms = [np.linalg.norm(msvr_ref.full_gradient(run.problem, w, slope, True)) for w in path]
         ends[version] = np.mean(norms)
-    assert ends["v3"] < 1e-9
-    assert min(ends["v1"], ends["v2"]) > 0.01
+    assert ends["v3"] < 1e-6 and ends["v2"] > 0.01
 
 
 # Checkpoints.

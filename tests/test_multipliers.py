@@ -178,23 +178,21 @@ def end(lr: float = 0.05, blocks: int = M, copies: int = 1, scale=(1.0, 1.0), **
     return objective
 
 
-@pytest.mark.parametrize("blocks", [M, 2])
-def test_units_of_loss_and_values_change_nothing(blocks):
-    expected = end(blocks=blocks).model.w.detach()
+def test_units_of_loss_and_values_change_nothing():
+    expected = end(blocks=2).model.w.detach()
     assert expected.norm() > 0.1
-    for scale in ((1.0, 100.0), (100.0, 1.0), (0.01, 0.1)):
-        ours = end(lr=0.05 / scale[0], blocks=blocks, scale=scale).model.w.detach()
+    for scale in ((1.0, 100.0), (0.01, 0.1)):
+        ours = end(lr=0.05 / scale[0], blocks=2, scale=scale).model.w.detach()
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-9)
 
 
 def test_constraints_listed_ten_times_change_nothing_but_the_margin():
     """The largest of more estimates is further off: the margin grows like sqrt(2 ln m)."""
-    for blocks in (M, 2):
-        settings: dict[str, Any] = {"blocks": blocks, "equality": True, "lr": 0.01}
-        one, ten = end(**settings), end(copies=10, **settings)
-        np.testing.assert_allclose(ten.model.w.detach(), one.model.w.detach(), rtol=0, atol=1e-9)
-        shared = ten.term.multiplier.view(10, M)
-        np.testing.assert_allclose(10 * shared[3], one.term.multiplier, rtol=1e-8, atol=1e-12)
+    settings: dict[str, Any] = {"blocks": 2, "equality": True, "lr": 0.01}
+    one, ten = end(**settings), end(copies=10, **settings)
+    np.testing.assert_allclose(ten.model.w.detach(), one.model.w.detach(), rtol=0, atol=1e-9)
+    shared = ten.term.multiplier.view(10, M)
+    np.testing.assert_allclose(10 * shared[3], one.term.multiplier, rtol=1e-8, atol=1e-12)
     one, ten = end(), end(copies=10)
     more = 0.06 * (math.sqrt(2 * math.log(10 * M)) - math.sqrt(2 * math.log(M)))
     moved = (ten.model.w - one.model.w).abs().max().item()
@@ -298,7 +296,7 @@ def test_a_convex_problem_ends_feasible_at_its_multipliers():
     objective = objective_of(number={"one": 0.4, "two": 0.3}, lr=0.02)
     objective.keep_average(500)
     tail = []
-    for t in range(3000):
+    for t in range(2000):
         noise = torch.as_tensor(rng.normal(size=5) * 0.2)
 
         def function(noise=noise):
@@ -308,7 +306,7 @@ def test_a_convex_problem_ends_feasible_at_its_multipliers():
                 "one": values[0], "two": values[1]}  # fmt: skip
 
         take_step(objective, function)
-        if t >= 1000:
+        if t >= 700:
             tail.append(objective.model.w.detach().numpy().copy())
     mean = np.mean(tail, axis=0)
     assert (a @ mean - limit).max() < 0.005
@@ -316,8 +314,7 @@ def test_a_convex_problem_ends_feasible_at_its_multipliers():
     np.testing.assert_allclose(list(objective.average_multipliers().values()), nu, atol=0.05)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("noise, optimizer", [(0.0, "sgd"), (0.3, "adam")])
 def test_a_constraint_without_noise(noise, optimizer):
     """The norm of w, known exactly; with an exact loss too nothing in the problem is noisy."""
     model = Point(np.zeros(DIM))
@@ -332,20 +329,19 @@ def test_a_constraint_without_noise(noise, optimizer):
         return error.square().sum() / 2, {"norm": model.w.square().sum().view(1)}
 
     norms = []
-    for _ in range(1500):
+    for _ in range(1000):
         take_step(objective, function)
         norms.append(model.w.square().sum().item())
-    tail = norms[1000:]
+    tail = norms[600:]
     assert np.mean(tail) < 0.5 + 0.01 and np.mean(tail) > 0.4
     assert np.std(tail) < 0.2
 
 
-@pytest.mark.parametrize("blocks", [M, 2])
-@pytest.mark.parametrize("constant", [1.0, 0.0])
+@pytest.mark.parametrize("constant, blocks", [(1.0, M), (0.0, 2)])
 def test_a_constraint_that_cannot_move_does_not_silence_the_others(constant, blocks):
-    problem, expected = Noisy(600, blocks), end(blocks=blocks)
+    problem, expected = Noisy(400, blocks), end(blocks=blocks)
     objective = objective_of(np.append(LIMIT, 0.5), M + 1)
-    for t in range(600):
+    for t in range(400):
 
         def function(t=t):
             loss, values, _ = problem.measure(objective.model.w, t)
@@ -364,14 +360,14 @@ def test_equalities_are_met_from_both_sides():
     objective = objective_of(goal, 2, lr=0.02, equality=True)
     draw = torch.Generator().manual_seed(0)
     tail = []
-    for t in range(2000):
+    for t in range(1200):
 
         def function():
             w, noise = objective.model.w, 0.2 * torch.randn(5, generator=draw).double()
             return (w - noise[:3]).square().sum() / 2, w[:2] + noise[3:]
 
         take_step(objective, function)
-        if t >= 1000:
+        if t >= 500:
             tail.append(objective.model.w.detach().numpy().copy())
     np.testing.assert_allclose(np.mean(tail, axis=0), [*goal, 0.0], atol=0.02)
     assert objective.multipliers()[0] < 0 < objective.multipliers()[1]

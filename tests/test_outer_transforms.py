@@ -15,6 +15,12 @@ import fcco.outer as fo
 
 CUSTOM = Case(fo.Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), lambda u: u)
 ENVELOPE = Case(fo.MoreauEnvelope(fo.MCP(0.9, 0.8), 0.2), lambda u: u)
+# Compiling takes time: functions with a branch, a sort, a root, a user's function, an envelope.
+COMPILED = [
+    case if type(case.outer) in (fo.SCAD, fo.CVaR, fo.EuclideanNorm, fo.Custom, fo.MoreauEnvelope)
+    else pytest.param(case, marks=pytest.mark.slow)
+    for case in [*ALL, CUSTOM, ENVELOPE]
+]  # fmt: skip
 every_case = pytest.mark.parametrize("case", [*ALL, CUSTOM, ENVELOPE], ids=repr)
 
 
@@ -26,7 +32,7 @@ def everything(case: Case, outer: fo.AbstractOuter, u: torch.Tensor, step: float
     return tuple(results)
 
 
-@every_case
+@pytest.mark.parametrize("case", COMPILED, ids=repr)
 def test_compiles_to_one_graph(case: Case):
     torch._dynamo.reset()
 

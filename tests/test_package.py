@@ -39,16 +39,6 @@ def test_import_is_silent_and_needs_only_torch_and_numpy():
     assert loaded & slow == set()
 
 
-def test_import_takes_little_longer_than_torch():
-    """Torch first, then fcco on top of it, in one process: the machine's mood cancels."""
-    code = """
-from time import perf_counter as now
-start = now(); import torch, numpy; middle = now(); import fcco; end = now()
-print((end - start) / (middle - start))
-"""
-    assert any(float(python(code).stdout) < 1.3 for _ in range(4))
-
-
 # Dependencies between files.
 
 
@@ -210,8 +200,7 @@ def test_no_behaviour_is_found_by_looking_for_an_attribute():
 
 def test_dir_shows_the_public_names_and_all_of_them_exist():
     assert dir(fcco) == sorted(set(fcco.__all__)) and len(dir(fcco)) == len(fcco.__all__)
-    result = python(f"from fcco import *; print({', '.join(fcco.__all__)})")
-    assert result.returncode == 0, result.stderr
+    assert all(hasattr(fcco, name) for name in fcco.__all__)
 
 
 def test_every_module_of_the_library_lists_its_public_names():

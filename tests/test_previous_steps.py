@@ -127,6 +127,7 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
         assert last == (z.item() if step % 3 == 0 else now) and others == step - 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
 def test_a_compiled_optimizer_step_still_takes_the_copy():
     np.testing.assert_allclose(trajectory("compiled"), trajectory("plain"), rtol=0, atol=1e-12)

@@ -720,7 +720,10 @@ def test_compiled_model_given_to_the_objective():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("what", ["step", "objective", "optimizer"])
+@pytest.mark.parametrize(
+    "what",
+    [*(pytest.param(part, marks=pytest.mark.slow) for part in ("step", "optimizer")), "objective"],
+)
 def test_compiled_loop(what):
     """Graph breaks are allowed, another result is not."""
     ours, optimizer, hand, other = pair(sgd)

@@ -37,12 +37,19 @@ def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: b
     return inner, blocks
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
-@pytest.mark.parametrize("independent", [False, True])
-@pytest.mark.parametrize("read", ["old", "new"])
-@pytest.mark.parametrize("correction", ["auto", "theory", 0.0, 0.4])
+@pytest.mark.parametrize(
+    ("correction", "read", "independent", "kind", "with_g0", "dim"),
+    [  # every pair of values occurs
+        ("auto", "old", False, "momentum", False, 1),
+        ("auto", "new", True, "adam", True, 2),
+        ("theory", "old", True, "adam", False, 2),
+        ("theory", "new", False, "momentum", True, 1),
+        (0.0, "old", False, "adam", True, 2),
+        (0.0, "new", True, "momentum", False, 1),
+        (0.4, "old", True, "momentum", True, 1),
+        (0.4, "new", False, "adam", False, 2),
+    ],
+)
 def test_sonex(correction, read, independent, kind, with_g0, dim):
     problem = ref.Quadratics(dim=dim)
     data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
@@ -85,10 +92,16 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
     np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
-@pytest.mark.parametrize("independent", [False, True])
-@pytest.mark.parametrize(("dual", "dim"), [("u", 1), ("u", 2), ("y", 1)])
+@pytest.mark.parametrize(
+    ("dual", "dim", "independent", "kind", "with_g0"),
+    [
+        ("u", 1, False, "momentum", True),
+        ("u", 2, True, "momentum", False),
+        ("u", 2, False, "adam", True),
+        ("y", 1, True, "adam", True),
+        ("y", 1, False, "momentum", False),
+    ],
+)
 def test_alexr2(dual, dim, independent, kind, with_g0):
     problem = ref.Quadratics(dim=dim)
     data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
@@ -181,9 +194,9 @@ def follow(objective, model: Point, problem, path, with_g0: bool) -> None:
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("correction", [0.0, 0.4])
-@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize(
+    "read, correction, with_g0", [("old", 0.4, False), ("new", 0.4, True), ("old", 0.0, True)]
+)
 def test_sonx(read, correction, with_g0):
     """A subgradient of f itself, no smoothing, no momentum: a move along J^T 1[u > 0]."""
     problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
@@ -199,9 +212,7 @@ def test_sonx(read, correction, with_g0):
     follow(objective, model, problem, path, with_g0)
 
 
-@pytest.mark.parametrize("with_g0", [False, True])
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
-@pytest.mark.parametrize("read", ["old", "new"])
+@pytest.mark.parametrize("read, kind, with_g0", [("old", "momentum", True), ("new", "adam", False)])
 def test_sox(read, kind, with_g0):
     """A smooth f, a moving average without correction, momentum."""
     problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
