@@ -12,7 +12,7 @@ import reference as ref
 import reference_msvr as msvr_ref
 import torch
 from problems import Point, TorchQuadratics, entries
-from test_checkpoint import GROUPS, ID, OPTIMIZERS, X, Y, check, difference, states
+from test_checkpoint import GROUPS, ID, OPTIMIZERS, X, Y, check, difference
 from test_checkpoint import Run as Checkpointed
 from torch import Tensor, nn
 from torch.nn.functional import softplus
@@ -174,84 +174,10 @@ def test_storm_on_an_annealed_sonex_uses_the_smoothing_of_each_step():
     assert objective.term.smoothing_schedule is schedule
 
 
-def test_each_option_changes_the_transcriptions():
-    """Otherwise the tests above would test less than they say."""
-    problem, slope = ref.Quadratics(), msvr_ref.softplus_and_square_slope
-    common: dict[str, Any] = {"lr": 0.01, "beta": 0.1, "gamma": GAMMA, "correction": THEORY}
-
-    def end(method: Any, **changes: Any) -> np.ndarray:
-        return method(problem, START, 150, slope, **(common | changes))[0][-1]
-
-    ends = {
-        "v1": end(msvr_ref.v1),
-        "single point": end(msvr_ref.v1, single_point=True),
-        "v2": end(msvr_ref.v2),
-        "v2, new": end(msvr_ref.v2, read="new"),
-        "v2, g0": end(msvr_ref.v2, with_g0=True),
-        "v2, no correction": end(msvr_ref.v2, correction=0.0),
-        "v3": end(msvr_ref.v3, period=17),
-        "v3, another period": end(msvr_ref.v3, period=40),
-    }
-    names = list(ends)
-    for k, one in enumerate(names):
-        for two in names[k + 1 :]:
-            assert np.abs(ends[one] - ends[two]).max() > 1e-5, (one, two)
-
-
 # Reductions and invariants.
 
 
-def test_v1_without_correction_is_sox():
-    run, other = Run(with_g0=True), Run(with_g0=True)
-    momentum = fcco.momentum_type(run.model.parameters(), lr=0.02, beta=0.3)
-    objective = msvr(run.model, momentum, SMOOTH[1], 6, gamma=0.2, correction=0.0)
-    momentum = fcco.momentum_type(other.model.parameters(), lr=0.02, beta=0.3)
-    sox = fcco.methods.sox(other.model, momentum, SMOOTH[1], 6, gamma=0.2)
-    assert np.array_equal(run.steps(objective, 50), other.steps(sox, 50))
-
-
-def test_v2_is_v1_while_neither_w_nor_u_moves():
-    """With w fixed and exact values, u rests after the first visit; the blocks still change.
-
-    (While u moves the two differ, also at rest: z of v2 follows G(w, u_{t-1}) - G(w, u_{t-2}).)
-    """
-    run, other = Run(with_g0=True), Run(with_g0=True)
-    momentum = fcco.momentum_type(run.model.parameters(), lr=0.0, beta=0.2)
-    run.steps(msvr(run.model, momentum, SMOOTH[1], 6, gamma=GAMMA), 40, 2, 10)
-    storm: Any = msvr(
-        other.model, other.sgd(0.0), SMOOTH[1], 6, version="v2", gamma=GAMMA, beta=0.2
-    )
-    seen = []
-    for _ in range(40):
-        other.steps(storm, 1, 2, 10)
-        seen.append(storm.estimate.tensors[other.model.w].numpy().copy())
-    assert np.ptp(seen[20:], axis=0).max() > 0.01, "the sampled blocks must matter"
-    close(seen[-1], momentum.state[run.model.w]["momentum_buffer"])
-
-
-def test_v2_with_beta_one_is_the_plain_gradient():
-    run, other = Run(with_g0=True), Run(with_g0=True)
-    storm = msvr(run.model, run.sgd(0.02), SMOOTH[1], 6, version="v2", gamma=GAMMA, beta=1.0)
-    plain = msvr(other.model, other.sgd(0.02), SMOOTH[1], 6, gamma=GAMMA)
-    close(run.steps(storm, 60), other.steps(plain, 60), 1e-14)
-
-
 IDENTITY = fcco.outer.Custom(lambda u: u, smooth=True, convex=True, monotone=True)
-
-
-def test_one_block_and_the_identity_give_storm():
-    """z_t = (1-beta) z_{t-1} + grad g(w_t; xi) - (1-beta) grad g(w_{t-1}; xi)."""
-    run = Run(num_inner=1)
-    storm = msvr(run.model, run.sgd(0.05), IDENTITY, 1, version="v2", gamma=0.3, beta=0.15)
-    rng, w, w_prev, z = np.random.default_rng(1), START.copy(), START.copy(), None
-    path = []
-    for _ in range(100):
-        ((_, batch, _),) = run.problem.draw(rng, 1, 2)
-        g, g_prev = (run.problem.jacobian(point, 0, batch)[0] for point in (w, w_prev))
-        z = g if z is None else 0.85 * z + g - 0.85 * g_prev
-        w_prev, w = w, w - 0.05 * z
-        path.append(w.copy())
-    close(run.steps(storm, 100, 1), path)
 
 
 def test_storm_follows_a_moving_point_without_lag():
@@ -285,17 +211,6 @@ def test_storm_follows_a_moving_point_without_lag():
     assert found["storm"] < found["average"] / 10
 
 
-def test_a_single_point_is_exact_for_linear_inner_functions():
-    paths = []
-    for single_point in (True, False):
-        run = Run(2)
-        run.data.a.zero_()
-        optimizer = fcco.momentum_type(run.model.parameters(), lr=0.02, beta=0.3)
-        objective = msvr(run.model, optimizer, SMOOTH[2], 6, gamma=GAMMA, single_point=single_point)
-        paths.append(run.steps(objective, 60))
-    close(paths[0], paths[1])
-
-
 def test_right_after_a_snapshot_there_is_no_noise():
     """At t = tau the tracked value is g_i(w_tau) and h_t is hbar, whatever the batch."""
     ends = []
@@ -319,17 +234,6 @@ def test_right_after_a_snapshot_there_is_no_noise():
         ends.append(storm.estimate.tensors[run.model.w].numpy())
         close(ends[-1], h_bar, 1e-14)
     close(ends[0], ends[1], 1e-14)
-
-
-def test_the_first_gradient_of_v3_is_the_gradient_of_the_objective():
-    run = Run(with_g0=True)
-    storm: Any = msvr(
-        run.model, run.sgd(0.1), SMOOTH[1], 6, version="v3", gamma=GAMMA, beta=0.1, period=9
-    )
-    run.steps(storm, 1)
-    slope = msvr_ref.softplus_and_square_slope
-    exact = msvr_ref.full_gradient(run.problem, START, slope, True)
-    close(storm.estimate.tensors[run.model.w], exact, 1e-14)
 
 
 def test_v3_has_no_noise_floor():
@@ -394,39 +298,6 @@ BUILDS: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("name", BUILDS)
 def test_resume_is_bitwise(name):
     check(lambda: WithSnapshots(BUILDS[name]), (0, 1, 4, 6))
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("v2", "estimate._extra_state"),
-        ("v2", "_extra_state"),
-        ("annealed", "_extra_state"),
-        ("annealed", "own_previous._extra_state"),
-        ("v3", "anchor._extra_state"),
-        ("v3", "anchor.point._extra_state"),
-        ("v3", "anchor.full._extra_state"),
-        ("v3", "anchor.rows.inner.exact"),
-        ("v3", "anchor.rows.inner.read"),
-    ],
-)
-def test_each_part_of_the_state_matters(name, part):
-    run = lambda: WithSnapshots(BUILDS[name])  # noqa: E731
-    torch.manual_seed(5)
-    whole = run().advance(12)
-    torch.manual_seed(5)
-    saved, fresh = run().advance(6), run()
-    state = dict(saved.objective.state_dict())
-    state[part] = fresh.objective.state_dict()[part]
-    random = torch.get_rng_state()
-    for key, each in fresh.objects.items():
-        each.load_state_dict(state if key == "objective" else saved.objects[key].state_dict())
-    torch.set_rng_state(random)
-    if part == "anchor._extra_state":
-        assert fresh.objective.snapshot_due
-        return
-    fresh.advance(6)
-    assert difference(states(fresh.save())["model"], states(whole.save())["model"]) > 1e-6
 
 
 def test_a_checkpoint_is_a_copy():

@@ -413,15 +413,6 @@ def test_reports_and_values():
     assert all(row.error > 0 for row in report.rows) and not report.findings
 
 
-def test_constraints_that_were_never_seen():
-    objective = objective_of()
-    take_step(
-        objective, lambda: (objective.model.w.sum(), objective.model.w[:2]), torch.tensor([0, 3])
-    )
-    assert objective.multipliers().isnan().tolist() == [False, True, True, False, True]
-    assert objective.term.value() == 0
-
-
 def test_evaluation_changes_nothing():
     objective = end()
     before = state_of(objective)

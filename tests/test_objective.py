@@ -208,19 +208,3 @@ def test_loss_may_be_a_scalar_or_one_per_sample():
     scalar = two_terms(model)(lambda: (losses().mean(), model()))
     assert vector.item() == scalar.item()
     assert torch.equal(*(torch.autograd.grad(loss, model.w)[0] for loss in (vector, scalar)))
-
-
-def test_two_optimizers_close_a_step_once():
-    body, head = Point([1.0]), Point([2.0])
-    model = torch.nn.ModuleList([body, head])
-    annealed = fcco.Annealed(1.0, 0.01, steps=10)
-    part = term(fcco.Hinge(), fcco.msvr_tracker(1, 0.5), smoothing=annealed)
-    objective = fcco.Compositional(model, [sgd(body), sgd(head)], part)
-    for _ in range(5):
-        objective(lambda: body.w * head.w).backward()
-        for optimizer in objective.optimizer:  # type: ignore[union-attr]
-            optimizer.step()
-    assert part.step == part.tracker.steps == 5 and part.smoothing == pytest.approx(0.1)
-    (body.w.sum()).backward()
-    objective.optimizer[0].step()  # type: ignore[index]
-    assert part.step == 5, "a step on another loss is none of this objective"

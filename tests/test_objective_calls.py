@@ -13,8 +13,6 @@ from problems import Point, TorchQuadratics, take_step
 import fcco
 from fcco.outer import EuclideanNorm, LogTruncatedHinge, TauLog
 
-DOUBLE = torch.float64
-
 
 def sgd(model: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=lr)
@@ -57,22 +55,6 @@ def test_no_index_means_all_blocks_in_order():
     assert torch.equal(by_default.term.tracker.value, by_index.term.tracker.value)
 
 
-def test_counts_weigh_means_of_unequal_size():
-    """Means of 3 and 1 samples of block 0 are the same as its 4 samples."""
-    model, block = Point([0.3]), torch.tensor([0, 0, 0, 0, 2])
-    x = torch.tensor([1.0, 2.0, 6.0, -1.0, 4.0], dtype=DOUBLE)
-    by_sample, by_mean = hinge_objective(model), hinge_objective(model)
-    means, counts = torch.stack([x[:3].mean(), x[3], x[4]]), torch.tensor([3, 1, 1])
-    losses = [
-        by_sample(lambda: x * model.w, block),
-        by_mean(lambda: means * model.w, torch.tensor([0, 0, 2]), counts=counts),
-    ]
-    gradients = [torch.autograd.grad(loss, model.w)[0] for loss in losses]
-    torch.testing.assert_close(*gradients)
-    torch.testing.assert_close(by_sample.term.tracker.value, by_mean.term.tracker.value)
-    assert by_sample.term.tracker.value[0].item() == pytest.approx(0.3 * 2.0)
-
-
 def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
     model = Point([1.0, 2.0, 3.0])
     objective = hinge_objective(model)
@@ -85,17 +67,6 @@ def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
     with torch.no_grad():
         assert objective(lambda: 10 * model.w).item() == loss.item()
     assert same(before, state(objective))
-
-
-def test_a_measured_statistic_is_tracked_and_its_surrogate_carries_the_gradient():
-    model = Point([0.5, -0.3])
-    accuracy = torch.tensor([0.7, 0.1], dtype=DOUBLE)
-    objective = hinge_objective(model, 2)
-    objective(lambda: fcco.Measured(accuracy, 4 * model.w)).backward()
-    assert torch.equal(objective.term.tracker.value[:, 0], accuracy)
-    assert model.w.grad is not None
-    slope = (accuracy / 0.2).clamp(0, 1)  # at the statistic, not at the surrogate
-    torch.testing.assert_close(model.w.grad, 4 * slope / 2)
 
 
 def test_warm_up_averages_a_pass_and_value_reports_the_objective():

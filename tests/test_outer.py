@@ -8,17 +8,13 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from outer_cases import (
     ALL,
-    CONVEX,
     SCALAR_CONVEX,
     SCALAR_PROX,
     SMOOTH_ONLY,
     VECTOR_CONVEX,
     WEAKLY_CONVEX,
-    WITH_PROX,
     Case,
     grid_prox,
     solve,
@@ -137,41 +133,6 @@ def test_vector_prox_is_the_solver_s(case: Case, spread: float):
         assert value == pytest.approx(optimum, abs=1e-6)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data())
-def test_prox_is_optimal_and_non_expansive(data: st.DataObject):
-    case = data.draw(st.sampled_from(WITH_PROX))
-    f, number = case.outer, st.floats(max(-5.0, case.domain[0]), 5.0)
-    limit = 5.0 if f.convex else 0.95 / f.weak_convexity
-    step = data.draw(st.floats(1e-3, limit))
-    rows = data.draw(st.lists(number, min_size=3 * case.size, max_size=3 * case.size))
-    u, other, v = torch.tensor(rows, dtype=torch.float64).reshape(3, case.size).unbind(0)
-    if case.size == 1:
-        u, other, v = u[0], other[0], v[0]
-    prox = f.prox(u, step)
-
-    def objective(point: torch.Tensor) -> float:
-        return float(f(point) + (u - point).square().sum() / (2 * step))
-
-    for share in (1.0, 0.1, 1e-3):
-        assert objective(prox) <= objective(prox + share * (v - prox)) + 1e-9
-    if f.convex:
-        moved = torch.linalg.vector_norm(prox - f.prox(other, step))
-        assert moved <= torch.linalg.vector_norm(u - other) + 1e-12
-
-
-@pytest.mark.parametrize("outer", [fo.Maximum(), fo.CVaR(0.3), fo.TopMean(3), fo.PositiveMaximum()])
-def test_a_small_step_keeps_float32_digits(outer: AbstractOuter):
-    generator = torch.Generator().manual_seed(0)
-    spread = torch.tensor([1.0, 1e-3, 1e-5]).repeat_interleave(40)[:, None]
-    u = 100 + spread * torch.randn(120, 12, generator=generator)
-    for step in (1e-2, 1e-5):
-        exact = outer.envelope_gradient(u.double(), step)
-        torch.testing.assert_close(
-            outer.envelope_gradient(u, step).double(), exact, rtol=0, atol=1e-4
-        )
-
-
 # --- conjugate ------------------------------------------------------------------------------------
 
 
@@ -200,16 +161,6 @@ def test_vector_conjugate_is_the_supremum(case: Case):
                 assert supremum > 0.3
             else:
                 assert conjugate == pytest.approx(supremum, abs=1e-5)
-
-
-@pytest.mark.parametrize("case", [*CONVEX, SMOOTH_ONLY[1], *SMOOTH_ONLY[4:]], ids=repr)
-def test_fenchel_young(case: Case):
-    u, other = case.points(), case.points(seed=5)
-    y = case.outer.gradient(u)
-    inner = (lambda a, b: a * b) if case.size == 1 else (lambda a, b: (a * b).sum(-1))
-    conjugate = case.outer.conjugate(y)
-    torch.testing.assert_close(case.outer(u) + conjugate, inner(y, u))
-    assert (case.outer(other) + conjugate >= inner(y, other) - 1e-9).all()
 
 
 def test_log_mean_exp_with_an_offset_at_the_ends():

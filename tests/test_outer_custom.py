@@ -32,21 +32,6 @@ def test_user_defined_function_gets_gradient_and_prox():
     )
 
 
-def test_value_and_gradient_evaluate_a_user_s_function_once():
-    calls = []
-
-    def value(u: torch.Tensor) -> torch.Tensor:
-        calls.append(u.shape)
-        return torch.nn.functional.softplus(u)
-
-    u = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
-    found, gradient = Custom(value, lipschitz=1.0, convex=True).value_and_gradient(u)
-    assert len(calls) == 1
-    torch.testing.assert_close(found, torch.nn.functional.softplus(u))
-    torch.testing.assert_close(gradient, torch.sigmoid(u))
-    torch.testing.assert_close(torch.autograd.grad(found.sum(), u)[0], torch.sigmoid(u).detach())
-
-
 @dataclass(frozen=True)
 class Threshold(AbstractOuter):
     """[u]_+ with its own prox and its own choice of subgradient, 1 at the kink."""

@@ -79,16 +79,6 @@ def test_average_precision_is_not_weakly_convex():
     assert f.weak_convexity == math.inf and (below + above - 2 * middle) / 1e-6 < -1e5
 
 
-def test_truncated_hinge_is_not_weakly_convex():
-    def truncated(u: float) -> float:
-        return min(max(u, 0.0), 1.0)
-
-    for rho in (10.0, 1e3, 1e5):
-        h = 0.5 / rho
-        middle, ends = truncated(1.0), (truncated(1 + h) + truncated(1 - h)) / 2
-        assert middle > ends + rho * h**2 / 2 * 1.9  # f + rho/2 u^2 is above its chord at u = 1
-
-
 def test_constraints_behind_the_penalties():
     u = torch.tensor([[0.75, 0.25], [-1.0, 0.5]])
     slopes = {

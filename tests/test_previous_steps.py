@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from previous_cases import X, moved, network, same, state
+from previous_cases import X, moved, network
 from problems import Point
 from torch import nn
 
@@ -52,19 +52,6 @@ def test_with_two_optimizers_w_t_minus_1_is_one_point_in_time():
         point = (a.item(), b.item())
     assert previous.evaluate(lambda: (a.item(), b.item())) == last == (4.0, 20.0)
     assert point == (5.0, 30.0)
-
-
-def test_a_step_skipped_by_the_grad_scaler_keeps_the_previous_point():
-    model = network()
-    previous, before, optimizer = moved(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    optimizer.zero_grad()
-    scaler.scale(model(X).sum() * torch.inf).backward()
-    now = state(model)
-    scaler.step(optimizer)
-    scaler.update()
-    assert same(state(model), now)
-    assert torch.equal(previous.evaluate(lambda: model(X)), before(X))
 
 
 def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), correction=0.7):
@@ -131,22 +118,6 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
 def test_a_compiled_optimizer_step_still_takes_the_copy():
     np.testing.assert_allclose(trajectory("compiled"), trajectory("plain"), rtol=0, atol=1e-12)
-
-
-def test_an_inner_function_that_returns_the_parameter_itself_is_corrected():
-    ends = []
-    for inner in (lambda w: w, lambda w: w * 1):
-        model = Point(np.array([1.0, -2.0]))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        objective = fcco.sonex(
-            model, optimizer, fcco.Absolute(), 2, smoothing=3.0, gamma=0.2, correction=0.8
-        )
-        for _ in range(5):
-            objective(lambda inner=inner, model=model: inner(model.w)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        ends.append(torch.cat([objective.term.tracker.value[:, 0], model.w.detach()]))
-    assert torch.equal(ends[0], ends[1])
 
 
 def loaded(saved) -> dict:

@@ -79,25 +79,6 @@ def test_rounds_equal_the_double_loop_by_hand(inner_steps: Any):
         np.testing.assert_allclose(w.detach(), by_hand, atol=1e-13)
 
 
-def test_beta_one_and_alpha_nu_put_the_next_iterate_at_z():
-    w = parameter()
-    optimizer = fcco.ProximalPoint(torch.optim.SGD([w], lr=0.4), nu=0.4, eta=0.1, inner_steps=3)
-    z = round_by_hand(w.detach().numpy(), 3, 0.4, 0.1)
-    for _ in range(3):
-        set_gradient(w)
-        optimizer.step()
-    np.testing.assert_allclose(w.detach(), z, atol=1e-14)
-
-
-def test_one_inner_step_with_a_large_nu_is_a_gradient_step():
-    w = parameter()
-    start, nu = w.detach().numpy().copy(), 1e9
-    optimizer = fcco.ProximalPoint(torch.optim.SGD([w], lr=nu), nu=nu, eta=0.1, inner_steps=1)
-    set_gradient(w)
-    optimizer.step()
-    np.testing.assert_allclose(w.detach(), start - 0.1 * (A @ start - B), atol=1e-6)
-
-
 def test_polish_ends_at_z_and_the_rounds_go_on_after_it():
     w = parameter()
     optimizer = fcco.ProximalPoint(torch.optim.SGD([w], lr=0.3), nu=0.4, eta=0.1, inner_steps=2)
@@ -135,23 +116,6 @@ def test_a_parameter_without_gradient_is_touched_by_neither_loop():
     optimizer.step()
     assert torch.equal(unused, kept) and unused.grad is None
     np.testing.assert_allclose(gradient(late), (1 - (0.4 * z + 0.1) / 0.5) / 0.4, atol=1e-14)
-
-
-def test_a_step_with_a_closure_returns_its_loss():
-    w = parameter()
-    optimizer = fcco.ProximalPoint(torch.optim.SGD([w], lr=0.3), nu=0.4, eta=0.1, inner_steps=2)
-    z = round_by_hand(w.detach().numpy(), 1, 0.4, 0.1)
-
-    def closure():
-        assert torch.is_grad_enabled()
-        loss = 0.5 * w @ torch.as_tensor(A) @ w - torch.as_tensor(B) @ w
-        optimizer.zero_grad()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == pytest.approx(2.4 - 2.5)
-    np.testing.assert_allclose(w.detach(), z, atol=1e-14)
-    assert optimizer.step() is None
 
 
 def test_a_group_added_in_the_middle_of_a_round_is_moved_by_both_loops():

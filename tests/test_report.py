@@ -144,27 +144,6 @@ def test_values_of_equalities_vectors_and_dual_variables() -> None:
     assert [row.excess for row in report.rows] == pytest.approx([-0.1, 0.6])
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ssg", {"threshold": 0.1}),
-        ("oss", {"proximal": 1.0, "inner_steps": 3}),
-        ("icppac", {"proximal": 1.0, "inner_steps": 3}),
-        ("squared-hinge", {"penalty": 2.0}),
-        ("hinge", {"penalty": 2.0}),
-    ],
-)
-def test_every_constrained_method_reports(method: str, settings: Any) -> None:
-    model = Point([0.5, -1.0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    objective = fcco.constrained(model, optimizer, 2, method, **settings)
-    objective(lambda: (model.w.square().sum(), model.w + 0)).backward()
-    report = objective.report(function=lambda: (model.w.square().sum(), model.w + 0))
-    assert report.worst == 0 and report.violation == pytest.approx(0.5)
-    assert not any(row.capped for row in report.rows)
-    assert str(report).count("\n") > 3
-
-
 # The findings.
 
 
@@ -355,35 +334,6 @@ def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | 
     else:
         assert found in finding(report, "constraints-oppose")
     assert model.w.grad is None
-
-
-def test_equalities_oppose_by_the_side_they_are_on() -> None:
-    """w must equal 1 and 3: above the one and below the other, it cannot."""
-    model = Point([2.0])
-    optimizer = sgd(model)
-    objective = fcco.constrained(
-        model, optimizer, 2, outer=Absolute(4.0), smoothing=0.1, tolerance=[1.0, 3.0], gamma=1.0
-    )
-
-    def inner() -> Any:
-        return 0 * model.w.sum(), model.w.expand(2)
-
-    step(objective, optimizer, inner)
-    assert "constraints-oppose" in kinds(objective.report(function=inner))
-    with torch.no_grad():
-        model.w.fill_(5.0)
-    step(objective, optimizer, inner)
-    assert "constraints-oppose" not in kinds(objective.report(function=inner))
-
-
-def test_the_report_of_online_weights() -> None:
-    model = Point([0.0])
-    optimizer = sgd(model)
-    objective = fcco.ooa(model, optimizer, 3, step=5.0)
-    step(objective, optimizer, lambda: torch.tensor([0.1, 2.0, 0.2]) + 0 * model.w)
-    report = objective.report()
-    assert isinstance(report, GroupReport) and report.worst == 1 and kinds(report) == []
-    assert [row.weight for row in report.rows] == pytest.approx(objective.group_weights().tolist())
 
 
 def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:

@@ -14,8 +14,8 @@ from fcco_experiments.data import Part
 
 from research.constrained import convex, grids, report, study, training
 from research.constrained.fairness import THRESHOLDS, RocFairness
-from research.constrained.problems import Schedule, Stepper
-from research.constrained.training import Job, Runner, Trace
+from research.constrained.problems import Schedule
+from research.constrained.training import Trace
 
 
 @pytest.fixture
@@ -99,31 +99,6 @@ def test_convex_batches_estimate_the_full_values_and_optima_are_stored(kind):
     assert problem.optimum == pytest.approx(problem.solve(0.0), abs=1e-5)
 
 
-def test_choice_is_feasibility_first():
-    far, near, best = trace([1.0], [0.5]), trace([3.0], [0.0]), trace([2.0], [0.01])
-    assert report.choose([far, near, best]) == 2
-    assert report.choose([trace([1.0], [0.011]), near]) == 1
-    assert report.choose([far, trace([0.5], [0.4])]) == 1  # none is feasible: least violation
-    assert report.choose([trace([math.nan], [math.nan]), far]) == 1
-
-
-def test_objective_at_equal_violation():
-    path = [(0.0, 3.0), (0.02, 1.0), (0.03, 0.5)]
-    assert report.place(path, 0.01) == pytest.approx((0, 0.5))
-    assert report.place(path, 0.05) == (2, 0.0)  # the path is not continued
-    assert report.place(path, -0.01) is None
-    assert report.place([(0.005, 2.0), (0.001, 1.0)], 0.003) == (1, 0.0)
-    assert report.place([(0.0, 3.0), (math.inf, math.inf)], 0.01) == (0, 0.0)
-
-
-def test_tail_and_time_to_reach():
-    run = trace([5, 4, 3, 2, 1.5, 1, 1, 1, 1, 3], [0, 0.5, 0.5, 0, 0.2, 0, 0, 0, 0, 0.01])
-    assert (run.tail_objective, run.tail_violation) == (2.0, pytest.approx(0.005))  # last two
-    assert (run.settled(), run.reached(2.0), run.reached(0.5), run.best(0.4)) == (60, 40, None, 2.0)
-    assert trace([1], [1]).settled() is None
-    assert trace([1, math.nan], [0, math.nan]).tail_objective == math.inf
-
-
 def entry(*seeds: float, settled=None):
     mean, error = report.mean_and_error(seeds)
     name = f"at_{training.LIMIT}"
@@ -162,15 +137,6 @@ def test_result_goes_along_shifted_limits():
     assert "SONEX | 2.0000 ± 0.0000 | +0.0100" in report.table({"SONEX": summary})
 
 
-def test_every_method_has_equally_many_settings(monkeypatch):
-    for problem in ("adult", "convex", "sampled"):
-        for method in grids.GRIDS[grids.family(problem)]:
-            assert len(grids.settings(problem, method)) == grids.K
-    monkeypatch.setitem(grids.GRIDS["convex"], "SONEX", grids.settings("convex", "SONEX")[:-1])
-    with pytest.raises(ValueError, match="must have 8 different"):
-        grids.settings("convex", "SONEX")
-
-
 def short(name: str):
     problem = {"convex": convex.GroupLosses, "sampled": convex.Segments}[name]()
     problem.schedule = replace(problem.schedule, evaluations=40, every=20)
@@ -197,61 +163,6 @@ def test_each_side_runs_and_counts_its_gradients(name, fair):
         gradients, warm_up = counted.count(True), setting.get("warm_up", 0)
         assert gradients + warm_up == problem.schedule.evaluations, method
         assert counted.count(False) <= run.extra_forwards * gradients + warm_up, method
-
-
-def test_same_seed_same_start(fair, monkeypatch):
-    """Every method sees the same weights and batches, and the schedule of the learning rate."""
-    seen: dict[str, list[torch.Tensor]] = {}
-    rates: list[float] = []
-
-    def watching(name):
-        def build(problem, model, setting):
-            optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
-            weights = next(model.parameters()).detach().clone()
-
-            def step(batch):
-                seen.setdefault(name, [weights]).append(batch.inputs)
-                rates.append(optimizer.param_groups[0]["lr"])
-
-            return Stepper(step, [optimizer])
-
-        return build
-
-    monkeypatch.setattr(training, "builders", lambda: {n: watching(n) for n in ("one", "two")})
-    for name in ("one", "two"):
-        training.train(fair, name, {}, seed=4)
-    assert len(seen["one"]) == 1 + fair.schedule.evaluations
-    assert all(torch.equal(a, b) for a, b in zip(seen["one"], seen["two"], strict=True))
-    # 60 evaluations: checkpoints, where the learning rate changes, are at 30 and 50
-    assert rates[:60] == pytest.approx(30 * [2.0] + 20 * [0.2] + 10 * [0.02])
-
-
-def test_the_two_packages_agree_where_they_should():
-    """The ALM without penalty is Cooper's alternating dual ascent."""
-    pytest.importorskip("cooper")
-    pytest.importorskip("humancompatible.train.dual_optim")
-    for name in ("convex", "sampled"):
-        problem = short(name)
-        one = training.train(problem, "Cooper alternating", {"dual_lr": 0.05}, 0)
-        two = training.train(problem, "HCT ALM", {"lr": 0.05}, 0)
-        assert one.objective == pytest.approx(two.objective, rel=1e-4)
-
-
-def test_runner_resumes_from_its_file(tmp_path):
-    ran = []
-
-    def fake(job):
-        ran.append(job.seed)
-        return trace([1.23456789], [0.1])
-
-    file = tmp_path / "folder" / "jobs.jsonl"
-    todo = [Job("convex", "SONEX", {"gamma": 0.1}, seed) for seed in (0, 1)]
-    first = Runner(1, file, show=None, run=fake)(todo, "x")
-    with file.open("a") as lines:
-        lines.write('{"job": "broken')
-    more = [*todo, Job("convex", "SONEX", {"gamma": 0.1}, 0, shift=0.1)]
-    again = Runner(1, file, show=None, run=fake)(more, "x")
-    assert ran == [0, 1, 0] and again[:2] == first
 
 
 def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcco.terms import exact_threshold
 from research.convergence import study
 from research.convergence.engine import batches
 from research.convergence.entries import ENTRIES, Entry, legal
-from research.convergence.methods import smoothed_threshold
 from research.convergence.problems import PROBLEMS, Batch, Problem, draw_blocks
 from research.convergence.public import player
 from research.convergence.results import compare, exponent
@@ -23,10 +21,8 @@ from research.convergence.tuning import (
     accuracies,
     cheapest,
     first_points,
-    reached,
     settings,
     tune,
-    window_means,
 )
 
 # Each method on one problem of each kind; the library's STORM refuses CVaR.
@@ -37,12 +33,18 @@ PAIRS = {
     if legal(entry, problem) and (entry.name, problem.kind) != ("SONEX+STORM", "cvar")
 }
 
+FIRST = dict(reversed(PAIRS))  # one kind of problem for each method; the others are slow
+TRIED = [
+    pytest.param(*pair, id="-".join(key), marks=() if FIRST[key[0]] == key[1] else pytest.mark.slow)
+    for key, pair in PAIRS.items()
+]
+
 
 def one_seed(batch: Batch, seed: int) -> Batch:
     return Batch(*(part[seed : seed + 1] for part in batch))
 
 
-@pytest.mark.parametrize(("entry", "problem"), PAIRS.values(), ids=map("-".join, PAIRS))
+@pytest.mark.parametrize(("entry", "problem"), TRIED)
 def test_batched_program_follows_the_public_objective(entry: Entry, problem: Problem) -> None:
     points = first_points(entry, problem, 2)
     for key in ("gain", "lr"):  # a loop with a large gain would amplify rounding
@@ -120,23 +122,6 @@ def test_optima() -> None:
     }
     for key, solution in solutions.items():
         assert abs(float(PROBLEMS[key].error(solution))) < 1e-12
-
-
-@pytest.mark.parametrize("smoothing", [0.01, 3.0])
-def test_smoothed_threshold_minimises(smoothing: float) -> None:
-    table = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ours = smoothed_threshold(table, 0.3, torch.tensor([[smoothing]], dtype=torch.float64))
-    theirs = torch.stack([exact_threshold(row, 0.3, smoothing) for row in table])
-    assert torch.allclose(ours[:, 0], theirs, atol=1e-10)
-
-
-def test_when_an_accuracy_is_reached() -> None:
-    steps = np.array([1, 2, 5, 10, 11, 20])
-    means = window_means(steps, np.array([8.0, 4.0, 2.0, 1.0, 3.0, 1.0]))
-    assert means.tolist() == [8.0, 4.0, 2.0, 1.0, 2.0, 1.0]  # (7.7, 11] holds 10 and 11
-    both = np.stack([means, np.full(6, 9.0)], axis=1)
-    assert reached(steps, both, 2.0).tolist() == [5.0, np.inf]
-    assert reached(steps, both, 1.5).tolist() == [20.0, np.inf]  # it was below at 10, and left
 
 
 def test_exponent_and_comparison() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from research import fairness_frontier
-from research.fairness_frontier import Point, best, compared, from_sweep, height, match, read, write
-from research.group_dro_samples import compare, curves, met
+from research.fairness_frontier import Point, compared
+from research.group_dro_samples import compare, met
 
 
 def point(name, val, test, spread=0.0):
@@ -31,24 +28,6 @@ BEATEN = point("a@2", (0.25, 0.84), (0.01, 0.99))  # the best on test data, but 
 RIVAL = point("c@0", (0.22, 0.86), (0.20, 0.84), 0.03)
 
 
-def test_settings_are_kept_by_validation_data_alone():
-    assert [each.name for each in best([BEATEN, *OURS], "val")] == ["a@0", "a@1", "b@0"]
-    assert [each.name for each in best(OURS, "test")] == ["a@0", "a@1"]
-    twins = [point("a@5", (0.1, 0.8), (0.2, 0.7)), point("a@3", (0.1, 0.8), (0.3, 0.6))]
-    assert [each.name for each in best(twins, "val")] == ["a@5"]
-    assert match(OURS, RIVAL) is OURS[1]
-    assert match(OURS, point("c@2", (0.05, 0.9), (0.5, 0.9))) is None
-
-
-def test_height_between_two_points_and_its_error():
-    front = OURS[:2]
-    value, spread = height(front, 0.15) or (math.nan, math.nan)
-    assert value == pytest.approx(0.825)
-    assert spread == pytest.approx(math.hypot(0.75 * 0.01, 0.25 * 0.02) / math.sqrt(3))
-    assert height(front, 0.05) is None
-    assert height(front, 0.50) == pytest.approx((0.90, 0.02 / math.sqrt(3)))
-
-
 def test_rows_of_a_comparison():
     rows = {row["name"]: row for row in compared([RIVAL, BEATEN, *OURS], ["a", "b"])}
     assert list(rows)[-1] == "c@0"  # ours first
@@ -62,43 +41,6 @@ def test_rows_of_a_comparison():
     assert row["matched_auc"] == pytest.approx(0.06)
     assert row["matched_gap"] == pytest.approx(0.10)
     assert row["matched_gap_errors"] == pytest.approx(0.10 / (0.01 / math.sqrt(3)))
-
-
-def test_a_sweep_is_read_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def run(name, val, test, diverged=None):
-        figures = dict(zip(fairness_frontier.FIGURES, (*val, *test), strict=True))
-        figures |= {"val_gap_floor": 0.06, "test_gap_floor": 0.04}
-        return SimpleNamespace(name=name, figures=figures, result=figures, diverged=diverged)
-
-    runs = [
-        run("a@0", (0.1, 0.8), (0.2, 0.7)),
-        run("a@0", (0.3, 0.6), (0.4, 0.5)),  # means on validation data: 0.2, 0.7
-        run("a@1", (0.3, 0.6), (0.0, 1.0)),
-        run("a@1", (0.3, 0.6), (0.0, 1.0)),  # beaten by a@0 where it counts
-        run("a@2", (0.0, 0.9), (0.1, 0.9)),
-        run("a@2", (0.0, 0.9), (0.1, 0.9), diverged="not finite"),
-        run("a@3", (0.0, 0.9), (0.1, 0.9)),  # its second run is missing
-        run("b@0", (0.5, 0.5), (0.5, 0.5)),
-        run("b@0", (0.5, 0.5), (0.5, 0.1234567)),
-    ]
-    found = SimpleNamespace(
-        meta={"config": {"data": "toy"}, "seeds": [7, 8]},
-        runs=runs,
-        of=lambda name: [each for each in runs if each.name == name],
-    )
-    names = ["a@0", "a@1", "a@2", "a@3", "b@0"]
-    entries = [{"name": n, "method": n[0], "setting": {"lr": k}} for k, n in enumerate(names)]
-    told = {"settings": entries, "winners": {"a": "a@0"}}
-    monkeypatch.setattr(fairness_frontier.store, "load_comparison", lambda folder: found)
-    monkeypatch.setattr(fairness_frontier.sweep, "read", lambda folder: told)
-    write(tmp_path / "there/frontier.json", from_sweep(tmp_path))
-    head, points = read(tmp_path / "there/frontier.json")
-    assert head["settings"] == {"a": 4, "b": 1} and head["seeds"] == [7, 8]
-    assert (head["data"], head["val_floor"], head["test_floor"]) == ("toy", 0.06, 0.04)
-    assert points == [
-        Point("a@0", {"lr": 0}, True, [0.1, 0.3], [0.8, 0.6], [0.2, 0.4], [0.7, 0.5]),
-        Point("b@0", {"lr": 4}, False, [0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.123457]),
-    ]
 
 
 # Samples
@@ -130,16 +72,6 @@ def test_samples_by_hand():
     # A longer run takes the place of the short one: from 0.8 at 200 to 0.2 at 400.
     longer = compare(RUNS, lines(sonx=[[(0, 1.0), (200, 0.8), (400, 0.2)]]))["baselines"]
     assert longer[0]["needs"] == pytest.approx((200 + 400 / 3) / 200)
-
-
-def test_runs_without_an_end_are_left_out():
-    rows = [{"samples": 0, "train_cvar": 1.0}]
-    runs = [
-        SimpleNamespace(name="a", method={"method": "sonx"}, rows=rows, result=r, diverged=d)
-        for r, d in (({}, None), (None, None), ({}, "not finite"))
-    ]
-    found: Any = SimpleNamespace(runs=runs)
-    assert curves(found) == {"a": ("sonx", [[(0, 1.0)]])}
 
 
 @pytest.mark.parametrize(

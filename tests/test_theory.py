@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,6 @@ BASE = Constants(
     value_noise=3.0,
     jacobian_noise=0.4,
 )
-
-
-def power(function: Any, at: float, name: str) -> float:
-    """The exponent of eps in one of the settings."""
-    ratio = getattr(function(at), name) / getattr(function(at / 2), name)
-    return math.log2(ratio)
 
 
 # ------------------------------------------------------------------------------------- constants
@@ -84,7 +78,7 @@ noises = st.one_of(st.just(0.0), st.floats(0.01, 20.0))
     gap=positive,
     scales=st.tuples(positive, st.floats(1.0, 50.0)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @example(  # both bounds on gamma and the one on beta are tight, with gamma near 1/2
     n=4, share=1.0, samples=4, sizes=(1, 1, 1, 0.4535, 0), eps=1.309, gap=20, scales=(1, 1)
 )
@@ -138,72 +132,6 @@ def test_sonex_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "exponent"),
-    [("smoothing", 1), ("beta", 2), ("gamma", 4), ("lr", 3), ("iterations", -5)],
-)
-def test_sonex_orders_in_eps(name: str, exponent: int) -> None:
-    assert power(lambda eps: theory.sonex_settings(BASE, eps, 1.0), 1e-3, name) == pytest.approx(
-        exponent, abs=0.02
-    )
-
-
-def test_sonex_orders_in_sizes() -> None:
-    base = replace(BASE, jacobian_noise=0.0, value_noise=30.0, num_inner=400, samples=4)
-
-    def ratio(name: str, **change: int) -> float:
-        one = theory.sonex_settings(base, 1e-4, 1.0, initial_samples=10**30)
-        other = theory.sonex_settings(replace(base, **change), 1e-4, 1.0, initial_samples=10**30)
-        return getattr(other, name) / getattr(one, name)
-
-    assert ratio("gamma", samples=16) == pytest.approx(4.0, rel=0.01)
-    assert ratio("lr", samples=16) == pytest.approx(2.0, rel=0.01)
-    assert ratio("iterations", samples=16) == pytest.approx(1 / 2, rel=0.02)
-    assert ratio("iterations", num_inner=800) == pytest.approx(2.0, rel=0.02)
-    assert ratio("iterations", blocks=8) == pytest.approx(1 / 2, rel=0.02)
-    assert ratio("beta", blocks=2) == pytest.approx(1 / 2, rel=1e-9)  # min(B1, B2)
-    assert ratio("beta", blocks=8) == pytest.approx(1.0, rel=1e-9)
-
-
-def test_sonex_adam_depends_on_the_ratio_of_scales() -> None:
-    def settings_of(low: float, high: float) -> dict[str, Any]:
-        return asdict(
-            theory.sonex_settings(BASE, 0.01, 1.0, smallest_scale=low, largest_scale=high)
-        )
-
-    one, unit = settings_of(1.0, 10.0), settings_of(7.0, 70.0)
-    assert unit["lr"] * 7.0 == pytest.approx(one["lr"], rel=1e-9)
-    assert unit["iterations"] == pytest.approx(one["iterations"], rel=1e-9)
-    assert unit["gamma"] == pytest.approx(one["gamma"], rel=1e-12)
-    plain = asdict(theory.sonex_settings(BASE, 0.01, 1.0))
-    assert settings_of(1.0, 1.0) == plain
-    assert one["beta"] / plain["beta"] == pytest.approx(0.1, rel=1e-9)
-    assert one["gamma"] / plain["gamma"] == pytest.approx(0.1, rel=1e-9)
-    # eta = sqrt(c_l/c_u^3) sqrt(B1/(96 n C_g^2 P)) with P ~ 1/gamma ~ c_u/c_l; T ~ 1/(c_l eta).
-    assert one["lr"] / plain["lr"] == pytest.approx(10**-2, rel=0.02)
-    assert one["iterations"] / plain["iterations"] == pytest.approx(10**2, rel=0.05)
-    assert one["iterations"] / plain["iterations"] <= 10**2.5  # the theorem's order
-
-
-def test_without_noise_gamma_is_as_large_as_the_proof_allows() -> None:
-    quiet = replace(BASE, value_noise=0.0)
-    assert theory.sonex_settings(quiet, 0.01, 1.0).gamma == 0.5
-
-
-def test_change_of_u_has_no_factor_1_over_n() -> None:
-    """The printed bound (4 B1 gamma^2 / n) U fails, 4 B1 gamma^2 U holds: w at rest, no noise."""
-    n, B1, gamma = 40, 4, 0.3
-    rng = np.random.default_rng(0)
-    error = rng.normal(size=n)
-    changes = []
-    for _ in range(4000):
-        chosen = rng.choice(n, B1, replace=False)
-        changes.append((gamma * error[chosen] ** 2 * gamma).sum())
-    mean_error = (error**2).mean()
-    assert np.mean(changes) == pytest.approx(B1 * gamma**2 * mean_error, rel=0.05)
-    assert np.mean(changes) > 4 * B1 * gamma**2 / n * mean_error
-
-
 def test_sonex_errors() -> None:
     with pytest.raises(ValueError, match=r"sonex_settings\(eps=\.\.\.\).*positive"):
         theory.sonex_settings(BASE, 0.0, 1.0)
@@ -233,7 +161,7 @@ def test_sonex_errors() -> None:
     gap=positive,
     beta=st.floats(0.05, 0.5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_alexr2_settings_satisfy_the_proof(
     n: int, share: float, samples: int, sizes: Any, dim: int, eps: float, gap: float, beta: float
 ) -> None:
@@ -273,35 +201,6 @@ def test_alexr2_values_and_identities() -> None:
     noise = 6 * 9.0 * 10 / (0.15 * 8) + 4.0 * (0.4**2 / 8 + 1.5**2 / 4 + 4 * 1.5**2) / rho
     assert s.gamma_hat / 10 == pytest.approx(eps_ / (4 * noise), rel=1e-9)
     assert s.rounds == math.ceil(1.5 / 0.09 * (2 * 2.0 / s.lr + (2 / 0.25 - 1) * 9.0))
-
-
-def test_both_forms_of_the_inner_step_agree_at_a_quarter() -> None:
-    for theta, rho in [(0.6, 0.3), (0.99, 2.0), (0.9999, 11.0)]:
-        short = (1 - theta) / ((4 * theta - 1) * rho)
-        assert theory.inner_step(theta, 1 / (4 * rho), rho) == pytest.approx(short, rel=1e-12)
-        assert theory.inner_step(theta, 1 / (5 * rho), rho) != pytest.approx(short, rel=1e-3)
-
-
-def test_alexr2_orders() -> None:
-    def at(eps: float) -> theory.Alexr2Settings:
-        return theory.alexr2_settings(BASE, eps, 1.0)
-
-    assert power(at, 1e-3, "gamma_hat") == pytest.approx(3, abs=0.02)  # n (1 - theta) / B1
-    assert power(at, 1e-3, "eta") == pytest.approx(3, abs=0.02)
-    assert power(at, 1e-3, "rounds") == pytest.approx(-2, abs=0.01)
-    logarithm = power(at, 1e-3, "inner_steps") + 3  # K = O(eps^-3 log(1/eps))
-    assert -0.2 < logarithm < 0
-    assert power(at, 1e-3, "rounds") + power(at, 1e-3, "inner_steps") == pytest.approx(-5, abs=0.2)
-    polish = [1 - theta for eps in (0.02, 0.01) if (theta := at(eps).polish_theta) is not None]
-    assert math.log2(polish[0] / polish[1]) == pytest.approx(5, abs=0.1)
-    steps = [steps for eps in (0.02, 0.01) if (steps := at(eps).polish_steps) is not None]
-    assert math.log2(steps[1] / steps[0]) == pytest.approx(5, abs=0.25)
-    noisy = replace(BASE, value_noise=100.0)
-    few, many = (
-        theory.alexr2_settings(noisy, 1e-3, 1.0),
-        theory.alexr2_settings(replace(noisy, samples=32), 1e-3, 1),
-    )
-    assert few.inner_steps / many.inner_steps == pytest.approx(4, rel=0.1)  # n / (B1 B2)
 
 
 def test_the_inner_loop_reaches_its_accuracy() -> None:
@@ -443,14 +342,3 @@ def test_moving_law_with_other_corrections(systematic: bool, choice: str) -> Non
     )
     measured = simulate(gamma, n, B1, correction, drift * signs, noise, runs=1500)
     assert measured == pytest.approx(law, rel=0.05)
-
-
-def test_the_theory_correction_helps_drift_and_harms_random_motion() -> None:
-    for gamma, gain, loss in [(0.025, 93, 4.2), (0.1, 20, 4.9), (0.2, 7.8, 6.25)]:
-        best = theory.expected_tracking_error(gamma, 10, 2, drift=1.0)
-        plain = theory.expected_tracking_error(gamma, 10, 2, drift=1.0, correction=0.0)
-        loose = theory.expected_tracking_error(
-            gamma, 10, 2, drift=1.0, correction=0.0, systematic=False
-        )
-        assert plain / best == pytest.approx(gain, rel=0.03)
-        assert best / loose == pytest.approx(loss, rel=0.03)

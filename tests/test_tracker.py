@@ -13,7 +13,7 @@ import torch
 from reference import tracked as by_hand
 
 import fcco
-from fcco.tracker import for_model, theory_correction
+from fcco.tracker import theory_correction
 from fcco.tracker.update import correction_weight
 
 
@@ -65,25 +65,6 @@ def test_repeated_ids_are_samples_of_one_block_and_others_stay_bitwise(read, as_
     np.testing.assert_allclose(gradient(g), expected, atol=1e-14)
 
 
-@pytest.mark.parametrize("log_space", [False, True])
-def test_counts_weigh_entries_like_that_many_samples(log_space):
-    """Entries of one block that are means of 3, 1 and 2 samples, against the samples themselves."""
-    ids, counts = torch.tensor([0, 2, 0, 1]), torch.tensor([3, 2, 1, 4])
-    values = torch.tensor([0.3, -1.0, 0.9, 0.5], dtype=torch.float64)
-    results = []
-    for repeated in (False, True):
-        tracker = fcco.ema_tracker(3, 0.4, read="new", log_space=log_space, dtype=torch.float64)
-        tracker.set_values(None, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
-        g = values.clone().requires_grad_()
-        entries = g.repeat_interleave(counts) if repeated else g
-        index = ids.repeat_interleave(counts) if repeated else ids
-        u = tracker(entries, index, counts=None if repeated else counts)
-        (u * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
-        results.append((tracker.value, g.grad))
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-14)
-
-
 def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
     tracker = fcco.ema_tracker(3, 0.25, dtype=torch.float64)
     tracker.set_values(None, torch.tensor([0.2, 0.4, 0.8], dtype=torch.float64))
@@ -118,14 +99,6 @@ def test_an_independent_carrier_batch_may_have_other_entries_but_not_other_block
     assert torch.equal(tracker.value, kept) and tracker.steps == 1
 
 
-def test_entries_need_not_be_contiguous():
-    tracker = fcco.InnerTracker(3, 2, gamma=0.5, dtype=torch.float64)
-    g = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_()
-    tracked = tracker.update(tracker.entries(tracker.blocks(), g.T))
-    tracked.as_loss(torch.tensor(0.0), torch.ones(2, 3, dtype=torch.float64).T).backward()
-    assert g.grad is not None and torch.equal(g.grad, torch.ones(2, 3, dtype=torch.float64))
-
-
 def test_bounds_hold_for_every_u_that_is_stored_or_read():
     tracker = fcco.InnerTracker(3, gamma=0.5, correction=3.0, bounds=(0.5, 2.0))
     assert tracker(torch.tensor([-1.0, 9.0, 1.0])).tolist() == [0.5, 2.0, 1.0]
@@ -150,16 +123,6 @@ def test_spider_follows_its_recursion_and_refreshes():
     assert due == [step % 4 == 0 for step in range(12)]
 
 
-def test_spider_does_not_drift_while_w_stands_still():
-    tracker = fcco.spider_tracker(4, refresh_every=10**6)
-    tracker(torch.randn(4, generator=torch.Generator().manual_seed(0)))
-    start, generator = tracker.value.clone(), torch.Generator().manual_seed(1)
-    for _ in range(300):
-        noisy = 3 * torch.randn(4, generator=generator)
-        tracker(noisy, previous=noisy)
-    assert torch.equal(tracker.value, start)
-
-
 def test_correction_weights_are_the_documented_numbers_of_distinct_blocks():
     n, gamma, b = 30, 0.1, 8
     theory = (n - b) / (b * (1 - gamma)) + 1 - gamma
@@ -174,17 +137,6 @@ def test_correction_weights_are_the_documented_numbers_of_distinct_blocks():
         tracker(zero, ids, previous=zero - 1)
         np.testing.assert_allclose(tracker.value[:b, 0], expected, rtol=1e-12)
     assert correction_weight("theory", gamma, n, n) == pytest.approx(1 - gamma)
-
-
-def test_named_settings_are_what_the_table_says():
-    summary = lambda t: (t.gamma, t.correction, t.read, t.needs_previous)  # noqa: E731
-    assert summary(fcco.ema_tracker(3, 0.2)) == (0.2, 0.0, "old", False)
-    assert summary(fcco.msvr_tracker(3, 0.2)) == (0.2, "auto", "old", True)
-    assert summary(fcco.alexr_tracker(3, 0.8, 0.25)) == (0.8, 0.2, "new", True)
-    assert summary(fcco.spider_tracker(3, 5)) == (0.0, 1.0, "new", True)
-    assert not fcco.msvr_tracker(3, gamma=1.0).needs_previous
-    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        assert for_model(torch.nn.Linear(1, 1, dtype=dtype), 3).value.dtype == expected
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
@@ -226,14 +178,6 @@ def test_u_is_never_narrowed_but_widens_and_moves(narrow):
         moved = inside.to("meta", torch.bfloat16)[1]
         assert moved.value.device.type == moved.seen.device.type == "meta"
         assert moved.value.dtype == torch.float64
-
-
-def test_a_bfloat16_model_still_makes_small_tracking_steps():
-    tracker = fcco.ema_tracker(1, 0.001).to(torch.bfloat16)
-    tracker(torch.tensor([1.0], dtype=torch.bfloat16))
-    for _ in range(100):
-        tracker(torch.tensor([2.0], dtype=torch.bfloat16))
-    np.testing.assert_allclose(tracker.value.item(), 2 - 0.999**100, rtol=1e-5)
 
 
 def test_ten_million_blocks_cost_five_bytes_each_and_build_at_once():
@@ -284,19 +228,3 @@ def test_a_block_marked_unseen_starts_anew_also_after_many_steps(waits):
     call(10 * values[:2], torch.tensor([0, 1]))
     assert tracker.value[:, 0].tolist() == [10.0, 20.0, 0.0]
     assert tracker.seen.tolist() == [True, True, False]
-
-
-def test_a_late_first_visit_spread_over_micro_batches_is_still_one():
-    """The mask is looked over now and then: between two micro-batches it may be full and not."""
-    tracker = fcco.msvr_tracker(2, 0.5, 0.3, dtype=torch.float64)
-    tracker.wait_for_close()
-    late, value = torch.tensor([1]), torch.tensor([1.0])
-    for visit in range(130):
-        for number in (1.0, 3.0):
-            tracker(number * value, torch.tensor([0]), 0 * value)
-            if visit % 64 == 63:
-                tracker(number * value, late, 0 * value)
-        tracker.close()
-        if visit == 63:
-            assert tracker.value[1].item() == 2.0
-    np.testing.assert_allclose(tracker.value[1].item(), 2.0 + 0.3 * 2.0)

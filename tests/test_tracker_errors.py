@@ -31,27 +31,20 @@ def unchanged(tracker: fcco.InnerTracker, state: dict) -> bool:
     ("options", "message"),
     [
         ({"num_inner": 0}, r"`InnerTracker\(num_inner=...\)` must be at least 1 but is: 0"),
-        ({"num_inner": 2.5}, r"num_inner=...\)` must be an integer but is: 2.5"),
-        ({"dim": 0}, r"`InnerTracker\(dim=...\)` must be at least 1"),
         ({"dim": 1.5}, r"dim=...\)` must be an integer"),
         ({"gamma": -0.1}, r"`InnerTracker\(gamma=...\)` must lie in \[0.0, 1.0\] but is: -0.1"),
-        ({"gamma": 1.1}, r"gamma=...\)` must lie in \[0.0, 1.0\]"),
         ({"gamma": NAN}, r"gamma=...\)` must lie in .* nan"),
         ({"gamma": 1.0, "correction": "theory"}, r"gamma=...\)` must lie in \[0.0, 1.0\)"),
         (
             {"correction": -1.0},
             r"`InnerTracker\(correction=...\)` must lie in \[0.0, inf\) but is: -1.0",
         ),
-        ({"correction": NAN}, r"correction=...\)` must"),
         ({"correction": INF}, r"correction=...\)` must .* inf"),
         ({"correction": "best"}, r"correction=...\)` must be one of 'theory', 'auto'"),
         ({"gamma": 0.0, "correction": 0.0}, r"gamma=0\)` with `correction=0` would never move"),
-        ({"gamma": 0, "correction": 0}, r"would never move"),
         ({"read": "both"}, r"read=...\)` must be one of 'old', 'new' but is: 'both'"),
         ({"bounds": (1.0, 0.0)}, r"bounds=...\)` must be \(low, high\)"),
-        ({"bounds": (NAN, 1.0)}, r"bounds=...\)` must be \(low, high\)"),
         ({"refresh_every": 0}, r"refresh_every=...\)` must be at least 1"),
-        ({"refresh_every": 1.5}, r"refresh_every=...\)` must be an integer"),
         ({"on_nonfinite": "ignore"}, r"on_nonfinite=...\)` must be one of 'raise', 'skip'"),
         ({"dtype": torch.int64}, r"dtype=...\)` must be a float type but is: torch.int64"),
     ],
@@ -66,19 +59,14 @@ BAD_CALLS = {
     "negative": (T([1.0, 2.0]), T([0, -1]), None, None, IndexError, r"lie in \[0, 3\] .* -1"),
     "too large": (T([1.0, 2.0]), T([0, 4]), None, None, IndexError, r"num_inner=4.* contains: 4"),
     "float": (T([1.0]), T([1.0]), None, None, ValueError, r"vector of integers.*float32"),
-    "bool": (T([1.0]), T([True]), None, None, ValueError, r"vector of integers.*torch.bool"),
-    "complex": (T([1.0]), T([1j]), None, None, ValueError, r"vector of integers.*complex"),
     "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"vector of integers.*\(1, 1\)"),
-    "0-d": (T(1.0), T(0), None, None, ValueError, r"vector of integers.*\(\)"),
     "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"values .*\(1,\).*\(2,\)"),
     "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"values .*\(4,\).*\(2,\)"),
     "columns": (torch.ones(2, 2), T([0, 1]), None, None, ValueError, r"values .*\(2,\).*\(2, 2\)"),
     "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), None, ValueError, r"w_{t-1} .*\(2,\).*\(1,\)"),
     "counts": (T([1.0, 2.0]), T([0, 1]), None, T([1]), ValueError, r"`counts`.* 2 positive"),
     "count 0": (T([1.0, 2.0]), T([0, 1]), None, T([1, 0]), ValueError, r"`counts`.* 2 positive"),
-    "count -1": (T([1.0, 2.0]), T([0, 1]), None, T([1, -1]), ValueError, r"`counts`.* 2 positive"),
     "count nan": (T([1.0]), T([0]), None, T([NAN]), ValueError, r"`counts`.* 1 positive"),
-    "count inf": (T([1.0]), T([0]), None, T([INF]), ValueError, r"`counts`.* 1 positive"),
     "fresh nan": (T([1.0, NAN]), T([0, 2]), None, None, ValueError, r"NaN.*blocks \[2\]"),
     "fresh inf": (T([INF, 1.0]), T([3, 0]), None, None, ValueError, r"infinite.*blocks \[3\]"),
     "inf - inf": (T([INF, -INF]), T([0, 1]), None, None, ValueError, r"blocks \[0, 1\]"),
@@ -97,7 +85,7 @@ def test_a_bad_call_raises_and_changes_no_buffer(name):
     assert unchanged(tracker, state)
 
 
-@pytest.mark.parametrize("name", BAD_CALLS)
+@pytest.mark.parametrize("name", ["too large", "counts", "fresh nan", "past nan"])
 def test_a_bad_call_through_an_objective_changes_nothing_either(name):
     """Also in the middle of an accumulated step; the run then goes on as if it had not been."""
     fresh, index, previous, counts, error, message = BAD_CALLS[name]

@@ -48,8 +48,10 @@ MOTIONS = {
 }
 
 
-@pytest.mark.parametrize("pattern", MOTIONS)
-@pytest.mark.parametrize(("p", "gamma"), [(0.2, 0.3), (0.5, 0.1)])
+@pytest.mark.parametrize(
+    ("pattern", "p", "gamma"),
+    [("systematic", 0.2, 0.3), ("random", 0.5, 0.1), ("all at once", 0.2, 0.3)],
+)
 def test_theory_correction_has_the_same_error_for_every_direction_pattern(pattern, p, gamma):
     blocks = int(p * N)
     tracker = fcco.msvr_tracker(N, gamma, "theory", dtype=torch.float64)
@@ -81,7 +83,7 @@ def test_storm_correction_on_all_blocks_follows_motion_without_any_error():
     assert steady_error(tracker, N, MOTIONS["random"], steps=30, burn_in=0) < 1e-24
 
 
-@pytest.mark.parametrize(("gamma", "samples"), [(0.1, 1), (0.3, 3), (0.8, 2)])
+@pytest.mark.parametrize(("gamma", "samples"), [(0.1, 1), (0.8, 2)])
 def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples):
     """sigma^2 gamma / (2 - gamma) / B2, with samples given as repeated ids, in float32."""
     n, sigma = 4000, 0.7
@@ -123,46 +125,3 @@ def test_theory_correction_cancels_the_direction_of_motion_exactly():
     for other in (0.0, "auto", 1.0):
         gap = np.abs(one_step_errors(other, 1.0) - one_step_errors(other, -1.0))
         assert gap.min() > 1e-3, "only the theory value does"
-
-
-def test_gamma_one_without_correction_is_the_value_of_the_batch():
-    rng = np.random.default_rng(5)
-    tracker = fcco.ema_tracker(6, 1.0, read="new")
-    table = np.full(6, np.nan, dtype=np.float32)
-    for scale in (1e6, 1e-3, 1.0, 1e-6):
-        ids = rng.permutation(6)[:4]
-        fresh = (rng.normal(size=4) * scale).astype(np.float32)
-        read = tracker(torch.as_tensor(fresh), torch.as_tensor(ids))
-        table[ids] = fresh
-        assert read.tolist() == table[np.sort(ids)].tolist()
-        known = tracker.seen.numpy()
-        np.testing.assert_array_equal(tracker.value[:, 0].numpy()[known], table[known])
-
-
-def test_zero_correction_is_a_moving_average_bitwise_whatever_the_previous_value():
-    rng = np.random.default_rng(6)
-    plain, given = fcco.ema_tracker(3, 0.3), fcco.msvr_tracker(3, 0.3, 0.0)
-    for _ in range(10):
-        fresh, past = torch.as_tensor(rng.normal(size=(2, 3)))
-        assert torch.equal(plain(fresh), given(fresh, None, past))
-    assert torch.equal(plain.value, given.value)
-
-
-def test_exact_gradient_descent_when_nothing_is_estimated():
-    """All blocks, gamma = 1, no correction, new u: w moves along the gradient of F_lambda."""
-    rng = np.random.default_rng(7)
-    a, lam, lr = rng.normal(size=(5, 3)), 0.8, 0.1
-    w = rng.normal(size=3)
-    model = torch.nn.Linear(3, 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.copy_(torch.as_tensor(w))
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    objective = fcco.sonex(
-        model, optimizer, fcco.Absolute(), 5, smoothing=lam, gamma=1.0, correction=0.0, read="new"
-    )
-    for _ in range(20):
-        objective(lambda: torch.as_tensor(a) @ model.weight[0] - 0.3).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        w = w - lr * a.T @ np.clip((a @ w - 0.3) / lam, -1, 1) / 5
-    np.testing.assert_allclose(model.weight[0].detach(), w, atol=1e-13)

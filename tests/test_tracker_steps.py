@@ -46,33 +46,6 @@ def split(ids, offsets, k):
     return [(ids[j::k], offsets[j::k]) for j in range(k)]
 
 
-def run(k: int, steps: int = 8, **options):
-    model, optimizer, objective = build(**options)
-    rng = np.random.default_rng(3)
-    for _ in range(steps):
-        for ids, offsets in split(*batch(rng), k):
-            loss = objective(
-                lambda ids=ids, offsets=offsets: values(model.w, ids, offsets),
-                torch.as_tensor(ids),
-            )
-            (loss / k).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.w.detach().numpy(), objective.term.tracker.value.numpy(), objective
-
-
-@pytest.mark.parametrize("correction", ["auto", "theory", 0.5])
-@pytest.mark.parametrize("k", [2, 4])
-def test_micro_batches_with_shared_blocks_equal_one_batch(correction, k):
-    lr = 0.005 if correction == "theory" else 0.05
-    one, several = run(1, correction=correction, lr=lr), run(k, correction=correction, lr=lr)
-    np.testing.assert_allclose(several[0], one[0], rtol=0, atol=1e-13)
-    np.testing.assert_allclose(several[1], one[1], rtol=0, atol=1e-13)
-    assert several[2].term.tracker.steps == one[2].term.tracker.steps == 8
-    without = run(1, correction=0.0, lr=lr)
-    assert np.abs(without[1] - one[1]).max() > 1e-3, "the correction must matter here"
-
-
 def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
     """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
     tracker = fcco.msvr_tracker(4, 0.2, "theory", dtype=torch.float64)
@@ -124,38 +97,6 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
         np.testing.assert_allclose(several.value, one.value, rtol=0, atol=1e-13)
         assert torch.equal(several.seen, one.seen)
     assert several.steps == one.steps == 20
-
-
-@pytest.mark.parametrize("overflow_at", [0, 3])
-def test_a_step_skipped_by_the_grad_scaler_counts_the_correction_once(overflow_at):
-    """The skipped batch joins the next one: u is that of both as one batch at the same w."""
-    ends = []
-    for skipping in (True, False):
-        model, optimizer, objective = build()
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
-        rng = np.random.default_rng(3)
-        for step in range(6):
-            parts = [batch(rng) for _ in range(1 + (step == overflow_at))]
-            if not skipping:
-                parts = [tuple(np.concatenate(p) for p in zip(*parts, strict=True))]
-            for number, (ids, offsets) in enumerate(parts):
-                loss = objective(
-                    lambda w=model.w, ids=ids, offsets=offsets: values(w, ids, offsets),
-                    torch.as_tensor(ids),
-                )
-                scaler.scale(loss).backward()
-                if len(parts) == 2 and number == 0:
-                    model.w.grad = torch.full_like(model.w, torch.inf)
-                before = model.w.detach().clone()
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
-                skipped = torch.equal(before, model.w.detach())
-                assert skipped == (len(parts) == 2 and number == 0)
-            if step == overflow_at:
-                ends.append((objective.term.tracker.value.clone(), objective.term.tracker.steps))
-    assert ends[0][1] == ends[1][1] == overflow_at + 1
-    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-13)
 
 
 def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
@@ -214,43 +155,3 @@ def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_a
         return torch.cat([tracker.value[:, 0], model.w.detach()])
 
     assert torch.equal(once(False), once(True))
-
-
-def test_two_optimizers_make_one_tracking_step():
-    """Each owns one coordinate; the result equals one optimizer over both."""
-    ends = []
-    for number in (1, 2):
-        parts = torch.nn.ParameterList([torch.tensor([0.8]), torch.tensor([-0.6])]).double()
-        lists = [list(parts)] if number == 1 else [[parts[0]], [parts[1]]]
-        optimizers = [torch.optim.SGD(p, lr=0.05) for p in lists]
-        tracker = fcco.msvr_tracker(4, 0.3, 0.5, dtype=torch.float64)
-        objective = fcco.Compositional(
-            parts, optimizers, fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
-        )
-        rng = np.random.default_rng(3)
-        for _ in range(6):
-            ids, offsets = batch(rng)
-
-            def inner(parts=parts, ids=ids, offsets=offsets):
-                return values(torch.cat(list(parts)), ids, offsets)
-
-            objective(inner, torch.as_tensor(ids)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        assert tracker.steps == objective.term.step == 6
-        ends.append(torch.cat([tracker.value[:, 0], *(p.detach() for p in parts)]))
-    assert torch.equal(ends[0], ends[1])
-
-
-def test_an_annealed_smoothing_moves_once_per_step_of_the_term():
-    model, optimizer, objective = build()
-    term = objective.term
-    term.smoothing = fcco.Annealed(1.0, 0.01, steps=4)
-    seen = []
-    for ids, offsets in split(*batch(np.random.default_rng(0)), 2) * 3:
-        seen.append(term.smoothing)
-        objective(lambda i=ids, o=offsets: values(model.w, i, o), torch.as_tensor(ids)).backward()
-        if len(seen) % 2 == 0:
-            optimizer.step()
-    np.testing.assert_allclose(seen, np.repeat(0.01 ** np.array([0, 0.25, 0.5]), 2))

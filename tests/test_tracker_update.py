@@ -69,16 +69,6 @@ def test_pure_updates_run_under_vmap_over_settings_and_over_tables(rule, hand):
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(("rule", "hand"), RULES)
-@pytest.mark.parametrize("previous", [None, PREVIOUS])
-def test_no_mask_means_that_every_block_was_seen(rule, hand, previous):
-    for weights in WEIGHTS:
-        found = rule(*as_tensors(OLD, None, FRESH, previous), *weights)
-        expected = hand(OLD, np.array(True), FRESH, previous, *weights)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-
-
 def test_gamma_one_gives_the_fresh_value_to_the_last_bit():
     """Also when the old value is so large that a difference would swallow the fresh one."""
     fresh = torch.tensor([[0.001], [-3e-5]])

@@ -183,35 +183,17 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.3, momentum=0.7)
 
 
-def test_the_correction_matters():
-    """Otherwise nothing here would test the evaluation at w_{t-1}."""
-    results = []
-    for correction in (CORRECTION, 0.0):
-        hand = ByHand(make(), correction)
-        run(hand, [sgd(hand.model.parameters())])
-        results.append(hand.model)
-    assert distance(*results) > 1e-3
-
-
 # --- optimizers and schedulers ----------------------------------------------------------------
 
 OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "SGD": [
-        {"lr": 0.3},
         {"lr": 0.2, "momentum": 0.7, "nesterov": True},
-        {"lr": 0.2, "momentum": 0.7, "dampening": 0.7, "foreach": True},
         {"lr": 0.2, "momentum": 0.7, "foreach": False},
-        {"lr": 0.2, "momentum": 0.7, "fused": True},
         {"lr": 0.2, "maximize": True},
     ],
-    "Adam": [
-        {"lr": 0.02},
-        {"lr": 0.02, "amsgrad": True, "foreach": True},
-        {"lr": 0.02, "foreach": False},
-        {"lr": 0.02, "fused": True},
-    ],
-    "AdamW": [{"lr": 0.02, "weight_decay": 0.1}, {"lr": 0.02, "fused": True}],
-    "Adagrad": [{"lr": 0.05}, {"lr": 0.05, "fused": True}],
+    "Adam": [{"lr": 0.02, "amsgrad": True, "foreach": True}, {"lr": 0.02, "fused": True}],
+    "AdamW": [{"lr": 0.02, "weight_decay": 0.1}],
+    "Adagrad": [{"lr": 0.05}],
     "Adadelta": [{"lr": 1.0}],
     "Adafactor": [{"lr": 0.05}],
     "Adamax": [{"lr": 0.02}],
@@ -221,7 +203,6 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "RMSprop": [{"lr": 0.01, "momentum": 0.5, "centered": True}],
     "Rprop": [{"lr": 0.01}],
 }
-APART = {"Optimizer", "LBFGS", "Muon", "SparseAdam"}  # own tests, or sparse gradients only
 
 
 def settings() -> Iterator[Any]:
@@ -238,15 +219,6 @@ def test_optimizers(name, options):
     ours, optimizer, hand, other = pair(lambda p: getattr(torch.optim, name)(p, **options))
     assert run(ours, [optimizer]) == pytest.approx(run(hand, [other]), abs=1e-12)
     assert_same(ours, hand)
-
-
-def test_every_optimizer_of_torch_is_listed():
-    classes = {
-        name
-        for name, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
-    }
-    assert classes <= set(OPTIMIZERS) | APART
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
@@ -268,47 +240,9 @@ def test_muon_with_adamw_for_the_vectors():
     assert ours.objective.term.step == 15, "one step, although two optimizers step"
 
 
-def test_lbfgs_runs():
-    """It calls its closure several times within a step; each call sees a finite loss."""
-    model = make()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-    ours, seen = Fcco(model, optimizer), []
-    for batch in batches(4):
-
-        def closure(batch: Batch = batch) -> float:
-            optimizer.zero_grad()
-            loss = ours.loss(values(batch), batch[2])
-            loss.backward()
-            seen.append(loss.item())
-            return loss.item()
-
-        optimizer.step(closure)
-    assert len(seen) > 4 and torch.isfinite(torch.tensor(seen)).all()
-    assert distance(model, make()) > 1e-3
-
-
-def test_step_with_a_closure():
-    """Forward and backward pass inside `step`, as some frameworks do it."""
-    ours, optimizer, hand, other = pair(sgd)
-    for batch in batches(15):
-
-        def closure(batch: Batch = batch) -> Tensor:
-            optimizer.zero_grad()
-            loss = ours.loss(values(batch), batch[2])
-            loss.backward()
-            return loss
-
-        optimizer.step(closure) if batch[0][0, 0] > 0 else optimizer.step(closure=closure)
-        step(hand, [other], batch)
-    assert_same(ours, hand)
-
-
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=4, gamma=0.5),
-    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=15),
     "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=20),
-    "LinearLR": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=5),
-    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
 }
 
 
@@ -327,40 +261,13 @@ def test_schedulers(name):
     assert_same(ours, hand)
 
 
-def test_a_scheduler_drives_the_proximal_point():
-    """Its `lr` is the inner step size eta."""
-    paths = []
-    for scheduled in (True, False):
-        model = make()
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        objective = fcco.alexr2(
-            model, inner, fcco.Hinge(RHO), GROUPS, smoothing=SMOOTHING, nu=1.0, eta=0.5
-        )
-        optimizer: Any = objective.optimizer
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
-        for number, (x, y, group) in enumerate(batches(10)):
-            objective(lambda m=model, x=x, y=y: softplus(-y * m(x)), group).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if scheduled:
-                scheduler.step()
-            elif number == 4:
-                optimizer.param_groups[0]["lr"] *= 0.5
-        paths.append(model)
-    assert distance(*paths) == 0
-
-
 # --- what happens between backward and step ---------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", ["norm", "value"])
-def test_gradient_clipping(clip):
+def test_gradient_clipping():
     def clipped(method: Method, optimizer: Any, batch: Batch) -> None:
         method.loss(values(batch), batch[2]).backward()
-        if clip == "norm":
-            nn.utils.clip_grad_norm_(method.model.parameters(), 0.02)
-        else:
-            nn.utils.clip_grad_value_(method.model.parameters(), 0.01)
+        nn.utils.clip_grad_norm_(method.model.parameters(), 0.02)
         method.about_to_step()
         optimizer.step()
         optimizer.zero_grad()
@@ -403,52 +310,7 @@ def test_accumulation_equals_one_batch(how):
     assert_same(ours, hand)
 
 
-@pytest.mark.parametrize("read", ["old", "new"])
-def test_accumulated_u_is_that_of_the_whole_batch(read):
-    """Also on a first visit and with the new u, where the first gradient saw its own part only."""
-    model = make()
-    optimizer = sgd(model.parameters())
-    ours = Fcco(model, optimizer, read=read)
-    for batch in batches(6):
-        hand = ByHand(model)
-        if ours.objective.previous is not None and ours.objective.previous.ready:
-            current = copy.deepcopy(model.state_dict())
-            there = ours.objective.previous.evaluate(lambda: copy.deepcopy(model.state_dict()))
-            hand.before.load_state_dict(there)
-            assert distance(hand.before, model) > 0
-            assert all(torch.equal(current[k], v) for k, v in model.state_dict().items())
-        hand.u = {k: v.clone() for k, v in ours.u.items()}
-        hand.loss(values(batch), batch[2])
-        for part in cut(batch, "distinct"):
-            if len(part[2]):
-                (ours.loss(values(part), part[2]) / 2).backward()
-        for block, u in hand.u.items():
-            assert abs(float(ours.u[block] - u)) < 1e-12
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 # --- mixed precision --------------------------------------------------------------------------
-
-
-def scaled_step(
-    method: Method, optimizer: Any, scaler: Any, batch: Batch, spoil: bool = False
-) -> None:
-    scaler.scale(method.loss(values(batch), batch[2])).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(method.model.parameters(), 10.0)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def test_grad_scaler():
-    ours, optimizer, hand, other = pair(sgd)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for batch in batches(15):
-        scaled_step(ours, optimizer, scaler, batch)
-        step(hand, [other], batch)
-    assert_same(ours, hand)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -530,22 +392,11 @@ def test_autocast(outside):
     assert distance(plain.model, hand.model) > 5e-3
 
 
-def test_a_bfloat16_model_keeps_u_in_float32():
-    model = make(torch.bfloat16)
-    optimizer = sgd(model.parameters())
-    ours = Fcco(model, optimizer)
-    loss = run(ours, [optimizer], dtype=torch.bfloat16)
-    ours.objective.to(torch.bfloat16)
-    assert ours.objective.term.tracker.value.dtype == torch.float32
-    assert torch.isfinite(torch.tensor(loss)).all()
-
-
 # --- models -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_gradient_checkpointing(dropout, reentrant):
+def test_gradient_checkpointing(reentrant, dropout=0.4):
     def with_checkpoint() -> nn.Module:
         return make(dropout=dropout, checkpointed=reentrant)
 
@@ -610,57 +461,6 @@ def test_steps_on_another_loss_come_first():
     assert ours.objective.term.step == 0 and not ours.u
     run(ours, [optimizer])
     run(hand, [other])
-    assert_same(ours, hand)
-
-
-def test_cvar_after_steps_on_another_loss():
-    """The threshold starts at the first batch that the objective sees."""
-    for rule in ("exact", "gradient", "table"):
-        model = make()
-        optimizer = sgd(model.parameters())
-        dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.5, threshold=rule)  # type: ignore[arg-type]
-        for x, y, _ in batches(3):
-            softplus(-y * model(x)).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for x, y, group in batches(3):
-            loss = dro(lambda m=model, x=x, y=y: softplus(-y * m(x)), group)
-            assert torch.isfinite(loss)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert torch.isfinite(dro.threshold)
-
-
-def test_eval_mode_changes_nothing():
-    """Validation inside a run: the loss of the batch itself, and the run goes on as if without."""
-    ours, optimizer, hand, other = pair(sgd)
-    for batch in batches(15):
-        ours.objective.eval()
-        state = copy.deepcopy(ours.objective.state_dict())
-        group = batch[2]
-        with torch.no_grad():
-            loss = ours.loss(values(batch), group)
-            means = torch.stack(
-                [values(batch)(ours.model)[group == k].mean() for k in group.unique()]
-            )
-        slope = (means / SMOOTHING).clamp(0, RHO)
-        torch.testing.assert_close(loss, (slope * (means - slope * SMOOTHING / 2)).mean())
-        now = ours.objective.state_dict()
-        assert all(torch.equal(v, now[k]) for k, v in state.items() if isinstance(v, Tensor))
-        ours.objective.train()
-        step(ours, [optimizer], batch)
-        step(hand, [other], batch)
-    assert_same(ours, hand)
-
-
-def test_validation_without_gradient_changes_nothing_either():
-    ours, optimizer, hand, other = pair(sgd)
-    for batch in batches(10):
-        with torch.no_grad():
-            ours.loss(values(batches(3)[2]), batches(3)[2][2])
-        step(ours, [optimizer], batch)
-        step(hand, [other], batch)
     assert_same(ours, hand)
 
 

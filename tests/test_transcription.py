@@ -156,32 +156,6 @@ def test_alexr2(dual, dim, independent, kind, with_g0):
     np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
 
 
-def test_y_form_differs_from_u_form():
-    """Otherwise the parametrisation above would test one thing twice."""
-    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
-    run = lambda box: ref.alexr2(  # noqa: E731
-        problem, start, 40, 5, ref.hinge_slope(RHO, LAM), ref.Momentum(0.05, 0.2),
-        dual_step=0.5, theta=0.6, nu=0.3, eta=0.1, box=box,
-    )[0]  # fmt: skip
-    assert np.abs(run(None) - run((0.0, RHO, LAM))).max() > 1e-3
-
-
-def test_options_change_the_result():
-    """Each option of the SONEX test must matter on this problem."""
-    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
-
-    def run(**changes):
-        settings: dict[str, Any] = {"gamma": GAMMA, "correction": 0.4} | changes
-        slope = ref.hinge_slope(RHO, LAM)
-        return ref.sonex(problem, start, 200, slope, ref.Momentum(0.02, 0.2), **settings)[0]
-
-    base = run()
-    for changes in (
-        {"correction": 0.0}, {"read": "new"}, {"independent": True}, {"with_g0": True}
-    ):  # fmt: skip
-        assert np.abs(run(**changes) - base).max() > 1e-4, changes
-
-
 def follow(objective, model: Point, problem, path, with_g0: bool) -> None:
     """Step an objective along the batches of a transcription and compare every iterate."""
     data, rng = TorchQuadratics(problem), np.random.default_rng(1)
