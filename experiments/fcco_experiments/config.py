@@ -4,8 +4,8 @@ A file may have three keys that are no fields:
 
 - `extends: name` takes another file of the same folder (or of the package) as the base;
 - `settings: {name: {...}}` holds variants of the experiment, one of which is put on top: `default`
-  unless another one is named. A section may have an `extends` of its own: another section of the
-  file, or a file in the place of the one that the whole file extends;
+  unless another one is named, as `file-name`. A section may have an `extends` of its own, in the
+  place of that of the whole file;
 - `quick: {...}` is put on top for a fast version.
 
 Mappings are merged key by key, everything else is replaced. `null` for a method removes it. A
@@ -20,52 +20,36 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib.resources
 import io
 import itertools
 import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .task import Experiment, Method, Task
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.representer import SafeRepresenter
 
-__all__ = [
-    "COMMAND_LINE",
-    "ConfigError",
-    "Node",
-    "build",
-    "changed",
-    "did_you_mean",
-    "dump",
-    "fields_of",
-    "from_plain",
-    "load",
-    "names",
-    "parse",
-    "plain",
-    "problems_of",
-    "read",
-]
+if TYPE_CHECKING:  # the help of the command line reads configs without torch
+    from .task import Task
 
 T = TypeVar("T")
 Keys = tuple[Any, ...]
 COMMAND_LINE = "command line"
+CONFIGS = Path(__file__).parent / "configs"
 DEFAULT = "default"
-BYTES, NODES, DEPTH, DIGITS = 2**20, 100_000, 40, 100
-"""The most that a YAML file may have: bytes, values with aliases written out, depth, digits."""
+BYTES, DIGITS = 2**20, 100
+"""The most that a YAML file, and a number in it, may have."""
 
 
 class ConfigError(Exception):
-    """A config that cannot be used, with everything that is wrong in it.
-
-    Args:
-        problems: one sentence each.
-    """
+    """A config that cannot be used, with everything that is wrong in it, one sentence each."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -86,12 +70,10 @@ class Node:
     Args:
         value: a mapping of nodes, or any plain value.
         where: a file with its line, or "command line".
-        layer: number of the layer that wrote it; later layers win.
     """
 
     value: Any
     where: str
-    layer: int = 0
 
     def plain(self) -> Any:
         """The value without places."""
@@ -111,6 +93,21 @@ class Node:
         ends = (self.at(path[:end]) for end in range(len(path), -1, -1))
         return next(node.where for node in ends if node is not None)
 
+    def leaves(self, path: Keys = ()) -> Iterator[Keys]:
+        """The paths of all values that are no mappings."""
+        if not isinstance(self.value, dict):
+            yield path
+            return
+        for key, node in self.value.items():
+            yield from node.leaves((*path, key))
+
+    def replaced(self, path: Keys, new: Node | None) -> Node:
+        """With another node at a path, or with none."""
+        key, *rest = path
+        child = self.value[key].replaced(tuple(rest), new) if rest else new
+        value = {k: child if k == key else node for k, node in self.value.items()}
+        return Node({k: node for k, node in value.items() if node is not None}, self.where)
+
 
 # --- YAML ----------------------------------------------------------------------------------------
 
@@ -118,7 +115,7 @@ class Node:
 def parse(text: str, source: str, *, lines: bool = True) -> Node:
     """Read YAML 1.2: `1e-3` is a number, `no` and `2020-01-01` are text, `010` is ten.
 
-    Keys that come twice are refused, and so are texts that would fill the memory: see `BYTES`.
+    Keys that come twice and aliases are refused.
 
     Args:
         text: what to read.
@@ -127,122 +124,80 @@ def parse(text: str, source: str, *, lines: bool = True) -> Node:
 
     Example:
         >>> parse("lr: 1e-3", "mine.yaml").value["lr"]
-        Node(value=0.001, where='mine.yaml, line 1', layer=0)
+        Node(value=0.001, where='mine.yaml, line 1')
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
     if len(text) > BYTES:
         raise ConfigError(f"{source}: a YAML file may have at most {BYTES:,} bytes.")
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise ConfigError(f"{source}, line {line}: this is not a text file: it has a NUL byte.")
-    yaml = YAML(typ="safe", pure=True)
-    yaml.max_depth = DEPTH
-    try:
-        root = yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
+
+    def wrong(mark: Any, reason: str) -> ConfigError:
         place = f"{source}, line {mark.line + 1}" if mark is not None and lines else source
-        raise ConfigError(f"{place}: this is not valid YAML: {error.problem}.") from error
+        return ConfigError(f"{place}: this is not valid YAML: {reason}.")
+
+    try:
+        root = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        raise wrong(error.problem_mark, str(error.problem)) from error
+    except RecursionError as error:
+        raise wrong(None, "it is nested too deeply") from error
     except (YAMLError, ValueError) as error:  # a ValueError: `%YAML 1.x`
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"{source}: this is not valid YAML: {reason}.") from error
-    if root is None:
-        return Node(None, source)
-    reader = _Reader(source, lines)
-    return Node(reader.value(root, ()), reader.where(root))
+        raise wrong(None, str(error).splitlines()[0].rstrip(".")) from error
+    seen: set[int] = set()
 
-
-class _Reader:
-    """Turns the nodes of ruamel.yaml into ours, with limits on what aliases write out.
-
-    Args:
-        source: the file, for errors.
-        lines: whether the places have line numbers.
-    """
-
-    _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-    _FLOAT = re.compile(
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-    )
-
-    def __init__(self, source: str, lines: bool) -> None:
-        self.source, self.lines, self.count = source, lines, 0
-
-    def where(self, node: Any) -> str:
-        """The place of a node."""
-        return f"{self.source}, line {node.start_mark.line + 1}" if self.lines else self.source
-
-    def error(self, node: Any, text: str) -> ConfigError:
-        """What is wrong with a node."""
-        return ConfigError(f"{self.where(node)}: this is not valid YAML: {text}.")
-
-    def value(self, node: Any, above: tuple[Any, ...]) -> Any:
-        """A mapping of nodes, a list of plain values, or a scalar.
-
-        Args:
-            node: of ruamel.yaml.
-            above: the nodes that hold it.
-        """
-        from ruamel.yaml.nodes import MappingNode, SequenceNode
-
-        self.count += 1
-        if any(node is outer for outer in above):
-            raise self.error(node, "an alias refers to a value that holds the alias itself")
-        if self.count > NODES:
-            text = f"with its aliases written out it has more than {NODES:,} values"
-            raise self.error(node, text)
-        if len(above) > DEPTH:
-            raise self.error(node, f"it is nested more than {DEPTH} deep")
+    def read(node: Any) -> Node:
+        if id(node) in seen:
+            raise wrong(node.start_mark, "aliases (`*name`) are not allowed: write the value out")
+        seen.add(id(node))
         if isinstance(node, SequenceNode):
-            values = (self.value(child, (*above, node)) for child in node.value)
-            return [Node(value, "").plain() for value in values]
-        if isinstance(node, MappingNode):
-            return self.mapping(node, above)
-        return self.scalar(node)
+            value: Any = [read(child).plain() for child in node.value]
+        elif isinstance(node, MappingNode):
+            value = {}
+            for key, child in node.value:
+                if not isinstance(key, ScalarNode):
+                    raise wrong(key.start_mark, "a key must be a word or a number")
+                if key.value in value:
+                    raise wrong(key.start_mark, f"the key `{key.value}` is there twice")
+                value[key.value] = dataclasses.replace(read(child), where=place(key))
+        else:
+            try:
+                value = _scalar(node.value, str(node.tag).rpartition(":")[2])
+            except ValueError as error:
+                raise wrong(node.start_mark, str(error)) from error
+        return Node(value, place(node))
 
-    def mapping(self, node: Any, above: tuple[Any, ...]) -> dict[str, Node]:
-        """Its nodes by key; those of `<<` come first and are replaced by its own."""
-        from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+    def place(node: Any) -> str:
+        return f"{source}, line {node.start_mark.line + 1}" if lines else source
 
-        merged: dict[str, Node] = {}
-        own: dict[str, Node] = {}
-        for key, content in node.value:
-            if not isinstance(key, ScalarNode):
-                raise self.error(key, "a key must be a word or a number")
-            name = str(self.scalar(key))
-            if name in own:
-                raise self.error(key, f"the key `{name}` is there twice")
-            if key.tag != "tag:yaml.org,2002:merge":  # a quoted "<<" is a word
-                own[name] = Node(self.value(content, (*above, node)), self.where(key))
-                continue
-            bases = content.value if isinstance(content, SequenceNode) else [content]
-            if not all(isinstance(base, MappingNode) for base in bases):
-                raise self.error(content, "`<<` must be a mapping or a list of mappings")
-            for base in reversed(bases):
-                merged |= self.value(base, (*above, node))
-        return merged | own
+    return Node(None, source) if root is None else read(root)
 
-    def scalar(self, node: Any) -> Any:
-        """A number, a truth value, null or text."""
-        text, kind = node.value, str(node.tag).removeprefix("tag:yaml.org,2002:")
-        if "\0" in text:
-            raise self.error(node, "text must not have a NUL byte")
-        integer = kind == "int" and self._INTEGER.fullmatch(text)
-        if integer or (kind == "float" and self._FLOAT.fullmatch(text)):
-            if len(text) > DIGITS:
-                raise self.error(node, f"a number may have at most {DIGITS} digits")
-            if integer:
-                return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        if kind == "null":
-            return None
-        if kind == "bool":
-            return text.lower() == "true"
-        if kind in ("str", "int", "float", "timestamp", "merge", "value", "yaml"):
-            return text
-        raise self.error(node, f"the tag {node.tag} is not known")
+
+def _scalar(text: str, tag: str) -> Any:
+    """A number, a truth value, null or text."""
+    if "\0" in text:
+        raise ValueError("text must not have a NUL character")
+    if tag in ("int", "float") and len(text) > DIGITS:
+        raise ValueError(f"a number may have at most {DIGITS} digits")
+    if tag == "int":
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if tag == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return text.lower() == "true"
+    if tag in ("str", "timestamp", "merge", "value"):
+        return text
+    raise ValueError(f"the tag !{tag} is not known")
+
+
+class _Representer(SafeRepresenter):
+    """Texts with odd white space in double quotes: other styles fold it."""
+
+    def represent_str(self, data: Any) -> Any:
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Representer.add_representer(str, _Representer.represent_str)
 
 
 def dump(value: Any) -> str:
@@ -250,51 +205,15 @@ def dump(value: Any) -> str:
 
     Example:
         >>> dump({"lr": 1e-5, "seeds": [0, 1], "note": "1e-3"}).splitlines()
-        ['lr: 1.0e-05', 'seeds: [0, 1]', "note: '1e-3'"]
+        ['lr: 1e-05', 'seeds: [0, 1]', "note: '1e-3'"]
     """
-    from ruamel.yaml import YAML
-
     yaml = YAML(typ="safe", pure=True)
-    yaml.Representer = _representer()
+    yaml.Representer = _Representer
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 100
+    yaml.default_flow_style, yaml.allow_unicode, yaml.width = None, True, 100
     stream = io.StringIO()
     yaml.dump(plain(value), stream)
-    return stream.getvalue().removesuffix("...\n")
-
-
-@functools.cache
-def _representer() -> Any:
-    from ruamel.yaml.representer import SafeRepresenter
-
-    class Representer(SafeRepresenter):
-        """Lists on one line, and what neither YAML 1.1 nor 1.2 reads as something else."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-        def represent_list(self, data: Any) -> Any:
-            flat = not any(isinstance(value, (dict, list)) for value in data)
-            return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
-
-        def represent_float(self, data: Any) -> Any:
-            node = super().represent_float(data)
-            if "." not in node.value:
-                node.value = node.value.replace("e", ".0e")
-            return node
-
-        def represent_str(self, data: Any) -> Any:
-            word = re.fullmatch(
-                r"(?i)y|n|yes|no|on|off|[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", data
-            )
-            # Other styles fold odd white space: it would not come back.
-            style = ("'" if word else None) if data.isprintable() else '"'
-            return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-    Representer.add_representer(list, Representer.represent_list)
-    Representer.add_representer(float, Representer.represent_float)
-    Representer.add_representer(str, Representer.represent_str)
-    return Representer
+    return stream.getvalue()
 
 
 # --- From plain values to dataclasses ------------------------------------------------------------
@@ -313,79 +232,68 @@ _EXPECTED = {
 }
 
 
-def build(cls: type[T], node: Node) -> T:
-    """The dataclass `cls` with the values of `node`; raises `ConfigError` with all mistakes."""
-    from pydantic import ValidationError
-
-    data = node.plain()
-    problems = [
-        f"{node.place(path)}: {text}"
-        for path, text in [*_unknown_keys(cls, data), *_wrong_names(data)]
-    ]
-    try:
-        # JSON, because its strict mode takes lists for tuples and mappings for dataclasses.
-        built = _adapter(cls).validate_json(json.dumps(data), strict=True)
-    except ValidationError as error:
-        by_path = _by_path(error.errors(include_url=False), data)
-        problems += [_problem(node, path, errors, data) for path, errors in by_path.items()]
-    else:
-        if not problems:
-            return built
-    raise ConfigError(*problems)
-
-
 @functools.cache
 def _adapter(cls: type) -> Any:
-    from pydantic import TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(cls)
+    # A list, because pydantic takes a config for what holds a dataclass, not for a dataclass.
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _validate(cls: type[T], data: Any) -> tuple[T | None, dict[Keys, list[Any]]]:
+    """The dataclass, and the errors by the path of the wrong value.
+
+    Of a union there is an error for each member: what comes after the path of the value is left
+    out, so that they lie together.
+    """
+    from pydantic import ValidationError
+
+    try:  # as JSON, because its strict mode takes lists for tuples
+        return _adapter(cls).validate_json(json.dumps([data]))[0], {}
+    except ValidationError as invalid:
+        errors: dict[Keys, list[Any]] = {}
+        for error in invalid.errors(include_url=False):
+            path, value = [], data
+            for key in error["loc"][1:]:
+                inside = isinstance(value, list if isinstance(key, int) else dict) and (
+                    isinstance(key, int) or key in value
+                )
+                if not inside and error["type"] != "missing":
+                    break
+                path.append(key)
+                value = value[key] if inside else None
+            errors.setdefault(tuple(path), []).append(error)
+        return None, errors
+
+
+def build(cls: type[T], *layers: Node, merge: Callable[[Sequence[Node]], Node] | None = None) -> T:
+    """The dataclass `cls` with the values of `layers`; raises `ConfigError` with all mistakes.
+
+    Args:
+        cls: what to build.
+        layers: later ones win.
+        merge: how the layers become one.
+    """
+    merge = merge or (lambda nodes: functools.reduce(_merge, nodes))
+    node = merge(layers)
+    data = node.plain()
+    built, errors = _validate(cls, data)
+    problems = [f"{node.place(path)}: {text}" for path, text in _wrong_names(data)]
+    for path, group in errors.items():
+        if group[0]["type"] == "value_error":
+            text = str(group[0]["ctx"]["error"])
+            problems.append(_blame(cls, layers, merge, text) or f"{node.place(path)}: {text}")
+        else:
+            problems.append(f"{node.place(path)}: {_explain(cls, path, group)}")
+    if problems or built is None:
+        raise ConfigError(*problems)
+    return built
 
 
 def did_you_mean(word: str, allowed: Iterable[str], before: str = "") -> str:
     """`"; did you mean ..?"` when something similar is allowed."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f"; did you mean `{before}{close[0]}`?" if close else "."
-
-
-def _dotted(path: Keys) -> str:
-    """A path as one writes it on the command line."""
-    return ".".join(str(part) for part in path)
-
-
-def _unknown_keys(cls: Any, data: Any, path: Keys = ()) -> Iterator[tuple[Keys, str]]:
-    """Keys that no dataclass has, at any depth."""
-    if dataclasses.is_dataclass(cls) and isinstance(data, dict):
-        allowed = fields_of(typing.cast(type, cls))
-        hints = _hints(cls)  # type: ignore[arg-type]
-        for key, value in data.items():
-            here = (*path, key)
-            if key in allowed:
-                yield from _unknown_keys(hints[key], value, here)
-                continue
-            text = f"unknown key `{_dotted(here)}`"
-            text += f"{did_you_mean(key, allowed, _dotted((*path, '')))} Allowed: "
-            text += f"{', '.join(allowed)}."
-            word = key.replace("-", "_")
-            if issubclass(cls, Experiment) and word in fields_of(Method):  # type: ignore[arg-type]
-                text += f" `{word}` is a key of each method: write --methods.NAME.{word}."
-            yield here, text
-        return
-    origin, inner = typing.get_origin(cls), typing.get_args(cls)
-    if origin in (typing.Union, types.UnionType):
-        members = [member for member in inner if member is not type(None)]
-        if len(members) == 1:
-            yield from _unknown_keys(members[0], data, path)
-    elif origin is dict and isinstance(data, dict):
-        for key, value in data.items():
-            yield from _unknown_keys(inner[1], value, (*path, key))
-    elif origin in (list, tuple) and isinstance(data, list):
-        for index, value in enumerate(data):
-            yield from _unknown_keys(inner[0], value, (*path, index))
 
 
 def _wrong_names(data: Any) -> Iterator[tuple[Keys, str]]:
@@ -397,196 +305,168 @@ def _wrong_names(data: Any) -> Iterator[tuple[Keys, str]]:
             yield ("methods", name), f"the name of the method `{name}` {text}"
 
 
-def _by_path(errors: Iterable[Any], data: Any) -> dict[Keys, list[Any]]:
-    """Errors of one value together: those of a union come one for each member."""
-    by_path: dict[Keys, list[Any]] = {}
-    for error in errors:
-        path: list[Any] = []
-        value: Any = data
-        for key in error["loc"]:
-            inside = isinstance(value, dict) and key in value
-            inside |= isinstance(value, list) and isinstance(key, int) and key < len(value)
-            if not inside and error["type"] != "missing":
-                break
-            path.append(key)
-            value = value[key] if inside else None
-        by_path.setdefault(tuple(path), []).append(error)
-    return by_path
-
-
-def _problem(node: Node, path: Keys, errors: list[Any], data: Any) -> str:
-    """The errors of one value as a sentence with its place."""
-    first, name = errors[0], _dotted(path)
-    if first["type"] == "value_error":
-        text = str(first["ctx"]["error"])
-        where, notes = _blame(node, path, text)
-        return f"{where}: {f'`{name}`: ' if path else ''}{text}{notes}"
-    if first["type"] == "missing":
-        return f"{node.place(path)}: the key `{name}` is missing."
-    value = functools.reduce(lambda inner, key: inner[key], path, data)
-    if first["type"] == "literal_error":
-        allowed = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+def _explain(cls: type, path: Keys, errors: Sequence[Any]) -> str:
+    """What is wrong with a value, as a sentence."""
+    name, kind, value = ".".join(map(str, path)), errors[0]["type"], errors[0]["input"]
+    if kind == "missing":
+        return f"the key `{name}` is missing."
+    if kind == "unexpected_keyword_argument":
+        *above, key = path
+        allowed = fields_of(_type_at(cls, above))
+        hint = did_you_mean(key, allowed, "".join(f"{part}." for part in above))
+        text = f"unknown key `{name}`{hint} Allowed: {', '.join(allowed)}."
+        word = key.replace("-", "_")
+        if "methods" in allowed and word in fields_of(_type_at(cls, ("methods", "any"))):
+            text += f" `{word}` is a key of each method: write --methods.NAME.{word}."
+        return text
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']*)'", errors[0]["ctx"]["expected"])
         hint = did_you_mean(value, allowed) if isinstance(value, str) else "."
-        text = f"`{name}` must be one of {', '.join(allowed)} but is: {value!r}{hint}"
-    else:
-        words = [_EXPECTED.get(str(error["type"]), str(error["msg"])) for error in errors]
-        shown = repr(value) if len(repr(value)) <= 80 else f"{value!r:.77}..."
-        text = f"`{name}` must be {' or '.join(dict.fromkeys(words))} but is: {shown}."
-    return f"{node.place(path)}: {text}"
+        return f"`{name}` must be one of {', '.join(allowed)} but is: {value!r}{hint}"
+    words = [_EXPECTED.get(str(error["type"]), str(error["msg"])) for error in errors]
+    shown = repr(value) if len(repr(value)) <= 80 else f"{value!r:.77}..."
+    return f"`{name}` must be {' or '.join(dict.fromkeys(words))} but is: {shown}."
 
 
-def _blame(node: Node, path: Keys, text: str) -> tuple[str, str]:
-    """Where to mend what the check of a dataclass refuses, and where its other keys come from.
+def _type_at(cls: Any, path: Sequence[Any]) -> Any:
+    """The type of the value at a path of a dataclass."""
+    for key in path:
+        if dataclasses.is_dataclass(cls):
+            cls = typing.get_type_hints(cls)[key]
+        else:
+            cls = typing.get_args(cls)[1 if typing.get_origin(cls) is dict else 0]
+        if typing.get_origin(cls) in (typing.Union, types.UnionType):
+            cls = next(member for member in typing.get_args(cls) if member is not type(None))
+    return cls
 
-    Its sentence names keys as `key` or as key = value. The last layer that wrote one of them made
-    the values contradict each other.
+
+def _blame(
+    cls: type, layers: Sequence[Node], merge: Callable[[Sequence[Node]], Node], text: str
+) -> str | None:
+    """Which value to mend when the checks of a dataclass refuse several values together.
+
+    A value is to blame when the config without it passes the check. The last layer with such a
+    value made them contradict each other; those of the layers below it are named as well.
     """
-    keys = dict.fromkeys(a or b for a, b in re.findall(r"`([\w.]+)`|\b(\w+) = ", text))
-    paths = {key: (*path, *key.split(".")) for key in keys}
-    written = {key: found for key in keys if (found := node.at(paths[key])) is not None}
-    if not written:
-        return node.place(path), ""
-    key = max(written, key=lambda key: written[key].layer)
-    where = written[key].where
-    others = {other: found.where for other, found in written.items() if found.where != where}
-    said = [f"`{other}` is set in {place}" for other, place in others.items()]
-    return where, f" ({'; '.join(said)}.)" if said else ""
+    guilty: list[tuple[str, str]] = []
+    for number in reversed(range(len(layers))):
+        leaves = sorted(layers[number].leaves(), key=lambda path: f"`{path[-1]}`" not in text)
+        for path in leaves:
+            rest = list(layers)
+            rest[number] = layers[number].replaced(path, None)
+            _, errors = _validate(cls, merge(rest).plain())
+            left = [error for group in errors.values() for error in group]
+            same = any(str(error.get("ctx", {}).get("error")) == text for error in left)
+            if not same and all(error["type"] != "missing" for error in left):
+                guilty.append((".".join(map(str, path)), layers[number].place(path)))
+    if not guilty:
+        return None
+    where = guilty[0][1]
+    others = dict.fromkeys(f"`{key}` is set in {place}" for key, place in guilty if place != where)
+    return f"{where}: {text}" + (f" ({'; '.join(others)}.)" if others else "")
 
 
 # --- Layers --------------------------------------------------------------------------------------
 
 
 def load(
-    task: Task,
-    name: str | Path,
-    *,
-    setting: str | None = None,
-    quick: bool = False,
-    overrides: Iterable[str] = (),
+    task: Task, name: str | Path, *, quick: bool = False, overrides: Iterable[str] = ()
 ) -> Any:
     """The config `name` of a task.
 
     Args:
         task: whose dataclass it becomes.
         name: of a config in the package (`celeba`, `celeba-beta`), or the path of a YAML file.
-        setting: the section of its `settings` to put on top, for a file given by its path.
         quick: whether to put the part `quick` on top.
         overrides: `"a.b.c=value"` each, the value written as YAML.
     """
-    node = read(task, name, setting=setting, quick=quick)
-    problems: list[str] = []
+    files = _layers(task, "config", name, quick)
+    layers, problems = list(files), []
+
+    def merge(nodes: Sequence[Node]) -> Node:
+        node = _with_variants(functools.reduce(_merge, nodes[: len(files)]))
+        node = _with_variants(functools.reduce(_merge, nodes[len(files) :], node))
+        return Node(node.value, files[-1].where)
+
     for override in overrides:
-        key, equals, value = override.partition("=")
         try:
-            if not equals:
-                raise ConfigError(f"{COMMAND_LINE}: `{override}` is not of the form key=value.")
-            node = _override(node, key, value, fields_of(task.config))
+            layers.append(_override(merge(layers), override, fields_of(task.config)))
         except ConfigError as error:
             problems += error.problems
     try:
-        config = build(task.config, node)
+        config = build(task.config, *layers, merge=merge)
     except ConfigError as error:
         raise ConfigError(*problems, *error.problems) from None
-    problems += [f"{node.place(path)}: {text}" for path, text in problems_of(task, config)]
+    node = merge(layers)
+    problems += [f"{node.place(path)}: {text}" for path, text in task.check(config)]
     if problems:
         raise ConfigError(*problems)
     return config
 
 
-def problems_of(task: Task, config: Any) -> list[tuple[tuple[str, ...], str]]:
-    """What a task finds wrong in a config that types cannot say: where, and why."""
-    return [(tuple(path), text) for path, text in task.check(config)]
-
-
 def changed(config: T, source: str, **values: Any) -> T:
-    """A config with other values; what it refuses is a `ConfigError`.
-
-    Args:
-        config: stays as it is.
-        source: of the values, for errors.
-        values: by field.
-    """
+    """A config with other values, from `source`; what it refuses is a `ConfigError`."""
     try:
         return dataclasses.replace(config, **values)  # type: ignore[type-var]
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def names(task: Task, kind: str = "config") -> tuple[str, ...]:
+def read_grid(cls: type[T], task: Task, name: str | Path) -> T:
+    """A grid of a task by name or path, as the dataclass `cls`."""
+    return build(cls, *_layers(task, "grid", name))
+
+
+def names(task: Task, kind: str = "config") -> list[str]:
     """The configs (or grids) of a task, settings included, such as `celeba` and `celeba-beta`."""
-    return tuple(sorted(_names_in(_folder(task, kind))))
+    settings = settings_in(_folder(task, kind)).items()
+    return sorted(
+        name for stem, own in settings for name in (stem, *(f"{stem}-{each}" for each in own))
+    )
 
 
-def read(
-    task: Task,
-    name: str | Path,
-    *,
-    kind: str = "config",
-    setting: str | None = None,
-    quick: bool = False,
-) -> Node:
-    """A config (or a grid) with all its layers, as plain values with their places."""
-    layers = _layers(task, kind, name, setting, None, ())
-    node = Node({}, layers[-1].where)
-    for number, layer in enumerate(layers, 1):
-        node = _merge(node, _numbered(layer, number))
-    value = dict(node.value)
-    on_top = value.pop("quick", None)
-    node = Node(value, node.where, node.layer)
-    if on_top is not None and not isinstance(on_top.value, dict):
-        raise ConfigError(f"{on_top.where}: `quick` must be a mapping of keys to values.")
-    if quick and on_top is not None:
-        node = _merge(node, _numbered(on_top, len(layers) + 1))
-    return _with_variants(node) if kind == "config" else node
+@functools.cache
+def settings_in(folder: Path) -> dict[str, list[str]]:
+    """The settings of each config (or grid) of a folder, without the usual one.
+
+    A config counts when its `data` are called as the file is.
+    """
+    found: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("*.yaml")):
+        node = _read_file(file, file.name)
+        data = node.at(("data",))
+        if folder.name == "grids" or (data is not None and data.value == file.stem):
+            found[file.stem] = [name for name in _mapping(node, "settings") if name != DEFAULT]
+    return found
 
 
-def _folder(task: Task, kind: str) -> Any:
+def _folder(task: Task, kind: str) -> Path:
     """Where a task keeps its files: in the package, unless it has a folder `configs` of its own."""
-    package = importlib.resources.files("fcco_experiments") / "configs" / task.name
-    folder = package if task.configs is None else Path(task.configs)
+    folder = CONFIGS / task.name if task.configs is None else Path(task.configs)
     return folder / "grids" if kind == "grid" else folder
 
 
-def _names_in(folder: Any) -> Iterator[str]:
-    for file in folder.iterdir() if folder.is_dir() else ():
-        stem, dot, ending = file.name.rpartition(".")
-        if not (dot and ending == "yaml" and file.is_file()):
-            continue
-        yield stem
-        for section in _sections(_read_mapping(file, file.name)):
-            if section != DEFAULT:
-                yield f"{stem}-{section}"
-
-
-def _find(task: Task, kind: str, name: str | Path, beside: Any) -> tuple[Any, str, str | None]:
-    """A YAML file, its label in errors and its setting: a path, beside a file, or a name."""
-    if isinstance(name, Path) or name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        path = Path(name)
-        if not path.is_file():
-            raise _NotFound(f"There is no {kind} file {path}.")
-        return path, str(path), None
+def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, str | None]:
+    """A YAML file and its setting: a path, or a name beside a file or in the task's folder."""
+    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+        if not Path(name).is_file():
+            raise _NotFound(f"There is no {kind} file {name}.")
+        return Path(name), None
     folders = [folder for folder in (beside, _folder(task, kind)) if folder is not None]
     dashes = [place.start() for place in re.finditer("-", name)]
     splits = [(name, None), *((name[:at], name[at + 1 :]) for at in reversed(dashes))]
     for (stem, section), folder in itertools.product(splits, folders):
-        if not (file := folder / f"{stem}.yaml").is_file():
-            continue
-        label = str(file) if isinstance(file, Path) and folder is beside else file.name
-        if section is None or section in _sections(_read_mapping(file, label)):
-            return file, label, section
-    known = sorted({known for folder in folders for known in _names_in(folder)})
+        file = folder / f"{stem}.yaml"
+        if file.is_file() and section in (None, *_mapping(_read_file(file, stem), "settings")):
+            return file, section
+    known = names(task, kind)
     listed = f" There are: {', '.join(known)}." if known else ""
     text = f"The task {task.name} has no {kind} `{name}`{did_you_mean(name, known)}{listed}"
     raise _NotFound(f"{text} Or give the path of a YAML file.")
 
 
-def _read_mapping(file: Any, label: str) -> Node:
-    """A YAML file that must hold a mapping.
-
-    Args:
-        file: of the package, or a path.
-        label: its name in errors.
-    """
+def _read_file(file: Path, label: str) -> Node:
+    """A YAML file that must hold a mapping; its name in errors is `label`."""
     try:
         with file.open("rb") as stream:
             text = stream.read(BYTES + 1).decode("utf-8")
@@ -600,175 +480,123 @@ def _read_mapping(file: Any, label: str) -> Node:
     return Node(node.value, label)
 
 
-def _sections(file: Node) -> dict[str, Node]:
-    """The settings of a file by name."""
-    settings = file.at(("settings",))
-    if settings is None:
-        return {}
-    if not isinstance(settings.value, dict):
-        raise ConfigError(f"{settings.where}: `settings` must be a mapping of names to mappings.")
-    for name, section in settings.value.items():
-        if not isinstance(section.value, dict):
-            raise ConfigError(f"{section.where}: `settings.{name}` must be a mapping.")
-    return settings.value
+def _mapping(node: Node, key: str) -> dict[str, Node]:
+    """The mapping at a key of a mapping; empty where there is none."""
+    inside = node.value.get(key, Node({}, ""))
+    if not isinstance(inside.value, dict):
+        raise ConfigError(f"{inside.where}: `{key}` must be a mapping of keys to values.")
+    return inside.value
 
 
-def _layers(
-    task: Task,
-    kind: str,
-    name: str | Path,
-    setting: str | None,
-    beside: Any,
-    above: tuple[str, ...],
+def _layers(task: Task, kind: str, name: str | Path, quick: bool = False) -> list[Node]:
+    """A file, its setting and `quick`, after all that they extend."""
+    parts = _parts(task, kind, str(name), None, ())
+    special = ("quick", "settings", "extends")
+    layers = [
+        Node({key: node for key, node in part.value.items() if key not in special}, part.where)
+        for part in parts
+    ]
+    return layers + [Node(_mapping(part, "quick"), part.where) for part in parts if quick]
+
+
+def _parts(
+    task: Task, kind: str, name: str, beside: Path | None, above: tuple[str, ...]
 ) -> list[Node]:
-    """A file and its setting, after all that they extend."""
-    file, label, named = _find(task, kind, name, beside)
-    whole = _read_mapping(file, label)
-    sections = _sections(whole)
-    setting = setting or named
+    """A file and the section of its setting, after those of what they extend."""
+    file, setting = _find(task, kind, name, beside)
+    label = file.name if file.parent == _folder(task, kind) else str(file)
+    whole = _read_file(file, label)
+    sections = _mapping(whole, "settings")
     if setting is None and DEFAULT in sections:
         setting = DEFAULT
     title = label if setting in (None, DEFAULT) else f"{label} ({setting})"
     if title in above:
-        chain = " -> ".join((*above, title))
-        raise ConfigError(f"{label}: the files extend each other: {chain}.")
-    parts = [Node({k: v for k, v in whole.value.items() if k != "settings"}, label)]
-    chain: list[str] = []
-    while setting is not None:
-        if setting not in sections:
-            there = ", ".join(sections) or "none"
-            hint = did_you_mean(setting, sections)
-            raise ConfigError(f"{label} has no setting `{setting}`{hint} There are: {there}.")
-        if setting in chain:
-            raise ConfigError(
-                f"{sections[setting].where}: the settings extend each other: "
-                f"{' -> '.join((*chain, setting))}."
-            )
-        chain.append(setting)
-        section = sections[setting]
-        base = section.at(("extends",))
-        inner = base is not None and base.value != setting and base.value in sections
-        setting = base.value if base is not None and inner else None
-        kept = {k: v for k, v in section.value.items() if not (inner and k == "extends")}
-        parts.insert(1, Node(kept, label))
-    extends = next((e for part in reversed(parts) if (e := part.at(("extends",)))), None)
-    parts = [Node({k: v for k, v in part.value.items() if k != "extends"}, label) for part in parts]
+        raise ConfigError(f"{label}: the files extend each other: {' -> '.join((*above, title))}.")
+    own, extends = [whole], whole.at(("extends",))
+    if setting is not None:
+        section = Node(_mapping(Node(sections, label), setting), label)
+        own, extends = [whole, section], section.at(("extends",)) or extends
     if extends is None:
-        return parts
-    folder = file.parent if isinstance(file, Path) else beside
+        return own
     try:
-        below = _layers(task, kind, str(extends.value), None, folder, (*above, title))
+        below = _parts(task, kind, str(extends.value), file.parent, (*above, title))
     except _NotFound as error:
         raise ConfigError(f"{extends.where}: `extends`: {error}") from None
-    return [*below, *parts]
+    # Another section of the same file comes with the whole file.
+    return below + (own[1:] if whole in below else own)
 
 
-def _numbered(node: Node, layer: int) -> Node:
-    if not isinstance(node.value, dict):
-        return Node(node.value, node.where, layer)
-    value = {key: _numbered(child, layer) for key, child in node.value.items()}
-    return Node(value, node.where, layer)
-
-
-def _merge(base: Node, new: Node, path: tuple[str, ...] = ()) -> Node:
-    """`new` on top of `base`."""
+def _merge(base: Node, new: Node) -> Node:
+    """`new` on top of `base`. A mapping that is changed is wrong where it was changed."""
     if not (isinstance(base.value, dict) and isinstance(new.value, dict)):
         return new
-    value = dict(base.value)
-    for key, node in new.value.items():
-        here = (*path, key)
-        if node.value is None and path in (("methods",), ("quick", "methods")):
-            # In `quick` the removal must last until quick is put on top.
-            value[key] = node if path[0] == "quick" else None
-        else:
-            value[key] = _merge(value[key], node, here) if key in value else node
-    # A mapping that is changed is wrong where it was changed; the whole is that of its file.
-    where = base.where if not path and new.where == COMMAND_LINE else new.where
-    kept = {key: node for key, node in value.items() if node is not None}
-    return Node(kept, where, new.layer)
+    merged = {
+        key: _merge(base.value[key], node) if key in base.value else node
+        for key, node in new.value.items()
+    }
+    return Node(base.value | merged, new.where)
 
 
 def _with_variants(node: Node) -> Node:
-    """Methods with lists of values written out, one method for each combination."""
-    methods = node.at(("methods",))
-    if methods is None or not isinstance(methods.value, dict):
-        return node
+    """Methods without those that are null, and with lists of values written out."""
     value: dict[str, Node] = {}
-    for name, method in methods.value.items():
-        for variant, made in _variants(name, method):
+    for name, method in _mapping(node, "methods").items():
+        for variant, made in _variants(name, method) if method.value is not None else ():
             if variant in value:
                 raise ConfigError(f"{method.where}: there are two methods `{variant}`.")
             value[variant] = made
-    whole = Node(value, methods.where, methods.layer)
-    return Node(node.value | {"methods": whole}, node.where, node.layer)
+    return node.replaced(("methods",), Node(value, node.place(("methods",))))
 
 
-def _variants(name: str, method: Node) -> list[tuple[str, Node]]:
-    choices: list[list[tuple[str, Keys, Node]]] = []
-    fields = method.value if isinstance(method.value, dict) else {}
-    leaves = {(key,): leaf for key, leaf in fields.items() if key != "settings"}
-    settings = method.at(("settings",))
-    if settings is not None and isinstance(settings.value, dict):
-        leaves |= {("settings", key): leaf for key, leaf in settings.value.items()}
-    for path, leaf in leaves.items():
-        if isinstance(leaf.value, list):
-            plain = [Node(value, leaf.where, leaf.layer) for value in leaf.value]
-            choices.append([(json.dumps(n.value).strip('"'), path, n) for n in plain])
-        elif isinstance(leaf.value, dict):
-            choices.append([(label, path, child) for label, child in leaf.value.items()])
-    if not all(choices) or any(
-        isinstance(node.value, (dict, list)) for choice in choices for _, _, node in choice
+def _variants(name: str, method: Node) -> Iterator[tuple[str, Node]]:
+    """A method for each combination of the values in lists and mappings."""
+    if not isinstance(method.value, dict) or not isinstance(
+        method.value.get("settings", Node({}, "")).value, dict
     ):
-        return [(name, method)]  # refused by its type
-    variants = []
+        yield name, method  # refused by its type
+        return
+    choices: list[list[tuple[str, Keys, Node]]] = []
+    keys = [(key,) for key in method.value if key != "settings"]
+    for path in [*keys, *(("settings", key) for key in _mapping(method, "settings"))]:
+        leaf = method.at(path) or method
+        nodes = leaf.value if isinstance(leaf.value, dict) else {}
+        if isinstance(leaf.value, list):
+            nodes = {json.dumps(v).strip('"'): Node(v, leaf.where) for v in leaf.value}
+        if nodes and not any(isinstance(node.value, (dict, list)) for node in nodes.values()):
+            choices.append([(label, path, node) for label, node in nodes.items()])
     for combination in itertools.product(*choices):
         made = method
         for _, path, leaf in combination:
-            made = _replaced(made, path, leaf)
-        variants.append(("-".join([name, *(label for label, _, _ in combination)]), made))
-    return variants
+            made = made.replaced(path, leaf)
+        yield "-".join([name, *(label for label, _, _ in combination)]), made
 
 
-def _replaced(node: Node, path: Keys, leaf: Node) -> Node:
-    """A mapping with another value at a path."""
-    if not path:
-        return leaf
-    child = _replaced(node.value[path[0]], path[1:], leaf)
-    return Node(node.value | {path[0]: child}, node.where, node.layer)
-
-
-def _override(node: Node, key: str, text: str, fields: tuple[str, ...]) -> Node:
-    """Put `key=text` of the command line on top."""
+def _override(node: Node, text: str, fields: Sequence[str]) -> Node:
+    """The layer of `key=value` of the command line, which goes on top of `node`."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"{COMMAND_LINE}: `{text}` is not of the form key=value.")
     try:
-        value = parse(text, COMMAND_LINE, lines=False)
+        layer = parse(value, COMMAND_LINE, lines=False)
     except ConfigError as error:
-        raise ConfigError(f"{COMMAND_LINE}: `{key}={text:.80}`: {error}") from None
-    path = _path(node, key.split("."), fields)
-    methods = node.at(("methods",))
-    known = list(methods.value) if methods is not None and isinstance(methods.value, dict) else []
-    if path[0] == "methods" and len(path) > 2 and path[1] not in known:
-        hint = did_you_mean(path[1], known)
-        raise ConfigError(
-            f"{COMMAND_LINE}: `{key}`: there is no method `{path[1]}`{hint} "
-            f"There are: {', '.join(known)}."
-        )
-    for part in reversed(path):
-        value = Node({part: value}, COMMAND_LINE)
-    return _merge(node, _numbered(value, node.layer + 1))
-
-
-def _path(node: Node, parts: list[str], fields: tuple[str, ...]) -> list[str]:
-    """The keys of a dotted name; a key that is there may have dots itself."""
-    if parts[0] not in fields and parts[0].replace("-", "_") in fields:
-        parts = [parts[0].replace("-", "_"), *parts[1:]]
-    path: list[str] = []
-    while parts:
-        inside = node.value if isinstance(node.value, dict) else {}
-        length = next((n for n in range(len(parts), 1, -1) if ".".join(parts[:n]) in inside), 1)
-        path.append(".".join(parts[:length]))
-        node = inside.get(path[-1], Node(None, ""))
-        parts = parts[length:]
-    return path
+        raise ConfigError(f"{COMMAND_LINE}: `{text:.80}`: {error}") from None
+    first, *path = key.split(".")
+    if first not in fields and first.replace("-", "_") in fields:
+        first = first.replace("-", "_")
+    if first == "methods" and path:
+        known = _mapping(node, "methods")
+        inside = ".".join(path)  # a name may have dots itself
+        fitting = [name for name in known if f"{inside}.".startswith(f"{name}.")]
+        name = max(fitting, key=len, default=path[0])
+        path = [name, *inside.removeprefix(name).split(".")[1:]]
+        if name not in known and len(path) > 1:
+            raise ConfigError(
+                f"{COMMAND_LINE}: `{key}`: there is no method `{name}`{did_you_mean(name, known)} "
+                f"There are: {', '.join(known)}."
+            )
+    for part in reversed([first, *path]):
+        layer = Node({part: layer}, COMMAND_LINE)
+    return layer
 
 
 # --- Plain values --------------------------------------------------------------------------------
@@ -792,10 +620,9 @@ def plain(value: Any) -> Any:
 
 def from_plain(cls: type[T], values: Mapping[str, Any], source: str) -> T:
     """The typed config of plain values, such as those of a saved file."""
-    return build(cls, _with_place(dict(values), source))
 
+    def placed(value: Any) -> Node:
+        inside = {k: placed(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return Node(inside, source)
 
-def _with_place(value: Any, source: str) -> Node:
-    if isinstance(value, dict):
-        return Node({key: _with_place(inner, source) for key, inner in value.items()}, source)
-    return Node(value, source)
+    return build(cls, placed(dict(values)))

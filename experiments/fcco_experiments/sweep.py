@@ -39,16 +39,14 @@ from .compare import Plan, plan
 from .config import (
     COMMAND_LINE,
     ConfigError,
-    build,
     changed,
     did_you_mean,
     dump,
     from_plain,
     parse,
     plain,
-    problems_of,
 )
-from .config import read as read_config
+from . import config as configs
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .task import Experiment, Method, Row, Rule, Task
 
@@ -125,7 +123,7 @@ class Setting:
 
 def read_grid(task: Task, name: str) -> Grid:
     """A grid by name or path."""
-    return build(Grid, read_config(task, name, kind="grid"))
+    return configs.read_grid(Grid, task, name)
 
 
 def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
@@ -247,7 +245,7 @@ def plan_sweep(
     methods = {setting.name: setting.method for setting in settings}
     swept = changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
     # What is wrong with a key of the grid is wrong with each of its settings: say it once.
-    problems = [f"grid: {'.'.join(path)}: {text}" for path, text in problems_of(known, swept)]
+    problems = [f"grid: {'.'.join(path)}: {text}" for path, text in known.check(swept)]
     if problems:
         raise ConfigError(*dict.fromkeys(re.sub(r"@\d+", "", text) for text in problems))
     return plan(task, config_name, swept, quick=quick)
