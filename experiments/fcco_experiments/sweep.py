@@ -26,7 +26,6 @@ import gzip
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,85 +33,41 @@ from typing import Any
 
 import numpy as np
 
+from . import config as configs
 from . import store, tasks
 from .compare import Plan, plan
-from .config import (
-    COMMAND_LINE,
-    ConfigError,
-    changed,
-    did_you_mean,
-    dump,
-    from_plain,
-    parse,
-    plain,
-)
-from . import config as configs
+from .config import COMMAND_LINE, ConfigError, changed, did_you_mean, dump, from_plain, parse, plain
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .task import Experiment, Method, Row, Rule, Task
-
-__all__ = [
-    "Grid",
-    "MethodGrid",
-    "Setting",
-    "choose",
-    "plan_sweep",
-    "read",
-    "read_grid",
-    "rule_of",
-    "settings_of",
-    "spread",
-    "with_inline",
-    "without_test",
-    "write",
-]
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class MethodGrid:
-    """The settings of one method to try.
+    """The settings of one method to try."""
 
-    Args:
-        grid: values to try by dotted key of the method, such as `settings.penalty`.
-        base: the rest of the method; that of the config unless given.
-        limit: at most so many settings.
-    """
-
-    grid: dict[str, list[Any]]
-    base: dict[str, Any] | None = None
-    limit: int | None = None
+    grid: dict[str, list[Any]]  # by dotted key of the method, such as `settings.penalty`
+    base: dict[str, Any] | None = None  # the rest of the method; that of the config unless given
+    limit: int | None = None  # at most so many settings
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings of several methods to try.
-
-    Args:
-        methods: by name.
-        limit: settings of each, where a method says nothing.
-        seeds: of the tuning runs; better not those of the final comparison.
-    """
+    """The settings of several methods to try."""
 
     methods: dict[str, MethodGrid] = field(default_factory=dict)
-    limit: int | None = None
-    seeds: tuple[int, ...] = (1000,)
+    limit: int | None = None  # settings of each method that says nothing
+    seeds: tuple[int, ...] = (1000,)  # of the tuning runs, not of the final comparison
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of a grid.
+    """One point of a grid."""
 
-    Args:
-        family: name of the method.
-        index: number of the setting.
-        values: what was chosen, by dotted key.
-        method: the whole method.
-    """
-
-    family: str
+    family: str  # name of the method
     index: int
-    values: Values
+    values: Values  # what was chosen, by dotted key
     method: Method
 
     @property
@@ -149,9 +104,9 @@ def settings_of(
 
     Args:
         grid: what to try.
-        config: where methods without a base are taken from.
+        config: has the methods that have no base in the grid.
         limit: of each method; wins over the file.
-        source: for errors.
+        source: of the grid, for errors.
     """
     settings: list[Setting] = []
     problems: list[str] = []
@@ -228,26 +183,22 @@ def plan_sweep(
     *,
     quick: bool = False,
 ) -> Plan:
-    """Every setting with every tuning seed.
-
-    Args:
-        task: its name, or `"module:attribute"`.
-        config_name: for the folder.
-        config: of the experiment; its methods and seeds are replaced.
-        settings: what to try.
-        seeds: of the tuning runs.
-        quick: whether it is the fast version.
-    """
-    known = tasks.get(task)  # all that can be wrong is found before hours of training, not after
+    """Every setting with every tuning seed; what is wrong is found here, before the training."""
+    known = tasks.get(task)
     rule_of(known, config)
     if not settings:
         raise ConfigError("The grid has no settings: give --grid, or --grid.METHOD.KEY '[...]'.")
     methods = {setting.name: setting.method for setting in settings}
     swept = changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
     # What is wrong with a key of the grid is wrong with each of its settings: say it once.
-    problems = [f"grid: {'.'.join(path)}: {text}" for path, text in known.check(swept)]
+    families = {setting.name: setting.family for setting in settings}
+    problems: dict[str, None] = {}
+    for path, text in known.check(swept):
+        if path[0] == "methods":
+            text = text.replace(path[1], families[path[1]])
+        problems[f"grid: {'.'.join(families.get(key, key) for key in path)}: {text}"] = None
     if problems:
-        raise ConfigError(*dict.fromkeys(re.sub(r"@\d+", "", text) for text in problems))
+        raise ConfigError(*problems)
     return plan(task, config_name, swept, quick=quick)
 
 

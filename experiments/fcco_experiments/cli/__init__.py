@@ -1,22 +1,13 @@
-"""The command line `fcco` (needs the extra `fcco[cli]`)."""
+"""The command line `fcco`."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
-    """Run the command line, or say what is missing for it."""
-    missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(
-            f"The command line needs {' and '.join(missing)}: install them with "
-            "`pip install 'fcco[cli]'`. The library itself works without."
-        )
+    """Run the command line."""
     from .app import app
 
     try:

@@ -1,27 +1,46 @@
-"""The commands."""
+"""The commands. What needs torch is imported inside them, so that `--help` is fast."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
-from typing import Annotated
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from fcco import __version__, methods
+from .. import __version__
+from .. import config as configs
+from . import options as o
+from .options import fail, guarded
 
-from . import commands, show
-from .data import data_app
-from .options import FREE
+_KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK --data NAME`
+prints them. Columns of your own table: --label, --group, --features, --text, --image, --split,
+and --files for the folder of the images.
+"""
 
-__all__ = ["app"]
+
+def _examples(*lines: str, keys: bool = False) -> str:
+    shown = "\n".join(f"  {line}" for line in lines)
+    return f"{_KEYS if keys else ''}\n\b\nExamples:\n{shown}"
+
 
 app = typer.Typer(
     name="fcco",
-    help="Non-smooth coupled compositional optimisation for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_examples(
+        "fcco compare fairness --data synthetic --quick",
+        "fcco compare fairness --data people.csv --label income --group sex",
+        "fcco sweep group-dro --data celeba --grid wide --limit 6",
+        "fcco COMMAND --help",
+    ),
 )
 
 
@@ -37,56 +56,417 @@ def fcco(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Non-smooth coupled compositional optimisation for PyTorch."""
+    """Train for the worst group, under constraints, without forgetting: experiments as commands."""
 
 
-def _allow(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise typer.BadParameter(
-            f"must be one of {', '.join(allowed)} but is: {value}", None, None, option
-        )
+@app.command(
+    cls=o.Listing,
+    context_settings=o.FREE,
+    epilog=_examples(
+        "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
+        "fcco run group-dro --data people.csv --label income --group sex,race",
+        keys=True,
+    ),
+)
+@guarded
+def run(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    method: o.Method = None,
+    seed: o.Seed = 0,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
+    wide: o.Wide = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train one method once. Keys of the method need no prefix here."""
+    from .. import compare as comparisons
+
+    _prepare(tensorboard, data_folder)
+    if any(key == "seeds" for key, _ in o.extras(context)):
+        raise fail("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
+    if method is not None and "," in method:
+        raise fail("`run` trains one method: give --method NAME. Several: fcco compare --methods.")
+    bare = o.resolve(context, task, data, setting, config, quick, pairs=())
+    name = next(iter(bare.config.methods), None) if method is None else method
+    if name is None:
+        raise fail("The config has no methods.")
+    o.pick(bare.config.methods, name)
+    asked = o.resolve(context, task, data, setting, config, quick, method=name)
+    chosen = {name: asked.config.methods[name]}
+    one = dataclasses.replace(asked.config, methods=chosen, seeds=(seed,))
+    plan = comparisons.plan(task, asked.config_name, one, quick=quick)
+    folder = asked.folder(out, name, f"seed-{seed}")
+    good = _train(plan, folder, resume, overwrite, quiet, workers_=1, tensorboard=tensorboard)
+    _conclude(folder, as_json, quiet, wide)
+    raise typer.Exit(0 if good else 1)
 
 
-@app.command("methods")
+@app.command(
+    cls=o.Listing,
+    context_settings=o.FREE,
+    epilog=_examples(
+        "fcco compare fairness --data synthetic --quick",
+        "fcco compare group-dro --data celeba --methods sonex,erm --seeds 0,1",
+        "fcco compare fairness --data adult --setting paper --methods.sonex.lr 0.003",
+        "fcco compare fairness --data people.csv --label income --group sex",
+        keys=True,
+    ),
+)
+@guarded
+def compare(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    methods: o.Methods = None,
+    seeds: o.Seeds = None,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    workers: o.Workers = None,
+    tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
+    wide: o.Wide = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train several methods with several seeds: table and report."""
+    from .. import compare as comparisons
+
+    _prepare(tensorboard, data_folder)
+    asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
+    plan = comparisons.plan(task, asked.config_name, asked.config, quick=quick)
+    if not plan.specs:
+        raise fail("There is nothing to run: the config has no methods or no seeds.")
+    folder = asked.folder(out)
+    good = _train(plan, folder, resume, overwrite, quiet, workers_=workers, tensorboard=tensorboard)
+    _conclude(folder, as_json, quiet, wide)
+    raise typer.Exit(0 if good else 1)
+
+
+@app.command(
+    cls=o.Listing,
+    context_settings=o.FREE,
+    epilog=_examples(
+        "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
+        "fcco sweep group-dro --data sentiment --grid.sonex.lr '[0.01, 0.1]'",
+        "fcco compare fairness --config runs/my-sweep/winners.yaml",
+        keys=True,
+    ),
+)
+@guarded
+def sweep(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    grid: o.GridName = None,
+    limit: o.Limit = None,
+    methods: o.Methods = None,
+    seeds: o.TuningSeeds = None,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    overwrite: o.Overwrite = False,
+    workers: o.Workers = None,
+    fleet: o.Fleet = None,
+    device: o.Device = None,
+    chunk: o.Chunk = None,
+    tensorboard: o.TensorBoard = False,
+    data_folder: o.DataFolder = None,
+    wide: o.Wide = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Try many settings of each method and keep the best.
+
+    The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task that can do so (fairness) are trained together, thousands at a time on a GPU.
+    """
+    from .. import distributed, tasks
+    from .. import sweep as sweeps
+
+    _prepare(tensorboard, data_folder)
+    pairs = o.extras(context)
+    inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
+    rest = [pair for pair in pairs if pair[0][:5] != "grid."]
+    if device is not None and "device" in configs.fields_of(tasks.get(task).config):
+        rest, device = [*rest, ("device", device)], None
+    asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
+    runner = o.runner(asked.task, fleet, device, chunk, tensorboard)
+    if grid is None and not inline:
+        grid = asked.task.grid_name(asked.config)
+    whole = sweeps.Grid() if grid is None else sweeps.read_grid(asked.task, grid)
+    whole = sweeps.with_inline(whole, inline)
+    if methods is not None:
+        whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
+    chosen = sweeps.settings_of(whole, asked.config, limit=limit, source=grid or "command line")
+    tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
+    plan = sweeps.plan_sweep(task, asked.config_name, asked.config, chosen, tuning, quick=quick)
+    folder = asked.folder(out, "sweep")
+    more = {} if runner is None else {"runner": runner}
+    good = _train(
+        plan, folder, resume, overwrite, quiet, hidden="test", workers_=workers,
+        tensorboard=tensorboard, **more,
+    )  # fmt: skip
+    if distributed.is_first():
+        told = sweeps.choose(folder, chosen, asked.config.seeds)
+        _conclude_sweep(told, folder, as_json, quiet, wide)
+    raise typer.Exit(0 if good else 1)
+
+
+@app.command(
+    epilog=_examples(
+        "fcco report runs/fairness-adult", "fcco report runs/mine --task my_module:TASK"
+    )
+)
+@guarded
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:ATTRIBUTE",
+            help="The task, where it is not built in; its code is imported only if you name it.",
+        ),
+    ] = None,
+    wide: o.Wide = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Write the table and the report anew from saved runs."""
+    from .. import store, sweep, tasks
+
+    if task is not None:
+        tasks.get(task)
+    told = sweep.read(folder)
+    runs = store.load_comparison(folder).runs
+    if not any(run.result is not None for run in runs):
+        raise fail(f"{folder}: no run is finished, so there is nothing to report.")
+    if told is None:
+        _conclude(folder, as_json, quiet, wide)
+    else:
+        _conclude_sweep(told, folder, as_json, quiet, wide)
+
+
+@app.command(
+    "config",
+    cls=o.Listing,
+    context_settings=o.FREE,
+    epilog=_examples(
+        "fcco config fairness --data adult > mine.yaml",
+        "fcco compare fairness --config mine.yaml",
+        keys=True,
+    ),
+)
+@guarded
+def show_config(
+    context: typer.Context,
+    task: o.TaskName,
+    data: o.Data = None,
+    methods: o.Methods = None,
+    seeds: o.Seeds = None,
+    setting: o.SettingName = None,
+    config: o.ConfigName = None,
+    quick: o.Quick = False,
+) -> None:
+    """Print the config that the other commands would use, as YAML."""
+    asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
+    typer.echo(configs.dump(asked.config), nl=False)
+
+
+@app.command(
+    "methods",
+    epilog=_examples("fcco methods --constraints all", "fcco methods --problem S4 --json"),
+)
 def show_methods(
-    as_json: Annotated[bool, typer.Option("--json", help="All facts, as one JSON list.")] = False,
     constraints: Annotated[
-        str | None, typer.Option(help="Only methods whose constraints are 'sampled' or 'all'.")
+        str | None,
+        typer.Option(metavar="sampled|all", help="Only methods whose constraints are so."),
     ] = None,
     problem: Annotated[
-        str | None, typer.Option(help="Only methods that solve this test problem: S1, S2, ...")
+        str | None, typer.Option(metavar="S1|S2|..", help="Only those that solve a test problem.")
     ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="All columns.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All facts, as one JSON list.")] = False,
 ) -> None:
-    """List every method: what it solves, what a step costs, where it comes from."""
-    _allow("--constraints", constraints, ("sampled", "all"))
-    _allow("--problem", problem, tuple(methods.registry.PROBLEMS))
+    """List every method: what it solves and what a step costs."""
+    from fcco import methods
+
+    from .display import Printer
+
     chosen = methods.table()
-    if constraints is not None:
-        chosen = chosen.only(constraints=constraints)
-    if problem is not None:
-        chosen = chosen.only(problems=problem)
+    for option, fact, value, allowed in (
+        ("--constraints", "constraints", constraints, ("sampled", "all")),
+        ("--problem", "problems", problem, tuple(methods.registry.PROBLEMS)),
+    ):
+        if value is not None and value not in allowed:
+            raise fail(f"{option} must be one of {', '.join(allowed)} but is: {value}")
+        chosen = chosen if value is None else chosen.only(**{fact: value})
     if as_json:
         typer.echo(json.dumps(chosen.as_dicts()))
         return
-    console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width: one line per method
-        typer.echo(str(chosen))
+    heads = {"name": "method", "problem": "solves", "loop": "loop", "extra": "extra cost of a step"}
+    columns = {name: name for name in chosen.COLUMNS} if wide else heads
+    rows = [[str(getattr(method, column)) for column in columns] for method in chosen]
+    Printer(wide=wide).table([list(columns.values()), *rows], numbers=False)
+
+
+@app.command("data", add_help_option=False, context_settings=o.FREE)
+def data_sets(context: typer.Context) -> None:
+    """List, fetch and verify the data sets."""
+    from .data import data_app  # needs torch
+
+    typer.main.get_command(data_app).main(
+        context.args, context.command_path, help_option_names=["-h", "--help"]
+    )
+
+
+# --- What the commands do alike ------------------------------------------------------------------
+
+
+def _prepare(tensorboard: bool, data_folder: Path | None) -> None:
+    """Check what the training needs; let this process and its workers look for data in a folder."""
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise fail("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
+    if data_folder is not None:
+        if not data_folder.is_dir():
+            raise fail(f"--data-folder: there is no folder {data_folder}.")
+        os.environ["FCCO_DATA"] = str(data_folder.resolve())
+
+
+def _train(
+    plan: Any,
+    out: Path,
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+    hidden: str | None = None,
+    **more: Any,
+) -> bool:
+    """Train; exit with 130 when the user stopped it. True when every run came to its end.
+
+    Of several processes (torchrun) the first alone shows how it goes; failures, any.
+    """
+    from .. import compare, distributed, environment
+    from .data import fetching
+    from .display import Display
+
+    def say(text: str) -> None:
+        if distributed.is_first():
+            typer.echo(text, err=True)
+
+    def stopped(text: str) -> typer.Exit:
+        say(f"{text} Go on with:\n  {environment.command('--resume')}")
+        return typer.Exit(o.INTERRUPTED)
+
+    quiet = quiet or not distributed.is_first()
+    display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
+    try:
+        with distributed.process_group(plan.config.preferred_device or "cpu"), display:
+            outcomes = compare.execute(
+                plan,
+                out,
+                resume=resume,
+                overwrite=overwrite,
+                on_event=display,
+                fetching=None if quiet else fetching(),
+                **more,
+            )
+    except KeyboardInterrupt:
+        raise stopped("Killed; what was saved before is kept.") from None
+    if any(outcome.kind == "stopped" for outcome in outcomes):
+        raise stopped("Stopped, and saved.")
+    failed = [outcome for outcome in outcomes if outcome.kind == "failed"]
+    if failed:
+        say(f"{len(failed)} of {len(outcomes)} runs failed, see above.")
+    return not failed
+
+
+def _conclude(out: Path, as_json: bool, quiet: bool, wide: bool) -> None:
+    """Verdict, table and report from the saved runs, by the first process."""
+    from .. import compare, distributed, stats
+    from .display import Printer
+
+    if not distributed.is_first():
         return
-    shown = Table(title="Methods", show_lines=True)
-    for column in chosen.COLUMNS:
-        shown.add_column(column, no_wrap=column == "name", overflow="fold")
-    for row in chosen.rows():
-        shown.add_row(*row)
-    console.print(shown)
+    done = _interruptible(out, lambda: compare.conclude(out))
+    if not quiet:
+        printer = Printer(err=as_json, wide=wide)
+        if done.table:
+            printer.text(*done.verdict)
+            printer.line("")
+            printer.table(stats.cells(done.table, done.page.metrics, done.rule, wide=wide))
+            printer.line("")
+        if done.next_steps:
+            printer.line("Next:")
+            printer.text(*done.next_steps, mark="- ")
+        printer.line(f"Report: {done.report}")
+    for warning in done.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
+    if as_json:
+        _print_json({"methods": done.table})
 
 
-_EPILOG = (
-    "Every key of the config is an option: --epochs 10, --methods.sonex.lr 0.01. "
-    "`fcco config TASK --data NAME` prints them."
-)
+def _conclude_sweep(
+    told: dict[str, Any], out: Path, as_json: bool, quiet: bool, wide: bool
+) -> None:
+    """Winners and report of a sweep."""
+    from .. import stats
+    from ..report import sweep_page
+    from .display import Printer
 
-for _train in (commands.run, commands.compare, commands.sweep):
-    app.command(context_settings=FREE, epilog=_EPILOG)(_train)
-app.command()(show.report)
-app.command("config", context_settings=FREE)(show.show_config)
-app.add_typer(data_app, name="data")
+    done = _interruptible(out, lambda: sweep_page.conclude(out, told))
+    if not quiet:
+        printer = Printer(err=as_json, wide=wide)
+        settings = {entry["name"]: entry for entry in told["settings"]}
+        printer.text(f"Chosen by: {told['rule']}.")
+        for name, ranked in told["ranking"].items():
+            text = "none came to its end"
+            if won := settings.get(told["winners"].get(name)):
+                values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
+                text = ", ".join(f"{key} {value}" for key, value in values.items())
+                text += "" if won["feasible"] else "; not feasible"
+            printer.text(f"{name}: {text} (of {len(ranked)})", mark="- ")
+        printer.line("")
+        if done.table:
+            printer.table(stats.cells(done.table, done.metrics, wide=wide))
+            printer.line("")
+        printer.line(f"Report: {done.report}")
+        printer.line(
+            f"Compare the winners: fcco compare {told['task']} --config {out / 'winners.yaml'}"
+        )
+    if as_json:
+        _print_json({"methods": done.table})
+
+
+def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
+    """What `work` returns; a user who stops it is told how to do it again."""
+    from .. import environment
+
+    try:
+        return work()
+    except KeyboardInterrupt:
+        again = environment.program("report", str(out))
+        typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)
+        raise typer.Exit(o.INTERRUPTED) from None
+
+
+def _print_json(value: Any) -> None:
+    """The last line on stdout."""
+    from ..store import clean
+
+    typer.echo(json.dumps(clean(value)))

@@ -23,6 +23,8 @@ data_app = typer.Typer(
     name="data",
     help="The data sets: what there is, where it lies, is it whole.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Folder = Annotated[

@@ -1,24 +1,23 @@
-"""Progress on stderr, and tables: rich on a terminal, plain lines elsewhere."""
+"""Progress on stderr, tables and texts; they fit 80 columns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..store import Event
-
-__all__ = ["Display", "show_table"]
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
+_BAR = 20
+_OTHERS = _BAR + 18  # columns of bar, percentage, time left and the spaces between them
 
 
 class Display:
@@ -28,14 +27,21 @@ class Display:
         runs: how many there are.
         epochs: of each.
         quiet: show nothing but failures.
+        hidden: figures whose names begin so are not shown.
         console: where to.
     """
 
     def __init__(
-        self, runs: int, epochs: int, *, quiet: bool = False, console: Console | None = None
+        self,
+        runs: int,
+        epochs: int,
+        *,
+        quiet: bool = False,
+        hidden: str | None = None,
+        console: Console | None = None,
     ) -> None:
         self.console = console or Console(stderr=True)
-        self.runs, self.epochs, self.quiet = runs, epochs, quiet
+        self.runs, self.epochs, self.quiet, self.hidden = runs, epochs, quiet, hidden
         self.live = self.console.is_terminal and not quiet
         self.done: dict[str, float] = {}
         self.before: dict[str, float] = {}  # epochs of other processes
@@ -45,9 +51,11 @@ class Display:
         self.lines: dict[str, TaskID] = {}
         self.bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=_BAR),
             TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TimeRemainingColumn(
+                compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)
+            ),
             TextColumn("{task.fields[figures]}"),
             console=self.console,
             disable=not self.live,
@@ -56,12 +64,7 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.all is not None:
             self.bars.stop()
 
@@ -100,14 +103,13 @@ class Display:
                 self._say(f"  traceback: {event.details}", always=True)
         elif over and event.text != _BEFORE:
             why = f": {event.text}" if event.text else ""
-            figures = f" {_figures(event.figures)}" if event.figures else ""
             self._say(
-                f"{event.run}: {_WORDS[event.kind]}{why}{figures} "
-                f"({self.ended}/{self.runs}, {self._left()})",
+                f"{event.run}: {_WORDS[event.kind]}{why} {self._figures(event.figures)}".rstrip()
+                + f" ({self.ended}/{self.runs}, {self._left()})",
                 plain_only=event.kind == "finished" and event.count == 1,
             )
         elif time.monotonic() - self.said > _SAY_EVERY:
-            best = f"; {event.text} {_figures(event.figures)}" if event.text else ""
+            best = f"; {event.text} {self._figures(event.figures)}" if event.text else ""
             self._say(f"{self._title()}, {self._left()}{best}", plain_only=True)
         if self.live:
             self._bar(event, over)
@@ -127,8 +129,24 @@ class Display:
                 f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
             )
             self.bars.reset(line, completed=int(event.epoch))
-        figures = f"{event.text}  {_figures(event.figures)}".strip()
-        self.bars.update(line, completed=event.epoch, figures=figures)
+        # What does not fit is left out, so that the time left stays.
+        longest = max(len(task.description) for task in self.bars.tasks)
+        room = self.console.width - longest - _OTHERS
+        text = f"{event.text}  " if event.text else ""
+        figures = text + self._figures(event.figures, room - len(text))
+        self.bars.update(line, completed=event.epoch, figures=figures if room > 0 else "")
+
+    def _figures(self, figures: Mapping[str, float], room: int = 100) -> str:
+        """The first three figures, or as many as there is room for."""
+        shown: list[str] = []
+        for key, value in figures.items():
+            text = f"{key} {value:.4g}"
+            if (self.hidden and key.startswith(self.hidden)) or len(shown) == 3:
+                continue
+            if len("  ".join([*shown, text])) > room:
+                break
+            shown.append(text)
+        return "  ".join(shown)
 
     def _title(self) -> str:
         return f"{self.ended} of {self.runs} runs"
@@ -156,23 +174,41 @@ class Display:
         self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def _figures(figures: Mapping[str, float]) -> str:
-    return "  ".join(f"{key} {value:.4g}" for key, value in list(figures.items())[:3])
+class Printer:
+    """Prints to stdout, or to stderr where stdout is for JSON.
 
+    Args:
+        err: to stderr.
+        wide: lines as long as they are, where nothing limits them.
+    """
 
-def show_table(rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
-    """A table with a header: drawn on a terminal, aligned columns elsewhere."""
-    console = Console(stderr=err)
-    if not console.is_terminal:
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
-            cells: list[Any] = [row[0].ljust(widths[0])]
-            cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            typer.echo("  ".join(cells).rstrip(), err=err)
-        return
-    shown = Table()
-    for place, head in enumerate(rows[0]):
-        shown.add_column(head, justify="right" if place else "left", overflow="fold")
-    for row in rows[1:]:
-        shown.add_row(*row)
-    console.print(shown)
+    def __init__(self, *, err: bool = False, wide: bool = False) -> None:
+        self.console = Console(stderr=err)
+        if wide and not self.console.is_terminal:
+            self.console.width = 1000
+
+    def text(self, *paragraphs: str, mark: str = "") -> None:
+        """Paragraphs, each after a mark; lines that are too long go on below the text."""
+        for paragraph in paragraphs:
+            grid = Table.grid(*([Column(no_wrap=True)] if mark else []), Column(overflow="fold"))
+            grid.add_row(*([mark] if mark else []), paragraph.replace("`", ""))
+            self.console.print(grid, markup=False, highlight=False)
+
+    def line(self, text: str) -> None:
+        """A line that is never broken, such as a path."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
+        """A table with a header; too long cells are folded.
+
+        Args:
+            rows: the first is the header, the first column a name.
+            numbers: whether the other columns are.
+        """
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for place, head in enumerate(rows[0]):
+            aligned: Any = "right" if place and numbers else "left"
+            shown.add_column(head, justify=aligned, overflow="fold", no_wrap=not place)
+        for row in rows[1:]:
+            shown.add_row(*row)
+        self.console.print(shown, markup=False, highlight=False)

@@ -2,23 +2,97 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
-from .errors import fail, require
+from .. import config as configs
+from ..config import ConfigError, did_you_mean
 
-__all__ = ["Asked", "extras", "needs", "numbers", "pick", "resolve", "runner", "use_data"]
+P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
 
-T = TypeVar("T")
-
+WRONG, INTERRUPTED = 2, 130
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that take any key of the config."""
+COLUMNS = ("label", "group", "text", "image", "features", "split", "files")
+"""Keys of `columns`, which are options without the prefix; those of lists take commas."""
+LISTS = ("group", "features")
+TABLES = (".csv", ".tsv", ".parquet")
+
+
+def fail(text: str, code: int = WRONG) -> typer.Exit:
+    """Say what is wrong, of several processes (torchrun) on the first alone; to be raised."""
+    from .. import distributed
+
+    if distributed.is_first():
+        typer.echo(f"Error: {text}", err=True)
+    return typer.Exit(code)
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """A command whose expected errors are a few lines and an exit code, not a traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from ..store import FolderError
+        from ..workers import LoadError
+
+        try:
+            return command(*args, **kwargs)
+        except ConfigError as error:
+            several = [""] if len(error.problems) > 1 else []
+            raise fail("\n  ".join([*several, *error.problems])) from error
+        except FolderError as error:
+            raise fail(str(error)) from error
+        except LoadError as error:
+            raise fail("\n".join(filter(None, [str(error), error.details]))) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise fail(f"{error.filename}: {error.strerror}.") from error
+        except KeyboardInterrupt:
+            raise fail("Interrupted.", INTERRUPTED) from None
+
+    return wrapped
+
+
+class Listing(TyperCommand):
+    """A command whose help lists the data sets, settings and grids that have files."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        lists = _Lists()
+        parameter: Any
+        for parameter in self.params:
+            parameter.help = (parameter.help or "").format_map(lists)
+        super().format_help(ctx, formatter)
+
+
+class _Lists(dict[str, str]):
+    """`"fairness: adult, compas; group-dro: ..."` by kind; the files are read when asked for."""
+
+    def __missing__(self, kind: str) -> str:
+        folders = sorted(folder for folder in configs.CONFIGS.iterdir() if folder.is_dir())
+        if kind == "tasks":
+            return ", ".join(folder.name for folder in folders)
+        lists = {}
+        for folder in folders:
+            found = configs.settings_in(folder / "grids" if kind == "grids" else folder)
+            names = list(found)
+            if kind == "settings":
+                names = sorted({setting for settings in found.values() for setting in settings})
+            if kind == "grids":
+                names = [f"{n}-{s}" for n, own in found.items() for s in own] + [
+                    name for name, own in found.items() if not own
+                ]
+            lists[folder.name] = ", ".join(names)
+        return "; ".join(f"{task}: {names}" for task, names in lists.items())
 
 
 def _task_first(name: str) -> str:
@@ -29,75 +103,88 @@ def _task_first(name: str) -> str:
 
 TaskName = Annotated[
     str,
-    typer.Argument(help="The experiment: fairness, group-dro, continual.", callback=_task_first),
+    typer.Argument(
+        metavar="TASK",
+        help="The experiment: {tasks}; or module:attribute of your own.",
+        callback=_task_first,
+    ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="The data set. For fairness: adult, compas, synthetic. For group-dro: celeba, "
-        "sentiment, amazon, camelyon17, grouped-synthetic. For continual: weather, bdd100k-subset, "
-        "bdd100k, scenes-synthetic."
+        metavar="NAME",
+        help="The data set ({data}); or a table of your own, FILE.csv, with --label.",
     ),
 ]
 SettingName = Annotated[
     str | None,
     typer.Option(
-        "--setting",
-        help="A variant of the experiment. For fairness: meaningful (the usual), paper. For "
-        "group-dro: train, finetune, scratch, paper, and those of the ablations. For continual: "
-        "rho, finetune, overcast (bdd100k).",
+        "--setting", metavar="NAME", help="A variant of the experiment, if not the usual one "
+        "({settings}).",
     ),
-]
+]  # fmt: skip
 ConfigName = Annotated[
-    str | None, typer.Option("--config", help="A config by name, or the path of a YAML file.")
+    str | None,
+    typer.Option("--config", metavar="FILE", help="A config of your own, instead of --data."),
 ]
+Method = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A method of the config, if not the first.")
+]
+Methods = Annotated[str | None, typer.Option(metavar="A,B,..", help="Only these methods.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of weights and batches.")]
+Seeds = Annotated[str | None, typer.Option(metavar="0,1,..", help="A run of each method for each.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The fast version of the experiment.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the runs; runs/... unless given.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="For the runs; runs/... unless given.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the runs in the folder.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data-folder", help="Look for the data here first; the same as FCCO_DATA."),
-]
+    typer.Option(
+        metavar="FOLDER", help="Look for data here first; the same as FCCO_DATA."
+    ),
+]  # fmt: skip
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the table as one line of JSON, the last on stdout.")
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
+Wide = Annotated[bool, typer.Option("--wide", help="A table of all headline figures.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes; unless given, as many as there are cores, or 1 on a GPU."),
+    typer.Option(min=1, metavar="N", help="Processes; one per core unless given, or 1 on a GPU."),
+]
+GridName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="A grid ({grids}), or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Settings of each method.")]
+TuningSeeds = Annotated[
+    str | None, typer.Option(metavar="0,1,..", help="Of the tuning runs; the grid has some.")
 ]
 Fleet = Annotated[
     bool | None,
     typer.Option(
         "--fleet/--no-fleet",
-        help="Train runs of one kind together as one program; by itself where the task can "
+        help="Train runs of one kind together as one program; the usual way where the task can "
         "(fairness). Or each run alone, with curves.",
     ),
 ]
 Device = Annotated[
-    str | None,
-    typer.Option(help="auto, cpu or cuda: where to train. Unless given, a GPU if there is one."),
+    str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to train; auto unless given.")
 ]
 Chunk = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs of a fleet at most; unless given, as many as fit."),
+    typer.Option(min=1, metavar="N", help="Runs of a fleet at most; as many as fit unless given."),
 ]
-Methods = Annotated[str | None, typer.Option(help="Only these methods, as a,b,c.")]
-Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command is about.
-
-    Attributes:
-        task: the experiment.
-        config: resolved.
-        config_name: for folders.
-        quick: whether it is the fast version.
-    """
+    """What a command is about: a task, its config, and the name of that config for folders."""
 
     task: Any
     config: Any
@@ -112,22 +199,18 @@ class Asked:
 
 def extras(context: typer.Context) -> list[tuple[str, str]]:
     """What is left on the command line, as pairs: `--key value`, `--key=value`, `key=value`."""
-    found: list[tuple[str, str]] = []
-    words = iter(context.args)
-    word = next(words, None)
-    while word is not None:
-        following = next(words, None)
+    pairs: list[tuple[str, str]] = []
+    words = list(context.args)
+    while words:
+        word = words.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and not equals:
-            if following is None or following.startswith("--"):
-                value = "true"  # a flag
-            else:
-                value, following = following, next(words, None)
+            flag = not words or words[0].startswith("--")
+            value = "true" if flag else words.pop(0)
         elif not equals or not key or key.startswith("-"):
             raise fail(f"`{word}` is not understood; keys of the config are --key value.")
-        found.append((key, value))
-        word = following
-    return found
+        pairs.append((key, value))
+    return pairs
 
 
 def resolve(
@@ -148,7 +231,7 @@ def resolve(
     Args:
         context: holds the keys that are no options.
         task_name: the experiment.
-        data: the data set.
+        data: the data set, or a table.
         setting: a variant.
         config_name: a config by name or path; that of the data set unless given.
         quick: the fast version.
@@ -157,7 +240,6 @@ def resolve(
         method: the only method, to which short keys such as `lr` refer.
         pairs: keys and values, those of the context unless given.
     """
-    from .. import config as configs
     from .. import tasks
 
     task = tasks.get(task_name)
@@ -166,64 +248,73 @@ def resolve(
         raise fail(f"Say which data: --data NAME (or --config FILE). Configs: {there or 'none'}.")
     if config_name is not None and setting is not None:
         raise fail("--config names the whole config: leave out --setting, or --config.")
-    name = config_name or _name_of(task, data, setting)
     keys = list(extras(context) if pairs is None else pairs)
-    if data is not None and config_name is not None:
-        keys.append(("data", data))
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
-    overrides = [f"{key}={value}" for key, value in _short_forms(task, keys, method)]
+    overrides = list(_overrides(task, keys, method))
+    name, folder = config_name, Path(config_name or "").stem
+    if data is not None and (config_name is not None or is_table(data)):
+        overrides.append(f"data={json.dumps(data)}")
+    if name is None and data is not None:
+        name = folder = task.config_name("table" if is_table(data) else data, setting)
+        if is_table(data):
+            _check_table(data, overrides)
+            folder = Path(data).name.partition(".")[0]
+    assert name is not None
     config = configs.load(task, name, quick=quick, overrides=overrides)
     if methods is not None:
         config = replace(config, methods=pick(config.methods, methods))
     if seeds is not None:
         config = configs.changed(config, configs.COMMAND_LINE, seeds=numbers("--seeds", seeds))
-    return Asked(task, config, Path(name).stem, quick)
+    return Asked(task, config, folder, quick)
 
 
-def _name_of(task: Any, data: str | None, setting: str | None) -> str:
-    try:
-        return task.config_name(data, setting)
-    except (ValueError, LookupError) as error:
-        raise fail(str(error)) from error
+def is_table(data: str) -> bool:
+    """Whether `--data` names a file, not a data set."""
+    return data.lower().removesuffix(".gz").endswith(TABLES)
 
 
-def _short_forms(
-    task: Any, keys: Sequence[tuple[str, str]], method: str | None
-) -> Iterator[tuple[str, str]]:
-    """`lr` as `methods.NAME.lr`, where the config has no such key and there is one method."""
-    from .. import config as configs
+def _check_table(data: str, overrides: Sequence[str]) -> None:
+    if not Path(data).is_file():
+        raise fail(f"--data: there is no file {data}.")
+    if not any(override.startswith("columns.label=") for override in overrides):
+        raise fail(f"--data {data} is a table: say which column is the label with --label COLUMN.")
+
+
+def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -> Iterator[str]:
+    """`key=value` each: `label` is `columns.label`, `lr` of one method is `methods.NAME.lr`."""
     from ..task import Method
 
+    fields = configs.fields_of(task.config)
     for key, value in keys:
         first, dot, rest = key.partition(".")
         word = first.replace("-", "_")
-        own = word not in configs.fields_of(task.config) and word in configs.fields_of(Method)
-        if method is not None and own:
-            yield f"methods.{method}.{word}{dot}{rest}", value
+        if word in fields:
+            yield f"{key}={value}"
+        elif key in COLUMNS:  # names of columns are texts, whatever they look like in YAML
+            text: Any = _split(value) if key in LISTS else value
+            yield f"columns.{key}={json.dumps(text)}"
+        elif method is not None and word in configs.fields_of(Method):
+            yield f"methods.{method}.{word}{dot}{rest}={value}"
         else:
-            yield key, value
+            yield f"{key}={value}"
 
 
 def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequence[str]) -> None:
     """An option with a typing error is not a key of the config."""
-    import difflib
-
     options = [name for each in context.command.params for name in each.opts if name[:2] == "--"]
+    known = [*options, *(f"--{name}" for name in COLUMNS)]
     for key in keys:
         option = f"--{key}"
-        if "." in key or key.replace("-", "_") in fields:
+        if "." in key or key.replace("-", "_") in fields or key in COLUMNS:
             continue
-        close = difflib.get_close_matches(option, options, n=1, cutoff=0.8)
         if option in options:
             raise fail(f"`{option}` needs no value here, or stands twice.")
-        if close:
+        if close := difflib.get_close_matches(option, known, n=1, cutoff=0.8):
             raise fail(f"There is no option `{option}`; did you mean `{close[0]}`?")
 
 
 def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
     """Those of `a,b,c`, in that order."""
-    from ..config import did_you_mean
-
     for name in _split(names):
         if name not in methods:
             hint = did_you_mean(name, methods)
@@ -246,7 +337,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 def runner(
     task: Any, fleet: bool | None, device: str | None, chunk: int | None, tensorboard: bool
 ) -> Any:
-    """What does the runs of a sweep; None for one process per run, as always.
+    """What does the runs of a sweep: fleets, or None for one process per run.
 
     Args:
         task: whether it can train many runs at once.
@@ -255,14 +346,13 @@ def runner(
         chunk: runs of a fleet at most.
         tensorboard: a fleet has no curves to log.
     """
-    able = task.fleets
-    if fleet and not able:
+    if fleet and not task.fleets:
         raise fail(f"--fleet: the task {task.name} cannot train runs together; leave it out.")
     if fleet and tensorboard:
         raise fail("--fleet: a fleet has no curves for --tensorboard; leave one of them out.")
     if device not in (None, "auto", "cpu", "cuda"):
         raise fail(f"--device must be auto, cpu or cuda but is: {device}.")
-    if not (able and not tensorboard if fleet is None else fleet):
+    if not (task.fleets and not tensorboard if fleet is None else fleet):
         for option, given in (("--chunk", chunk), ("--device", device)):
             if given is not None:
                 raise fail(f"{option} is for fleets, but these runs are trained one by one.")
@@ -270,19 +360,3 @@ def runner(
     from .. import fleets
 
     return functools.partial(fleets.run, device=device or "auto", chunk=chunk)
-
-
-def needs(tensorboard: bool) -> None:
-    """What a training with a report needs, checked before it starts."""
-    require("jinja2", "matplotlib", "scipy")
-    if tensorboard:
-        require("tensorboard", extra="tensorboard")
-
-
-def use_data(folder: Path | None) -> None:
-    """Let this process and its workers look for data in a folder first."""
-    if folder is None:
-        return
-    if not folder.is_dir():
-        raise fail(f"--data-folder: there is no folder {folder}.")
-    os.environ["FCCO_DATA"] = str(folder.resolve())
