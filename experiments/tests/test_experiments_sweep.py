@@ -77,8 +77,8 @@ def test_wrong_grids(tmp_path):
     with pytest.raises(ConfigError) as caught:
         sweep.read_grid(TASK, str(path))
     assert [each.partition("g.yaml")[2] for each in caught.value.problems] == [
+        ", line 2: `methods.sonex.grid.lr` must be a valid array but is: 3",
         ", line 3: unknown key `limits`; did you mean `limit`? Allowed: methods, limit, seeds.",
-        ", line 2: `methods.sonex.grid.lr` must be a list such as [1, 2] but is: 3.",
     ]
     path.write_text("methods: {sonnex: {grid: {lr: [1]}}, sox: {grid: {updat: [adam]}}}")
     with pytest.raises(ConfigError) as caught:

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,11 @@ import typer
 from .. import __version__
 from .. import config as configs
 from . import options as o
-from .options import fail, guarded
+from .options import fail
 
-_KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK --data NAME`
-prints them. Columns of your own table: --label, --group, --features, --text, --image, --split,
-and --files for the folder of the images.
+_KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
+--data NAME` prints them. Columns of your own table: --label, --group, --features, --text, --image,
+--split; and --files for the folder of the images.
 """
 
 
@@ -60,7 +60,7 @@ def fcco(
 
 
 @app.command(
-    cls=o.Listing,
+    cls=o.Command,
     context_settings=o.FREE,
     epilog=_examples(
         "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
@@ -68,7 +68,6 @@ def fcco(
         keys=True,
     ),
 )
-@guarded
 def run(
     context: typer.Context,
     task: o.TaskName,
@@ -88,30 +87,16 @@ def run(
     quiet: o.Quiet = False,
 ) -> None:
     """Train one method once. Keys of the method need no prefix here."""
-    from .. import compare as comparisons
-
-    _prepare(tensorboard, data_folder)
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise fail("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
     if method is not None and "," in method:
         raise fail("`run` trains one method: give --method NAME. Several: fcco compare --methods.")
-    bare = o.resolve(context, task, data, setting, config, quick, pairs=())
-    name = next(iter(bare.config.methods), None) if method is None else method
-    if name is None:
-        raise fail("The config has no methods.")
-    o.pick(bare.config.methods, name)
-    asked = o.resolve(context, task, data, setting, config, quick, method=name)
-    chosen = {name: asked.config.methods[name]}
-    one = dataclasses.replace(asked.config, methods=chosen, seeds=(seed,))
-    plan = comparisons.plan(task, asked.config_name, one, quick=quick)
-    folder = asked.folder(out, name, f"seed-{seed}")
-    good = _train(plan, folder, resume, overwrite, quiet, workers_=1, tensorboard=tensorboard)
-    _conclude(folder, as_json, quiet, wide)
-    raise typer.Exit(0 if good else 1)
+    asked = o.resolve(context)
+    _compare(context, asked, asked.folder(out, *asked.config.methods, f"seed-{seed}"))
 
 
 @app.command(
-    cls=o.Listing,
+    cls=o.Command,
     context_settings=o.FREE,
     epilog=_examples(
         "fcco compare fairness --data synthetic --quick",
@@ -121,7 +106,6 @@ def run(
         keys=True,
     ),
 )
-@guarded
 def compare(
     context: typer.Context,
     task: o.TaskName,
@@ -142,21 +126,14 @@ def compare(
     quiet: o.Quiet = False,
 ) -> None:
     """Train several methods with several seeds: table and report."""
-    from .. import compare as comparisons
-
-    _prepare(tensorboard, data_folder)
-    asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
-    plan = comparisons.plan(task, asked.config_name, asked.config, quick=quick)
-    if not plan.specs:
+    asked = o.resolve(context)
+    if not (asked.config.methods and asked.config.seeds):
         raise fail("There is nothing to run: the config has no methods or no seeds.")
-    folder = asked.folder(out)
-    good = _train(plan, folder, resume, overwrite, quiet, workers_=workers, tensorboard=tensorboard)
-    _conclude(folder, as_json, quiet, wide)
-    raise typer.Exit(0 if good else 1)
+    _compare(context, asked, asked.folder(out))
 
 
 @app.command(
-    cls=o.Listing,
+    cls=o.Command,
     context_settings=o.FREE,
     epilog=_examples(
         "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
@@ -165,7 +142,6 @@ def compare(
         keys=True,
     ),
 )
-@guarded
 def sweep(
     context: typer.Context,
     task: o.TaskName,
@@ -192,19 +168,19 @@ def sweep(
 ) -> None:
     """Try many settings of each method and keep the best.
 
-    The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task that can do so (fairness) are trained together, thousands at a time on a GPU.
+    The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
+    that can do so (fairness) are trained together, thousands at a time on a GPU.
     """
     from .. import distributed, tasks
     from .. import sweep as sweeps
 
-    _prepare(tensorboard, data_folder)
     pairs = o.extras(context)
     inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
-    rest = [pair for pair in pairs if pair[0][:5] != "grid."]
+    pairs = [pair for pair in pairs if pair[0][:5] != "grid."]
     if device is not None and "device" in configs.fields_of(tasks.get(task).config):
-        rest, device = [*rest, ("device", device)], None
-    asked = o.resolve(context, task, data, setting, config, quick, pairs=rest)
-    runner = o.runner(asked.task, fleet, device, chunk, tensorboard)
+        pairs, device = [*pairs, ("device", device)], None
+    asked = o.resolve(context, pairs)
+    runner = o.runner(asked.task, device, context.params)
     if grid is None and not inline:
         grid = asked.task.grid_name(asked.config)
     whole = sweeps.Grid() if grid is None else sweeps.read_grid(asked.task, grid)
@@ -213,26 +189,22 @@ def sweep(
         whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
     chosen = sweeps.settings_of(whole, asked.config, limit=limit, source=grid or "command line")
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
-    plan = sweeps.plan_sweep(task, asked.config_name, asked.config, chosen, tuning, quick=quick)
+    plan = sweeps.plan_sweep(task, asked.name, asked.config, chosen, tuning, quick=quick)
     folder = asked.folder(out, "sweep")
-    more = {} if runner is None else {"runner": runner}
-    good = _train(
-        plan, folder, resume, overwrite, quiet, hidden="test", workers_=workers,
-        tensorboard=tensorboard, **more,
-    )  # fmt: skip
+    failed = _train(context, plan, folder, hidden="test", **runner)
     if distributed.is_first():
-        told = sweeps.choose(folder, chosen, asked.config.seeds)
-        _conclude_sweep(told, folder, as_json, quiet, wide)
-    raise typer.Exit(0 if good else 1)
+        _conclude_sweep(sweeps.choose(folder, chosen, asked.config.seeds), folder, context.params)
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command(
+    cls=o.Command,
     epilog=_examples(
         "fcco report runs/fairness-adult", "fcco report runs/mine --task my_module:TASK"
-    )
+    ),
 )
-@guarded
 def report(
+    context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")
     ],
@@ -257,14 +229,14 @@ def report(
     if not any(run.result is not None for run in runs):
         raise fail(f"{folder}: no run is finished, so there is nothing to report.")
     if told is None:
-        _conclude(folder, as_json, quiet, wide)
+        _conclude(folder, context.params)
     else:
-        _conclude_sweep(told, folder, as_json, quiet, wide)
+        _conclude_sweep(told, folder, context.params)
 
 
 @app.command(
     "config",
-    cls=o.Listing,
+    cls=o.Command,
     context_settings=o.FREE,
     epilog=_examples(
         "fcco config fairness --data adult > mine.yaml",
@@ -272,7 +244,6 @@ def report(
         keys=True,
     ),
 )
-@guarded
 def show_config(
     context: typer.Context,
     task: o.TaskName,
@@ -284,8 +255,7 @@ def show_config(
     quick: o.Quick = False,
 ) -> None:
     """Print the config that the other commands would use, as YAML."""
-    asked = o.resolve(context, task, data, setting, config, quick, methods=methods, seeds=seeds)
-    typer.echo(configs.dump(asked.config), nl=False)
+    typer.echo(configs.dump(o.resolve(context).config), nl=False)
 
 
 @app.command(
@@ -322,7 +292,7 @@ def show_methods(
     heads = {"name": "method", "problem": "solves", "loop": "loop", "extra": "extra cost of a step"}
     columns = {name: name for name in chosen.COLUMNS} if wide else heads
     rows = [[str(getattr(method, column)) for column in columns] for method in chosen]
-    Printer(wide=wide).table([list(columns.values()), *rows], numbers=False)
+    Printer({"wide": wide}).table([list(columns.values()), *rows], numbers=False)
 
 
 @app.command("data", add_help_option=False, context_settings=o.FREE)
@@ -338,26 +308,22 @@ def data_sets(context: typer.Context) -> None:
 # --- What the commands do alike ------------------------------------------------------------------
 
 
-def _prepare(tensorboard: bool, data_folder: Path | None) -> None:
-    """Check what the training needs; let this process and its workers look for data in a folder."""
-    if tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise fail("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
-    if data_folder is not None:
-        if not data_folder.is_dir():
-            raise fail(f"--data-folder: there is no folder {data_folder}.")
-        os.environ["FCCO_DATA"] = str(data_folder.resolve())
+def _compare(context: typer.Context, asked: o.Asked, out: Path) -> None:
+    """Train and conclude; exit with 1 when a run failed."""
+    from .. import compare as comparisons
+    from .. import distributed
+
+    plan = comparisons.plan(context.params["task"], asked.name, asked.config, quick=asked.quick)
+    failed = _train(context, plan, out)
+    if distributed.is_first() and failed < len(plan.specs):
+        _conclude(out, context.params)
+    raise typer.Exit(1 if failed else 0)
 
 
 def _train(
-    plan: Any,
-    out: Path,
-    resume: bool,
-    overwrite: bool,
-    quiet: bool,
-    hidden: str | None = None,
-    **more: Any,
-) -> bool:
-    """Train; exit with 130 when the user stopped it. True when every run came to its end.
+    context: typer.Context, plan: Any, out: Path, hidden: str | None = None, **runner: Any
+) -> int:
+    """Train; exit with 130 when the user stopped it. The number of runs that failed.
 
     Of several processes (torchrun) the first alone shows how it goes; failures, any.
     """
@@ -365,92 +331,87 @@ def _train(
     from .data import fetching
     from .display import Display
 
+    given = context.params
+    if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
+        raise fail("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
+    if (folder := given["data_folder"]) is not None:
+        if not folder.is_dir():
+            raise fail(f"--data-folder: there is no folder {folder}.")
+        os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
+
     def say(text: str) -> None:
         if distributed.is_first():
             typer.echo(text, err=True)
 
-    def stopped(text: str) -> typer.Exit:
-        say(f"{text} Go on with:\n  {environment.command('--resume')}")
-        return typer.Exit(o.INTERRUPTED)
-
-    quiet = quiet or not distributed.is_first()
+    quiet = given["quiet"] or not distributed.is_first()
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
     try:
         with distributed.process_group(plan.config.preferred_device or "cpu"), display:
             outcomes = compare.execute(
                 plan,
                 out,
-                resume=resume,
-                overwrite=overwrite,
+                resume=given["resume"],
+                overwrite=given["overwrite"],
+                workers_=given.get("workers", 1),
+                tensorboard=given["tensorboard"],
                 on_event=display,
                 fetching=None if quiet else fetching(),
-                **more,
+                **runner,
             )
+        kinds = [outcome.kind for outcome in outcomes]
+        stopped = "Stopped, and saved." if "stopped" in kinds else ""
     except KeyboardInterrupt:
-        raise stopped("Killed; what was saved before is kept.") from None
-    if any(outcome.kind == "stopped" for outcome in outcomes):
-        raise stopped("Stopped, and saved.")
-    failed = [outcome for outcome in outcomes if outcome.kind == "failed"]
-    if failed:
-        say(f"{len(failed)} of {len(outcomes)} runs failed, see above.")
-    return not failed
+        kinds, stopped = [], "Killed; what was saved before is kept."
+    if stopped:
+        say(f"{stopped} Go on with:\n  {environment.command('--resume')}")
+        raise typer.Exit(o.INTERRUPTED)
+    if failed := kinds.count("failed"):
+        say(f"{failed} of {len(kinds)} runs failed, see above.")
+    return failed
 
 
-def _conclude(out: Path, as_json: bool, quiet: bool, wide: bool) -> None:
-    """Verdict, table and report from the saved runs, by the first process."""
-    from .. import compare, distributed, stats
+def _conclude(out: Path, given: Mapping[str, Any]) -> None:
+    """Write table and report of saved runs; print the verdict, the table and what to try next."""
+    from .. import compare, stats
     from .display import Printer
 
-    if not distributed.is_first():
-        return
     done = _interruptible(out, lambda: compare.conclude(out))
-    if not quiet:
-        printer = Printer(err=as_json, wide=wide)
-        if done.table:
-            printer.text(*done.verdict)
-            printer.line("")
-            printer.table(stats.cells(done.table, done.page.metrics, done.rule, wide=wide))
-            printer.line("")
-        if done.next_steps:
-            printer.line("Next:")
-            printer.text(*done.next_steps, mark="- ")
-        printer.line(f"Report: {done.report}")
+    printer = Printer(given)
+    if done.table:
+        printer.text(*done.verdict)
+        printer.table(stats.cells(done.table, done.page.metrics, done.rule, wide=given["wide"]))
+    if done.next_steps:
+        printer.line("Next:")
+        printer.text(*done.next_steps, mark="- ")
+    printer.line(f"Report: {done.report}")
     for warning in done.warnings:
         typer.echo(f"Warning: {warning}", err=True)
-    if as_json:
-        _print_json({"methods": done.table})
+    printer.json({"methods": done.table})
 
 
-def _conclude_sweep(
-    told: dict[str, Any], out: Path, as_json: bool, quiet: bool, wide: bool
-) -> None:
-    """Winners and report of a sweep."""
+def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
+    """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats
     from ..report import sweep_page
     from .display import Printer
 
     done = _interruptible(out, lambda: sweep_page.conclude(out, told))
-    if not quiet:
-        printer = Printer(err=as_json, wide=wide)
-        settings = {entry["name"]: entry for entry in told["settings"]}
-        printer.text(f"Chosen by: {told['rule']}.")
-        for name, ranked in told["ranking"].items():
-            text = "none came to its end"
-            if won := settings.get(told["winners"].get(name)):
-                values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
-                text = ", ".join(f"{key} {value}" for key, value in values.items())
-                text += "" if won["feasible"] else "; not feasible"
-            printer.text(f"{name}: {text} (of {len(ranked)})", mark="- ")
-        printer.line("")
-        if done.table:
-            printer.table(stats.cells(done.table, done.metrics, wide=wide))
-            printer.line("")
-        printer.line(f"Report: {done.report}")
-        printer.line(
-            f"Compare the winners: fcco compare {told['task']} --config {out / 'winners.yaml'}"
-        )
-    if as_json:
-        _print_json({"methods": done.table})
+    printer = Printer(given)
+    settings = {entry["name"]: entry for entry in told["settings"]}
+    printer.text(f"Chosen by: {told['rule']}.")
+    for name, ranked in told["ranking"].items():
+        text = "none came to its end"
+        if won := settings.get(told["winners"].get(name)):
+            values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
+            text = ", ".join(f"{key} {value}" for key, value in values.items())
+            text += "" if won["feasible"] else "; not feasible"
+        printer.text(f"{name}: {text} (of {len(ranked)})", mark="- ")
+    if done.table:
+        printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
+    printer.line(f"Report: {done.report}")
+    winners = out / "winners.yaml"
+    printer.line(f"Compare the winners: fcco compare {told['task']} --config {winners}")
+    printer.json({"methods": done.table})
 
 
 def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
@@ -463,10 +424,3 @@ def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
         again = environment.program("report", str(out))
         typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)
         raise typer.Exit(o.INTERRUPTED) from None
-
-
-def _print_json(value: Any) -> None:
-    """The last line on stdout."""
-    from ..store import clean
-
-    typer.echo(json.dumps(clean(value)))

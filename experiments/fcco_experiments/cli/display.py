@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from ..store import Event
+from ..store import Event, clean
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
@@ -59,6 +61,7 @@ class Display:
             TextColumn("{task.fields[figures]}"),
             console=self.console,
             disable=not self.live,
+            speed_estimate_period=3600,  # an epoch may take minutes
         )
 
     def __enter__(self) -> Display:
@@ -175,17 +178,16 @@ class Display:
 
 
 class Printer:
-    """Prints to stdout, or to stderr where stdout is for JSON.
+    """Prints results as the options `json`, `quiet` and `wide` say.
 
-    Args:
-        err: to stderr.
-        wide: lines as long as they are, where nothing limits them.
+    With `json` stdout is for JSON alone, and all else goes to stderr.
     """
 
-    def __init__(self, *, err: bool = False, wide: bool = False) -> None:
-        self.console = Console(stderr=err)
-        if wide and not self.console.is_terminal:
-            self.console.width = 1000
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.as_json = given.get("as_json", False)
+        self.console = Console(stderr=self.as_json, quiet=given.get("quiet", False))
+        if given["wide"] and not self.console.is_terminal:
+            self.console.width = 1000  # nothing limits a line of a file
 
     def text(self, *paragraphs: str, mark: str = "") -> None:
         """Paragraphs, each after a mark; lines that are too long go on below the text."""
@@ -199,7 +201,7 @@ class Printer:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
-        """A table with a header; too long cells are folded.
+        """A table with a header between empty lines; cells that are too long are folded.
 
         Args:
             rows: the first is the header, the first column a name.
@@ -211,4 +213,9 @@ class Printer:
             shown.add_column(head, justify=aligned, overflow="fold", no_wrap=not place)
         for row in rows[1:]:
             shown.add_row(*row)
-        self.console.print(shown, markup=False, highlight=False)
+        self.console.print("", shown, "", sep="\n", markup=False, highlight=False)
+
+    def json(self, value: Any) -> None:
+        """The last line on stdout, if asked for."""
+        if self.as_json:
+            typer.echo(json.dumps(clean(value)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from .. import config as configs
 from ..config import ConfigError, did_you_mean
 
-P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+T = TypeVar("T")
 
 WRONG, INTERRUPTED = 2, 130
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -36,16 +36,22 @@ def fail(text: str, code: int = WRONG) -> typer.Exit:
     return typer.Exit(code)
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose expected errors are a few lines and an exit code, not a traceback."""
+class Command(TyperCommand):
+    """Lists in its help what the config files have; a mistake is a few lines, not a traceback."""
 
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        lists = _Lists()
+        parameter: Any
+        for parameter in self.params:
+            parameter.help = (parameter.help or "").format_map(lists)
+        super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
         from ..store import FolderError
         from ..workers import LoadError
 
         try:
-            return command(*args, **kwargs)
+            return super().invoke(ctx)
         except ConfigError as error:
             several = [""] if len(error.problems) > 1 else []
             raise fail("\n  ".join([*several, *error.problems])) from error
@@ -59,19 +65,6 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise fail(f"{error.filename}: {error.strerror}.") from error
         except KeyboardInterrupt:
             raise fail("Interrupted.", INTERRUPTED) from None
-
-    return wrapped
-
-
-class Listing(TyperCommand):
-    """A command whose help lists the data sets, settings and grids that have files."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        lists = _Lists()
-        parameter: Any
-        for parameter in self.params:
-            parameter.help = (parameter.help or "").format_map(lists)
-        super().format_help(ctx, formatter)
 
 
 class _Lists(dict[str, str]):
@@ -188,12 +181,12 @@ class Asked:
 
     task: Any
     config: Any
-    config_name: str
+    name: str
     quick: bool
 
     def folder(self, out: Path | None, *more: str) -> Path:
         """Where runs go."""
-        parts = [self.task.name, self.config_name, *(["quick"] if self.quick else []), *more]
+        parts = [self.task.name, self.name, *(["quick"] if self.quick else []), *more]
         return Path("runs") / "-".join(parts) if out is None else out
 
 
@@ -213,71 +206,55 @@ def extras(context: typer.Context) -> list[tuple[str, str]]:
     return pairs
 
 
-def resolve(
-    context: typer.Context,
-    task_name: str,
-    data: str | None,
-    setting: str | None,
-    config_name: str | None,
-    quick: bool,
-    *,
-    methods: str | None = None,
-    seeds: str | None = None,
-    method: str | None = None,
-    pairs: Sequence[tuple[str, str]] | None = None,
-) -> Asked:
-    """The config that a command line asks for.
+def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Asked:
+    """The config that the options of a command ask for.
 
     Args:
-        context: holds the keys that are no options.
-        task_name: the experiment.
-        data: the data set, or a table.
-        setting: a variant.
-        config_name: a config by name or path; that of the data set unless given.
-        quick: the fast version.
-        methods: names, with commas.
-        seeds: numbers, with commas.
-        method: the only method, to which short keys such as `lr` refer.
-        pairs: keys and values, those of the context unless given.
+        context: of the command. One with an option `method` is for a single run.
+        pairs: keys and values of the config, those of the context unless given.
     """
     from .. import tasks
 
-    task = tasks.get(task_name)
-    if config_name is None and data is None:
+    given: dict[str, Any] = {"methods": None, "seeds": None} | context.params
+    data, setting, quick = given["data"], given["setting"], given["quick"]
+    task, keys = tasks.get(given["task"]), extras(context) if pairs is None else pairs
+    if given["config"] is None and data is None:
         there = ", ".join(configs.names(task))
         raise fail(f"Say which data: --data NAME (or --config FILE). Configs: {there or 'none'}.")
-    if config_name is not None and setting is not None:
+    if given["config"] is not None and setting is not None:
         raise fail("--config names the whole config: leave out --setting, or --config.")
-    keys = list(extras(context) if pairs is None else pairs)
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
+    table = data is not None and data.lower().removesuffix(".gz").endswith(TABLES)
+    name = given["config"] or task.config_name("table" if table else data, setting)
+    folder = Path(str(data)).name.partition(".")[0] if table else Path(name).stem
+    method = None
+    if "method" in given:
+        methods = configs.load(task, name, quick=quick).methods
+        method = given["method"] or next(iter(methods), "")
+        pick(methods, method)
     overrides = list(_overrides(task, keys, method))
-    name, folder = config_name, Path(config_name or "").stem
-    if data is not None and (config_name is not None or is_table(data)):
+    if table and given["config"] is None:
+        _check_table(str(data), overrides)
+    if table or (data is not None and given["config"] is not None):
         overrides.append(f"data={json.dumps(data)}")
-    if name is None and data is not None:
-        name = folder = task.config_name("table" if is_table(data) else data, setting)
-        if is_table(data):
-            _check_table(data, overrides)
-            folder = Path(data).name.partition(".")[0]
-    assert name is not None
     config = configs.load(task, name, quick=quick, overrides=overrides)
-    if methods is not None:
-        config = replace(config, methods=pick(config.methods, methods))
-    if seeds is not None:
-        config = configs.changed(config, configs.COMMAND_LINE, seeds=numbers("--seeds", seeds))
+    if method is not None:
+        config = replace(config, methods={method: config.methods[method]}, seeds=(given["seed"],))
+    if "grid" in given:  # methods and seeds of a sweep are those of its grid
+        return Asked(task, config, folder, quick)
+    if given["methods"] is not None:
+        config = replace(config, methods=pick(config.methods, given["methods"]))
+    if given["seeds"] is not None:
+        seeds = numbers("--seeds", given["seeds"])
+        config = configs.changed(config, configs.COMMAND_LINE, seeds=seeds)
     return Asked(task, config, folder, quick)
 
 
-def is_table(data: str) -> bool:
-    """Whether `--data` names a file, not a data set."""
-    return data.lower().removesuffix(".gz").endswith(TABLES)
-
-
 def _check_table(data: str, overrides: Sequence[str]) -> None:
-    if not Path(data).is_file():
-        raise fail(f"--data: there is no file {data}.")
     if not any(override.startswith("columns.label=") for override in overrides):
         raise fail(f"--data {data} is a table: say which column is the label with --label COLUMN.")
+    if not Path(data).is_file():
+        raise fail(f"--data: there is no file {data}.")
 
 
 def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -> Iterator[str]:
@@ -334,29 +311,26 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise fail(f"`{option}` must be whole numbers such as 0,1,2 but is: {text}") from None
 
 
-def runner(
-    task: Any, fleet: bool | None, device: str | None, chunk: int | None, tensorboard: bool
-) -> Any:
-    """What does the runs of a sweep: fleets, or None for one process per run.
+def runner(task: Any, device: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The runner of a sweep for `compare.execute`: fleets, or nothing for a process per run.
 
     Args:
         task: whether it can train many runs at once.
-        fleet: what the user wants; None leaves it to the task.
         device: of fleets; None where it is a key of the config.
-        chunk: runs of a fleet at most.
-        tensorboard: a fleet has no curves to log.
+        given: the options fleet, chunk and tensorboard.
     """
+    fleet, chunk, tensorboard = given["fleet"], given["chunk"], given["tensorboard"]
     if fleet and not task.fleets:
         raise fail(f"--fleet: the task {task.name} cannot train runs together; leave it out.")
     if fleet and tensorboard:
         raise fail("--fleet: a fleet has no curves for --tensorboard; leave one of them out.")
     if device not in (None, "auto", "cpu", "cuda"):
         raise fail(f"--device must be auto, cpu or cuda but is: {device}.")
-    if not (task.fleets and not tensorboard if fleet is None else fleet):
-        for option, given in (("--chunk", chunk), ("--device", device)):
-            if given is not None:
+    if fleet is False or not task.fleets or tensorboard:
+        for option, value in (("--chunk", chunk), ("--device", device)):
+            if value is not None:
                 raise fail(f"{option} is for fleets, but these runs are trained one by one.")
-        return None
+        return {}
     from .. import fleets
 
-    return functools.partial(fleets.run, device=device or "auto", chunk=chunk)
+    return {"runner": functools.partial(fleets.run, device=device or "auto", chunk=chunk)}
