@@ -129,47 +129,44 @@ def parse(text: str, source: str, *, lines: bool = True) -> Node:
     if len(text) > BYTES:
         raise ConfigError(f"{source}: a YAML file may have at most {BYTES:,} bytes.")
 
-    def wrong(mark: Any, reason: str) -> ConfigError:
-        place = f"{source}, line {mark.line + 1}" if mark is not None and lines else source
-        return ConfigError(f"{place}: this is not valid YAML: {reason}.")
+    def place(mark: Any) -> str:
+        return f"{source}, line {mark.line + 1}" if mark is not None and lines else source
+
+    def wrong(where: str, reason: str) -> ConfigError:
+        return ConfigError(f"{where}: this is not valid YAML: {reason}.")
 
     yaml = YAML(typ="safe", pure=True)
     yaml.max_depth = 40
     try:
         root = yaml.compose(text)
     except MarkedYAMLError as error:
-        raise wrong(error.problem_mark, str(error.problem)) from error
+        raise wrong(place(error.problem_mark), str(error.problem)) from error
     except (YAMLError, ValueError, RecursionError) as error:  # a ValueError: `%YAML 1.x`
-        raise wrong(None, str(error).splitlines()[0].rstrip(".")) from error
+        raise wrong(source, str(error).splitlines()[0].rstrip(".")) from error
     seen: set[int] = set()
 
-    def read(node: Any, mark: Any) -> Node:
+    def read(node: Any, where: str) -> Node:
         if id(node) in seen:
-            raise wrong(mark, "aliases (`*name`) are not allowed: write the value out")
+            raise wrong(where, "aliases (`*name`) are not allowed: write the value out")
         seen.add(id(node))
         if isinstance(node, SequenceNode):
-            value: Any = [read(child, node.start_mark).plain() for child in node.value]
-        elif isinstance(node, MappingNode):
-            value = {}
+            return Node([read(child, where).plain() for child in node.value], where)
+        if isinstance(node, MappingNode):
+            value: dict[str, Node] = {}
             for key, child in node.value:
+                line = place(key.start_mark)
                 if not isinstance(key, ScalarNode):
-                    raise wrong(key.start_mark, "a key must be a word or a number")
+                    raise wrong(line, "a key must be a word or a number")
                 if key.value in value:
-                    raise wrong(key.start_mark, f"the key `{key.value}` is there twice")
-                value[key.value] = dataclasses.replace(
-                    read(child, key.start_mark), where=place(key)
-                )
-        else:
-            try:
-                value = _scalar(node.value, str(node.tag).rpartition(":")[2])
-            except ValueError as error:
-                raise wrong(node.start_mark, str(error)) from error
-        return Node(value, place(node))
+                    raise wrong(line, f"the key `{key.value}` is there twice")
+                value[key.value] = read(child, line)
+            return Node(value, where)
+        try:
+            return Node(_scalar(node.value, str(node.tag).rpartition(":")[2]), where)
+        except ValueError as error:
+            raise wrong(place(node.start_mark), str(error)) from error
 
-    def place(node: Any) -> str:
-        return f"{source}, line {node.start_mark.line + 1}" if lines else source
-
-    return Node(None, source) if root is None else read(root, root.start_mark)
+    return Node(None, source) if root is None else read(root, place(root.start_mark))
 
 
 def _scalar(text: str, tag: str) -> Any:
@@ -430,7 +427,7 @@ def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, 
     splits = [(name, None), *((name[:at], name[at + 1 :]) for at in reversed(dashes))]
     for (stem, section), folder in itertools.product(splits, folders):
         file = folder / f"{stem}.yaml"
-        if file.is_file() and section in (None, *_mapping(_read_file(file, stem), "settings")):
+        if file.is_file() and section in (None, *_mapping(_read_file(file, file.name), "settings")):
             return file, section
     known = names(task, kind)
     listed = f" There are: {', '.join(known)}." if known else ""

@@ -269,7 +269,7 @@ def read(out: Path) -> dict[str, Any] | None:
         sweep = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError) as error:
         raise store.FolderError(f"{path} cannot be read: {error}.") from error
-    keys = ("rule", "limited", "settings", "ranking", "winners")
+    keys = ("task", "rule", "limited", "settings", "ranking", "winners")
     if missing := [key for key in keys if not isinstance(sweep, dict) or key not in sweep]:
         raise store.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
     return sweep

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from .. import __version__
 from .. import config as configs
@@ -53,7 +54,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def fcco(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Train for the worst group, under constraints, without forgetting: experiments as commands."""
@@ -205,12 +206,10 @@ def sweep(
 )
 def report(
     context: typer.Context,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")
-    ],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")],
     task: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="MODULE:ATTRIBUTE",
             help="The task, where it is not built in; its code is imported only if you name it.",
         ),
@@ -265,13 +264,13 @@ def show_config(
 def show_methods(
     constraints: Annotated[
         str | None,
-        typer.Option(metavar="sampled|all", help="Only methods whose constraints are so."),
+        Option(metavar="sampled|all", help="Only methods whose constraints are so."),
     ] = None,
     problem: Annotated[
-        str | None, typer.Option(metavar="S1|S2|..", help="Only those that solve a test problem.")
+        str | None, Option(metavar="S1|S2|..", help="Only those that solve a test problem.")
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="All columns.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All facts, as one JSON list.")] = False,
+    wide: Annotated[bool, Option("--wide", help="All columns.")] = False,
+    as_json: Annotated[bool, Option("--json", help="All facts, as one JSON list.")] = False,
 ) -> None:
     """List every method: what it solves and what a step costs."""
     from fcco import methods

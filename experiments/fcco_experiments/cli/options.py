@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from .. import config as configs
@@ -80,9 +81,11 @@ class _Lists(dict[str, str]):
             names = list(found)
             if kind == "settings":
                 names = sorted({setting for settings in found.values() for setting in settings})
-            if kind == "grids":
-                names = [f"{n}-{s}" for n, own in found.items() for s in own] + [
-                    name for name, own in found.items() if not own
+            elif kind == "grids":
+                names = [
+                    n
+                    for name, own in found.items()
+                    for n in ([f"{name}-{s}" for s in own] or [name])
                 ]
             lists[folder.name] = ", ".join(names)
         return "; ".join(f"{task}: {names}" for task, names in lists.items())
@@ -96,82 +99,55 @@ def _task_first(name: str) -> str:
 
 TaskName = Annotated[
     str,
-    typer.Argument(
-        metavar="TASK",
+    Argument(
+        metavar="TASK", callback=_task_first,
         help="The experiment: {tasks}; or module:attribute of your own.",
-        callback=_task_first,
     ),
-]
+]  # fmt: skip
 Data = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The data set ({data}); or a table of your own, FILE.csv, with --label.",
-    ),
+    Option(metavar="NAME", help="The data set ({data}); or your own table, with --label."),
 ]
 SettingName = Annotated[
     str | None,
-    typer.Option(
-        "--setting", metavar="NAME", help="A variant of the experiment, if not the usual one "
-        "({settings}).",
-    ),
-]  # fmt: skip
+    Option("--setting", metavar="NAME", help="A variant, if not the usual one ({settings})."),
+]
 ConfigName = Annotated[
-    str | None,
-    typer.Option("--config", metavar="FILE", help="A config of your own, instead of --data."),
+    str | None, Option("--config", metavar="FILE", help="A config of your own, instead of --data.")
 ]
-Method = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A method of the config, if not the first.")
-]
-Methods = Annotated[str | None, typer.Option(metavar="A,B,..", help="Only these methods.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of weights and batches.")]
-Seeds = Annotated[str | None, typer.Option(metavar="0,1,..", help="A run of each method for each.")]
-Quick = Annotated[bool, typer.Option("--quick", help="The fast version of the experiment.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="For the runs; runs/... unless given.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the runs in the folder.")]
+Method = Annotated[str | None, Option(metavar="NAME", help="If not the first of the config.")]
+Methods = Annotated[str | None, Option(metavar="A,B,..", help="Only these methods.")]
+Seed = Annotated[int, Option(min=0, metavar="N", help="Of weights and batches.")]
+Seeds = Annotated[str | None, Option(metavar="0,1,..", help="A run of each method for each.")]
+Quick = Annotated[bool, Option("--quick", help="The fast version of the experiment.")]
+Out = Annotated[Path | None, Option(metavar="FOLDER", help="For the runs; runs/... unless given.")]
+Resume = Annotated[bool, Option("--resume", help="Go on with the runs in the folder.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Delete the runs in the folder.")]
 DataFolder = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Look for data here first; the same as FCCO_DATA."
-    ),
-]  # fmt: skip
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the table as one line of JSON, the last on stdout.")
+    Path | None, Option(metavar="FOLDER", help="Look for data here first; the same as FCCO_DATA.")
 ]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
-Wide = Annotated[bool, typer.Option("--wide", help="A table of all headline figures.")]
+AsJson = Annotated[bool, Option("--json", help="The table as JSON, the last line of stdout.")]
+TensorBoard = Annotated[bool, Option("--tensorboard", help="Log for TensorBoard too.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress and no table.")]
+Wide = Annotated[bool, Option("--wide", help="A table of all headline figures.")]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Processes; one per core unless given, or 1 on a GPU."),
+    int | None, Option(min=1, metavar="N", help="Processes; one per core, or one on a GPU.")
 ]
 GridName = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="A grid ({grids}), or a YAML file. Or --grid.METHOD.KEY '[0.1, 0.01]'."
-    ),
+    Option(metavar="NAME", help="{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Settings of each method.")]
-TuningSeeds = Annotated[
-    str | None, typer.Option(metavar="0,1,..", help="Of the tuning runs; the grid has some.")
-]
+Limit = Annotated[int | None, Option(min=1, metavar="N", help="Settings of each method.")]
+TuningSeeds = Annotated[str | None, Option(metavar="0,1,..", help="If not those of the grid.")]
 Fleet = Annotated[
     bool | None,
-    typer.Option(
-        "--fleet/--no-fleet",
-        help="Train runs of one kind together as one program; the usual way where the task can "
-        "(fairness). Or each run alone, with curves.",
-    ),
+    Option("--fleet/--no-fleet", help="Train runs together, where the task can, or each alone."),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to train; auto unless given.")
+    str | None, Option(metavar="auto|cpu|cuda", help="Where to train; auto unless given.")
 ]
 Chunk = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Runs of a fleet at most; as many as fit unless given."),
+    int | None, Option(min=1, metavar="N", help="Runs of a fleet at most; as many as fit.")
 ]
 
 
@@ -225,7 +201,7 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
         raise fail("--config names the whole config: leave out --setting, or --config.")
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
     table = data is not None and data.lower().removesuffix(".gz").endswith(TABLES)
-    name = given["config"] or task.config_name("table" if table else data, setting)
+    name = given["config"] or task.config_name("table" if table else str(data), setting)
     folder = Path(str(data)).name.partition(".")[0] if table else Path(name).stem
     method = None
     if "method" in given:
