@@ -551,7 +551,7 @@ SWEEP = ["sweep", TOY, "--data", "quadratic", *GRID, "--epochs", "6", "--steps",
 def test_the_command_uses_fleets_by_itself():
     done = fcco(*SWEEP, "--chunk", "3", "--device", "cpu")
     assert ToyFleet.made == [2, 2] and len(lines("s")) == 4
-    assert "sox: {'lr': 0.02} (best of 2)" in done.stdout
+    assert "sox: lr 0.02" in done.stdout
     assert sorted(p.name for p in Path("s").iterdir() if p.name[0] != ".") == [
         "comparison.json", "fleet", "fleet.jsonl", "report.html", "runs.jsonl", "sweep.json.gz",
         "table.json", "table.md", "winners.yaml",

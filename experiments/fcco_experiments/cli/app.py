@@ -404,7 +404,7 @@ def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -
             values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
             text = ", ".join(f"{key} {value}" for key, value in values.items())
             text += "" if won["feasible"] else "; not feasible"
-        printer.text(f"{name}: {text} (of {len(ranked)})", mark="- ")
+        printer.text(f"{name}: {text} (best of {len(ranked)})", mark="- ")
     if done.table:
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
