@@ -93,7 +93,11 @@ def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[sweep.Setti
     grid = sweep.read_grid(TASK, "quadratic")
     chosen = sweep.settings_of(grid, replace(BASE, **changes), limit=6)
     plan = sweep.plan_sweep(
-        "toy_task:TASK", "quadratic", replace(BASE, epochs=10, checkpoint_every=10, **changes), chosen, (7, 8)
+        "toy_task:TASK",
+        "quadratic",
+        replace(BASE, epochs=30, checkpoint_every=30, evaluate_every=30, **changes),
+        chosen,
+        (7, 8),
     )
     compare.execute(plan, folder, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
     return sweep.choose(folder, chosen, BASE.seeds), chosen
@@ -122,7 +126,7 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
     assert lines[0].keys() >= {"name", "seed", "lr", "settings.penalty", "loss", "finished"}
 
     won = config.load(TASK, tmp_path / "winners.yaml")
-    assert won.seeds == BASE.seeds and won.epochs == 10
+    assert won.seeds == BASE.seeds and won.epochs == 30
     best = {s.name: s.method for s in chosen}
     assert won.methods == {name: best[winner] for name, winner in told["winners"].items()}
     assert (tmp_path / "winners.yaml").read_text().startswith("# Winners of a sweep. Rule: viol")
