@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fcco_experiments.store import Comparison, FolderError, load_comparison
-from fcco_experiments.tasks.group_dro.judge import Curve, samples_to_reach
 
+Curve = Sequence[tuple[float, float]]
+"""Samples and training CVaR at each evaluation."""
 GOAL = 1.5
 RIVALS = ("sonx", "ooa")
 """Methods of the goal: the fastest of their settings shall need 1.5 times SONEX's samples."""
@@ -38,6 +42,32 @@ def curves(comparison: Comparison) -> dict[str, tuple[str, list[Curve]]]:
         line = [(row["samples"], row["train_cvar"]) for row in run.rows]
         found.setdefault(run.name, (run.method["method"], []))[1].append(line)
     return found
+
+
+def samples_to_reach(lines: Sequence[Curve], target: float) -> float | None:
+    """Samples after which a mean curve over seeds is first at or below a value; None if never.
+
+    Args:
+        lines: one per seed: (samples, value) at each evaluation. The k-th evaluations are
+            averaged; where a seed has fewer, the mean ends there.
+        target: the value.
+
+    Between two evaluations the curve is a straight line.
+
+    Example:
+        >>> samples_to_reach([[(0, 1.0), (100, 0.5)], [(0, 0.8), (100, 0.3)]], 0.65)
+        50.0
+    """
+    before: tuple[float, float] | None = None
+    for places in zip(*lines, strict=False):
+        samples, value = (fmean(column) for column in zip(*places, strict=True))
+        if value <= target:
+            if before is None or not math.isfinite(before[1]):
+                return samples
+            share = (before[1] - target) / (before[1] - value)
+            return before[0] + share * (samples - before[0])
+        before = samples, value
+    return None
 
 
 def ending(own: list[Curve]) -> tuple[float, float]:

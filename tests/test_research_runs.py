@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from research.fairness_frontier import Point, compared
-from research.group_dro_samples import compare, met
+from research.group_dro_samples import compare, met, samples_to_reach
 
 
 def point(name, val, test, spread=0.0):
@@ -89,3 +89,17 @@ def test_the_goal(needs: Any, more_than: Any, expected: bool | None) -> None:
     rows = [{"word": word, "needs": own, "more_than": more} for word, own, more in pairs]
     quick = {"word": "erm", "needs": 0.1, "more_than": None}  # no rival of the goal
     assert met([*rows, quick]) is expected
+
+
+def test_samples_to_reach_a_value_by_hand():
+    # Means: 0.9 at 0, 0.6 at 100, 0.7 at 200, 0.2 at 300.
+    one = [(0, 1.0), (100, 0.7), (200, 0.8), (300, 0.2)]
+    two = [(0, 0.8), (100, 0.5), (200, 0.6), (300, 0.2)]
+    for target, wanted in ((0.9, 0), (0.75, 50), (0.6, 100), (0.45, 250)):
+        assert samples_to_reach([one, two], target) == pytest.approx(wanted)
+    assert samples_to_reach([one, two], 0.1) is None
+    assert samples_to_reach([one, two[:2]], 0.45) is None  # where a seed ends, so does the mean
+    other = [[(0, 1.0), (100, 0.0)], [(0, 1.0), (200, 0.0)]]  # averaged evaluation by evaluation
+    assert samples_to_reach(other, 0.5) == pytest.approx(75)
+    assert samples_to_reach([[(0, math.nan), (100, 0.4)]], 0.5) == 100  # no line from there
+    assert samples_to_reach([[(0, 1.0), (100, math.nan)]], 0.5) is None

@@ -10,7 +10,7 @@ import torch
 from fcco_experiments.data.grouped import GroupedPart, Samples, Vectors, cut_within_groups, part
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.model import Classifier, head
+from fcco_experiments.tasks.group_dro.model import Classifier
 from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from torch import Tensor, nn
 
@@ -84,6 +84,7 @@ def training(
     one_by_one: bool = False,
     model: nn.Module | None = None,
     dtype: torch.dtype = torch.float32,
+    summary: str = "worst",
     **changes: Any,
 ) -> GroupDROTraining:
     """A training from its first step."""
@@ -93,11 +94,10 @@ def training(
     samples: Samples = OneByOne(values) if one_by_one else Vectors(values)
     torch.manual_seed(seed)
     if model is None:
-        model = Classifier(None, head(DIM, config.hidden, 3)).to(dtype)
+        model = Classifier(None, DIM, config.hidden, 3).to(dtype)
     own = METHODS[method] if isinstance(method, str) else method
-    return GroupDROTraining(
-        config, own, seed, model, samples, parts, "worst", torch.device("cpu")
-    )  # fmt: skip
+    device = torch.device("cpu")
+    return GroupDROTraining(config, own, seed, model, samples, parts, summary, device)
 
 
 def weights(run: GroupDROTraining) -> Tensor:

@@ -7,8 +7,6 @@ from typing import Literal
 
 from ..base import OnMachine, Scheduled
 
-__all__ = ["GroupDRO"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDRO(Scheduled, OnMachine):
@@ -35,9 +33,10 @@ class GroupDRO(Scheduled, OnMachine):
         sample_limit: at most so many samples of each group are kept; 0 keeps all.
         distinct: drop texts that repeat one of their own group, so that no copy of a training text
             is a test text.
-        choose_by: the figure that a sweep makes small. `"train_cvar"` compares how well the
-            problem is solved; `"val_cvar"` and `"val_error"` (one minus the accuracy over reported
-            groups, worst or tenth percentile) how well the result generalises.
+        choose_by: the figure by which a sweep chooses settings and a comparison is judged (then on test
+            data): `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
+            worth on other data; or an accuracy over the reported groups, `"val_worst_accuracy"` or
+            `"val_tenth_accuracy"` (tenth percentile), whichever the data set has.
         spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
             (assumption LBSV), over all weights.
         accumulate: micro-batches that a batch is cut into.
@@ -58,7 +57,9 @@ class GroupDRO(Scheduled, OnMachine):
     groups_per_batch: int = 4
     sample_limit: int = 0
     distinct: bool = False
-    choose_by: Literal["train_cvar", "val_cvar", "val_error"] = "val_cvar"
+    choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
+        "val_cvar"
+    )
     spectrum: bool = False
     accumulate: int = 1
 

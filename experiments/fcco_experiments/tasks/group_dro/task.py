@@ -1,9 +1,8 @@
-"""The task: its data, its networks, its trainings, and the words of its report."""
+"""The task: its data, its networks, its trainings, and its report."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,16 +10,11 @@ from torch import nn
 
 from ... import backbones, data, distributed
 from ...data.grouped import GroupedData, GroupedPart, Samples, Vectors
-from ...task import Method, Page, Problem, Row, Rule, Task
-from . import judge, words
+from ...task import Method, Page, Problem, Progress, Row, Rule, Task
+from . import report
 from .config import GroupDRO
-from .methods import build
-from .model import Classifier, head, standardise
+from .model import Classifier, build, standardise
 from .training import GroupDROTraining
-
-__all__ = ["TASK", "GroupDROProblem", "GroupDROTask"]
-
-Progress = Callable[[str, int, int | None], None]
 
 
 class GroupDROProblem(Problem):
@@ -34,22 +28,22 @@ class GroupDROProblem(Problem):
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
         self.config = config
         self.device = distributed.device(config.device)
-        self.data = _data(config, progress)
+        self.data = _load(config, progress)
         self.samples = self._samples(progress)
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
 
     def _samples(self, progress: Progress | None) -> Samples:
         """What batches are made of: features, token ids, images or vectors."""
-        config, found = self.config, self.data
+        config = self.config
         if config.backbone == "none":
-            return found.samples
+            return self.data.samples
         if config.train == "head":
             return backbones.features(
-                config.backbone, found, pretrained=config.pretrained, weights=config.weights,
+                config.backbone, self.data, pretrained=config.pretrained, weights=config.weights,
                 size=config.size, tokens=config.tokens, device=self.device, progress=progress,
             )  # fmt: skip
         return backbones.encode(
-            config.backbone, found.samples, tokens=config.tokens, weights=config.weights,
+            config.backbone, self.data.samples, tokens=config.tokens, weights=config.weights,
             progress=progress,
         )  # fmt: skip
 
@@ -60,25 +54,25 @@ class GroupDROProblem(Problem):
         return self._parts[seed]
 
     def start(self, method: Method, seed: int) -> GroupDROTraining:
-        """A run from its first step."""
-        parts, samples = self.parts(seed), self.samples
-        vectors = self.config.train == "head" or self.config.backbone == "none"
+        config, parts, samples = self.config, self.parts(seed), self.samples
+        vectors = config.train == "head" or config.backbone == "none"
         if isinstance(samples, Vectors):
             values = samples.values
             if vectors:
                 values = standardise(values, parts["train"].rows)
             samples = Vectors(values.to(self.device))
         torch.manual_seed(seed)  # the first weights, the same for every method
-        model = (self._top(samples) if vectors else self.network()).to(self.device)
+        if vectors:
+            first: Any = samples[0]
+            model = Classifier(None, len(first), config.hidden, len(self.data.class_names))
+        else:
+            model = self.network()
+        model = model.to(self.device)
         return GroupDROTraining(
-            self.config, method, seed, model, samples, parts, self.data.summary, self.device
+            config, method, seed, model, samples, parts, self.data.summary, self.device
         )
 
-    def _top(self, vectors: Samples) -> nn.Module:
-        first: Any = vectors[0]
-        return Classifier(None, head(len(first), self.config.hidden, len(self.data.class_names)))
-
-    def network(self, progress: Progress | None = None) -> nn.Module:
+    def network(self, progress: Progress | None = None) -> Classifier:
         """The backbone, with its first weights, and a head on top."""
         config = self.config
         backbone = backbones.build(
@@ -86,23 +80,27 @@ class GroupDROProblem(Problem):
             tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
             progress=progress,
         )  # fmt: skip
-        return Classifier(backbone, head(backbone.width, config.hidden, len(self.data.class_names)))
+        return Classifier(backbone, backbone.width, config.hidden, len(self.data.class_names))
 
     def fingerprint(self) -> str:
-        """Of the data."""
         return self.data.fingerprint
 
 
-def _data(config: GroupDRO, progress: Progress | None) -> GroupedData:
+def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
     options: dict[str, Any] = {"distinct": True} if config.distinct else {}
-    found = data.load_grouped(config.data, limit=config.sample_limit, progress=progress, **options)
+    loaded = data.load_grouped(config.data, limit=config.sample_limit, progress=progress, **options)
     wanted = "vector" if config.backbone == "none" else backbones.kind(config.backbone)
-    if wanted != found.kind:
+    if wanted != loaded.kind:
         raise ValueError(
-            f"`backbone: {config.backbone}` takes data of the kind {wanted}, but {config.data} is of the "  # noqa: E501
-            f"kind {found.kind}."
+            f"`backbone: {config.backbone}` takes data of the kind {wanted}, but {config.data} is "
+            f"of the kind {loaded.kind}."
         )
-    return found
+    if config.choose_by.endswith("accuracy") and loaded.summary not in config.choose_by:
+        raise ValueError(
+            f"`choose_by: {config.choose_by}` is no figure of {config.data}: its groups are summed "
+            f"up by val_{loaded.summary}_accuracy."
+        )
+    return loaded
 
 
 class GroupDROTask(Task):
@@ -112,21 +110,17 @@ class GroupDROTask(Task):
     config = GroupDRO
 
     def grid_name(self, config: Any) -> str:
-        """The usual grid: the paper's, or one for heads on features."""
         return "appendix" if config.train == "all" else "wide"
 
     def fetch(self, config: Any, progress: Progress | None = None) -> None:
-        """Data, weights and features, once, before several processes load them."""
         problem = GroupDROProblem(config, progress)
         if config.backbone != "none" and config.train == "all":
             problem.network(progress)  # weights that are nowhere to be had end it here
 
     def load(self, config: Any) -> GroupDROProblem:
-        """Data and network."""
         return GroupDROProblem(config)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
-        """Backbones and methods that do not fit, before any training: where, and why."""
         problems: list[tuple[tuple[str, ...], str]] = []
         kind = "vector"
         if config.backbone != "none":
@@ -144,20 +138,19 @@ class GroupDROTask(Task):
         return problems
 
     def page(self, config: Any) -> Page:
-        """The report's words and plots."""
-        return words.page(config)
-
-    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        """Who won."""
-        return judge.verdict(config, methods)
-
-    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        """What a reader must know about a run."""
-        return judge.warnings(config, row)
+        return report.page(config)
 
     def rule(self, config: Any) -> Rule:
-        """How settings are chosen: never by test figures."""
-        return Rule(judge.score_rule(config), functools.partial(judge.score, config), "train_cvar")
+        return report.rule(config)
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        return report.verdict(config, methods)
+
+    def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        return report.next_steps(config, methods)
+
+    def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
+        return report.warnings(config, row)
 
 
 TASK = GroupDROTask()

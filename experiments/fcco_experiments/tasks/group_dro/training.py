@@ -1,37 +1,41 @@
-"""One run: batches, steps, figures, state."""
+"""One run: batches, steps, figures, and the spectrum of the groups' gradients at its end."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fcco._distributed import find_group
+from fcco.groups import GroupBatchSampler
+from fcco.terms import exact_threshold
 
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples
-from ...task import Method, Row, Training
-from ..base import autocast, chunks, learning_rate_factor
-from . import spectrum
-from .batches import Batch, Batches, epoch_steps
+from ...task import Method, Row
+from ..base import PART_KEYS, BaseTraining, Batches, autocast, chunks
 from .config import GroupDRO
-from .figures import FEW, figures, measured, shown
-from .methods import build
-from .told import shown_names
+from .model import FEW, build, evaluate_samples, figures, shown, shown_names
 
-__all__ = ["SHORT", "GroupDROTraining"]
-
-SHORT = {"train": "train", "validation": "val", "test": "test"}
-_SMALLEST = 1e-6
+_SMALLEST_SCALE = 1e-6
 """A scale of gradients below this has been halved 36 times in vain."""
+_MOST_BYTES = 1 << 36
+"""Of the gradients of all groups, which the spectrum holds at once."""
 
 
-class GroupDROTraining(Training):
+class Batch(NamedTuple):
+    """Raw inputs with labels and group ids, on the device."""
+
+    inputs: Tensor
+    label: Tensor
+    group: Tensor
+
+
+class GroupDROTraining(BaseTraining):
     """A method on a data set from a seed.
 
     Args:
@@ -56,96 +60,105 @@ class GroupDROTraining(Training):
         summary: str,
         device: torch.device,
     ) -> None:
-        self.config, self.method, self.parts, self.device = config, method, dict(parts), device
-        self.samples, self.summary = samples, summary
-        self.train = parts["train"]
-        self.model = strategy.wrap(model, config.strategy, device)
-        self.sharded = strategy.is_sharded(self.model)
+        self.samples, self.parts, self.summary = samples, parts, summary
+        train = self.train = parts["train"]
         self.copies = 2 if method.independent else 1
-        per_epoch = epoch_steps(config, self.train, self.copies)
-        sizes = torch.bincount(self.train.group)
-        self.built = build(self.model, method, sizes, config.ratio, per_epoch * config.epochs)
-        if self.built.objective is not None:
-            self.built.objective.to(device)
-        self.batches = Batches(
-            config, samples, self.train, seed, device,
-            groups=self.built.groups, copies=self.copies,
-        )  # fmt: skip
-        scaled = config.precision == "float16"
-        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-        self.steps, self.seconds = 0, 0.0
+        self._steps_per_epoch = -(-len(train) // (config.batch * self.copies))
+        model = strategy.wrap(model, config.strategy, device)
+        total = self._steps_per_epoch * config.epochs
+        built = build(model, method, torch.bincount(train.group), config.ratio, total)
+        sampler = GroupBatchSampler(
+            train.group if built.groups else torch.zeros_like(train.group),
+            config.groups_per_batch if built.groups else 1,
+            (config.per_group if built.groups else config.batch) * self.copies,
+            batches_per_epoch=self._steps_per_epoch,
+            seed=seed,
+        )
+        batches = Batches(config, samples, [train.rows], [sampler], device)
+        super().__init__(config, method, model, built, batches, device)
+        self._label, self._group = train.label.to(device), train.group.to(device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self._check()
 
     def _check(self) -> None:
-        """Options that do not go together."""
-        if self.config.precision == "float16" and self.method.method == "alexr2":
+        """Refuse options that do not go together, before any step."""
+        config, ranks = self.config, find_group()
+        if config.precision == "float16" and self.method.method == "alexr2":
             raise ValueError(
                 "`precision: float16` scales gradients and skips steps, which the proximal point "
                 "of alexr2 does not know; use bfloat16."
             )
-        if self.config.spectrum:
-            spectrum.check(self)
-        group = find_group()
-        micro = self.config.accumulate * (1 if group is None else group.size)
-        if self.config.accumulate > 1 and self.config.groups_per_batch % micro:
+        micro = config.accumulate * (1 if ranks is None else ranks.size)
+        if config.accumulate > 1 and config.groups_per_batch % micro:
             raise ValueError(
-                f"`groups_per_batch` = {self.config.groups_per_batch} must be a multiple of "
+                f"`groups_per_batch` = {config.groups_per_batch} must be a multiple of "
                 f"accumulate times processes, {micro}: micro-batches hold whole groups."
+            )
+        if config.spectrum and self.sharded:
+            raise ValueError(
+                "`spectrum` needs whole weights on every process, but `strategy: fsdp2` shards "
+                "them; use ddp, or leave the spectrum out."
+            )
+        number = len(self.train.group_names)
+        size = 8 * number * sum(w.numel() for w in self.model.parameters() if w.requires_grad)
+        if config.spectrum and size > _MOST_BYTES:
+            raise ValueError(
+                f"`spectrum` holds the gradients of all {number} groups at once, here "
+                f"{size / 2**30:.0f} GiB, more than {_MOST_BYTES >> 30}; leave it out."
             )
 
     @property
     def samples_per_step(self) -> int:
-        """The batch, or two."""
         return self.config.batch * self.copies
 
     @property
     def steps_per_epoch(self) -> int:
-        """As many steps as draw the number of training samples."""
-        return self.batches.steps
+        return self._steps_per_epoch
 
-    def step(self) -> None:
-        """One batch, perhaps in pieces."""
-        start = time.perf_counter()
-        epoch = self.steps / self.steps_per_epoch
-        self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
-        pieces = self._pieces(self.batches.draw())
-        while not self._moved(pieces):
-            if self.scaler.get_scale() < _SMALLEST:
+    # Steps.
+
+    def update(self) -> None:
+        pieces = self.draw()
+        while not self._try_step(pieces):
+            if self.scaler.get_scale() < _SMALLEST_SCALE:
                 raise FloatingPointError("The gradients are not finite, however they are scaled.")
-        self.steps += 1
-        self.seconds += time.perf_counter() - start
 
-    def _moved(self, pieces: list[tuple[Batch, Batch | None]]) -> bool:
-        """Try a step; False when scaled gradients overflowed, which makes the scale smaller.
+    def draw(self) -> list[tuple[Batch, Batch | None]]:
+        """The micro-batches of a step, each of whole groups, with an independent one if wanted.
+
+        Of each group the odd samples are the independent batch: odd in the batch of all ranks, so
+        that any number of ranks makes the same two batches.
+        """
+        inputs, (places,) = self.batches.draw()
+        places = places.to(self.device)
+        columns = (inputs, self._label[places], self._group[places])
+        split = (column.tensor_split(self.config.accumulate) for column in columns)
+        pieces = [Batch(*piece) for piece in zip(*split, strict=True)]
+        if self.copies == 1:
+            return [(piece, None) for piece in pieces]
+        (sampler,) = self.batches.samplers
+        first = self.samples_per_step * sampler.rank // sampler.world_size  # of this rank
+        halves = slice(first % 2, None, 2), slice(1 - first % 2, None, 2)
+        return [
+            tuple(Batch(*(column[half] for column in piece)) for half in halves) for piece in pieces
+        ]  # pyright: ignore[reportReturnType]
+
+    def _try_step(self, pieces: list[tuple[Batch, Batch | None]]) -> bool:
+        """Make a step; False when scaled gradients overflowed, which makes the scale smaller.
 
         The same batch must come again then: the tracker waits for the step with its samples, and a
         checkpoint would not hold them.
         """
-        for own, other in pieces:
+        for batch, other in pieces:
             gradient = None if other is None else self._losses(other)
-            independent = None if other is None else other.group
-            loss = self.built.loss(self._losses(own), own.group, gradient, independent)
+            gradient_group = None if other is None else other.group
+            loss = self.built.loss(self._losses(batch), batch.group, gradient, gradient_group)
             self.scaler.scale(loss / len(pieces)).backward()
         optimizer, scale = self.built.optimizer, self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad()
         return self.scaler.get_scale() >= scale
-
-    def _pieces(self, batch: Batch) -> list[tuple[Batch, Batch | None]]:
-        """Micro-batches of whole groups; of each group the odd samples are the second batch.
-
-        Odd in the batch of all ranks, so that any number of them makes the same two batches.
-        """
-        number = self.config.accumulate
-        cuts = torch.arange(len(batch.label)).tensor_split(number) if number > 1 else [slice(None)]
-        found = [batch.at(cut) for cut in cuts]
-        if self.copies == 1:
-            return [(each, None) for each in found]
-        even = self.batches.first % 2
-        return [
-            (each.at(slice(even, None, 2)), each.at(slice(1 - even, None, 2))) for each in found
-        ]
 
     def _losses(self, batch: Batch) -> Callable[[], Tensor]:
         return lambda: cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
@@ -155,77 +168,86 @@ class GroupDROTraining(Training):
             scores = self.model(inputs)
         return scores if self.config.precision == "float32" else scores.float()
 
-    def evaluate(self) -> Row:
-        """Losses and accuracies on all data; it changes nothing.
+    # Figures.
 
-        In the middle of a round of a double loop the weights of its start are evaluated.
-        """
-        with self.built.at_anchor(), self._evaluating():
-            row, losses = self._figures()
-        row["losses"] = shown(losses)
+    def evaluate(self) -> Row:
+        ranks, row, losses = find_group(), Row(), {}
+        with self.evaluating():
+            for name, part in self.parts.items():
+                pieces = chunks(self.config, self.samples, part.rows, self.device, ranks)
+                loss, right = evaluate_samples(self._scores, part, pieces, self.device, ranks)
+                key, ratio = PART_KEYS[name], self.config.ratio
+                found, losses[name] = figures(key, part, loss, right, ratio, self.summary)
+                row |= found
+        row["losses"] = shown(losses["train"])
         tracked, weights = self.built.tracked(), self.built.weights()
         if tracked is not None:
-            gap = (tracked.double().cpu() - losses)[~tracked.isnan().cpu()]
-            if len(gap):
-                row["tracking_error"] = gap.square().mean().sqrt().item()
+            error = (tracked.double().cpu() - losses["train"])[~tracked.isnan().cpu()]
+            if len(error):
+                smoothing = float(self.built.objective.term.smoothing)
+                exact = exact_threshold(losses["train"], self.config.ratio, smoothing)
+                row["tracking_error"] = error.square().mean().sqrt().item()
                 row["threshold"] = self.built.objective.threshold.item()
-                row["threshold_exact"] = self._exact_threshold(losses)
+                row["threshold_exact"] = exact.item()
         if weights is not None and len(weights) <= FEW:
             row["weights"] = weights.nan_to_num(nan=0.0).tolist()
         return row
 
-    def _exact_threshold(self, losses: Tensor) -> float:
-        from fcco.terms import exact_threshold
-
-        smoothing = float(self.built.objective.term.smoothing)
-        return exact_threshold(losses, self.config.ratio, smoothing).item()
-
-    def _figures(self) -> tuple[Row, Tensor]:
-        group, row = find_group(), Row()
-        of_train = torch.empty(0)
-        for name, part in self.parts.items():
-            pieces = chunks(self.config, self.samples, part.rows, self.device, group)
-            loss, right = measured(self._scores, part, pieces, self.device, group)
-            own, losses = figures(SHORT[name], part, loss, right, self.config.ratio, self.summary)
-            row.update(own)
-            if name == "train":
-                of_train = losses
-        return row, of_train
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Any:
-        held = self.model.training
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train(held)
-
     def finish(self) -> Row:
-        """Names of groups, speed and, if asked for, the spectrum of the groups' Jacobian."""
         names = shown_names(self.train.group_names)
-        row: Row = {"losses_names": names, "weights_names": names}
+        row: Row = {"losses_names": names, "weights_names": names, **self.speed()}
         row["test_reported_names"] = shown_names(self.parts["test"].reported_names)
-        if self.seconds:
-            row["samples_per_second"] = self.steps * self.samples_per_step / self.seconds
         if self.config.spectrum:
-            with self.built.at_anchor(), self._evaluating():
-                row.update(spectrum.spectrum(self))
+            with self.evaluating():
+                row |= self.spectrum()
         return row
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+    def spectrum(self) -> Row:
+        r"""The smallest eigenvalue of :math:`J J^\top`, rows :math:`\nabla L_i(w)` (assumption
+        LBSV), over all weights.
+
+        With the threshold s as a further variable each row gets the entry -1 (the derivative of
+        L_i - s), which adds 1 to every entry of the matrix.
+        """
+        rows = self._jacobian()
+        gram = torch.stack([rows @ row for row in rows]).double()
+        plain, bordered = (torch.linalg.eigvalsh(matrix) for matrix in (gram, gram + 1.0))
         return {
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "batches": self.batches.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            **strategy.state(self.model, self.built.optimizer, self.built.objective),
+            "gram_smallest": max(plain[0].item(), 0.0),
+            "gram_smallest_with_s": max(bordered[0].item(), 0.0),
+            "gram_largest": plain[-1].item(),
         }
 
+    def _jacobian(self) -> Tensor:
+        """The gradient of each group's training loss, (n, d), batch by batch, in float64.
+
+        Unlike `fcco.diagnostics.smallest_eigenvalue` it needs the graph of one batch at a time, so
+        a group may have thousands of images; the price is memory for n gradients. Batches are no
+        larger than those in training, since those of evaluation need room for no graph.
+        """
+        small = min(self.config.batch, self.config.evaluate_batch)
+        config, part = replace(self.config, evaluate_batch=small), self.train
+        model = strategy.unwrapped(self.model)
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        sizes, total = torch.bincount(part.group), sum(w.numel() for w in weights)
+        result = torch.zeros(len(sizes), total, dtype=torch.float64, device=self.device)
+        for group, size in enumerate(sizes):
+            members = torch.nonzero(part.group == group).squeeze(1)
+            label = part.label[members].to(self.device)
+            for places, inputs in chunks(config, self.samples, part.rows[members], self.device):
+                with torch.enable_grad():
+                    here = label[places.to(self.device)]
+                    loss = cross_entropy(model(inputs), here, reduction="sum")
+                    gradients = torch.autograd.grad(loss, weights)
+                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+                result[group] += flat.double() / size
+        return result
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "scaler": self.scaler.state_dict()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle."""
-        self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
-        self.batches.load_state_dict(state["batches"])
+        super().load_state_dict(state)
         self.scaler.load_state_dict(dict(state["scaler"]))
-        strategy.load(self.model, self.built.optimizer, self.built.objective, state)

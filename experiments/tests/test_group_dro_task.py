@@ -1,0 +1,181 @@
+"""The task from config to report: vectors, and real backbones on small images in their layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks, workers
+from fcco_experiments.cli.app import app
+from fcco_experiments.config import load, names
+from fcco_experiments.data.grouped import Vectors
+from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.group_dro.task import GroupDROProblem
+from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
+from grouped_fixtures import Faces, Patches, opinions, opinions_content, put, stand_in
+from typer.testing import CliRunner
+
+TASK: Any = tasks.get("group-dro")
+FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
+SONEX = ("--method", "sonex", "--lr", "0.01", "--settings.smoothing", "0.1")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FCCO_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return tmp_path
+
+
+@pytest.fixture
+def faces(here, monkeypatch):
+    content = Faces().archive()
+    put(here / "data", stand_in(monkeypatch, "celeba", content), content)
+    return here
+
+
+def call(*words: object, code: int = 0):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output + done.stderr
+    return done
+
+
+def last(done) -> dict:
+    return json.loads(done.stdout.splitlines()[-1])["methods"]
+
+
+def test_a_comparison_from_data_to_report(tmp_path):
+    out = tmp_path / "out"
+    words = ("compare", "group-dro", "--data", "grouped-synthetic", "--quick", "--out", out)
+    table = last(call(*words, "--methods", "sonex,ooa-cvar,erm", "--workers", 1, "--json"))
+    assert list(table) == ["sonex", "ooa-cvar", "erm"]
+    assert "tracking_error" in table["sonex"] and "tracking_error" not in table["erm"]
+    assert table["sonex"]["train_cvar"]["mean"] < table["erm"]["train_cvar"]["mean"]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    first = min(("sonex", "ooa-cvar"), key=lambda name: table[name]["test_cvar"]["mean"])
+    assert f"{first} has the lowest CVaR" in page and "group 3" in page
+
+
+def test_a_sweep_chooses_by_the_training_cvar(tmp_path):
+    out = tmp_path / "out"
+    call(
+        "sweep", "group-dro", "--data", "grouped-synthetic", "--quick", "--methods", "sonex",
+        "--grid.sonex.lr", "[1e-6, 0.1]", "--seeds", "7", "--choose_by", "train_cvar",
+        "--workers", 1, "--out", out,
+    )  # fmt: skip
+    told = sweep.read(out)
+    assert told is not None
+    trials = {entry["setting"]["lr"]: entry for entry in told["settings"]}
+    for entry in trials.values():
+        assert entry["score"] == [entry["figures"]["train_cvar"]]
+    assert trials[0.1]["score"] < trials[1e-6]["score"]
+    assert load(TASK, out / "winners.yaml").methods["sonex"].lr == 0.1
+
+
+def test_features_of_a_frozen_backbone_are_made_once(faces):
+    words = ("run", "group-dro", *FACES, *SONEX, "--epochs", 2)
+    first = last(call(*words, "--out", faces / "a", "--json"))
+    (kept,) = (faces / "cache").rglob("celeba-*.pt")
+    stamp = kept.stat().st_mtime_ns
+    second = last(call(*words, "--out", faces / "b", "--json"))
+    assert kept.stat().st_mtime_ns == stamp
+    for key, value in first["sonex"].items():
+        assert key in ("seconds", "samples_per_second") or second["sonex"][key] == value
+    end = store.load_comparison(faces / "a").runs[0].result
+    assert end is not None and len(end["end"]["losses_names"]) == 16
+    assert len(end["final"]["test_reported"]) == 4
+
+
+def test_a_backbone_is_trained_end_to_end_with_every_option(faces):
+    words = ("run", "group-dro", *FACES, *SONEX, "--train", "all")
+    words = (*words, "--epochs", 1, "--schedule", "constant", "--json")
+    options = ("--recompute", "--accumulate", 2, "--precision", "bfloat16", "--spectrum")
+    plain = last(call(*words, "--out", faces / "a"))["sonex"]
+    mixed = last(call(*words, *options, "--out", faces / "b"))["sonex"]
+    assert mixed["gram_smallest_with_s"]["mean"] >= mixed["gram_smallest"]["mean"] >= 0
+    assert plain["train_cvar"]["mean"] == pytest.approx(mixed["train_cvar"]["mean"], rel=0.2)
+    assert plain["train_cvar"] != mixed["train_cvar"]
+
+
+def test_mistakes_are_said_before_anything_is_trained(here):
+    made = ("run", "group-dro", "--data", "grouped-synthetic", "--out", here / "out")
+    for words, said in (
+        (("--backbone", "resnet5"), "no backbone `resnet5`"),
+        (("--backbone", "resnet50"), "takes data of the kind image"),
+        (("--method", "sonx", "--settings.smoothing", "0.1"), "with smoothing it is sonex"),
+        (("--choose_by", "val_tenth_accuracy"), "summed up by val_worst_accuracy"),
+        (("--distinct",), "`distinct` is for texts"),
+    ):
+        assert said in call(*made, *words, code=2).stderr
+    Patches().write(here / "data")
+    partial = call("run", "group-dro", "--data", "camelyon17", "--out", here / "out", code=2)
+    assert "302,436" in partial.stderr
+    missing = call("run", "group-dro", "--data", "celeba", "--out", here / "out", code=2)
+    assert "celeba_first10000" in missing.stderr and "list_attr_celeba" in missing.stderr
+    assert not list((here / "out").rglob("config.yaml"))
+
+
+def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")
+    (here / "backbone").mkdir()
+    (here / "backbone/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
+    content = opinions_content(opinions())
+    put(here / "data", stand_in(monkeypatch, "sentiment", content), content)
+    config = GroupDRO(
+        data="sentiment", epochs=1, backbone="distilbert", train="all", tokens=8,
+        weights=str(here / "backbone"),
+    )  # fmt: skip
+    samples = GroupDROProblem(config).samples
+    assert isinstance(samples, Vectors) and samples.values.shape[1] == 8
+    assert torch.unique(samples.values).tolist() == [0, 1]
+
+
+def test_weights_that_are_nowhere_are_missed_before_any_run(faces):
+    config = GroupDRO(data="celeba", epochs=1, backbone="resnet50", train="all", size=(32, 32))
+    with pytest.raises(backbones.WeightsError, match="torchvision"):
+        TASK.fetch(config)
+
+
+def test_the_summary_of_the_data_reaches_the_rows(monkeypatch):
+    real = data.load_grouped
+    monkeypatch.setattr(
+        data,
+        "load_grouped",
+        lambda *words, **more: dataclasses.replace(real(*words, **more), summary="tenth"),
+    )
+    config = load(TASK, "grouped-synthetic", quick=True)
+    found = GroupDROProblem(config).start(config.methods["erm"], 0).evaluate()
+    assert "test_tenth_accuracy" in found and "test_worst_accuracy" not in found
+
+
+@pytest.mark.parametrize(("place", "number"), [("cpu", 7), ("cuda", 1)])
+def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
+    monkeypatch.setattr(workers, "available_cores", lambda: 7)
+    monkeypatch.setattr(distributed, "device", lambda wanted: torch.device(place))
+    config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
+    assert workers._usual(compare.plan("group-dro", "name", config).specs) == number
+
+
+@pytest.mark.parametrize("name", names(TASK))
+def test_every_config_can_be_loaded(name):
+    assert all(load(TASK, name, quick=quick).ratio == 0.15 for quick in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("camelyon17", (10, 256, 8, 0.01, "step", 0.3, "densenet121")),
+        ("amazon-paper", (4, 32, 8, 0.01, "linear", 0.2, "distilbert")),
+        ("celeba-paper", (15, 64, 4, 0.02, "step", 0.2, "resnet50")),
+    ],
+)
+def test_sizes_are_those_of_the_papers_appendix(name, wanted):
+    config = load(TASK, name)
+    decays = {method.weight_decay for method in config.methods.values()}
+    sizes = (config.epochs, config.batch, config.groups_per_batch, *decays)
+    assert (*sizes, config.schedule, config.decay, config.backbone) == wanted
