@@ -1,7 +1,6 @@
 """What an experiment is made of: a config, a problem, a training, and the words for its report.
 
-A task is one module with an instance of `Task`. The engine (`engine`, `compare`, `sweep`) and the
-report know nothing of fairness or groups: they see these types alone.
+The engine and the report know nothing of fairness or groups: they see these types alone.
 """
 
 from __future__ import annotations
@@ -13,21 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-
-__all__ = [
-    "Experiment",
-    "FleetTraining",
-    "Method",
-    "Metric",
-    "Page",
-    "Panel",
-    "Problem",
-    "Progress",
-    "Row",
-    "Rule",
-    "Task",
-    "Training",
-]
 
 Row = dict[str, Any]
 """One evaluation: numbers by name, and lists of numbers (one per constraint, say)."""
@@ -42,24 +26,17 @@ Progress = Callable[[str, int, int | None], None]
 class Method:
     """One method with its settings.
 
-    Args:
-        method: its word, as in `fcco.constrained`.
-        update: what steps the weights: Adam, momentum (SGD whose momentum is 1 - beta) or sgd.
-        lr: learning rate (of the outer loop, for double loops).
-        beta: weight of the new gradient in the momentum, Adam's 1 - beta_1.
-        weight_decay: of the optimizer.
-        independent: draw a second batch in each step, for the gradient (Alg. 2, line 5). Its
-            samples count, so an epoch has half as many steps.
-        settings: further settings of the method, see `fcco.constrained`.
+    With `independent`, each step draws a second batch for the gradient (Alg. 2, line 5). Its
+    samples count, so an epoch has half as many steps.
     """
 
-    method: str
-    lr: float
-    update: Literal["adam", "momentum", "sgd"] = "adam"
-    beta: float = 0.1
+    method: str  # its word, as in `fcco.constrained`
+    lr: float  # of the outer loop, for double loops
+    update: Literal["adam", "momentum", "sgd"] = "adam"  # momentum: SGD with momentum 1 - beta
+    beta: float = 0.1  # weight of the new gradient in the momentum, Adam's 1 - beta_1
     weight_decay: float = 0.0
     independent: bool = False
-    settings: dict[str, Setting] = field(default_factory=dict)
+    settings: dict[str, Setting] = field(default_factory=dict)  # see `fcco.constrained`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +80,34 @@ class Experiment:
             )
 
 
-class Training(ABC):
-    """One run in memory. The state round trips bitwise through `state_dict`.
+class _Steps(ABC):
+    """What is stepped and saved; the state round trips bitwise through `state_dict`."""
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch: methods that draw more samples make fewer."""
+
+    @property
+    @abstractmethod
+    def samples_per_step(self) -> int:
+        """Samples that a step of one run draws."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Draw and use the next batch."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+
+
+class Training(_Steps):
+    """One run in memory.
 
     With several processes (torchrun) every rank has one, and all ranks call the same members at the
     same time, so that these may communicate. The figures of rank 0 count.
@@ -118,20 +121,6 @@ class Training(ABC):
     device: torch.device = torch.device("cpu")
     sharded: bool = False
 
-    @property
-    @abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Steps of this method in an epoch: methods that draw more samples make fewer."""
-
-    @property
-    @abstractmethod
-    def samples_per_step(self) -> int:
-        """Samples that a step draws."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """Draw and use the next batch."""
-
     @abstractmethod
     def evaluate(self) -> Row:
         """Figures on full data; changes nothing."""
@@ -140,27 +129,9 @@ class Training(ABC):
         """Figures that are wanted once, at the end."""
         return {}
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on."""
 
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-
-
-class FleetTraining(ABC):
-    """Many runs of one kind in memory, stepped together. The state round trips bitwise."""
-
-    @property
-    @abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-
-    @property
-    @abstractmethod
-    def samples_per_step(self) -> int:
-        """Samples that a step of one run draws."""
+class FleetTraining(_Steps):
+    """Many runs of one kind in memory, stepped together."""
 
     @property
     @abstractmethod
@@ -168,20 +139,8 @@ class FleetTraining(ABC):
         """The step at which each run left the finite numbers and was frozen; -1 for the others."""
 
     @abstractmethod
-    def step(self) -> None:
-        """Draw and use the next batches."""
-
-    @abstractmethod
     def evaluate(self) -> list[Row]:
         """Figures of each run on full data, numbers alone; changes nothing."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
 
 
 class Problem(ABC):
@@ -206,53 +165,36 @@ class Problem(ABC):
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of the final table.
+    """A figure of the final table."""
 
-    Args:
-        key: in the rows.
-        label: in the table.
-        better: which direction is good; `"none"` for facts.
-        digits: after the point.
-        headline: whether it is in the first table, or only in the full one.
-        meaning: one sentence for a reader who does not know it.
-    """
-
-    key: str
-    label: str
-    better: Literal["higher", "lower", "none"] = "none"
-    digits: int = 4
-    headline: bool = False
-    meaning: str = ""
+    key: str  # in the rows
+    label: str  # in the table
+    better: Literal["higher", "lower", "none"] = "none"  # "none" for facts
+    digits: int = 4  # after the point
+    headline: bool = False  # in the first table, or only in the full one
+    meaning: str = ""  # one sentence for a reader who does not know it
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot of the report.
+    """A plot of the report; of runs that have no such figures, none.
 
     Args:
         kind: `"curve"`: `y` over epochs, a band over seeds. `"family"`: the list `y` (one line per
             entry) over epochs, one panel per method. `"tradeoff"`: final `y` against `x`, a dot per
             run, with the frontier. `"change"`: the list `y` before and after training, a row per
             entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over seeds.
-        y: key in the rows.
-        title: of the plot; says what to see.
-        label: of the y axis.
-        x: key of the x axis of a trade-off.
-        x_label: its label.
-        reference: a horizontal line, such as the limit of a constraint.
-        x_reference: a vertical one.
-        log: a logarithmic axis of `y` where all values are above 0 and differ by a factor of 8.
     """
 
     kind: Literal["curve", "family", "tradeoff", "change", "dots"]
-    y: str
-    title: str
-    label: str = ""
-    x: str = ""
+    y: str  # key in the rows
+    title: str  # says what to see
+    label: str = ""  # of the y axis
+    x: str = ""  # key of the x axis of a trade-off
     x_label: str = ""
-    reference: float | None = None
-    x_reference: float | None = None
-    log: bool = False
+    reference: float | None = None  # a horizontal line, such as the limit of a constraint
+    x_reference: float | None = None  # a vertical one
+    log: bool = False  # logarithmic where all values are above 0 and differ by a factor of 8
 
 
 @dataclass(frozen=True)
@@ -260,14 +202,9 @@ class Page:
     """The words and the choice of plots of a report.
 
     Args:
-        title: of the page.
         question: paragraphs: what was asked, for a reader who has not read the paper.
-        metrics: of the tables, in order.
-        panels: plots, in order.
-        entries: names of the entries of lists (the constraints), by key of the rows.
         references: methods that solve another problem, such as training without constraints:
             shown, but no candidates for the best figure.
-        glossary: one line for each method, by its name in the config.
         clouds: plots of a sweep with a dot for each run (kind `"tradeoff"`), never of test data;
             the trade-offs among the panels, on validation data, without them.
     """
@@ -276,32 +213,22 @@ class Page:
     question: tuple[str, ...]
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
-    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of lists' entries
     references: tuple[str, ...] = ()
     clouds: tuple[Panel, ...] = ()
-    glossary: Mapping[str, str] = field(default_factory=dict)
+    glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the settings of a sweep are ranked and the methods of a comparison are judged.
+    """How the settings of a sweep are ranked and the methods of a comparison are judged."""
 
-    Args:
-        text: the rule in words.
-        score: from a row without test figures to numbers, the smaller the better.
-        limited: whether the first of these numbers says by how much a limit is exceeded; 0: by
-            nothing, the row is feasible.
-        objective: key of the figure on test data that the verdict compares.
-        constraint: key of the figure on test data that must be at most `limit`; "" for none.
-        limit: of the constraint.
-    """
-
-    text: str
-    score: Callable[[Row], tuple[float, ...]]
-    objective: str = ""
-    constraint: str = ""
+    text: str  # in words
+    score: Callable[[Row], tuple[float, ...]]  # of a row without test figures; smaller is better
+    objective: str = ""  # key of the figure that the verdict compares
+    constraint: str = ""  # key of the figure that must be at most `limit`; "" for none
     limit: float = 0.0
-    limited: bool = False
+    limited: bool = False  # the first number of a score is the excess over a limit; 0 is feasible
 
     def feasible(self, score: Sequence[float]) -> bool:
         """Whether a score exceeds no limit."""
@@ -309,19 +236,12 @@ class Rule:
 
 
 class Task(ABC):
-    """An experiment of the command line.
-
-    Attributes:
-        name: what the command line calls it.
-        config: the dataclass of its configs.
-        fleets: whether its problems can train many runs at once, see `Problem.fleet`.
-        configs: folder of its config files, with a folder `grids`; None for those of the package.
-    """
+    """An experiment of the command line."""
 
     name: ClassVar[str]
     config: ClassVar[type[Experiment]]
-    fleets: ClassVar[bool] = False
-    configs: ClassVar[Path | None] = None
+    fleets: ClassVar[bool] = False  # its problems can train many runs at once: `Problem.fleet`
+    configs: ClassVar[Path | None] = None  # folder of config files and `grids`; None: the package's
 
     @abstractmethod
     def load(self, config: Any) -> Problem:
@@ -340,11 +260,7 @@ class Task(ABC):
         return ()
 
     def rule(self, config: Any) -> Rule | None:
-        """How settings are chosen; None for a task without sweeps.
-
-        Raises:
-            ValueError: for a config by which nothing can be chosen.
-        """
+        """How settings are chosen; None without sweeps, a ValueError where nothing can choose."""
         return None
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:

@@ -17,51 +17,38 @@ class GroupDRO(Scheduled, OnMachine):
         L_i(w) = \mathrm E\bigl[\ell(w; x, y) \mid \text{group } i\bigr]
 
     Args:
-        ratio: r, the share of groups that count (the appendix of the paper calls it alpha).
-        backbone: the network in front of the head; `"none"` for data that are vectors.
         train: `"head"` trains a head on features of the frozen backbone, computed once and kept in
             the cache; `"all"` trains every weight.
-        pretrained: start the backbone from pretrained weights.
-        weights: file of those weights; the backbone's own unless given.
-        hidden: widths of the hidden layers of the head; none makes it linear.
-        size: height and width that images are scaled to.
-        tokens: texts are cut after so many tokens.
-        batch_norm: `"frozen"` keeps the statistics of the pretrained backbone; `"batch"` takes those
-            of each batch, as training from random weights must.
-        batch: samples of a batch, B1 B2.
-        groups_per_batch: B1.
-        sample_limit: at most so many samples of each group are kept; 0 keeps all.
+        batch_norm: `"frozen"` keeps the statistics of the pretrained backbone; `"batch"` takes
+            those of each batch, as training from random weights must.
         distinct: drop texts that repeat one of their own group, so that no copy of a training text
             is a test text.
-        choose_by: the figure by which a sweep chooses settings and a comparison is judged (then on test
-            data): `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
+        choose_by: the figure by which a sweep chooses settings and, on test data, a comparison is
+            judged: `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
             worth on other data; or an accuracy over the reported groups, `"val_worst_accuracy"` or
             `"val_tenth_accuracy"` (tenth percentile), whichever the data set has.
         spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
             (assumption LBSV), over all weights.
-        accumulate: micro-batches that a batch is cut into.
+    """
 
-    Further fields: those of `Scheduled` and `OnMachine`.
-    """  # noqa: E501
-
-    ratio: float = 0.15
-    backbone: str = "none"
+    ratio: float = 0.15  # r, the share of groups that count; alpha in the paper's appendix
+    backbone: str = "none"  # the network in front of the head; "none" for data that are vectors
     train: Literal["head", "all"] = "head"
-    pretrained: bool = True
-    weights: str = ""
-    hidden: tuple[int, ...] = ()
-    size: tuple[int, int] = (128, 104)
-    tokens: int = 128
+    pretrained: bool = True  # start the backbone from pretrained weights
+    weights: str = ""  # file of those weights; the backbone's own unless given
+    hidden: tuple[int, ...] = ()  # widths of hidden layers of the head; none makes it linear
+    size: tuple[int, int] = (128, 104)  # height and width that images are scaled to
+    tokens: int = 128  # texts are cut after so many
     batch_norm: Literal["frozen", "batch"] = "frozen"
-    batch: int = 64
-    groups_per_batch: int = 4
-    sample_limit: int = 0
+    batch: int = 64  # samples of a batch, B1 B2
+    groups_per_batch: int = 4  # B1
+    sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
     distinct: bool = False
     choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
         "val_cvar"
     )
     spectrum: bool = False
-    accumulate: int = 1
+    accumulate: int = 1  # micro-batches that a batch is cut into
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -83,7 +70,7 @@ class GroupDRO(Scheduled, OnMachine):
                 f"`accumulate` must divide groups_per_batch = {self.groups_per_batch} (micro-"
                 f"batches hold whole groups) but is: {self.accumulate}."
             )
-        if min(self.size, default=0) < 1 or len(self.size) != 2:
+        if min(self.size) < 1:
             raise ValueError(f"`size` must be a height and a width but is: {list(self.size)}.")
         if not all(width >= 1 for width in self.hidden):
             raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
@@ -94,3 +81,13 @@ class GroupDRO(Scheduled, OnMachine):
     def per_group(self) -> int:
         """B2, samples of each group in a batch."""
         return self.batch // self.groups_per_batch
+
+    @property
+    def share(self) -> str:
+        """The ratio in words."""
+        return f"{100 * self.ratio:g} %"
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether settings are chosen by an accuracy, not by the CVaR."""
+        return self.choose_by.endswith("accuracy")

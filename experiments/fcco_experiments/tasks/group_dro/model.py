@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco._distributed import Group, find_group
-from fcco.inputs import mean_loss
 
 from ...data.grouped import GroupedPart
 from ...task import Method, Row
@@ -22,14 +18,7 @@ from ..base import Stepped, make_optimizer, perceptron
 
 
 class Classifier(nn.Module):
-    """Scores of the classes.
-
-    Args:
-        backbone: from raw batches to vectors; None when the batches are vectors.
-        width: of the vectors.
-        hidden: widths of the hidden layers of the head.
-        classes: how many.
-    """
+    """Scores of the classes: a head on a backbone, or on batches that are vectors."""
 
     def __init__(
         self, backbone: nn.Module | None, width: int, hidden: Sequence[int], classes: int
@@ -64,48 +53,9 @@ REFERENCES = ("erm", "uniform")
 """Methods that minimise another average than the CVaR."""
 _BY_TASK = ("num_groups", "ratio", "process_group", "group_sizes")
 
-Losses = Callable[[], Tensor]
 
-
-@dataclass
-class Built(Stepped):
-    """A method on this task.
-
-    Attributes:
-        groups: whether batches are drawn group by group, or uniformly from all samples.
-    """
-
-    groups: bool = True
-
-    def loss(
-        self, losses: Losses, group: Tensor, gradient: Losses | None, gradient_group: Tensor | None
-    ) -> Tensor:
-        """What is differentiated.
-
-        Args:
-            losses: runs the model and gives per-sample losses.
-            group: of each sample.
-            gradient: the same for an independent batch, when the method wants one.
-            gradient_group: of each of its samples.
-        """
-        if self.objective is None:
-            return mean_loss(losses(), find_group())
-        if gradient is None:
-            return self.objective(losses, group)
-        return self.objective(losses, group, gradient=gradient, gradient_index=gradient_group)
-
-    def tracked(self) -> Tensor | None:
-        """u_i, NaN for groups that were never seen; None for methods without memory of losses."""
-        tracks = isinstance(self.objective, fcco.CVaRGroupDRO)
-        return self.objective.group_losses() if tracks else None
-
-    def weights(self) -> Tensor | None:
-        """The weight of each group in the gradient, None for the plain average over samples."""
-        return None if self.objective is None else self.objective.group_weights()
-
-
-def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: int = 1) -> Built:
-    """A method with its optimizer.
+def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: int = 1) -> Stepped:
+    """A method with its optimizer; ERM, the average over samples, has no objective.
 
     With `smoothing_end` the smoothing falls from `smoothing` to it over all steps (geometrically):
     at first nearly all groups count, at last the worst alone.
@@ -122,13 +72,13 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
     number = len(sizes)
     if word == "erm":
-        return Built(None, optimizer, optimizer, groups=False)
+        return Stepped(None, optimizer, optimizer)
     if word == "uniform":  # weights that may not move
-        return Built(fcco.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
+        return Stepped(fcco.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
     if word == "ooa":
         cap = None if settings.pop("plain", False) else ratio
         objective = fcco.ooa(model, optimizer, number, ratio=cap, group_sizes=sizes, **settings)
-        return Built(objective, optimizer, optimizer)
+        return Stepped(objective, optimizer, optimizer)
     stepped: torch.optim.Optimizer = optimizer
     if word == "alexr2":
         loop = {"nu": settings.pop("nu"), "eta": settings.pop("eta")}
@@ -143,7 +93,7 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
     # As the paper has them, not the library's defaults.
     settings = {"gamma": 0.1, "correction": "auto", "read": "old", **settings}
     objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **settings)
-    return Built(objective, stepped, optimizer)
+    return Stepped(objective, stepped, optimizer)
 
 
 def _check(method: Method) -> None:
@@ -190,36 +140,6 @@ def shown_names(names: Sequence[str]) -> list[str]:
     return list(names) if len(names) <= FEW else [f"{level} %" for level in range(0, 101, 10)]
 
 
-@torch.no_grad()
-def evaluate_samples(
-    scores: Callable[[Tensor], Tensor],
-    part: GroupedPart,
-    chunks: Iterable[tuple[Tensor, Tensor]],
-    device: torch.device,
-    ranks: Group | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Loss of each sample and whether it was classified rightly, in float64, on the CPU.
-
-    Args:
-        scores: the model.
-        part: labels.
-        chunks: places in the part, and their inputs.
-        device: of the model.
-        ranks: that share the chunks.
-    """
-    label = part.label.to(device)
-    loss, right, seen = torch.zeros(3, len(part), dtype=torch.float64, device=device)
-    for places, inputs in chunks:
-        here, output = places.to(device), scores(inputs)
-        loss[here] = cross_entropy(output, label[here], reduction="none").double()
-        right[here] = (output.argmax(1) == label[here]).double()
-        seen[here] = 1.0
-    if ranks is not None:
-        for column in (loss, right, seen):
-            torch.distributed.all_reduce(column, group=ranks.handle)
-    return (loss / seen).cpu(), (right / seen).cpu()
-
-
 def group_means(values: Tensor, ids: Tensor, number: int) -> Tensor:
     """The mean of the values over each group."""
     total = torch.zeros(number, dtype=values.dtype).index_add_(0, ids, values)
@@ -237,8 +157,8 @@ def figures(
         loss: of each sample.
         right: 1 where the class was right.
         ratio: r of the CVaR.
-        summary: the one accuracy of all reported groups, as `GroupedData.summary` says; the key
-            `..._worst_accuracy` or `..._tenth_accuracy` tells which it is.
+        summary: of `GroupedData`, by which all accuracies become one. The key says which it is:
+            `..._worst_accuracy` or `..._tenth_accuracy`.
     """
     losses = group_means(loss, part.group, len(part.group_names))
     accuracies = group_means(right, part.reported, len(part.reported_names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,11 +10,53 @@ from torch import nn
 
 from ... import backbones, data, distributed
 from ...data.grouped import GroupedData, GroupedPart, Samples, Vectors
-from ...task import Method, Page, Problem, Progress, Row, Rule, Task
-from . import report
+from ...prose import paragraphs
+from ...task import Method, Metric, Page, Panel, Problem, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, keyed
 from .config import GroupDRO
-from .model import Classifier, build, standardise
+from .model import REFERENCES, Classifier, build, standardise
 from .training import GroupDROTraining
+
+PAGE = "group_dro/page.j2"
+SMALL = 20
+"""A test group with fewer samples says little: one of them is more than five points."""
+FAR = 0.5
+"""A threshold that is off by more than this share of the CVaR counts the wrong groups."""
+
+_NAMES = {"train": "train", "test": "test", "val": "validation"}
+_SUMMARIES = {"worst_accuracy": "worst group", "tenth_accuracy": "10th percentile"}
+"""Rows have one of these figures, as `GroupedData.summary` says."""
+_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
+    ("cvar", "CVaR", "lower", 4, "train test"),
+    *((key, label, "higher", 3, "test") for key, label in _SUMMARIES.items()),
+    ("accuracy", "accuracy", "higher", 3, "test"),
+    ("group_accuracy", "mean of groups", "higher", 3, ""),
+    ("worst_loss", "largest group loss", "lower", 4, ""),
+    ("group_loss", "group loss", "lower", 4, ""),
+    ("loss", "loss", "lower", 4, ""),
+)
+_ENDING: tuple[tuple[str, str, Any, int], ...] = (
+    ("seconds", "seconds", "none", 1),
+    ("tracking_error", "tracking error", "lower", 4),
+    ("threshold", "threshold", "none", 4),
+    ("threshold_exact", "best threshold", "none", 4),
+    ("gram_smallest", "least eigenvalue", "none", 4),
+    ("gram_smallest_with_s", "least eigenvalue, with threshold", "none", 4),
+    ("gram_largest", "largest eigenvalue", "none", 4),
+    ("samples_per_second", "samples a second", "none", 0),
+)
+_PANELS: tuple[tuple[Any, str, str, bool], ...] = (  # kind, y, label, log
+    ("curve", "train_cvar", "CVaR, train", True),
+    ("curve", "test_cvar", "CVaR, test", True),
+    ("curve", "test_worst_accuracy", "accuracy", False),
+    ("curve", "test_tenth_accuracy", "accuracy", False),
+    ("curve", "test_accuracy", "accuracy", False),
+    ("curve", "tracking_error", "tracking error", True),
+    ("change", "losses", "training loss by group", True),
+    ("dots", "test_reported", "test accuracy by group", False),
+    ("family", "losses", "group loss", True),
+    ("family", "weights", "weight", False),
+)
 
 
 class GroupDROProblem(Problem):
@@ -95,7 +137,7 @@ def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
             f"`backbone: {config.backbone}` takes data of the kind {wanted}, but {config.data} is "
             f"of the kind {loaded.kind}."
         )
-    if config.choose_by.endswith("accuracy") and loaded.summary not in config.choose_by:
+    if config.by_accuracy and loaded.summary not in config.choose_by:
         raise ValueError(
             f"`choose_by: {config.choose_by}` is no figure of {config.data}: its groups are summed "
             f"up by val_{loaded.summary}_accuracy."
@@ -137,20 +179,88 @@ class GroupDROTask(Task):
                 problems.append((("methods", name), str(error)))
         return problems
 
-    def page(self, config: Any) -> Page:
-        return report.page(config)
-
     def rule(self, config: Any) -> Rule:
-        return report.rule(config)
+        """The figure `choose_by`; the verdict takes that of the test data instead of validation."""
+
+        def score(row: Row) -> tuple[float, ...]:
+            value = row[config.choose_by]
+            return (-value, row["val_cvar"]) if config.by_accuracy else (value,)
+
+        (text,) = paragraphs(PAGE, "rule", config=config)
+        return Rule(text, score, objective=config.choose_by.replace("val_", "test_"))
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return report.verdict(config, methods)
+        return paragraphs(PAGE, "verdict", **self._outcome(config, methods))
 
     def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return report.next_steps(config, methods)
+        return paragraphs(PAGE, "next_steps", **self._outcome(config, methods))
+
+    def _outcome(self, config: GroupDRO, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+        """What the sentences of the verdict are made from: who is judged, and in which order."""
+        key, sign = self.rule(config).objective, -1 if config.by_accuracy else 1
+        final = FinalRows(config, methods, key)
+        rank = {n: sign * final.mean(n, key) for n in final.rows if n not in final.early}
+        references = [name for name in rank if name in _references(config)]
+        order = sorted((name for name in rank if name not in references), key=rank.__getitem__)
+        best = order[0] if order else None
+        labels = {f"test_{name}": label for name, label in _SUMMARIES.items()}
+        return {
+            "config": config, "final": final, "key": key, "order": order, "best": best,
+            "references": references, "labels": labels,
+            "behind": [name for name in references if best and rank[name] >= rank[best]],
+            "ahead": [name for name in references if best and rank[name] < rank[best]],
+            "accuracy": next((a for a in labels if best and a in final.rows[best][0]), key),
+        }  # fmt: skip
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
-        return report.warnings(config, row)
+        """Figures that mean less than they seem to."""
+        cvar, smallest = row["train_cvar"], row.get("test_smallest", SMALL)
+        off = abs(row.get("threshold", 0.0) - row.get("threshold_exact", 0.0))
+        worst = row.get("test_worst_accuracy", row.get("test_tenth_accuracy"))
+        return paragraphs(
+            PAGE, "warnings", row=row, off=off > FAR * cvar,
+            blind=row.get("tracking_error", 0.0) > cvar,
+            smallest=smallest if smallest < SMALL else 0,
+            one_answer=worst == 0 and row["test_accuracy"] > 0.5,
+        )  # fmt: skip
+
+    def page(self, config: Any) -> Page:
+        card, titles = keyed(PAGE, "card", config=config), keyed(PAGE, "panels", config=config)
+        (title,) = paragraphs(PAGE, "title", config=config, card=card)
+        return Page(
+            title=title,
+            question=paragraphs(PAGE, "question", config=config, card=card, rule=self.rule(config)),
+            metrics=tuple(sorted(_metrics(config), key=lambda metric: not metric.headline)),
+            panels=(
+                *(
+                    Panel("tradeoff", f"test_{key}", titles[x], label, x, x_label)
+                    for x, x_label in (("train_cvar", "CVaR, train"), ("test_accuracy", "accuracy"))
+                    for key, label in _SUMMARIES.items()
+                ),
+                *(
+                    Panel(kind, y, titles[f"{kind}_{y}"], label, log=log)
+                    for kind, y, label, log in _PANELS
+                ),
+            ),
+            entries=dict.fromkeys(("losses", "test_reported", "weights"), ()),  # named by the runs
+            references=_references(config),
+            glossary=glossary(PAGE, config.methods),
+        )
+
+
+def _references(config: GroupDRO) -> tuple[str, ...]:
+    """The methods of a config that minimise another average."""
+    return tuple(name for name, method in config.methods.items() if method.method in REFERENCES)
+
+
+def _metrics(config: GroupDRO) -> Iterator[Metric]:
+    meanings = keyed(PAGE, "metrics", config=config)
+    for part, name in _NAMES.items():
+        for key, label, better, digits, headline in _COLUMNS:
+            whole, shown = f"{label}, {name}", part in headline.split()
+            yield Metric(f"{part}_{key}", whole, better, digits, shown, meanings[key])
+    for key, label, better, digits in _ENDING:
+        yield Metric(key, label, better, digits, key == "seconds", meanings[key])
 
 
 TASK = GroupDROTask()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import fcco
 from fcco._distributed import find_group
 from fcco.groups import GroupBatchSampler
+from fcco.inputs import mean_loss
 from fcco.terms import exact_threshold
 
 from ... import strategy
@@ -19,7 +21,7 @@ from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import PART_KEYS, BaseTraining, Batches, autocast, chunks
 from .config import GroupDRO
-from .model import FEW, build, evaluate_samples, figures, shown, shown_names
+from .model import FEW, build, figures, shown, shown_names
 
 _SMALLEST_SCALE = 1e-6
 """A scale of gradients below this has been halved 36 times in vain."""
@@ -67,12 +69,12 @@ class GroupDROTraining(BaseTraining):
         model = strategy.wrap(model, config.strategy, device)
         total = self._steps_per_epoch * config.epochs
         built = build(model, method, torch.bincount(train.group), config.ratio, total)
+        # Without an objective (ERM) all samples are one group.
+        group, number, size = train.group, config.groups_per_batch, config.per_group
+        if built.objective is None:
+            group, number, size = torch.zeros_like(group), 1, config.batch
         sampler = GroupBatchSampler(
-            train.group if built.groups else torch.zeros_like(train.group),
-            config.groups_per_batch if built.groups else 1,
-            (config.per_group if built.groups else config.batch) * self.copies,
-            batches_per_epoch=self._steps_per_epoch,
-            seed=seed,
+            group, number, size * self.copies, batches_per_epoch=self._steps_per_epoch, seed=seed
         )
         batches = Batches(config, samples, [train.rows], [sampler], device)
         super().__init__(config, method, model, built, batches, device)
@@ -149,10 +151,17 @@ class GroupDROTraining(BaseTraining):
         The same batch must come again then: the tracker waits for the step with its samples, and a
         checkpoint would not hold them.
         """
+        objective = self.built.objective
         for batch, other in pieces:
-            gradient = None if other is None else self._losses(other)
-            gradient_group = None if other is None else other.group
-            loss = self.built.loss(self._losses(batch), batch.group, gradient, gradient_group)
+            if objective is None:
+                loss = mean_loss(self._losses(batch), find_group())
+            elif other is None:
+                loss = objective(lambda b=batch: self._losses(b), batch.group)
+            else:
+                loss = objective(
+                    lambda b=batch: self._losses(b), batch.group,
+                    gradient=lambda b=other: self._losses(b), gradient_index=other.group,
+                )  # fmt: skip
             self.scaler.scale(loss / len(pieces)).backward()
         optimizer, scale = self.built.optimizer, self.scaler.get_scale()
         self.scaler.step(optimizer)
@@ -160,8 +169,8 @@ class GroupDROTraining(BaseTraining):
         optimizer.zero_grad()
         return self.scaler.get_scale() >= scale
 
-    def _losses(self, batch: Batch) -> Callable[[], Tensor]:
-        return lambda: cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
+    def _losses(self, batch: Batch) -> Tensor:
+        return cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
 
     def _scores(self, inputs: Tensor) -> Tensor:
         with autocast(self.config, self.device):
@@ -171,27 +180,42 @@ class GroupDROTraining(BaseTraining):
     # Figures.
 
     def evaluate(self) -> Row:
-        ranks, row, losses = find_group(), Row(), {}
+        row, losses, config = Row(), {}, self.config
         with self.evaluating():
             for name, part in self.parts.items():
-                pieces = chunks(self.config, self.samples, part.rows, self.device, ranks)
-                loss, right = evaluate_samples(self._scores, part, pieces, self.device, ranks)
-                key, ratio = PART_KEYS[name], self.config.ratio
-                found, losses[name] = figures(key, part, loss, right, ratio, self.summary)
+                samples = self._sample_figures(part)
+                found, losses[name] = figures(
+                    PART_KEYS[name], part, *samples, config.ratio, self.summary
+                )
                 row |= found
-        row["losses"] = shown(losses["train"])
-        tracked, weights = self.built.tracked(), self.built.weights()
-        if tracked is not None:
-            error = (tracked.double().cpu() - losses["train"])[~tracked.isnan().cpu()]
+        true, objective = losses["train"], self.built.objective
+        row["losses"] = shown(true)
+        if isinstance(objective, fcco.CVaRGroupDRO):
+            tracked = objective.group_losses().double().cpu()
+            error = (tracked - true)[~tracked.isnan()]  # of groups that batches have shown
             if len(error):
-                smoothing = float(self.built.objective.term.smoothing)
-                exact = exact_threshold(losses["train"], self.config.ratio, smoothing)
+                exact = exact_threshold(true, config.ratio, float(objective.term.smoothing))
                 row["tracking_error"] = error.square().mean().sqrt().item()
-                row["threshold"] = self.built.objective.threshold.item()
+                row["threshold"] = objective.threshold.item()
                 row["threshold_exact"] = exact.item()
-        if weights is not None and len(weights) <= FEW:
-            row["weights"] = weights.nan_to_num(nan=0.0).tolist()
+        if objective is not None and len(true) <= FEW:
+            row["weights"] = objective.group_weights().nan_to_num(nan=0.0).tolist()
         return row
+
+    @torch.no_grad()
+    def _sample_figures(self, part: GroupedPart) -> tuple[Tensor, Tensor]:
+        """Loss of each sample and whether it was classified rightly, in float64, on the CPU."""
+        ranks, label = find_group(), part.label.to(self.device)
+        sums = torch.zeros(3, len(part), dtype=torch.float64, device=self.device)
+        loss, right, seen = sums
+        for places, inputs in chunks(self.config, self.samples, part.rows, self.device, ranks):
+            here, scores = places.to(self.device), self._scores(inputs)
+            loss[here] = cross_entropy(scores, label[here], reduction="none").double()
+            right[here] = (scores.argmax(1) == label[here]).double()
+            seen[here] = 1.0
+        if ranks is not None:
+            torch.distributed.all_reduce(sums, group=ranks.handle)
+        return (loss / seen).cpu(), (right / seen).cpu()
 
     def finish(self) -> Row:
         names = shown_names(self.train.group_names)
