@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,6 @@ from .. import strategy
 from ..data.grouped import Samples, Vectors
 from ..task import Experiment, Method, Row, Training
 
-__all__ = [
-    "PART_KEYS",
-    "BaseTraining",
-    "Batches",
-    "OnMachine",
-    "Schedule",
-    "Scheduled",
-    "Stepped",
-    "autocast",
-    "chunks",
-    "learning_rate_factor",
-    "loader",
-    "make_optimizer",
-    "perceptron",
-]
-
 PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
 """Parts of the data as the keys of rows call them."""
 
@@ -51,35 +35,22 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class OnMachine(Experiment):
-    """Where and in which precision a network is trained.
-
-    Args:
-        device: `"auto"` takes a GPU when there is one.
-        precision: of the forward pass: float32, autocast to bfloat16, or to float16 with scaled
-            gradients.
-        recompute: gradient checkpointing: recompute the backbone's activations in the backward
-            pass.
-        loaders: worker processes that read images from files.
-        pin_memory: page-locked memory for batches on their way to a GPU.
-        evaluate_batch: samples of a batch of evaluation.
-        strategy: how several processes (torchrun) share a run: `"ddp"` or `"fsdp2"`.
-    """
+    """Where and in which precision a network is trained."""
 
     incidental: ClassVar[tuple[str, ...]] = (
         "checkpoint_every", "device", "recompute", "loaders", "pin_memory", "evaluate_batch",
     )  # fmt: skip
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    recompute: bool = False
-    loaders: int = 0
-    pin_memory: bool = False
-    evaluate_batch: int = 512
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU when there is one
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"  # of the forward pass
+    recompute: bool = False  # gradient checkpointing of the backbone
+    loaders: int = 0  # worker processes that read images from files
+    pin_memory: bool = False  # page-locked memory for batches on their way to a GPU
+    evaluate_batch: int = 512  # samples of a batch of evaluation
+    strategy: Literal["ddp", "fsdp2"] = "ddp"  # how several processes (torchrun) share a run
 
     @property
     def preferred_device(self) -> str:
-        """The field `device`."""
         return self.device
 
     def __post_init__(self) -> None:
@@ -99,10 +70,6 @@ class Scheduled(Experiment):
         schedule: `"constant"`; `"step"`, times `decay` after every `decay_epochs`; `"milestones"`,
             times `decay` at each share `decay_at` of the training; `"linear"` down to 0, or
             `"cosine"`, half a wave down to 0, both after `warmup_epochs` up from 0.
-        decay: factor of the step and the milestone schedule.
-        decay_epochs: epochs between the steps.
-        decay_at: shares of the training at which the milestones lie.
-        warmup_epochs: of the linear and the cosine schedule.
     """
 
     schedule: Schedule = "constant"
@@ -179,13 +146,7 @@ def perceptron(width: int, hidden: Sequence[int], outputs: int) -> list[nn.Modul
 
 
 def make_optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.Optimizer:
-    """Adam (weight decay decoupled), SGD with the momentum of the paper, or plain SGD.
-
-    Args:
-        parameters: the weights.
-        method: its `update`, `lr`, `beta` and `weight_decay` are used.
-    """
-    _checks.one_of("Method", "update", method.update, ("adam", "momentum", "sgd"))
+    """Adam (weight decay decoupled), SGD with the momentum of the paper, or plain SGD."""
     _checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
     decay = method.weight_decay
     if method.update == "adam":
@@ -197,17 +158,11 @@ def make_optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.
 
 @dataclass
 class Stepped:
-    """A method on a task: what makes its loss and what steps it; tasks add what they need.
+    """A method on a task: what makes its loss and what steps it; tasks add what they need."""
 
-    Attributes:
-        objective: what makes the loss; None where it is a plain average.
-        optimizer: what is stepped.
-        scheduled: the optimizer whose learning rate follows the schedule.
-    """
-
-    objective: Any
-    optimizer: torch.optim.Optimizer
-    scheduled: torch.optim.Optimizer
+    objective: Any  # None where the loss is a plain average
+    optimizer: torch.optim.Optimizer  # what is stepped
+    scheduled: torch.optim.Optimizer  # whose learning rate follows the schedule
 
     def set_rate(self, lr: float) -> None:
         """Use this learning rate from now on."""
@@ -245,15 +200,9 @@ def loader(
     *,
     persistent: bool = False,
 ) -> DataLoader[Any]:
-    """A loader of (inputs, places) of batches of places.
+    """A loader of (inputs, places) for batches of places; `rows` holds the row of each place.
 
-    Args:
-        config: its `loaders` and `pin_memory` are used.
-        samples: tensors by row.
-        rows: the row of each place.
-        batches: places of each batch.
-        device: where batches will go.
-        persistent: keep worker processes from one pass to the next.
+    With `persistent` its worker processes are kept from one pass to the next.
     """
     return DataLoader(
         _Rows(samples, rows),
@@ -272,18 +221,11 @@ def chunks(
     device: torch.device,
     group: Group | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Places with their inputs, for evaluation: each rank its share.
+    """Places with their inputs, for evaluation: each of the ranks its share.
 
     Every rank gets the same number of chunks, none of them empty, because sharded models must be
     called together: where samples do not go round, the last place comes twice. The caller counts
     each place once.
-
-    Args:
-        config: its `evaluate_batch` is used, and what `loader` does.
-        samples: tensors by row.
-        rows: the row of each place.
-        device: where inputs go.
-        group: ranks that share the samples.
     """
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     share = -(-len(rows) // size)
@@ -302,14 +244,9 @@ def chunks(
 class Batches:
     """An endless stream of batches that can be resumed; each rank gets its slice of each stream.
 
-    A batch joins what one or several samplers draw, each from a stream of rows of its own.
-
-    Args:
-        config: loader options.
-        samples: tensors; `Vectors` are indexed in memory, others read by a loader.
-        rows: for each sampler, the row of each of its places.
-        samplers: one for each stream.
-        device: where inputs go.
+    A batch joins what one or several samplers draw, each from a stream of rows of its own: `rows`
+    holds the row of each place of each stream. `Vectors` are indexed in memory, other samples read
+    by a loader.
     """
 
     def __init__(
@@ -322,7 +259,7 @@ class Batches:
     ) -> None:
         self.config, self.samples, self.device = config, samples, device
         self.samplers, self._rows = list(samplers), torch.cat(list(rows))
-        self._ends = torch.tensor([len(each) for each in rows]).cumsum(0)
+        self._ends = torch.tensor([len(stream) for stream in rows]).cumsum(0)
         self._starts = [0, *self._ends[:-1].tolist()]
         self._loaded: Iterator[tuple[Tensor, Tensor]] | None = None
         for sampler in self.samplers:
@@ -343,16 +280,18 @@ class Batches:
         )
         places = joined.split(sizes.tolist())
         return inputs.to(self.device, non_blocking=True), [
-            each - start for each, start in zip(places, self._starts, strict=True)
+            stream - start for stream, start in zip(places, self._starts, strict=True)
         ]
 
     def _joined(self, places: Sequence[Tensor]) -> Tensor:
-        return torch.cat([each + start for each, start in zip(places, self._starts, strict=True)])
+        """Places in the streams as places in all of them, one after the other."""
+        pairs = zip(places, self._starts, strict=True)
+        return torch.cat([stream + start for stream, start in pairs])
 
     def __iter__(self) -> Iterator[list[int]]:
         """Joined places of the batches that are left in this epoch, for a loader."""
         for drawn in zip(*self.samplers, strict=True):
-            yield self._joined([torch.tensor(each) for each in drawn]).tolist()
+            yield self._joined([torch.tensor(places) for places in drawn]).tolist()
 
     def _load(self) -> Iterator[tuple[Tensor, Tensor]]:
         loaded = loader(self.config, self.samples, self._rows, self, self.device, persistent=True)
@@ -363,26 +302,14 @@ class Batches:
                 yield inputs, joined
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the draws have come."""
+        """How many batches were drawn."""
         return {"samplers": [sampler.state_dict() for sampler in self.samplers]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after those draws."""
-        for sampler, own in zip(self.samplers, state["samplers"], strict=True):
-            sampler.load_state_dict(dict(own))
+        for sampler, saved in zip(self.samplers, state["samplers"], strict=True):
+            sampler.load_state_dict(dict(saved))
         self._loaded = None
-
-
-class Resumable(Protocol):
-    """Batches whose position can be saved."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the draws have come."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go on after those draws."""
-        ...
 
 
 class BaseTraining(Training):
@@ -393,7 +320,7 @@ class BaseTraining(Training):
         method: and its settings.
         model: on the device, as `strategy.wrap` gave it.
         built: the method on the task.
-        batches: what `update` draws from.
+        batches: what `update` draws from, with a state.
         device: of the model and of the batches.
     """
 
@@ -408,7 +335,7 @@ class BaseTraining(Training):
         method: Method,
         model: nn.Module,
         built: Stepped,
-        batches: Resumable,
+        batches: Any,
         device: torch.device,
     ) -> None:
         self.config, self.method, self.device = config, method, device
@@ -423,7 +350,6 @@ class BaseTraining(Training):
         """Draw a batch and step the optimizer with it."""
 
     def step(self) -> None:
-        """One update with the learning rate of the schedule."""
         start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
         self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
@@ -434,13 +360,13 @@ class BaseTraining(Training):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, the model is in evaluation mode, at the weights between rounds."""
-        held = self.model.training
+        before = self.model.training
         with self.built.at_anchor():
             self.model.eval()
             try:
                 yield
             finally:
-                self.model.train(held)
+                self.model.train(before)
 
     def speed(self) -> Row:
         """Samples a second in training, where there was any."""
@@ -449,7 +375,6 @@ class BaseTraining(Training):
         return {"samples_per_second": self.steps * self.samples_per_step / self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
         return {
             "steps": self.steps,
             "seconds": self.seconds,
@@ -458,7 +383,6 @@ class BaseTraining(Training):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle."""
         self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
         self.batches.load_state_dict(state["batches"])
         strategy.load(self.model, self.built.optimizer, self.built.objective, state)

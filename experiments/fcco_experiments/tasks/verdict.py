@@ -7,26 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..prose import paragraphs
-from ..stats import Interval, paired
+from ..stats import Interval, paired, spread
 from ..task import Experiment, Method, Metric, Panel, Row
-
-__all__ = ["FinalRows", "glossary", "keyed", "metrics", "panels"]
 
 
 class FinalRows:
-    """Final rows of each method, one for each seed.
+    """Final rows of each method, one for each seed; methods without rows are left out.
 
-    Args:
-        config: of the experiment.
-        methods: rows by method; methods without rows are left out.
-        judged: a figure that all rows must have; where it is not finite a method is no candidate.
+    `early` names the methods that are no candidates: where a run ended before the others, or where
+    the figure `judged` is not finite.
     """
 
     def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], judged: str) -> None:
         self.rows = {name: rows for name, rows in methods.items() if rows}
         self.seeds = len(config.seeds)
         last = max((row.get("epoch", 0) for rows in self.rows.values() for row in rows), default=0)
-        # A run that diverged has the figures of a shorter training.
         self.early = tuple(
             name
             for name, rows in self.rows.items()
@@ -44,11 +39,9 @@ class FinalRows:
 
     def text(self, name: str, key: str, digits: int = 4) -> str:
         """Mean and, with several runs, standard deviation."""
-        mean, rows = self.mean(name, key), self.rows[name]
-        if len(rows) == 1:
-            return f"{mean:.{digits}f}"
-        squares = math.fsum((row[key] - mean) ** 2 for row in rows)
-        return f"{mean:.{digits}f} ± {math.sqrt(squares / (len(rows) - 1)):.{digits}f}"
+        mean, deviation = spread(row[key] for row in self.rows[name])
+        several = len(self.rows[name]) > 1
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if several else f"{mean:.{digits}f}"
 
     def difference(self, left: str, right: str, key: str) -> Interval:
         """Left - right seed by seed; without all seeds of both, of the means, without interval."""
@@ -60,27 +53,20 @@ class FinalRows:
 
 def keyed(template: str, block: str, **values: Any) -> dict[str, str]:
     """Paragraphs of the form `key: text`, by key."""
-    parts = (each.partition(": ") for each in paragraphs(template, block, **values))
-    return {key: text for key, _, text in parts}
+    pairs = (text.partition(": ") for text in paragraphs(template, block, **values))
+    return {key: text for key, _, text in pairs}
 
 
 def glossary(
     template: str, methods: Mapping[str, Method], aliases: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """One line for each method of a config, from the template's block `methods`.
-
-    Args:
-        template: of the task.
-        methods: of the config.
-        aliases: other names of methods.
-    """
-    lines, other = keyed(template, "methods"), aliases or {}
-    found = {}
+    """One line for each method of a config, from the template's block `methods`."""
+    lines, result = keyed(template, "methods"), {}
     for name, method in methods.items():
-        line = lines.get(method.method) or lines.get(other.get(method.method, ""), "")
+        word = (aliases or {}).get(method.method, method.method)
         (step,) = paragraphs("words.j2", "step", method=method)
-        found[name] = f"{line} {step}".strip()
-    return found
+        result[name] = f"{lines.get(word, lines.get(method.method, ''))} {step}".strip()
+    return result
 
 
 def metrics(template: str, parts: Mapping[str, str], **values: Any) -> tuple[Metric, ...]:
@@ -113,12 +99,13 @@ def panels(template: str, block: str, **values: Any) -> tuple[Panel, ...]:
 
     The words before the equals signs are those of `Panel`; an empty value is left out.
     """
-    found = []
+    result = []
     for text in paragraphs(template, block, **values):
         kind, title, *rest = text.split(" | ")
         fields: dict[str, Any] = dict(part.split("=", 1) for part in rest)
         for name in ("reference", "x_reference"):
             if name in fields:
                 fields[name] = float(fields[name]) if fields[name] else None
-        found.append(Panel(kind, title=title, **fields))  # type: ignore[arg-type]
-    return tuple(found)
+        fields["log"] = fields.get("log") == "yes"
+        result.append(Panel(kind, title=title, **fields))  # type: ignore[arg-type]
+    return tuple(result)
