@@ -71,13 +71,17 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run; a task with checks of its own calls this first."""
-        for name in ("epochs", "checkpoint_every", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
+        self.at_least(1, "epochs", "checkpoint_every", "evaluate_every")
         if len(set(self.seeds)) < len(self.seeds) or any(seed < 0 for seed in self.seeds):
             raise ValueError(
                 f"`seeds` must be different numbers from 0 on but are: {list(self.seeds)}."
             )
+
+    def at_least(self, low: int, *names: str) -> None:
+        """Refuse smaller values of these fields."""
+        for name in names:
+            if getattr(self, name) < low:
+                raise ValueError(f"`{name}` must be at least {low} but is: {getattr(self, name)}.")
 
 
 class _Steps(ABC):

@@ -186,7 +186,9 @@ def test_every_key_of_the_page_is_one_of_the_rows_and_every_figure_has_a_place()
     for summary in ("worst", "tenth"):
         run = training("sonex", summary=summary, spectrum=True)
         run.step()
-        known |= {*run.evaluate(), *run.finish()}
+        end = run.finish()
+        known |= {*run.evaluate(), *end}
+        assert end["losses_names"] == [f"group {index}" for index in range(6)]
     keys = [metric.key for metric in page.metrics]
     asked = {*keys, *page.entries, *(p.y for p in page.panels), *(p.x for p in page.panels if p.x)}
     assert len(set(keys)) == len(keys)

@@ -191,14 +191,6 @@ def test_a_double_loop_is_evaluated_between_its_rounds_and_nothing_changes():
     assert run.evaluate()["train_cvar"] != settled
 
 
-def test_end_figures():
-    assert "samples_per_second" not in training("sonex").finish()
-    end = steps(training("sonex"), 2).finish()
-    assert end["samples_per_second"] > 0
-    assert end["losses_names"] == [f"group {index}" for index in range(6)]
-    assert end["test_reported_names"] == ["large", "small"]
-
-
 def test_the_spectrum_is_that_of_the_diagnostics():
     run = steps(training("sonex", dtype=torch.float64, spectrum=True), 6)
     values, parts = data()
@@ -217,7 +209,7 @@ def test_the_spectrum_is_that_of_the_diagnostics():
             assert row["gram_largest"] == pytest.approx(wanted.largest, rel=1e-8)
 
 
-def test_the_spectrum_is_refused_before_training_and_needs_no_large_graphs(monkeypatch):
+def test_options_that_do_not_go_together_and_a_spectrum_without_large_graphs(monkeypatch):
     run = steps(training("sonex", spectrum=True, batch=8, evaluate_batch=500), 1)
     sizes = []
     run.model.register_forward_hook(lambda model, given, found: sizes.append(len(given[0])))
@@ -229,6 +221,8 @@ def test_the_spectrum_is_refused_before_training_and_needs_no_large_graphs(monke
     monkeypatch.setattr("fcco_experiments.strategy.is_sharded", lambda model: True)
     with pytest.raises(ValueError, match="use ddp"):
         training("sonex", spectrum=True)
+    with pytest.raises(ValueError, match="use bfloat16"):
+        training("alexr2", precision="float16")
 
 
 def test_standardised_columns_by_hand():
@@ -337,19 +331,6 @@ def test_gradients_that_are_never_finite_end_a_run():
     next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(FloatingPointError, match="not finite, however"):
         run.step()
-
-
-def test_float16_and_the_proximal_point_are_refused():
-    with pytest.raises(ValueError, match="use bfloat16"):
-        training("alexr2", precision="float16")
-
-
-def test_the_schedule_drives_the_learning_rate():
-    run = training("sonex", schedule="step", decay=0.1, decay_epochs=1)
-    for epoch in range(3):
-        for _ in range(run.steps_per_epoch):
-            run.step()
-            assert run.built.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.1**epoch)
 
 
 @pytest.mark.parametrize("name", ["sonex", "alexr2"])

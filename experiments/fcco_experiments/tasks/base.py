@@ -56,10 +56,8 @@ class OnMachine(Experiment):
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         super().__post_init__()
-        if self.evaluate_batch < 1:
-            raise ValueError(f"`evaluate_batch` must be at least 1 but is: {self.evaluate_batch}.")
-        if self.loaders < 0:
-            raise ValueError(f"`loaders` must be at least 0 but is: {self.loaders}.")
+        self.at_least(1, "evaluate_batch")
+        self.at_least(0, "loaders")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +79,9 @@ class Scheduled(Experiment):
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
         super().__post_init__()
-        if not 0 < self.decay <= 1 or self.decay_epochs < 1:
-            raise ValueError(
-                f"`decay` must be in (0, 1] and `decay_epochs` at least 1 but they are: "
-                f"{self.decay}, {self.decay_epochs}."
-            )
+        self.at_least(1, "decay_epochs")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"`decay` must be in (0, 1] but is: {self.decay}.")
         if not all(0 <= share <= 1 for share in self.decay_at):
             raise ValueError(
                 f"`decay_at` must hold shares between 0 and 1 but is: {list(self.decay_at)}."
@@ -315,13 +311,7 @@ class Batches:
 class BaseTraining(Training):
     """The loop of a run: set the learning rate, update the weights, count.
 
-    Args:
-        config: of the experiment.
-        method: and its settings.
-        model: on the device, as `strategy.wrap` gave it.
-        built: the method on the task.
-        batches: what `update` draws from, with a state.
-        device: of the model and of the batches.
+    The model lies on the device, as `strategy.wrap` gave it; `batches` have a `state_dict`.
     """
 
     config: Any  # subclasses say which

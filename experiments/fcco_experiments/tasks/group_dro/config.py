@@ -55,11 +55,8 @@ class GroupDRO(Scheduled, OnMachine):
         super().__post_init__()
         if not 0 < self.ratio <= 1:
             raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
-        for name in ("batch", "groups_per_batch", "tokens", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1 but is: {getattr(self, name)}.")
-        if self.sample_limit < 0:
-            raise ValueError(f"`sample_limit` must be at least 0 but is: {self.sample_limit}.")
+        self.at_least(1, "batch", "groups_per_batch", "tokens", "accumulate")
+        self.at_least(0, "sample_limit")
         if self.batch % self.groups_per_batch:
             raise ValueError(
                 f"`batch` must be a multiple of groups_per_batch = {self.groups_per_batch} "

@@ -60,12 +60,7 @@ _PANELS: tuple[tuple[Any, str, str, bool], ...] = (  # kind, y, label, log
 
 
 class GroupDROProblem(Problem):
-    """A data set with groups, and the network for it.
-
-    Args:
-        config: of the experiment.
-        progress: is told about downloads and the computation of features.
-    """
+    """A data set with groups, and the network for it."""
 
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
         self.config = config

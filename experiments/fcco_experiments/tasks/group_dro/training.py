@@ -38,18 +38,7 @@ class Batch(NamedTuple):
 
 
 class GroupDROTraining(BaseTraining):
-    """A method on a data set from a seed.
-
-    Args:
-        config: of the experiment.
-        method: and its settings.
-        seed: of the batches.
-        model: freshly made, on the device.
-        samples: raw inputs of all parts, as tensors.
-        parts: the data by name.
-        summary: how accuracies of groups become one figure, see `GroupedData`.
-        device: of the model and of the batches.
-    """
+    """A method on a data set from a seed; `summary` is that of `GroupedData`."""
 
     def __init__(
         self,
