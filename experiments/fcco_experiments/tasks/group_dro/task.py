@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import nn
 from ... import backbones, data, distributed
 from ...data.grouped import GroupedData, GroupedPart, Samples, Vectors
 from ...prose import paragraphs
-from ...task import Method, Metric, Page, Panel, Problem, Progress, Row, Rule, Task
-from ..verdict import FinalRows, glossary, keyed
+from ...task import Method, Page, Problem, Progress, Row, Rule, Task
+from ..verdict import FinalRows, glossary, keyed, metrics, panels
 from .config import GroupDRO
 from .model import REFERENCES, Classifier, build, standardise
 from .training import GroupDROTraining
@@ -23,40 +23,9 @@ SMALL = 20
 FAR = 0.5
 """A threshold that is off by more than this share of the CVaR counts the wrong groups."""
 
-_NAMES = {"train": "train", "test": "test", "val": "validation"}
 _SUMMARIES = {"worst_accuracy": "worst group", "tenth_accuracy": "10th percentile"}
 """Rows have one of these figures, as `GroupedData.summary` says."""
-_COLUMNS: tuple[tuple[str, str, Any, int, str], ...] = (  # the last: parts with a headline column
-    ("cvar", "CVaR", "lower", 4, "train test"),
-    *((key, label, "higher", 3, "test") for key, label in _SUMMARIES.items()),
-    ("accuracy", "accuracy", "higher", 3, "test"),
-    ("group_accuracy", "mean of groups", "higher", 3, ""),
-    ("worst_loss", "largest group loss", "lower", 4, ""),
-    ("group_loss", "group loss", "lower", 4, ""),
-    ("loss", "loss", "lower", 4, ""),
-)
-_ENDING: tuple[tuple[str, str, Any, int], ...] = (
-    ("seconds", "seconds", "none", 1),
-    ("tracking_error", "tracking error", "lower", 4),
-    ("threshold", "threshold", "none", 4),
-    ("threshold_exact", "best threshold", "none", 4),
-    ("gram_smallest", "least eigenvalue", "none", 4),
-    ("gram_smallest_with_s", "least eigenvalue, with threshold", "none", 4),
-    ("gram_largest", "largest eigenvalue", "none", 4),
-    ("samples_per_second", "samples a second", "none", 0),
-)
-_PANELS: tuple[tuple[Any, str, str, bool], ...] = (  # kind, y, label, log
-    ("curve", "train_cvar", "CVaR, train", True),
-    ("curve", "test_cvar", "CVaR, test", True),
-    ("curve", "test_worst_accuracy", "accuracy", False),
-    ("curve", "test_tenth_accuracy", "accuracy", False),
-    ("curve", "test_accuracy", "accuracy", False),
-    ("curve", "tracking_error", "tracking error", True),
-    ("change", "losses", "training loss by group", True),
-    ("dots", "test_reported", "test accuracy by group", False),
-    ("family", "losses", "group loss", True),
-    ("family", "weights", "weight", False),
-)
+_PARTS = {"train": "train", "test": "test", "val": "validation"}
 
 
 class GroupDROProblem(Problem):
@@ -220,23 +189,14 @@ class GroupDROTask(Task):
         )  # fmt: skip
 
     def page(self, config: Any) -> Page:
-        card, titles = keyed(PAGE, "card", config=config), keyed(PAGE, "panels", config=config)
+        card, rule = keyed(PAGE, "card", config=config), self.rule(config)
         (title,) = paragraphs(PAGE, "title", config=config, card=card)
+        columns = metrics(PAGE, _PARTS, config=config)
         return Page(
             title=title,
-            question=paragraphs(PAGE, "question", config=config, card=card, rule=self.rule(config)),
-            metrics=tuple(sorted(_metrics(config), key=lambda metric: not metric.headline)),
-            panels=(
-                *(
-                    Panel("tradeoff", f"test_{key}", titles[x], label, x, x_label)
-                    for x, x_label in (("train_cvar", "CVaR, train"), ("test_accuracy", "accuracy"))
-                    for key, label in _SUMMARIES.items()
-                ),
-                *(
-                    Panel(kind, y, titles[f"{kind}_{y}"], label, log=log)
-                    for kind, y, label, log in _PANELS
-                ),
-            ),
+            question=paragraphs(PAGE, "question", config=config, card=card, rule=rule),
+            metrics=tuple(sorted(columns, key=lambda metric: not metric.headline)),
+            panels=panels(PAGE, "panels", config=config, summaries=_SUMMARIES),
             entries=dict.fromkeys(("losses", "test_reported", "weights"), ()),  # named by the runs
             references=_references(config),
             glossary=glossary(PAGE, config.methods),
@@ -246,16 +206,6 @@ class GroupDROTask(Task):
 def _references(config: GroupDRO) -> tuple[str, ...]:
     """The methods of a config that minimise another average."""
     return tuple(name for name, method in config.methods.items() if method.method in REFERENCES)
-
-
-def _metrics(config: GroupDRO) -> Iterator[Metric]:
-    meanings = keyed(PAGE, "metrics", config=config)
-    for part, name in _NAMES.items():
-        for key, label, better, digits, headline in _COLUMNS:
-            whole, shown = f"{label}, {name}", part in headline.split()
-            yield Metric(f"{part}_{key}", whole, better, digits, shown, meanings[key])
-    for key, label, better, digits in _ENDING:
-        yield Metric(key, label, better, digits, key == "seconds", meanings[key])
 
 
 TASK = GroupDROTask()
