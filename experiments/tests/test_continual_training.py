@@ -186,8 +186,8 @@ def test_figures_are_those_of_loops():
                     image @ reference.read(CONFIG.prompt.format(c), k, at)
                     for k, c in enumerate(CONFIG.classes)
                 ]).detach() / CONFIG.temperature)  # fmt: skip
-        figures = (by_class(torch.stack(found), part.label) for found in (scores, old))
-        wanted = changes(key, *figures, CONFIG.forget_limit)
+        now, before = (by_class(torch.stack(found), part.label) for found in (scores, old))
+        wanted = changes(key, now, before, CONFIG.forget_limit)
         for figure, value in wanted.items():
             assert row[figure] == pytest.approx(value, abs=2e-5), figure
     tracked = run.built.objective.terms["constraints"].tracker.value.squeeze(1)
