@@ -230,21 +230,22 @@ class Conclusion:
 
 def conclude(out: Path) -> Conclusion:
     """Write `table.json`, `table.md` and the report, from saved runs alone."""
-    from . import report
+    from . import report, results
     from .report.page import alerts, by_method, final_rows
 
     comparison = store.load_comparison(out)
-    task = tasks.get(comparison.meta["task"], saved=True)
-    config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
+    task, config = results.problem(comparison)
     page, rule = task.page(config), stats.judged_by(task, config)
-    table = stats.table(comparison, page.metrics)
-    store.write_json(out / "table.json", {"methods": table})
-    store.write_text(out / "table.md", stats.markdown(table, page.metrics, rule))
+    table = results.table(comparison, page.metrics)
+    if (out / COMPARISON).is_file():  # published results are left as they are
+        results.write_table(out, table)
+        store.write_text(out / "table.md", stats.markdown(table, page.metrics, rule))
     runs = by_method(comparison)
     final = final_rows(runs)
     verdict = task.verdict(config, final) if final else ()
     steps = task.next_steps(config, final) if final else ()
-    said = alerts(task, config, runs, comparison.meta["seeds"])
+    said = alerts(task, config, runs, comparison.meta["seeds"]) if comparison.runs else ()
     warnings = tuple(f"{each.who}: {each.text}" for each in said)
-    path = report.write(comparison, task, config)
+    path = out / "report.html"
+    store.write_text(path, report.render(comparison, table, task, config))
     return Conclusion(page, rule, verdict, steps, table, warnings, path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-__all__ = ["paragraphs"]
-
 
 @functools.cache
 def _templates() -> Any:

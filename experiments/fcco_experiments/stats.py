@@ -11,23 +11,6 @@ from typing import Any
 from .store import Comparison
 from .task import Metric, Rule, Task
 
-__all__ = [
-    "ARROWS",
-    "Interval",
-    "Table",
-    "against",
-    "cells",
-    "columns",
-    "frontier",
-    "judged_by",
-    "markdown",
-    "met",
-    "paired",
-    "spread",
-    "table",
-    "winner",
-]
-
 Table = dict[str, dict[str, dict[str, float]]]
 """By method and metric: `mean`, `std` (n - 1) and the number of `runs`."""
 DIVERGED = "diverged"
@@ -91,12 +74,7 @@ def winner(
 
     Methods within the limit come before all others; among them the best objective wins. If none is
     within it, the nearest wins. References and methods with a run that diverged are no candidates.
-
-    Args:
-        shown: from `table`.
-        metrics: for the direction of the objective; without it nobody wins.
-        rule: what is judged.
-        references: methods that solve another problem.
+    Without a rule, or a direction of its objective, nobody wins.
     """
     direction = {metric.key: metric.better for metric in metrics}
     if rule is None or direction.get(rule.objective, "none") == "none":
@@ -106,9 +84,8 @@ def winner(
     for name, row in shown.items():
         value = row.get(rule.objective, {"mean": math.nan})["mean"]
         over = row.get(rule.constraint, {"mean": math.nan})["mean"] if rule.constraint else 0.0
-        over = max(0.0, over - rule.limit) if rule.constraint else over
         if math.isfinite(value + over) and name not in references and DIVERGED not in row:
-            order[name] = over, sign * value
+            order[name] = max(0.0, over - rule.limit) if rule.constraint else 0.0, sign * value
     return min(order, key=order.__getitem__) if order else None
 
 
@@ -135,12 +112,12 @@ def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False)
 def cells(
     shown: Table, metrics: Sequence[Metric], rule: Rule | None = None, *, wide: bool = False
 ) -> list[list[str]]:
-    """A table as text: a header, then a row for each method.
+    """A table as text: a header, then a row for each method; ✓ or ✗ beside what is limited.
 
     Args:
         shown: from `table`.
         metrics: of the page.
-        rule: what is judged: the limit stands above its column, ✓ or ✗ beside its figures.
+        rule: what is judged.
         wide: all headline metrics; otherwise objective, constraint and seconds.
     """
     return _cells(shown, columns(metrics, rule, wide=wide), rule)
@@ -170,7 +147,8 @@ def _cell(value: Mapping[str, float] | None, digits: int) -> str:
     if not math.isfinite(value["mean"]):
         return "not finite"
     text = f"{value['mean']:.{digits}f}"
-    return f"{text} ± {value['std']:.{digits}f}" if value["runs"] > 1 else text
+    several = value["runs"] > 1 and math.isfinite(value["std"])
+    return f"{text} ± {value['std']:.{digits}f}" if several else text
 
 
 def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> str:
@@ -189,17 +167,10 @@ def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference and where it lies with a given confidence.
-
-    Attributes:
-        mean: of the differences.
-        low: end of the interval; NaN for a single pair.
-        high: the other end.
-        pairs: how many differences there are.
-    """
+    """A mean difference and where it lies with a given confidence."""
 
     mean: float
-    low: float
+    low: float  # NaN for a single pair, as `high` is
     high: float
     pairs: int
 
@@ -233,8 +204,8 @@ def paired(left: Sequence[float], right: Sequence[float], level: float = 0.95) -
         return Interval(mean, math.nan, math.nan, number)
     from scipy import stats
 
-    deviation = math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / (number - 1))
-    reach = float(stats.t.ppf((1 + level) / 2, number - 1)) * deviation / math.sqrt(number)
+    error = statistics.stdev(gaps) / math.sqrt(number)
+    reach = float(stats.t.ppf((1 + level) / 2, number - 1)) * error
     return Interval(mean, mean - reach, mean + reach, number)
 
 
@@ -242,7 +213,7 @@ def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]
     """Each other method's figure less that of `first`, paired by the seeds that both have."""
     values: dict[str, dict[int, float]] = {}
     for run in comparison.runs:
-        value = run.figures.get(key)
+        value: Any = run.figures.get(key)
         if _is_number(value) and math.isfinite(value):
             values.setdefault(run.name, {})[run.seed] = float(value)
     own = values.get(first, {})
@@ -265,12 +236,6 @@ def frontier(
 
     where :math:`\preceq` is "at least as good". Points with a value that is not finite are left
     out. Of equal points all stay.
-
-    Args:
-        x: first figures.
-        y: second figures.
-        higher_x: whether a higher `x` is better.
-        higher_y: whether a higher `y` is better.
 
     >>> frontier([0.0, 1.0, 2.0, 3.0], [0.5, 0.7, 0.6, 0.9])
     [0, 1, 3]

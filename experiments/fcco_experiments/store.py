@@ -421,8 +421,13 @@ class Comparison:
 def load_comparison(folder: Path) -> Comparison:
     """Read back what `compare`, `run` or `sweep` left.
 
-    Of a run that was trained alone its folder is read, of one in a fleet its line.
+    Of a run that was trained alone its folder is read, of one in a fleet its line. Published
+    results are read too.
     """
+    from . import results
+
+    if not (folder / COMPARISON).is_file() and (published := results.read(folder)) is not None:
+        return published
     meta = read_meta(folder)
     lines = read_fleet_lines(folder / FLEET_LINES)
     said = folder / FLEET_FOLDER / ENVIRONMENT

@@ -201,7 +201,9 @@ def sweep(
 @app.command(
     cls=o.Command,
     epilog=_examples(
-        "fcco report runs/fairness-adult", "fcco report runs/mine --task my_module:TASK"
+        "fcco report runs/fairness-adult",
+        "fcco report runs/fairness-adult --publish docs/results/mine",
+        "fcco report runs/mine --task my_module:TASK",
     ),
 )
 def report(
@@ -214,23 +216,27 @@ def report(
             help="The task, where it is not built in; its code is imported only if you name it.",
         ),
     ] = None,
+    publish: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write small files for a repository here, too."),
+    ] = None,
     wide: o.Wide = False,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Write the table and the report anew from saved runs."""
-    from .. import store, sweep, tasks
+    """Write the table and the report anew, from saved or published runs."""
+    from .. import results, sweep, tasks
 
     if task is not None:
         tasks.get(task)
     told = sweep.read(folder)
-    runs = store.load_comparison(folder).runs
-    if not any(run.result is not None for run in runs):
-        raise fail(f"{folder}: no run is finished, so there is nothing to report.")
     if told is None:
         _conclude(folder, context.params)
     else:
         _conclude_sweep(told, folder, context.params)
+    if publish is not None:
+        for path in results.publish(folder, publish):
+            typer.echo(f"Published: {path}", err=True)
 
 
 @app.command(
@@ -391,10 +397,10 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats
-    from ..report import sweep_page
+    from ..report.sweep import conclude
     from .display import Printer
 
-    done = _interruptible(out, lambda: sweep_page.conclude(out, told))
+    done = _interruptible(out, lambda: conclude(out, told))
     printer = Printer(given)
     settings = {entry["name"]: entry for entry in told["settings"]}
     printer.text(f"Chosen by: {told['rule']}.")
@@ -408,8 +414,8 @@ def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -
     if done.table:
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
-    winners = out / "winners.yaml"
-    printer.line(f"Compare the winners: fcco compare {told['task']} --config {winners}")
+    if (winners := out / "winners.yaml").is_file():
+        printer.line(f"Compare the winners: fcco compare {told['task']} --config {winners}")
     printer.json({"methods": done.table})
 
 

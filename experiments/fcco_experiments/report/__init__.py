@@ -6,36 +6,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..store import Comparison, write_text
+from ..stats import Table
+from ..store import Comparison
 from ..task import Task
-from . import page, sweep_page
+from . import page, sweep
 
-__all__ = ["render", "render_sweep", "write"]
+__all__ = ["render", "render_sweep"]
 
 
-def render(comparison: Comparison, task: Task, config: Any) -> str:
+def render(comparison: Comparison, values: Table, task: Task, config: Any) -> str:
     """The page as text; the same runs give the same bytes.
 
     Args:
-        comparison: saved runs; they may lack curves and environment.
+        comparison: saved runs; there may be none, where only the table was kept.
+        values: from `fcco_experiments.results.table`.
         task: its page, verdict and warnings.
         config: what `task.page` asks for.
     """
-    return _fill("page.html.j2", page.content(comparison, task, config))
-
-
-def write(comparison: Comparison, task: Task, config: Any) -> Path:
-    """Write `report.html` into the folder of the comparison; its path.
-
-    The file is there whole or not at all.
-    """
-    target = comparison.folder / "report.html"
-    write_text(target, render(comparison, task, config))
-    return target
+    return _fill("page.html.j2", page.content(comparison, values, task, config))
 
 
 def render_sweep(comparison: Comparison, told: Mapping[str, Any], task: Task, config: Any) -> str:
-    """The page of a sweep as text; the same runs give the same bytes.
+    """The page of a sweep as text; the same sweep gives the same bytes.
 
     Args:
         comparison: its runs; there may be none, where only the means were kept.
@@ -43,7 +35,7 @@ def render_sweep(comparison: Comparison, told: Mapping[str, Any], task: Task, co
         task: its page, rule and warnings.
         config: what `task.page` asks for.
     """
-    return _fill("sweep.html.j2", sweep_page.content(comparison, told, task, config))
+    return _fill("sweep.html.j2", sweep.content(comparison, told, task, config))
 
 
 def _fill(template: str, content: Mapping[str, Any]) -> str:
@@ -69,13 +61,7 @@ def _fill(template: str, content: Mapping[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "marked": marked,
-        "fixed": fixed,
-        "plain": plain,
-        "setting": setting,
-        "count": count,
-        "label": title,
-    }
+    environment.filters |= {"marked": marked, "fixed": fixed, "plain": plain}
+    environment.filters |= {"setting": setting, "count": count, "label": title}
     css = Markup((Path(__file__).parent / "templates/page.css").read_text(encoding="utf-8"))
     return environment.get_template(template).render(css=css, **content)

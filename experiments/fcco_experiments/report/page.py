@@ -7,31 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import stats
+from .. import results, stats
 from ..prose import paragraphs
 from ..store import Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from . import plots, tables
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
-__all__ = [
-    "Alert",
-    "alerts",
-    "by_method",
-    "common",
-    "content",
-    "final_rows",
-    "glossary",
-    "other_data",
-]
-
 Runs = Mapping[str, Sequence[SavedRun]]
-_MULTIPLIERS = "multipliers"
 
 
 def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
     """Runs of each method, in the order of the comparison, methods without a run included."""
-    runs: dict[str, list[SavedRun]] = {str(name): [] for name in comparison.meta.get("methods", ())}
+    runs: dict[str, list[SavedRun]] = {str(name): [] for name in comparison.meta["methods"]}
     for run in sorted(comparison.runs, key=lambda run: run.seed):
         runs.setdefault(run.name, []).append(run)
     return runs
@@ -43,57 +31,73 @@ def final_rows(runs: Runs) -> dict[str, list[Row]]:
     return {name: own for name, own in rows.items() if own}
 
 
-def content(comparison: Comparison, task: Task, config: Any) -> dict[str, Any]:
-    """Everything the template of a comparison asks for."""
+def content(comparison: Comparison, values: stats.Table, task: Task, config: Any) -> dict[str, Any]:
+    """Everything the template of a comparison asks for.
+
+    Args:
+        comparison: saved runs; there may be none, where only the table was kept.
+        values: from `results.table`.
+        task: its page, verdict and warnings.
+        config: of the comparison.
+    """
     page, meta = task.page(config), comparison.meta
     runs, rule = by_method(comparison), stats.judged_by(task, config)
-    look = styles({name: _word(name, group) for name, group in runs.items()})
-    values = stats.table(comparison, page.metrics)
+    methods = _methods(comparison, runs)
+    look = styles({name: str(method.get("method", name)) for name, method in methods.items()})
     final = final_rows(runs)
-    top = stats.columns(page.metrics, rule, wide=True)
-    top = [metric for metric in top if any(metric.key in row for row in values.values())]
-    ends = tables.end_keys(runs)
-    steady = [metric for metric in page.metrics if metric.key not in ends]
-    panels = [_judged(panel, rule) for panel in page.panels]
-    drawn = _plots(runs, replace(page, panels=tuple(panels)), look)
-    several = any(len(rows) > 1 for rows in final.values())
+    top = [
+        metric
+        for metric in stats.columns(page.metrics, rule, wide=True)
+        if any(metric.key in row for row in values.values())
+    ]
+    every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
+    kept = any(runs.values())
+    first = stats.winner(values, page.metrics, rule, page.references)
     return common(comparison, task) | {
-        **drawn,
+        **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
         "title": page.title,
-        "summary": _summary(runs, meta),
-        "alerts": alerts(task, config, runs, list(meta.get("seeds", ()))),
+        "summary": summary(meta, count(len(runs), "method"), _run_count(runs, values)),
+        "alerts": alerts(task, config, runs, meta["seeds"]) if kept else [],
+        "kept": kept,
         "verdict": task.verdict(config, final) if final else (),
+        "winner": first,
+        "judged": {} if first is None else values[first],
+        "metrics": {metric.key: metric for metric in page.metrics},
         "headline": tables.scores(runs, values, top, "Final figures", page.references, rule),
-        "differences": _differences(comparison, values, page, rule),
+        "differences": _differences(comparison, first, page, rule),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
-        "several": several,
-        "diverged": any(run.diverged is not None for run in comparison.runs),
+        "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
+        "diverged": any(stats.DIVERGED in row for row in values.values()),
         "references": [name for name in page.references if name in runs],
         "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
         "glossary": glossary(top),
-        "all_glossary": glossary([m for m in page.metrics if m not in top]),
+        "all_glossary": glossary([metric for metric in every if metric not in top]),
         "next_steps": task.next_steps(config, final) if final else (),
         "question": page.question,
         "entries": _entries(runs, page),
         "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
-        "full": tables.scores(runs, values, steady, "All figures", page.references, across=False),
-        "ending": tables.ending(runs, page.metrics, "Figures at the end of training"),
-        "settings": tables.settings(runs, "What each method ran with"),
-        "listing": tables.listing(runs, "Runs of each method"),
-        "example": next((f"{run.name}/seed-{run.seed}/" for run in comparison.runs
-                         if run.folder != comparison.folder), ""),
+        "full": tables.scores(runs, values, every, "All figures", page.references, across=False),
+        "settings": tables.settings(methods),
+        "published": not any(run.folder != comparison.folder for run in comparison.runs),
         "looks": look,
-    }  # fmt: skip
+    }
 
 
 def common(comparison: Comparison, task: Task) -> dict[str, Any]:
     """What the pages of comparisons and of sweeps have alike: metadata and palette."""
     meta = comparison.meta
+    config = [("Config", str(meta["config_name"]))] if meta.get("config_name") else []
+    config += [
+        (title(key), setting(value))
+        for key, value in meta["config"].items()
+        if key not in ("methods", "seeds")  # methods have a table of their own
+    ]
+    machine = meta.get("environment") or results.environment(comparison.runs)
     return {
-        "task": meta.get("task", task.name),
-        "experiment": _experiment(meta),
-        "machine": _machine(comparison.runs),
+        "task": task.name,
+        "experiment": [*config, ("Seeds", setting(list(meta["seeds"])))],
+        "machine": [(title(key), value) for key, value in machine.items()],
         "command": str(meta.get("command") or ""),
         "version": meta.get("fcco", ""),
         "shapes": SHAPES,
@@ -102,8 +106,26 @@ def common(comparison: Comparison, task: Task) -> dict[str, Any]:
     }
 
 
-def _word(name: str, group: Sequence[SavedRun]) -> str:
-    return str(group[0].method.get("method", name)) if group else name
+def summary(meta: Mapping[str, Any], *counts: str) -> str:
+    """The line below the title."""
+    config = meta["config"]
+    parts = [f"data: {config['data']}"] if config.get("data") else []
+    parts += counts
+    parts += [count(config["epochs"], "epoch")] if config.get("epochs") else []
+    parts += ["quick version"] if meta.get("quick") else []
+    parts += [str(meta["created"])[:10]] if meta.get("created") else []
+    return " · ".join(parts)
+
+
+def _run_count(runs: Runs, values: stats.Table) -> str:
+    published = (max(value["runs"] for value in row.values()) for row in values.values())
+    return count(sum(map(len, runs.values())) or int(sum(published)), "run")
+
+
+def _methods(comparison: Comparison, runs: Runs) -> dict[str, Mapping[str, Any]]:
+    """Settings of each method: those of a run, else of the config."""
+    planned = comparison.meta["config"].get("methods") or {}
+    return {n: group[0].method if group else planned.get(n, {}) for n, group in runs.items()}
 
 
 def _judged(panel: Panel, rule: Rule | None) -> Panel:
@@ -118,14 +140,14 @@ def _judged(panel: Panel, rule: Rule | None) -> Panel:
 
 
 def _differences(
-    comparison: Comparison, values: stats.Table, page: Page, rule: Rule | None
+    comparison: Comparison, first: str | None, page: Page, rule: Rule | None
 ) -> tables.Table | None:
-    first = stats.winner(values, page.metrics, rule, page.references)
     if first is None or rule is None:
         return None
-    found = stats.against(comparison, rule.objective, first)
-    metric = next(metric for metric in page.metrics if metric.key == rule.objective)
-    return tables.differences(found, metric, first, page.references) if found else None
+    known = {metric.key: metric for metric in page.metrics}
+    judged = [known[key] for key in (rule.objective, rule.constraint) if key in known]
+    pairs = [(metric, stats.against(comparison, metric.key, first)) for metric in judged]
+    return tables.differences(pairs, first, page.references) if pairs[0][1] else None
 
 
 def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +174,9 @@ def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
     """Tables of the lists that have names; multipliers stand with the first list."""
     limits = {panel.y: panel.reference for panel in page.panels if panel.kind == "family"}
     named = {p.y: p.label for p in page.panels if p.kind in ("change", "dots") and p.label}
-    multipliers = _MULTIPLIERS
+    multipliers = "multipliers"
     found = []
-    for key in (key for key in page.entries if key != _MULTIPLIERS):
+    for key in (key for key in page.entries if key != "multipliers"):
         same = (limits[other] for other in limits if key == other or key.endswith(f"_{other}"))
         limit = next((limit for limit in same if limit is not None), None)  # test_... as train's
         name = named.get(key) or title(key)
@@ -163,14 +185,8 @@ def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
         table = tables.entries(runs, key, names, limit, f"{name} at the end", multipliers)
         if table is None:
             continue
-        notes = [cell.note for line in table.lines for cell in line.cells]
-        found.append({
-            "title": name,
-            "table": table,
-            "limit": limit,
-            "seeds": any("seeds" in note for note in notes),
-            "multipliers": any("ν" in note for note in notes),
-        })  # fmt: skip
+        notes = " ".join(cell.note for _, cells in table.lines for cell in cells)
+        found.append({"title": name, "table": table, "limit": limit, "notes": notes})
         multipliers = ""
     return found
 
@@ -196,43 +212,6 @@ def glossary(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
     return result
 
 
-def _summary(runs: Runs, meta: Mapping[str, Any]) -> str:
-    config = meta.get("config") or {}
-    parts = [f"data: {config['data']}"] if config.get("data") else []
-    parts += [count(len(runs), "method"), count(sum(map(len, runs.values())), "run")]
-    parts += [count(config["epochs"], "epoch")] if config.get("epochs") else []
-    parts += ["quick version"] if meta.get("quick") else []
-    parts += [str(meta["created"])[:10]] if meta.get("created") else []
-    return " · ".join(parts)
-
-
-def _experiment(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The config without its methods, which have a table of their own."""
-    facts = [("Config", str(meta["config_name"]))] if meta.get("config_name") else []
-    for key, value in (meta.get("config") or {}).items():
-        if key not in ("methods", "seeds"):
-            facts.append((title(key), setting(value)))
-    if meta.get("seeds"):
-        facts.append(("Seeds", setting(list(meta["seeds"]))))
-    return facts
-
-
-def _machine(runs: Sequence[SavedRun]) -> list[tuple[str, str]]:
-    """Machine and versions; where runs differ, all that occur."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        for key, value in (run.environment or {}).items():
-            text = setting(value)
-            if key != "command" and text not in found.setdefault(key, []):
-                found[key].append(text)
-    facts = []
-    for key, values in found.items():
-        if len(values) > 1 and ("time" in key or "start" in key):
-            values = [f"{min(values)} to {max(values)}"]
-        facts.append((title(key), "; ".join(values[:4]) + ("; …" if len(values) > 4 else "")))
-    return facts
-
-
 @dataclass(frozen=True)
 class Alert:
     """A warning, and the runs it is about."""
@@ -252,32 +231,29 @@ def alerts(task: Task, config: Any, runs: Runs, wanted: Sequence[int]) -> list[A
         runs: by method.
         wanted: the seeds that each method should have.
     """
-    diverged, unfinished, missing, said = ([] for _ in range(4))
-    told = {id(run): _warnings(task, config, run) for group in runs.values() for run in group}
     every = [run for group in runs.values() for run in group]
+    told = {id(run): _warnings(task, config, run) for run in every}
     shapes = [{_shape(text) for text in told[id(run)]} for run in every if _counts(run)]
     shared = set.intersection(*shapes) if shapes and len(runs) > 1 else set()
+    states, said = [], []
     for name, group in runs.items():
-        reasons = [(run, run.diverged.rstrip(".")) for run in group if run.diverged is not None]
-        diverged += _grouped(name, group, [(r, _text("diverged", why=why)) for r, why in reasons])
-        open_ones = [run for run in group if run.result is None]
-        unfinished += _grouped(name, group, [(run, _text("unfinished")) for run in open_ones])
-        there = {run.seed for run in group}
-        if absent := [seed for seed in wanted if seed not in there]:
-            missing.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
+        ended = [(run, run.diverged.rstrip(".")) for run in group if run.diverged is not None]
+        states += _grouped(name, group, [(run, _text("diverged", why=why)) for run, why in ended])
+        unfinished = [(run, _text("unfinished")) for run in group if run.result is None]
+        states += _grouped(name, group, unfinished)
+        if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
+            states.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
         own = [(run, text) for run in group for text in told[id(run)]]
         said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
     pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
-    said += [replace(each, who="All methods") for each in _grouped("", every, pairs)]
-    return [*other_data(every), *diverged, *unfinished, *missing, *said]
+    said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
+    return [*other_data(every), *states, *said]
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[Alert]:
     """A warning where runs were not made on the same data."""
-    results = [run.result for run in runs if run.result is not None]
-    if len({result.get("fingerprint") for result in results}) < 2:
-        return []
-    return [Alert("All runs", _text("other_data"))]
+    prints = {run.result.get("fingerprint") for run in runs if run.result is not None}
+    return [Alert("All runs", _text("other_data"))] if len(prints) > 1 else []
 
 
 def _text(block: str, **values: Any) -> str:

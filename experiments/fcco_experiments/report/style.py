@@ -1,4 +1,4 @@
-"""Colours, dashes and markers of methods, and numbers and names as text."""
+"""Colours, dashes and markers of methods (one map for all pages), and numbers as text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-__all__ = [
-    "COLOURS",
-    "SHAPES",
-    "TOKENS",
-    "Style",
-    "count",
-    "duration",
-    "fixed",
-    "plain",
-    "seeds",
-    "setting",
-    "styles",
-    "title",
-]
 
 TOKENS: dict[str, tuple[str, str]] = {
     "page": ("#fdfdfc", "#15181b"),
@@ -55,21 +40,9 @@ COLOURS: tuple[tuple[str, str], ...] = (
 """Colours of methods, light and dark; the first five differ for each kind of colour blindness."""
 
 _WORDS = {
-    "sonex": 0,
-    "alexr2": 1,
-    "sox": 2,
-    "sonx": 3,
-    "erm": 4,
-    "finetune": 4,
-    "unconstrained": 4,
-    "ooa": 5,
-    "icppac": 5,
-    "uniform": 6,
-    "weighted": 6,
-    "ssg": 6,
-    "msvr": 7,
-    "replay": 7,
-}
+    "sonex": 0, "alexr2": 1, "sox": 2, "sonx": 3, "erm": 4, "finetune": 4, "unconstrained": 4,
+    "ooa": 5, "icppac": 5, "uniform": 6, "weighted": 6, "ssg": 6, "msvr": 7, "replay": 7,
+}  # fmt: skip
 """The colour of each method word on every page."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (3, 1.5), (9, 3))
@@ -90,17 +63,11 @@ SHAPES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a method looks.
+    """How a method looks."""
 
-    Args:
-        number: of its colour in `COLOURS`.
-        dash: lengths on and off; empty for a solid line.
-        marker: matplotlib's letter.
-    """
-
-    number: int
-    dash: tuple[float, ...]
-    marker: str
+    number: int  # of its colour in `COLOURS`
+    dash: tuple[float, ...]  # lengths on and off; empty for a solid line
+    marker: str  # matplotlib's letter
 
     @property
     def colour(self) -> str:
@@ -109,14 +76,11 @@ class Style:
 
 
 def styles(words: Mapping[str, str]) -> dict[str, Style]:
-    """A style for each name on a page.
+    """A style for each name on a page, by its method word.
 
-    A method word has the same colour on every page; names with the same word (SONEX with two
-    optimizers) share it and differ in dash and marker. Where all names have one word, as in an
-    ablation, colours go by position.
-
-    Args:
-        words: the method word of each name.
+    A word has the same colour on every page; names with the same word (SONEX with two optimizers)
+    share it and differ in dash and marker. In an ablation, where all names have one word, colours
+    go by position.
 
     >>> [style.number for style in styles({"SONEX": "sonex", "SOX": "sox"}).values()]
     [0, 2]
@@ -216,19 +180,3 @@ def count(number: int, thing: str) -> str:
     ('1 run', '1,200 runs')
     """
     return f"{number:,} {thing}" + "s" * (number != 1)
-
-
-def duration(seconds: float) -> str:
-    """A time.
-
-    >>> duration(3.21), duration(187), duration(7260)
-    ('3.2 s', '3 min 7 s', '2 h 1 min')
-    """
-    if not math.isfinite(seconds):
-        return "n/a"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
