@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from continual_cases import CONFIG, METHODS
 from fcco_experiments import config as configs
+from fcco_experiments import sweep as sweeps
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.continual import TASK, Continual
 from fcco_experiments.tasks.continual.training import METHODS as WORDS
@@ -33,7 +33,8 @@ def test_every_config_loads_and_fits_its_methods(name: str) -> None:
 
 @pytest.mark.parametrize("data", ["weather", "bdd100k-subset"])
 def test_settings_are_the_winners_of_the_sweep(data: str) -> None:
-    sweep = json.loads((RESULTS / f"continual-{data}-wide/sweep.json").read_text())
+    sweep = sweeps.read(RESULTS / f"continual-{data}-wide")
+    assert sweep is not None
     tried = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
     chosen = configs.load(TASK, data).methods
     assert len(tried) == 6 * 16 and len(sweep["seeds"]) == 5
