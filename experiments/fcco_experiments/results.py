@@ -78,8 +78,7 @@ def write_table(folder: Path, new: stats.Table, meta: Mapping[str, Any] | None =
             "is; delete it to write another one."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"methods": _rounded(new, 8)}
-    told = told if meta is None else {"meta": meta, **told}
+    told = {"methods": new} if meta is None else {"meta": meta, "methods": _rounded(new, 8)}
     text = json.dumps(store.clean(told), indent=1)
     # A figure is a line.
     text = re.sub(r"\{\s+(\"mean\"[^}]*?)\s+\}", lambda found: f"{{{_joined(found[1])}}}", text)
