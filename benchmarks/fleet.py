@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import environment
-from fcco_experiments import fleet_memory as memory
+from fcco_experiments import environment, fleets
 from fcco_experiments.tasks.fairness.task import FairnessProblem
 
 from .fleet_cases import (
@@ -136,8 +135,8 @@ def measure(
     where, runs = torch.device(device), case.runs(size)
     single = problem.start(*runs[0])
     fit = size
-    if size >= LARGE:
-        fit = memory.capacity(
+    if size >= LARGE and device == "cuda":
+        fit = fleets.capacity(
             lambda r: problem.fleet(runs[:r], where),
             lambda training: [training.step() for _ in range(3)],
             size,

@@ -13,13 +13,10 @@ from typing import Any
 from fcco import __version__
 
 from . import distributed, engine, environment, stats, store, tasks, workers
-from .config import from_plain, plain
+from .config import ConfigError, from_plain, plain
 from .stats import Table
 from .store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
-from .task import Experiment, Page, Progress, Rule
-from .workers import fetch
-
-__all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]
+from .task import Experiment, Page, Problem, Progress, Rule
 
 Runner = Callable[..., list[Outcome]]
 """Does runs, as `workers.run` does, or `fleets.run`, which trains them together."""
@@ -27,26 +24,24 @@ Runner = Callable[..., list[Outcome]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, apart from how.
+    """What will be run, apart from how."""
 
-    Args:
-        task: a name that every process knows, or `"module:attribute"`.
-        config_name: of the config, for the folder.
-        config: with all methods and seeds.
-        specs: one for each run.
-        quick: whether it is the fast version.
-    """
-
-    task: str
-    config_name: str
-    config: Experiment
-    specs: tuple[RunSpec, ...]
-    quick: bool = False
+    task: str  # a name that every process knows, or `module:attribute`
+    config_name: str  # for the folder
+    config: Experiment  # with all methods and seeds
+    specs: tuple[RunSpec, ...]  # one for each run
+    quick: bool = False  # whether it is the fast version
 
 
 def plan(task: str, config_name: str, config: Experiment, *, quick: bool = False) -> Plan:
     """Every method with every seed; the first seed of all methods comes first."""
     task = tasks.portable(task)
+    for name in config.methods:
+        if not store.is_folder_name(name):
+            raise ConfigError(
+                f"methods: {name!r} cannot be the name of a method, because a folder gets that "
+                "name: no slashes, and no dot at its start."
+            )
     specs = tuple(
         RunSpec(task, name, method, seed, config)
         for seed in config.seeds
@@ -85,68 +80,59 @@ def execute(
         LoadError: when the task cannot bring or load its data.
     """
     distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
-    with contextlib.ExitStack() as held:
-        ready = distributed.run_on_first(lambda: _open(plan, out, resume, overwrite, held))
-        todo = [spec for spec in plan.specs if spec.label not in ready.done]
+    with contextlib.ExitStack() as lock:
+        meta, done_before = distributed.run_on_first(
+            lambda: _open(plan, out, resume, overwrite, lock)
+        )
+        todo = [spec for spec in plan.specs if spec.label not in done_before]
+        problem: Problem | None = None
         if todo:
             with fetching or contextlib.nullcontext(_silent) as progress:
-                distributed.run_on_each_machine(lambda: fetch(todo[0], progress))
-        distributed.run_on_first(lambda: _begin(out, ready))
-        for label in ready.done:
+                problem = distributed.run_on_each_machine(lambda: workers.fetch(todo[0], progress))
+        if runner is workers.run and workers.processes(todo, workers_) > 1:
+            problem = None  # each process loads its own
+        distributed.run_on_first(lambda: _begin(out, meta, overwrite))
+        for label in done_before:
             on_event(Event("finished", label, text="was finished"))
         ended = runner(
             todo,
             out,
             workers=workers_,
-            resume=ready.resume,
+            resume=resume,
             tensorboard=tensorboard,
             on_event=on_event,
+            problem=problem,
         )
-    done = {label: Outcome(label, "finished", "was finished") for label in ready.done}
+    done = {label: Outcome(label, "finished", "was finished") for label in done_before}
     done |= {outcome.run: outcome for outcome in ended}
     return [done[spec.label] for spec in plan.specs]
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """How to go on with a folder that may be used.
-
-    Attributes:
-        resume: from the checkpoints that are there.
-        overwrite: delete what is there.
-        meta: what the folder will say.
-        done: labels of the runs that are finished.
-    """
-
-    resume: bool
-    overwrite: bool
-    meta: dict[str, Any]
-    done: tuple[str, ...]
-
-
 def _open(
-    plan: Plan, out: Path, resume: bool, overwrite: bool, held: contextlib.ExitStack
-) -> _Ready:
-    """Check and lock a folder; nothing in it is touched."""
+    plan: Plan, out: Path, resume: bool, overwrite: bool, lock: contextlib.ExitStack
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Check and lock a folder: what it will say, and the runs that are finished. Nothing in it is
+    touched.
+    """
     store.prepare(out, resume=resume, overwrite=overwrite)
-    held.enter_context(store.locked(out))
+    lock.enter_context(store.locked(out))
     # Again: another process may have been at work until now.
     store.prepare(out, resume=resume, overwrite=overwrite)
     meta = _meta(plan, _before(plan, out) if resume else {})
-    lines = store.finished_in_fleets(out, plan.specs) if resume else set()
-    labels = (
+    if not resume:
+        return meta, ()
+    lines = store.finished_in_fleets(out, plan.specs)
+    return meta, tuple(
         spec.label
         for spec in plan.specs
-        if spec.label in lines
-        or (resume and engine.check_folder(spec, spec.folder(out), resume=True))
+        if spec.label in lines or engine.check_folder(spec, spec.folder(out), resume=True)
     )
-    return _Ready(resume, overwrite, meta, tuple(labels))
 
 
-def _begin(out: Path, ready: _Ready) -> None:
-    if ready.overwrite:
+def _begin(out: Path, meta: dict[str, Any], overwrite: bool) -> None:
+    if overwrite:
         store.remove_runs(out)
-    store.write_json(out / COMPARISON, ready.meta)
+    store.write_json(out / COMPARISON, meta)
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -161,14 +147,14 @@ def _before(plan: Plan, out: Path) -> dict[str, Any]:
     if meta["task"] == plan.task:
         saved = from_plain(type(plan.config), meta["config"], str(out / COMPARISON))
         meta |= {"config": saved}
-        found = differences(
+        changes = differences(
             _common(saved, plan.config), _common(plan.config, saved), plan.config.incidental
         )
     else:
-        found = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
-    if found:
+        changes = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
+    if changes:
         raise FolderError(
-            f"{out} has runs of another config: {'; '.join(found)}. Choose another place with "
+            f"{out} has runs of another config: {'; '.join(changes)}. Choose another place with "
             "--out, or start anew with --overwrite."
         )
     return meta

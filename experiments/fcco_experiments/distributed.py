@@ -7,7 +7,6 @@ and no GPU waits for them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -16,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,44 +26,15 @@ from .config import ConfigError
 from .store import FolderError, RunSpec, differences
 from .task import Problem
 
-__all__ = [
-    "Consensus",
-    "Diverged",
-    "Failure",
-    "OutOfStep",
-    "all_gather",
-    "any_rank",
-    "barrier",
-    "broadcast",
-    "check_same_plan",
-    "device",
-    "fingerprint",
-    "first_failure",
-    "gather",
-    "is_first",
-    "is_first_on_machine",
-    "launch_command",
-    "process_group",
-    "raised_on_all",
-    "rank",
-    "run_on_all",
-    "run_on_each_machine",
-    "run_on_first",
-    "scatter",
-    "world_size",
-]
-
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=3)
 """Ranks wait while one downloads or loads; a process that dies is noticed at once."""
-_LOST = re.compile(r"\bgloo\b|\bNCCL\b|connection (closed|reset)", re.IGNORECASE)
 _ALONE = 60.0  # seconds that a rank which diverged waits for the others
 _ASK_EVERY = 0.5  # seconds between two questions whether to stop
 _GO_ON, _STOP, _DIVERGED = range(3)
 
 _group: tuple[Any, Any] = (None, None)  # the default group, and the one for messages
-_store: Any = None  # the key-value store of torchrun
 
 
 class OutOfStep(Exception):
@@ -72,11 +42,7 @@ class OutOfStep(Exception):
 
 
 class Diverged(Exception):
-    """Training has left the finite numbers.
-
-    Attributes:
-        step: steps that were made before.
-    """
+    """Training has left the finite numbers after so many steps."""
 
     def __init__(self, text: str, step: int) -> None:
         super().__init__(text, step)
@@ -160,11 +126,6 @@ def is_first() -> bool:
     return rank() == 0 if _ready() else not _launched() or _number("RANK") == 0
 
 
-def is_first_on_machine() -> bool:
-    """Whether this process is the first of its machine."""
-    return _local_rank() == 0
-
-
 @contextlib.contextmanager
 def process_group(wanted: str = "cpu") -> Iterator[None]:
     """Join the processes that torchrun started; does nothing for a single one.
@@ -175,7 +136,6 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
     Args:
         wanted: the device, see `device`.
     """
-    global _store
     if not _launched() or _ready():
         yield
         return
@@ -183,10 +143,7 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
     if place.type == "cuda":
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
-    store, own, number = next(iter(dist.rendezvous("env://")))
-    group = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, store=group, rank=own, world_size=number)
-    _store = dist.PrefixStore("fcco", store)
+    dist.init_process_group(backend)
     try:
         yield
     except Exception as error:
@@ -203,10 +160,8 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
 
 
 def _close() -> None:
-    global _store
     with contextlib.suppress(RuntimeError):  # another rank may be gone by now
         barrier()
-    _store = None
     dist.destroy_process_group()
 
 
@@ -305,9 +260,9 @@ def run_on_all(call: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
-def run_on_each_machine(call: Callable[[], object]) -> None:
-    """Call on the first rank of each machine, while the others wait."""
-    run_on_all(lambda: call() if is_first_on_machine() else None)
+def run_on_each_machine(call: Callable[[], T]) -> T | None:
+    """The result on the first rank of each machine; the others wait and get None."""
+    return run_on_all(lambda: call() if _local_rank() == 0 else None)
 
 
 def raised_on_all(error: BaseException) -> bool:
@@ -341,32 +296,17 @@ def _portable(error: Exception) -> Exception:
     return copy
 
 
-class Failure(NamedTuple):
-    """The first failure of a run.
-
-    Attributes:
-        rank: whose.
-        text: the message.
-        details: the traceback.
-    """
-
-    rank: int
-    text: str
-    details: str
+_LOST = re.compile(r"\bgloo\b|\bNCCL\b|connection (closed|reset)", re.IGNORECASE)
 
 
-def first_failure(error: Exception) -> Failure:
-    """The failure of this rank, or the earlier one of a rank whose end caused the error here."""
-    text = str(error) or type(error).__name__
-    if world_size() > 1 and isinstance(error, RuntimeError) and _LOST.search(text):
-        text = "the connection to another process was lost"
-    own = Failure(rank(), text, "".join(traceback.format_exception(error)))
-    if raised_on_all(error) or _store is None:
-        return own
-    try:
-        return Failure(*json.loads(_store.compare_set("failure", "", json.dumps(own))))
-    except (RuntimeError, ValueError):  # torchrun itself is gone
-        return own
+def lost_connection(error: Exception) -> bool:
+    """Whether an error says that the process of another rank has ended."""
+    return (
+        world_size() > 1
+        and not raised_on_all(error)
+        and isinstance(error, RuntimeError)
+        and _LOST.search(str(error)) is not None
+    )
 
 
 # --- what all ranks of a run agree on ------------------------------------------------------------
@@ -377,6 +317,8 @@ class Consensus:
 
     Asking after every step would cost an all-reduce each time. Rank 0 measures the steps and
     chooses after how many to ask again, about half a second apart; a single process never asks.
+
+    Divergence is what the library and torch report as such: `NonFiniteValue`, `FloatingPointError`.
 
     Args:
         stop: whether this rank is asked to stop.
@@ -459,21 +401,21 @@ def check_same_plan(specs: Sequence[RunSpec]) -> None:
     """Refuse ranks that want other runs than rank 0: their config files differ."""
     plans = all_gather([spec.plain() for spec in specs])
     for place, other in enumerate(plans):
-        first, here = ({str(at): each for at, each in enumerate(p)} for p in (plans[0], other))
-        if found := differences(first, here, ()):
+        first, here = ({str(at): spec for at, spec in enumerate(p)} for p in (plans[0], other))
+        if changes := differences(first, here, ()):
             raise ConfigError(
-                f"Rank {place} has another plan than rank 0, run.setting: {found[0]}. Give every "
+                f"Rank {place} has another plan than rank 0, run.setting: {changes[0]}. Give every "
                 "machine the same files and the same command."
             )
 
 
 def fingerprint(problem: Problem) -> str:
     """Of the data, which must be the same on all ranks."""
-    found = all_gather(problem.fingerprint())
-    for place, other in enumerate(found):
-        if other != found[0]:
+    prints = all_gather(problem.fingerprint())
+    for place, other in enumerate(prints):
+        if other != prints[0]:
             raise FolderError(
                 f"The data of rank {place}, {other[:12]}, are not those of rank 0, "
-                f"{found[0][:12]}: give every machine the same files."
+                f"{prints[0][:12]}: give every machine the same files."
             )
-    return found[0]
+    return prints[0]

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
+import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, distributed, environment, store, tasks
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from . import distributed, environment, store, tasks
 from .config import dump
 from .distributed import Consensus, Diverged, fingerprint
 from .store import Event, FolderError, Kind, Outcome, RunSpec
 from .task import Problem, Row, Task, Training
 
-__all__ = ["Board", "check_folder", "train"]
+Tell = Callable[[Event], None]
 
 _EVERY = 0.2  # seconds between two progress events of a run
 
 
 def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
-    """Whether a run is finished; raises when its folder cannot be used, and touches nothing.
-
-    Args:
-        spec: the run.
-        folder: its place.
-        resume: whether to go on with what is there.
-    """
-    there = folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir())
-    if there and not resume:
+    """Whether a run is finished; raises when its folder cannot be used, and touches nothing."""
+    if not store.has_run(folder):
+        return False
+    if not resume:
         raise FolderError(
             f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
             "--overwrite."
         )
-    saved = store.read_spec(folder) if there and (folder / store.CONFIG).is_file() else None
-    if saved is not None and (found := spec.differences(saved)):
+    saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
+    if saved is not None and (changes := spec.differences(saved)):
         raise FolderError(
-            f"{folder} has another run: {'; '.join(found)}. Choose another place with --out, "
+            f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
             "or start anew with --overwrite."
         )
     return (folder / store.RESULT).is_file()
@@ -51,7 +55,7 @@ def train(
     *,
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Tell = lambda event: None,
     tensorboard: bool = False,
 ) -> Outcome:
     """Train, evaluate and save as the spec says.
@@ -72,29 +76,30 @@ def train(
         on_event: told what happens.
         tensorboard: whether to write scalars for TensorBoard.
     """
-    ended = distributed.run_on_first(lambda: _ended(spec, folder, resume))
-    if ended is not None:
-        return ended
+
+    def ended() -> Outcome | None:
+        if not check_folder(spec, folder, resume=resume):
+            return None
+        return Outcome(spec.label, _ending(store.read_result(folder)))
+
+    def occupy() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FolderError(f"{folder} cannot be made: {error.strerror}.") from error
+        lock.enter_context(store.locked(folder))
+
+    if (outcome := distributed.run_on_first(ended)) is not None:
+        return outcome
     task = tasks.get(spec.task)
     if problem is None:
         problem = distributed.run_on_all(lambda: task.load(spec.config))
-    with contextlib.ExitStack() as held:
-        distributed.run_on_first(lambda: _occupy(folder, held))
+    with contextlib.ExitStack() as lock:
+        distributed.run_on_first(occupy)
         return _Run(spec, folder, task, problem, on_event, stop).go(tensorboard)
 
 
-def _ended(spec: RunSpec, folder: Path, resume: bool) -> Outcome | None:
-    if not check_folder(spec, folder, resume=resume):
-        return None
-    return Outcome(spec.label, _how(store.read_result(folder)))
-
-
-def _occupy(folder: Path, held: contextlib.ExitStack) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(store.locked(folder))
-
-
-def _how(result: Mapping[str, Any]) -> Kind:
+def _ending(result: Mapping[str, Any]) -> Kind:
     return "finished" if result["diverged"] is None else "diverged"
 
 
@@ -107,29 +112,23 @@ class _Run:
         folder: Path,
         task: Task,
         problem: Problem,
-        on_event: Callable[[Event], None],
+        on_event: Tell,
         stop: Callable[[], bool],
     ) -> None:
         self.spec, self.folder, self.task = spec, folder, task
-        self.first = distributed.rank() == 0
-        self.tell = on_event if self.first else _silent
+        self.first, self.on_event = distributed.rank() == 0, on_event
         self.data = distributed.run_on_all(lambda: fingerprint(problem))
         self.headline = [m.key for m in task.page(spec.config).metrics if m.headline]
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
-        checkpoint.seed_all(spec.seed)
+        seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
-        self.begun: dict[str, Any] = environment.describe(self.training.device)
+        self.total = spec.config.epochs * self.training.steps_per_epoch
         self.board: Board | None = None
         self.consensus = Consensus(stop)
 
     @property
     def epoch(self) -> float:
-        whole, rest = divmod(self.step, self.training.steps_per_epoch)
-        return whole if rest == 0 else self.step / self.training.steps_per_epoch
-
-    @property
-    def total(self) -> int:
-        return self.spec.config.epochs * self.training.steps_per_epoch
+        return epochs_of(self.step, self.training.steps_per_epoch)
 
     def go(self, tensorboard: bool) -> Outcome:
         self._load()
@@ -138,35 +137,24 @@ class _Run:
             self.board = Board(self.folder, self.rows, tensorboard)
         self._tell("started")
         try:
-            stopped = self._loop()
-            end = (
-                {} if stopped else store.clean(self.consensus.run(self.training.finish, self.step))
-            )
+            if self._loop():
+                self._tell("stopped")
+                return Outcome(self.spec.label, "stopped")
+            end = store.clean(self.consensus.run(self.training.finish, self.step))
         except Diverged as reason:
             self.step = reason.step
             return self._end({}, str(reason))
         finally:
             if self.board is not None:
                 self.board.close()
-        if stopped:
-            self._tell("stopped")
-            return Outcome(self.spec.label, "stopped")
         return self._end(end, None)
 
     def _begin(self) -> None:
         """Say what this is before the first step."""
         store.write_text(self.folder / store.CONFIG, dump(self.spec.plain()))
-        said = self.folder / store.ENVIRONMENT
-        if self.step and said.is_file():
-            before = store.read_json(said)
-            again = f"{self.begun['start']} at step {self.step}, fcco {self.begun['fcco']}"
-            again += "".join(
-                f", {key} {self.begun.get(key, 1)}"
-                for key in ("device", "processes")
-                if self.begun.get(key) != before.get(key)
-            )
-            self.begun = before | {"resumed": [*before.get("resumed", ()), again]}
-        store.write_json(said, self.begun)
+        environment.write(
+            self.folder / store.ENVIRONMENT, self.training.device, f"step {self.step}", self.step
+        )
         # Rows after the checkpoint belong to steps that will be made again.
         store.write_rows(self.folder / store.METRICS, self.rows)
 
@@ -199,11 +187,13 @@ class _Run:
         return False
 
     def _evaluate(self) -> None:
-        samples = self.step * self.training.samples_per_step
-        row: Row = {"epoch": self.epoch, "step": self.step, "samples": samples}
-        row |= {
+        figures = self.consensus.run(self.training.evaluate, self.step)
+        row: Row = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "samples": self.step * self.training.samples_per_step,
             "seconds": self.seconds,
-            **_plain(self.consensus.run(self.training.evaluate, self.step)),
+            **{k: v.tolist() if hasattr(v, "tolist") else v for k, v in figures.items()},
         }
         row = distributed.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
@@ -216,35 +206,68 @@ class _Run:
             self.board.add(row)
 
     def _save(self) -> None:
-        collected = checkpoint.collect(self.training)
-        if collected is None:
-            return
-        state, random = collected
-        held = checkpoint.Checkpoint(
-            step=self.step,
-            epoch=self.epoch,
-            seconds=self.seconds,
-            rows=self.rows,
-            training=state,
-            fingerprint=self.data,
-            spec=self.spec.plain(),
-            random=random,
-        )
-        checkpoint.save(self.folder / store.CHECKPOINT, held)
+        state: Any = self.training.state_dict()
+        generators = distributed.gather(random_state())
+        if self.training.sharded:
+            # On the CPU: rank 0 would open those tensors on the devices of the other ranks.
+            state = distributed.gather(tree_map_only(Tensor, Tensor.cpu, state))
+        if self.first:
+            content = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "rows": self.rows,
+                "training": state,
+                "fingerprint": self.data,
+                "spec": self.spec.plain(),
+                "random": generators,
+            }
+            write_checkpoint(self.folder / store.CHECKPOINT, content)
 
     def _load(self) -> None:
         """Go on from the checkpoint, if there is one."""
+        states: Any = None
+
+        def common() -> dict[str, Any] | None:
+            nonlocal states
+            saved = self._read()
+            if saved is None or not isinstance(saved["training"], list):
+                return saved
+            states = saved["training"]
+            return saved | {"training": []}  # each rank needs its own alone
+
+        saved = distributed.run_on_first(common)
+        if saved is None:
+            return
+        state = saved["training"]
+        self.training.load_state_dict(
+            distributed.scatter(states) if isinstance(state, list) else state
+        )
+        self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
+        # All ranks were seeded alike: one that was not there before takes the place of the first.
+        generators, rank = saved["random"], distributed.rank()
+        restore_random(generators[rank if rank < len(generators) else 0])  # last: loading may draw
+
+    def _read(self) -> dict[str, Any] | None:
+        """The checkpoint, refused when it is that of another run, of other data or shards."""
         path = self.folder / store.CHECKPOINT
-
-        def read() -> checkpoint.Checkpoint | None:
-            if not path.exists():
-                return None
-            return checkpoint.read(path, self.spec, self.data, self.training)
-
-        held = checkpoint.distribute(read, self.training)
-        if held is not None:
-            self.step, self.seconds, self.rows = held.step, held.seconds, held.rows
-            checkpoint.restore_random(held.random[0])  # last: loading may draw
+        way_out = f"Delete {self.folder} to start this run anew, or give --overwrite for all."
+        saved = read_checkpoint(path, lambda text: self._tell("note", text), way_out)
+        if saved is None:
+            return None
+        check_bounds(path, saved, self.total, way_out)
+        changes = self.spec.differences(saved["spec"])
+        refuse_changes(path, changes, saved["fingerprint"], self.data, way_out)
+        old = len(saved["training"]) if isinstance(saved["training"], list) else 0
+        new = distributed.world_size() if self.training.sharded else 0
+        if old != new:
+            words = [
+                f"the shards of {n} processes" if n else "an unsharded state" for n in (old, new)
+            ]
+            raise FolderError(
+                f"The checkpoint {path} holds {words[0]} but here it needs {words[1]}: start as "
+                f"many processes as before (torchrun --nproc-per-node). {way_out}"
+            )
+        return saved
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         final = self.rows[-1] if self.rows else {}
@@ -262,41 +285,35 @@ class _Run:
         }
         if self.first:
             store.write_json(self.folder / store.RESULT, result)
-        kind = _how(result)
+            (self.folder / store.PREVIOUS).unlink(missing_ok=True)
+        kind = _ending(result)
         self._tell(kind, diverged or "")
         return Outcome(self.spec.label, kind, diverged or "")
 
     def _tell(self, kind: Kind, text: str = "") -> None:
-        last = self.rows[-1] if self.rows else {}
-        figures = {key: last[key] for key in self.headline if isinstance(last.get(key), float)}
-        epochs = self.spec.config.epochs
-        self.tell(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
+        if self.first:
+            last = self.rows[-1] if self.rows else {}
+            figures = {key: last[key] for key in self.headline if isinstance(last.get(key), float)}
+            epochs = self.spec.config.epochs
+            self.on_event(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
 
 
-def _silent(event: Event) -> None:
-    """What the other ranks tell."""
-
-
-def _plain(row: Row) -> Row:
-    """Tensors and arrays as numbers and lists, not yet cleaned of what is not finite."""
-    return {
-        key: value.tolist() if hasattr(value, "tolist") else value for key, value in row.items()
-    }
+def epochs_of(step: int, per_epoch: int) -> float:
+    """Steps in epochs; a whole number where it is one."""
+    whole, rest = divmod(step, per_epoch)
+    return whole if rest == 0 else step / per_epoch
 
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(_is_finite(each) for each in value)
+        return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
 class Board:
-    """Writes the numbers of each evaluation as scalars; does nothing unless wanted.
+    """Writes the numbers of each evaluation as scalars for TensorBoard; idle unless wanted.
 
-    Args:
-        folder: of the run; the event files go to `tensorboard/` in it.
-        rows: evaluations before this process, written again from the first.
-        wanted: whether to write at all.
+    Rows from before this process are written again.
     """
 
     def __init__(self, folder: Path, rows: Iterable[Row], wanted: bool) -> None:
@@ -306,8 +323,8 @@ class Board:
         from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
         # Events after the checkpoint would stand beside those of the steps made again.
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        shutil.rmtree(folder / store.TENSORBOARD, ignore_errors=True)
+        self._writer = SummaryWriter(str(folder / store.TENSORBOARD))
         for row in rows:
             self.add(row)
 
@@ -319,10 +336,183 @@ class Board:
             if isinstance(value, (int, float)):
                 self._writer.add_scalar(key, value, row["step"])
             elif isinstance(value, list):
-                for place, each in enumerate(value):
-                    self._writer.add_scalar(f"{key}/{place}", each, row["step"])
+                for place, entry in enumerate(value):
+                    self._writer.add_scalar(f"{key}/{place}", entry, row["step"])
 
     def close(self) -> None:
         """Write what is left."""
         if self._writer is not None:
             self._writer.close()
+
+
+# --- checkpoint files -----------------------------------------------------------------------------
+#
+# A file of `torch.save`, followed by a line with the version of the format and the sha256 of all
+# bytes before it. torch.load ignores what follows the archive, so it can open the file as well.
+
+_FORMAT = 2
+_LAST_LINE = re.compile(rb"fcco-checkpoint (\d{4}) ([0-9a-f]{64})\n")
+_LAST_LENGTH = len("fcco-checkpoint 0002 ") + 64 + 1
+
+
+class _HashingFile:
+    """What `torch.save` writes to: hashes all bytes, and remembers why writing failed.
+
+    torch replaces an error of `write` by one of its own that does not say why.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _last_line(digest: str, version: int = _FORMAT) -> bytes:
+    return f"fcco-checkpoint {version:04d} {digest}\n".encode()
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the newest lies."""
+    return path.with_suffix(f".previous{path.suffix}")
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has left one."""
+    return any((folder / name).is_file() for name in (store.CHECKPOINT, store.PREVIOUS))
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all; the one before it is kept beside it."""
+    with store.replacing(path) as file:
+        hashing: Any = _HashingFile(file)
+        try:
+            torch.save(content, hashing)
+        except RuntimeError as error:
+            raise hashing.error or error from None
+        file.write(_last_line(hashing.digest.hexdigest()))
+        file.flush()
+        os.fsync(file.fileno())  # whole, before the old one gives up its name
+        if path.exists():
+            os.replace(path, previous(path))
+
+
+def read_checkpoint(path: Path, warn: Callable[[str], None], way_out: str) -> dict[str, Any] | None:
+    """The newest checkpoint that is intact; None where there is none.
+
+    Args:
+        path: the file.
+        warn: told when the newest is damaged and the one before takes its place.
+        way_out: what the user can do when none is intact.
+    """
+    problem = None
+    for file in (path, previous(path)):
+        if not file.exists():
+            continue
+        try:
+            content = _read_verified(file)
+        except FolderError as error:
+            problem = problem or error
+            continue
+        if problem is not None:
+            warn(f"{problem} Going on from the checkpoint before it.")
+        if file != path:
+            os.replace(file, path)  # or the next one would push the good one out
+        return content
+    if problem is not None:
+        raise FolderError(f"{problem} {way_out}") from problem
+    return None
+
+
+def _read_verified(path: Path) -> dict[str, Any]:
+    digest, left = hashlib.sha256(), max(path.stat().st_size - _LAST_LENGTH, 0)
+    try:
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(left, 1 << 20))):
+                digest.update(piece)
+                left -= len(piece)
+            last = file.read()
+        if last != _last_line(digest.hexdigest()):
+            other = _LAST_LINE.fullmatch(last)
+            if other and last == _last_line(digest.hexdigest(), int(other[1])):
+                raise ValueError(f"it has format {int(other[1])}, this version reads {_FORMAT}")
+            raise ValueError("its checksum is wrong, it is damaged or of an older version")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile raise different ones
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FolderError(f"The checkpoint {path} cannot be read: {reason}.") from error
+    return content
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint and the one before it."""
+    for file in (previous(path), path):
+        file.unlink(missing_ok=True)
+
+
+def refuse_changes(path: Path, changes: list[str], old: str, new: str, way_out: str) -> None:
+    """Refuse a checkpoint of other settings (`changes`) or of other data (two fingerprints)."""
+    if old != new:
+        changes = [*changes, f"the data were {old[:12]} and are {new[:12]} now"]
+    if changes:
+        text = f"The checkpoint {path} is that of another run: {'; '.join(changes)}. {way_out}"
+        raise FolderError(text)
+
+
+def check_bounds(path: Path, content: dict[str, Any], total: int, way_out: str) -> None:
+    """Refuse a checkpoint whose counters cannot be those of a run of so many steps."""
+    bounds = {"step": (int, total), "seconds": (float, math.inf)}
+    for key, (kind, most) in bounds.items():
+        value: Any = content.get(key)
+        if type(value) is not kind or not 0 <= value <= most:
+            raise FolderError(
+                f"The checkpoint {path} has {key} = {value!r}, but it must be between 0 and "
+                f"{most}. {way_out}"
+            )
+
+
+# --- the global random generators -----------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """What `restore_random` needs."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy_key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+        "numpy_position": int(numpy_state["state"]["pos"]),
+        "numpy_gauss": (int(numpy_state["has_gauss"]), float(numpy_state["gauss"])),
+    }
+    if torch.cuda.is_initialized():
+        # One GPU is used; asking all would start work on those of other processes.
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Go back to a state."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key = state["numpy_key"].numpy().astype(np.uint32)
+    has_gauss, cached = state["numpy_gauss"]
+    np.random.set_state(("MT19937", key, state["numpy_position"], has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -16,12 +16,9 @@ import torch
 
 from fcco import __version__
 
-from . import distributed
+from . import distributed, store
 
-__all__ = ["available_cores", "command", "describe", "now", "program"]
-
-_ONCE = ("--resume", "--overwrite")
-"""Options that say how to treat an old folder, not what to run."""
+_ONCE = ("--resume", "--overwrite")  # how to treat an old folder, not what to run
 
 
 def now() -> str:
@@ -31,21 +28,17 @@ def now() -> str:
 
 def available_cores() -> int:
     """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def command(*more: str) -> str:
-    """The command line of this process, to be typed again; with torchrun, where that started it.
-
-    Args:
-        more: options to add.
-    """
-    own = [each for each in sys.argv[1:] if each not in _ONCE]
-    if started := distributed.launch_command():
-        return shlex.join([*started, "-m", "fcco_experiments", *own, *more])
-    return program(*own, *more)
+    """The command line of this process, to be typed again; with torchrun, where that started it."""
+    words = [word for word in sys.argv[1:] if word not in _ONCE]
+    if launcher := distributed.launch_command():
+        return shlex.join([*launcher, "-m", "fcco_experiments", *words, *more])
+    return program(*words, *more)
 
 
 def program(*words: str) -> str:
@@ -55,12 +48,8 @@ def program(*words: str) -> str:
 
 
 def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Versions, machine and command.
-
-    Args:
-        device: what the run was trained on.
-    """
-    several = {"processes": distributed.world_size()} if distributed.world_size() > 1 else {}
+    """Versions, machine and command of a run that is trained on a device."""
+    processes = distributed.world_size()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -71,14 +60,35 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "device": _named(torch.device(device)),
-        **several,
+        "device": _name(torch.device(device)),
+        **({"processes": processes} if processes > 1 else {}),
         "command": command(),
         "start": now(),
     }
 
 
-def _named(device: torch.device) -> str:
+def write(path: Path, device: torch.device, progress: str, resumed: object) -> None:
+    """Describe this process in a file; to one that is there a line is added.
+
+    Args:
+        path: the file.
+        device: what is trained on.
+        progress: how far the training is, as `step 7`.
+        resumed: whether it goes on; if not, a file that is there is replaced.
+    """
+    here = describe(device)
+    if resumed and path.is_file():
+        before = store.read_json(path)
+        line = f"{here['start']} at {progress}, fcco {here['fcco']}" + "".join(
+            f", {key} {here.get(key, 1)}"
+            for key in ("device", "processes")
+            if here.get(key) != before.get(key)
+        )
+        here = before | {"resumed": [*before.get("resumed", ()), line]}
+    store.write_json(path, here)
+
+
+def _name(device: torch.device) -> str:
     """`cpu`, or `cuda` with the name of the GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return device.type
@@ -90,21 +100,20 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def _revision() -> str | None:
     """The git commit of fcco, when it is used from a checkout of its own."""
-    package = Path(__file__).resolve().parent
-    root = package.parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
         return None
     try:
-        asked = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None
+    return described.stdout.strip() or None

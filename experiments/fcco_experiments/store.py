@@ -14,60 +14,52 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
-from fcco._files import atomic
+from fcco._files import TEMPORARY, atomic
 
 from .config import ConfigError, fields_of, parse, plain
 from .task import Experiment, Method, Row
 
-__all__ = [
-    "CHECKPOINT",
-    "COMPARISON",
-    "CONFIG",
-    "ENVIRONMENT",
-    "FLEET_FOLDER",
-    "FLEET_LINES",
-    "METRICS",
-    "RESULT",
-    "SWEEP",
-    "Comparison",
-    "Event",
-    "FolderError",
-    "Kind",
-    "Outcome",
-    "RunSpec",
-    "SavedRun",
-    "atomic",
-    "clean",
-    "differences",
-    "finished_in_fleets",
-    "label",
-    "load_comparison",
-    "load_run",
-    "locked",
-    "prepare",
-    "read_fleet_lines",
-    "read_json",
-    "read_meta",
-    "read_result",
-    "read_spec",
-    "remove_runs",
-    "write_json",
-    "write_rows",
-    "write_text",
-]
+# Of a run.
+CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE = (
+    "config.yaml", "environment.json", "metrics.jsonl", "result.json", "failure.txt",
+)  # fmt: skip
+CHECKPOINT, PREVIOUS, TENSORBOARD, LOCK = (
+    "checkpoint.pt", "checkpoint.previous.pt", "tensorboard", ".lock",
+)  # fmt: skip
+_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOUS)
+# Of a comparison.
+COMPARISON, SWEEP, FLEET_LINES, FLEET_FOLDER = (
+    "comparison.json", "sweep.json.gz", "fleet.jsonl", "fleet",
+)  # fmt: skip
+_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
+_FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 
 class FolderError(Exception):
     """A folder that cannot be used as asked."""
 
 
+# --- files ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file, whole or not at all; what the system refuses is a `FolderError`."""
+    try:
+        with atomic(path) as file:
+            yield file
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise FolderError(f"{path} cannot be written: {reason}.") from error
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with atomic(path) as file:
+    """Write a text file."""
+    with replacing(path) as file:
         file.write(text.encode())
 
 
@@ -86,25 +78,20 @@ def clean(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): clean(each) for key, each in value.items()}
+        return {str(key): clean(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [clean(each) for each in value]
+        return [clean(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file that these functions wrote."""
+    """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read rows that `write_rows` wrote."""
-    return [numbers(row) for row in read_lines(path)]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -118,87 +105,66 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def numbers(row: Row) -> Row:
-    """What was not finite when it was written comes back as NaN."""
-    return {key: _number(value) for key, value in row.items()}
-
-
-def _number(value: Any) -> Any:
+def numbers(value: Any) -> Any:
+    """Rows as they were before they were written: null becomes NaN."""
+    if isinstance(value, dict):
+        return {key: numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_number(each) for each in value]
+        return [numbers(entry) for entry in value]
     return math.nan if value is None else value
 
 
+def _require(path: Path, value: Any, kinds: Mapping[str, type], at: str = "it") -> dict[str, Any]:
+    """The mapping, if it has these keys with values of these types."""
+    there = value if isinstance(value, dict) else {}
+    wrong = [k for k, kind in kinds.items() if k not in there or not isinstance(there[k], kind)]
+    if wrong:
+        raise FolderError(f"{path} is damaged: {at} has no {', '.join(wrong)}.")
+    return there
+
+
+# --- events and runs ------------------------------------------------------------------------------
+
 Kind = Literal[
-    "loading",
-    "started",
-    "progress",
-    "finished",
-    "diverged",
-    "stopping",
-    "stopped",
-    "failed",
+    "loading", "started", "progress", "finished", "diverged", "stopping", "stopped", "failed",
     "note",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened to a run.
-
-    Args:
-        kind: what.
-        run: its label, `name/seed-k`.
-        epoch: how far it is.
-        epochs: how far it goes.
-        figures: headline figures of the last evaluation.
-        text: why it diverged or failed; of a fleet, whose figures these are, or what ended.
-        details: file with the traceback of a failure.
-        count: runs that it stands for; a fleet speaks for all of its runs.
-    """
+    """Something happened to a run."""
 
     kind: Kind
-    run: str
+    run: str  # its label, `name/seed-k`
     epoch: float = 0.0
-    epochs: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
-    text: str = ""
-    details: str = ""
-    count: int = 1
+    epochs: int = 0  # how far it goes
+    figures: dict[str, float] = field(default_factory=dict)  # headline, of the last evaluation
+    text: str = ""  # why it diverged or failed
+    details: str = ""  # file with the traceback of a failure
+    count: int = 1  # a fleet speaks for all of its runs
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Args:
-        run: its label.
-        kind: `"finished"`, `"diverged"`, `"stopped"` or `"failed"`.
-        text: why it diverged or failed.
-    """
+    """How a run ended."""
 
     run: str
-    kind: Kind
-    text: str = ""
+    kind: Kind  # finished, diverged, stopped or failed
+    text: str = ""  # why it diverged or failed
 
 
-_MISSING = object()
+def is_folder_name(name: Any) -> bool:
+    """Whether a name is that of a folder inside another one, hence no way out of it."""
+    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0]+", name) is not None
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run, as data.
+    """One run, as data."""
 
-    Args:
-        task: its name, or `"module:attribute"`.
-        name: of the method in tables and folders.
-        method: and its settings.
-        seed: of the run.
-        config: of the experiment.
-    """
-
-    task: str
-    name: str
+    task: str  # its name, or `module:attribute`
+    name: str  # of the method in tables and folders
     method: Method
     seed: int
     config: Experiment
@@ -210,6 +176,8 @@ class RunSpec:
 
     def folder(self, out: Path) -> Path:
         """Where its files lie."""
+        if not is_folder_name(self.name):
+            raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
         return out / self.name / f"seed-{self.seed}"
 
     def plain(self) -> dict[str, Any]:
@@ -230,52 +198,41 @@ class RunSpec:
         return differences(saved, self.plain(), self.config.incidental)
 
 
+_MISSING = object()
+
+
 def differences(
     saved: Mapping[str, Any],
     now: Mapping[str, Any],
     incidental: Collection[str] = Experiment.incidental,
 ) -> list[str]:
-    """What differs between two plain specs, as sentences.
-
-    Args:
-        saved: the old one.
-        now: the new one.
-        incidental: keys of the config that may differ, because they do not change a run.
-    """
+    """What differs between two plain specs, as sentences; `incidental` keys of the config may."""
     old, new = dict(_flat(saved)), dict(_flat(now))
-    found = []
+    changes = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         part, _, rest = key.partition(".")
         free = part == "config" and rest.partition(".")[0] in incidental
         if before != after and not free:
-            found.append(f"`{key}` was {_word(before)} and is {_word(after)} now")
-    return found
-
-
-def _word(value: Any) -> str:
-    return "not there" if value is _MISSING else repr(value)
+            words = ["not there" if v is _MISSING else repr(v) for v in (before, after)]
+            changes.append(f"`{key}` was {words[0]} and is {words[1]} now")
+    return changes
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        if isinstance(each, Mapping):
-            yield from _flat(each, f"{before}{key}.")
+    for key, entry in value.items():
+        if isinstance(entry, Mapping):
+            yield from _flat(entry, f"{before}{key}.")
         else:
-            yield f"{before}{key}", each
+            yield f"{before}{key}", entry
 
 
-LOCK = ".lock"
+# --- folders --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Keep other processes out of a folder.
-
-    Args:
-        folder: it gets a file `.lock`; the lock itself ends with the process.
-        patience: seconds to wait for a process that is about to stop.
-    """
+    """Keep other processes out of a folder; wait some seconds for one that is about to stop."""
     lock = FileLock(folder / LOCK, timeout=patience, poll_interval=0.05, thread_local=False)
     try:
         lock.acquire()
@@ -285,50 +242,35 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
     except OSError as error:
         raise FolderError(f"{folder} cannot be written to: {error.strerror}.") from error
     try:
-        for left in folder.glob(".*.tmp"):  # of a process that was killed while writing
-            left.unlink(missing_ok=True)
+        for left in folder.iterdir():  # of a process that was killed while writing
+            if TEMPORARY.fullmatch(left.name):
+                left.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
 
 
-COMPARISON, RESULT, METRICS, CONFIG = (
-    "comparison.json",
-    "result.json",
-    "metrics.jsonl",
-    "config.yaml",
-)
-ENVIRONMENT, CHECKPOINT, SWEEP = "environment.json", "checkpoint.pt", "sweep.json.gz"
-_OF_ALL = ("methods", "seeds")  # keys of a config that say nothing of a single run
-_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
-
-
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """Make a folder, or refuse one that holds something. Nothing is deleted here.
-
-    Args:
-        folder: where runs will lie.
-        resume: whether to go on with what is there.
-        overwrite: whether what is there will be deleted, if it is ours.
-    """
+    """Make a folder, or refuse one that holds something. Nothing is deleted here."""
     if resume and overwrite:
         raise FolderError("--resume and --overwrite exclude each other.")
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; choose another place with --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        there = [each.name for each in folder.iterdir()]
+        there = [path.name for path in folder.iterdir()]
     except OSError as error:
         text = f"{folder} cannot be made or read: {error.strerror}. Choose another with --out."
         raise FolderError(text) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
-    full = not all(name == LOCK or re.fullmatch(r"\..*\.tmp", name) for name in there)
+    full = not all(name == LOCK or TEMPORARY.fullmatch(name) for name in there)
     if full and COMPARISON not in there:
         raise FolderError(
             f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
             "runs. Choose another place with --out."
         )
-    there_are_runs = any(_run_folders(folder)) or _has_fleets(folder)
+    fleets = [path for path in fleet_files(folder) if path.suffix in (".pt", ".jsonl")]
+    there_are_runs = any(_run_folders(folder)) or fleets or (folder / FLEET_LINES).exists()
     if there_are_runs and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
@@ -337,49 +279,65 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def remove_runs(folder: Path) -> None:
-    """Delete the runs of a folder and what was made of them; leave all other files.
-
-    Args:
-        folder: of a comparison; the caller holds its lock.
-    """
+    """Delete the files that runs have left in a folder, and no others; links are not followed."""
     for run in list(_run_folders(folder)):
-        shutil.rmtree(run)
-        with contextlib.suppress(OSError):  # it holds something else
-            run.parent.rmdir()
-    _remove_fleets(folder)
+        for name in (*_RUN_FILES, LOCK):
+            (run / name).unlink(missing_ok=True)
+        shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
+        for emptied in (run, run.parent):
+            _remove_empty(emptied)
+    for path in (*fleet_files(folder), folder / FLEET_LINES):
+        path.unlink(missing_ok=True)
+    _remove_empty(folder / FLEET_FOLDER)
     for name in (*_SUMMARIES, COMPARISON):  # the last says that the folder is ours
         (folder / name).unlink(missing_ok=True)
 
 
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it is not there, or holds something else
+        folder.rmdir()
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds files of a run."""
+    return any((folder / name).is_file() for name in _RUN_FILES)
+
+
 def _run_folders(folder: Path) -> Iterator[Path]:
-    for each in folder.glob("*/seed-*"):
-        if re.fullmatch(r"seed-\d+", each.name) and each.is_dir() and not each.is_symlink():
-            yield each
+    for parent in _real_folders(folder):
+        for run in _real_folders(parent):
+            empty = (run / LOCK).is_file()  # killed before its first file
+            if re.fullmatch(r"seed-\d+", run.name) and (has_run(run) or empty):
+                yield run
+
+
+def _real_folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def fleet_files(out: Path) -> list[Path]:
+    """Files of fleets in their folder."""
+    folder = out / FLEET_FOLDER
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if re.fullmatch(_FLEET_FILE, path.name)]
+
+
+# --- reading back ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that lies on disk.
-
-    Attributes:
-        folder: where.
-        name: of the method in tables.
-        seed: of the run.
-        config: of the experiment, without methods and seeds.
-        method: settings of the method.
-        rows: evaluations so far.
-        result: what was written at the end, None for a run that is not finished.
-        environment: versions and machine.
-    """
+    """A run that lies on disk."""
 
     folder: Path
-    name: str
+    name: str  # of the method in tables
     seed: int
-    config: dict[str, Any]
+    config: dict[str, Any]  # of the experiment, without methods and seeds
     method: dict[str, Any]
-    rows: list[Row]
-    result: dict[str, Any] | None
-    environment: dict[str, Any]
+    rows: list[Row]  # evaluations so far
+    result: dict[str, Any] | None  # None for a run that is not finished
+    environment: dict[str, Any]  # versions and machine
 
     @property
     def diverged(self) -> str | None:
@@ -394,17 +352,11 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of several methods and seeds.
-
-    Attributes:
-        folder: where they lie.
-        meta: `comparison.json`: task, config, command, methods and seeds in order.
-        runs: those that were begun, methods in order, then seeds.
-    """
+    """Runs of several methods and seeds."""
 
     folder: Path
-    meta: dict[str, Any]
-    runs: Sequence[SavedRun]
+    meta: dict[str, Any]  # `comparison.json`: task, config, command, methods and seeds in order
+    runs: Sequence[SavedRun]  # those that were begun, methods in order, then seeds
 
     def of(self, name: str) -> list[SavedRun]:
         """The runs of a method."""
@@ -412,10 +364,10 @@ class Comparison:
 
     @cached_property
     def _by_name(self) -> dict[str, list[SavedRun]]:
-        found: dict[str, list[SavedRun]] = {}
+        groups: dict[str, list[SavedRun]] = {}
         for run in self.runs:
-            found.setdefault(run.name, []).append(run)
-        return found
+            groups.setdefault(run.name, []).append(run)
+        return groups
 
 
 def load_comparison(folder: Path) -> Comparison:
@@ -429,10 +381,10 @@ def load_comparison(folder: Path) -> Comparison:
     if not (folder / COMPARISON).is_file() and (published := results.read(folder)) is not None:
         return published
     meta = read_meta(folder)
-    lines = read_fleet_lines(folder / FLEET_LINES)
-    said = folder / FLEET_FOLDER / ENVIRONMENT
-    environment = read_json(said) if lines and said.is_file() else {}
-    config = {key: value for key, value in meta["config"].items() if key not in _OF_ALL}
+    lines = read_fleet_lines(folder)
+    described = folder / FLEET_FOLDER / ENVIRONMENT
+    environment = read_json(described) if lines and described.is_file() else {}
+    config = {k: value for k, value in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
     for name in meta["methods"]:
         for seed in meta["seeds"]:
@@ -446,15 +398,16 @@ def load_comparison(folder: Path) -> Comparison:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """`comparison.json` of a folder."""
+    """`comparison.json` of a folder; its methods and seeds can be used as names of folders."""
     path = folder / COMPARISON
     if not path.is_file():
         raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
-    meta = read_json(path)
     kinds = {"task": str, "config": dict, "methods": list, "seeds": list}
-    there = meta if isinstance(meta, dict) else {}
-    if wrong := [key for key, kind in kinds.items() if not isinstance(there.get(key), kind)]:
-        raise FolderError(f"{path} is damaged: it has no {', '.join(wrong)}.")
+    meta = _require(path, read_json(path), kinds)
+    wrong = [name for name in meta["methods"] if not is_folder_name(name)]
+    wrong += [seed for seed in meta["seeds"] if type(seed) is not int or seed < 0]
+    if wrong:
+        raise FolderError(f"{path} is damaged: {wrong[0]!r} is no name of a method and no seed.")
     return meta
 
 
@@ -467,23 +420,20 @@ def read_spec(folder: Path) -> dict[str, Any]:
         raise FolderError(str(error)) from error
     except (ValueError, OSError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
-    missing = {"name", "seed", "config", "method"} - set(spec if isinstance(spec, dict) else ())
-    if missing:
-        raise FolderError(f"{path} is damaged: it has no {', '.join(sorted(missing))}.")
-    return spec
+    return _require(path, spec, {"name": str, "seed": int, "config": dict, "method": dict})
 
 
 def load_run(folder: Path) -> SavedRun:
     """Read back one run."""
     spec = read_spec(folder)
-    metrics, result, environment = (folder / each for each in (METRICS, RESULT, ENVIRONMENT))
+    metrics, result, environment = (folder / name for name in (METRICS, RESULT, ENVIRONMENT))
     return SavedRun(
         folder=folder,
         name=spec["name"],
         seed=spec["seed"],
         config=spec["config"],
         method=spec["method"],
-        rows=read_rows(metrics) if metrics.is_file() else [],
+        rows=numbers(read_lines(metrics)) if metrics.is_file() else [],
         result=read_result(folder) if result.is_file() else None,
         environment=read_json(environment) if environment.is_file() else {},
     )
@@ -492,19 +442,14 @@ def load_run(folder: Path) -> SavedRun:
 def read_result(folder: Path) -> dict[str, Any]:
     """`result.json` of a run."""
     path = folder / RESULT
-    result = read_json(path)
-    there = result if isinstance(result, dict) else {}
-    wrong = [key for key in ("final", "end") if not isinstance(there.get(key), dict)]
-    if wrong := [*wrong, *({"diverged"} - set(there))]:
-        raise FolderError(f"{path} is damaged: it has no {', '.join(wrong)}.")
-    return there | {key: numbers(there[key]) for key in ("final", "end")}
+    result = _require(path, read_json(path), {"final": dict, "end": dict, "diverged": object})
+    return result | {key: numbers(result[key]) for key in ("final", "end")}
 
 
-# --- runs of fleets -----------------------------------------------------------------------------
-
-FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_LINE = {"name": str, "seed": int, "method": dict, "final": dict, "end": dict, "fingerprint": str}
-_FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
+_LINE = {
+    "name": str, "seed": int, "method": dict, "final": dict, "end": dict, "fingerprint": str,
+    "diverged": object,
+}  # fmt: skip
 
 
 def label(line: Mapping[str, Any]) -> str:
@@ -512,59 +457,32 @@ def label(line: Mapping[str, Any]) -> str:
     return f"{line['name']}/seed-{line['seed']}"
 
 
-def read_fleet_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """Results of runs in fleets by label; none where there is no file.
+def read_fleet_lines(out: Path) -> dict[str, dict[str, Any]]:
+    """Results of all runs in fleets by label, whatever process has written them."""
+    lines = read_results(out / FLEET_LINES)
+    for path in fleet_files(out):
+        lines |= read_results(path) if path.suffix == ".jsonl" else {}
+    return lines
 
-    Raises:
-        FolderError: when the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    found = {}
-    for number, line in enumerate(read_lines(path), 1):
-        wrong = [key for key, kind in _LINE.items() if not isinstance(line.get(key), kind)]
-        if wrong := [*wrong, *({"diverged"} - set(line))]:
-            raise FolderError(
-                f"{path} is damaged: line {number} has no {', '.join(wrong)}. Delete the line to "
-                "train that run again, or start anew with --overwrite."
-            )
-        read_back = {key: numbers(line[key]) for key in ("final", "end")}
-        found[label(line)] = line | read_back
-    return found
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Results of runs by label; none where there is no file."""
+    lines = {}
+    for number, line in enumerate(read_lines(path) if path.is_file() else (), 1):
+        _require(path, line, _LINE, f"line {number}")
+        lines[label(line)] = line | {key: numbers(line[key]) for key in ("final", "end")}
+    return lines
 
 
 def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
-    """Labels of the runs that have a line.
-
-    Raises:
-        FolderError: when a line is that of other settings.
-    """
-    lines = read_fleet_lines(out / FLEET_LINES)
-    found = set()
-    for spec in specs if lines else ():
-        if (line := lines.get(spec.label)) is None:
-            continue
-        found.add(spec.label)
-        if other := differences({"method": line["method"]}, {"method": plain(spec.method)}, ()):
+    """Labels of the runs that have a line; refuses a line of other settings."""
+    lines = read_fleet_lines(out)
+    finished = [spec for spec in specs if spec.label in lines]
+    for spec in finished:
+        saved = {"method": lines[spec.label]["method"]}
+        if other := differences(saved, {"method": plain(spec.method)}):
             raise FolderError(
                 f"{out / FLEET_LINES} has another run {spec.label}: {'; '.join(other)}. Choose "
                 "another place with --out, or start anew with --overwrite."
             )
-    return found
-
-
-def _fleet_files(out: Path) -> list[Path]:
-    there = sorted((out / FLEET_FOLDER).glob("*"))
-    return [each for each in there if re.fullmatch(_FLEET_FILE, each.name)]
-
-
-def _has_fleets(out: Path) -> bool:
-    there = [path.name for path in _fleet_files(out) if path.suffix in (".pt", ".jsonl")]
-    return (out / FLEET_LINES).exists() or bool(there)
-
-
-def _remove_fleets(out: Path) -> None:
-    for path in (out / FLEET_LINES, *_fleet_files(out)):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # there is none, or it holds something else
-        (out / FLEET_FOLDER).rmdir()
+    return {spec.label for spec in finished}

@@ -2,33 +2,26 @@
 
 `"ddp"` keeps the whole model on each rank, `"fsdp2"` a shard of every parameter. A single process
 uses the model as it is, whatever the strategy.
+
+Of a sharded model a checkpoint holds the part of each rank. `torch.distributed.checkpoint` would
+gather the whole, but knows neither the optimizers of fcco (it steps an optimizer to find out what
+its state is) nor the w_{t-1} of an objective, which are plain tensors of one rank.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fcco import _checks
 from fcco.previous.swap import any_sharded, reshard
 
 from . import distributed
-
-__all__ = [
-    "Staged",
-    "full_state",
-    "is_sharded",
-    "load",
-    "load_model_state",
-    "model_state",
-    "state",
-    "unwrapped",
-    "wrap",
-]
 
 _SHARD = "fcco.shard"  # the key by which a saved shard is known
 
@@ -60,16 +53,10 @@ def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Modu
         return model
     if place.type == "cuda":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return _replicated(model, place) if strategy == "ddp" else _sharded(model, place)
+    if strategy == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
 
-
-def _replicated(model: nn.Module, place: torch.device) -> nn.Module:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel(model, device_ids=[place] if place.type == "cuda" else None)
-
-
-def _sharded(model: nn.Module, place: torch.device) -> nn.Module:
+        return DistributedDataParallel(model, device_ids=[place] if place.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -112,96 +99,57 @@ def state(model: nn.Module, optimizer: Any, objective: nn.Module | None = None) 
         optimizer: of its parameters.
         objective: of fcco, if there is one.
     """
-    return {
-        "model": model_state(model),
-        "optimizer": _packed(optimizer.state_dict(), model),
-        "objective": None if objective is None else _packed(objective.state_dict(), model),
+    whole = {
+        "model": unwrapped(model).state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "objective": None if objective is None else objective.state_dict(),
     }
+    return tree_map(_packed, whole) if is_sharded(model) else whole
 
 
 def load(
     model: nn.Module, optimizer: Any, objective: nn.Module | None, state: Mapping[str, Any]
 ) -> None:
-    """Go on where `state` was taken.
-
-    Args:
-        model: as `wrap` gave it.
-        optimizer: of its parameters.
-        objective: of fcco, if there is one.
-        state: may hold other keys, too.
-    """
-    load_model_state(model, state["model"])
-    optimizer.load_state_dict(_unpacked(state["optimizer"], model))
-    if objective is not None:
-        objective.load_state_dict(_unpacked(state["objective"], model))
-
-
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Parameters and buffers as plain tensors, of a sharded model those of this rank."""
-    return _packed(unwrapped(model).state_dict(), model)
-
-
-def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put the result of `model_state` back."""
+    """Go on where `state` was taken; that may hold other keys, too."""
     reshard(model)  # a pass without gradient leaves weights gathered: no shards to be seen
-    unwrapped(model).load_state_dict(_unpacked(state, model))
+    parts = {key: state[key] for key in ("model", "optimizer", "objective")}
+    if is_sharded(model):
+        parts = _unpacked(parts, model)
+    unwrapped(model).load_state_dict(parts["model"])
+    optimizer.load_state_dict(parts["optimizer"])
+    if objective is not None:
+        objective.load_state_dict(parts["objective"])
 
 
-def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """The whole weights on the CPU, for a single process to load; every rank must call this."""
-    held = unwrapped(model).state_dict()
-    return {
-        name: (value.full_tensor() if any_sharded((value,)) else value).detach().cpu().clone()
-        for name, value in held.items()
-    }
-
-
-def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested dicts, lists and tuples with `change` made wherever it does not return None."""
-    changed = change(value)
-    if changed is not None:
-        return changed
-    if isinstance(value, Mapping):
-        return {key: _walk(each, change) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_walk(each, change) for each in value)
-    return value
-
-
-def _packed(value: Any, model: nn.Module) -> Any:
-    """Shards as plain tensors with what is needed to make shards of them again."""
-    if not is_sharded(model):
+def _packed(value: Any) -> Any:
+    """A shard as a plain tensor with what is needed to make a shard of it again."""
+    if not isinstance(value, Tensor) or not any_sharded((value,)):
         return value
-
-    def pack(each: Any) -> Any:
-        if not isinstance(each, Tensor) or not any_sharded((each,)):
-            return None
-        shard: Any = each.detach()
-        dimensions = [getattr(placement, "dim", None) for placement in shard.placements]
-        facts = {"shape": list(shard.shape), "stride": list(shard.stride()), "of": dimensions}
-        return {_SHARD: shard.to_local(), **facts}
-
-    return _walk(value, pack)
+    shard: Any = value.detach()
+    dimensions = [placement.dim if placement.is_shard() else None for placement in shard.placements]
+    facts = {"shape": list(shard.shape), "stride": list(shard.stride()), "of": dimensions}
+    return {_SHARD: shard.to_local(), **facts}
 
 
-def _unpacked(value: Any, model: nn.Module) -> Any:
+def _unpacked(parts: Any, model: nn.Module) -> Any:
     """What was packed, as shards on the devices of the model."""
-    if not is_sharded(model):
-        return value
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = next(p for p in model.parameters() if isinstance(p, DTensor)).device_mesh
 
-    def unpack(each: Any) -> Any:
-        if not isinstance(each, Mapping) or _SHARD not in each:
-            return None
+    def is_packed(value: Any) -> bool:
+        return isinstance(value, dict) and _SHARD in value
+
+    def unpack(value: Any) -> Any:
+        if not is_packed(value):
+            return value
         return DTensor.from_local(
-            each[_SHARD].to(mesh.device_type).clone(),
+            value[_SHARD].to(mesh.device_type).clone(),
             mesh,
-            [Replicate() if place is None else Shard(place) for place in each["of"]],
+            [Replicate() if dim is None else Shard(dim) for dim in value["of"]],
             run_check=False,
-            shape=torch.Size(each["shape"]),
-            stride=tuple(each["stride"]),
+            shape=torch.Size(value["shape"]),
+            stride=tuple(value["stride"]),
         )
 
-    return _walk(value, unpack)
+    return tree_map(unpack, parts, is_leaf=is_packed)

@@ -275,8 +275,12 @@ class Task(ABC):
         """Settings that types cannot refuse: pairs of a path as `("methods", "sonex")` and why."""
         return ()
 
-    def fetch(self, config: Any, progress: Progress) -> None:  # noqa: B027 (no data to bring)
-        """Bring the data to this machine, once, before the processes that load them start."""
+    def fetch(self, config: Any, progress: Progress) -> Problem | None:
+        """Bring the data to this machine, once, before the processes that load them start.
+
+        A problem that was built for this is returned, so that this process need not load it again.
+        """
+        return None
 
     def config_name(self, data: str, setting: str | None) -> str:
         """The config file of a data set, as `celeba-paper`: the usual setting has the bare name."""

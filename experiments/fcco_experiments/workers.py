@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -23,23 +22,14 @@ from typing import Any
 import torch
 
 from . import distributed, engine, store, tasks
+from .engine import Tell
 from .environment import available_cores
-from .store import Event, Outcome, RunSpec
+from .store import FAILURE, Event, FolderError, Outcome, RunSpec
 from .task import Problem, Progress
-
-__all__ = ["LoadError", "Stop", "Tell", "fetch", "interruptible", "load", "run"]
-
-Tell = Callable[[Event], None]
-FAILURE = "failure.txt"
 
 
 class LoadError(Exception):
-    """The data of a task cannot be loaded, so no run can start.
-
-    Args:
-        message: why.
-        details: a traceback, when the reason is not the user's.
-    """
+    """The data of a task cannot be loaded; `details` is a traceback where the message is not all."""
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message, details)
@@ -49,42 +39,17 @@ class LoadError(Exception):
         return self.args[0]
 
 
-@dataclass(frozen=True)
-class Order:
-    """What is the same for all runs.
-
-    Args:
-        out: folder of the comparison.
-        resume: go on from checkpoints.
-        tensorboard: whether to write scalars for TensorBoard.
-        threads: of torch.
-    """
-
-    out: Path
-    resume: bool = False
-    tensorboard: bool = False
-    threads: int = 1
-
-
 def load(spec: RunSpec, tell: Tell) -> Problem:
-    """Data and model of a run, and of all others of its experiment.
-
-    Raises:
-        LoadError: whatever goes wrong.
-    """
+    """Data and model of a run, and of all others of its experiment; all errors are `LoadError`."""
     tell(Event("loading", spec.label, text=spec.config.data))
     with _loading():
         return tasks.get(spec.task).load(spec.config)
 
 
-def fetch(spec: RunSpec, progress: Progress) -> None:
-    """Let the task of a run bring its data to this machine, if it has a way to.
-
-    Raises:
-        LoadError: whatever goes wrong.
-    """
+def fetch(spec: RunSpec, progress: Progress) -> Problem | None:
+    """Let the task of a run bring its data to this machine; the problem, if that builds it."""
     with _loading():
-        tasks.get(spec.task).fetch(spec.config, progress)
+        return tasks.get(spec.task).fetch(spec.config, progress)
 
 
 @contextlib.contextmanager
@@ -93,44 +58,61 @@ def _loading() -> Iterator[None]:
         yield
     except Exception as error:
         # Our own errors and those about files and values say all there is to say.
-        ours = type(error).__module__.partition(".")[0] == "fcco"
-        said = ours or isinstance(error, (OSError, ValueError))
+        ours = type(error).__module__.partition(".")[0] in ("fcco", "fcco_experiments")
+        clear = ours or isinstance(error, (OSError, ValueError))
         text = str(error) or type(error).__name__
-        raise LoadError(text, "" if said else traceback.format_exc()) from error
+        raise LoadError(text, "" if clear else traceback.format_exc()) from error
 
 
-def one(
-    spec: RunSpec, problem: Problem, order: Order, tell: Tell, stop: Callable[[], bool]
-) -> Outcome:
-    """A run whose failure is an outcome; its traceback lies in `failure.txt`."""
-    folder = spec.folder(order.out)
-    (folder / FAILURE).unlink(missing_ok=True)
-    try:
-        return engine.train(
-            spec, folder, problem, resume=order.resume, stop=stop, on_event=tell,
-            tensorboard=order.tensorboard,
-        )  # fmt: skip
-    except Exception as error:
-        return _failed(spec, folder, error, tell)
+@dataclass(frozen=True)
+class Order:
+    """What is the same for all runs, see `run`."""
+
+    out: Path
+    resume: bool = False
+    tensorboard: bool = False
+    threads: int = 1
+
+    def train(
+        self, spec: RunSpec, problem: Problem, tell: Tell, stop: Callable[[], bool]
+    ) -> Outcome:
+        """One run. Its failure is an outcome; the traceback lies in `failure.txt`."""
+        folder = spec.folder(self.out)
+        try:
+            (folder / FAILURE).unlink(missing_ok=True)
+            return engine.train(
+                spec, folder, problem, resume=self.resume, stop=stop, on_event=tell,
+                tensorboard=self.tensorboard,
+            )  # fmt: skip
+        except Exception as error:
+            return _failed(spec, folder, error, tell)
 
 
 def _failed(spec: RunSpec, folder: Path, error: Exception, tell: Tell) -> Outcome:
-    """Keep the traceback and say what it was, once; ranks that are out of step cannot go on."""
-    cause, in_step = distributed.first_failure(error), distributed.raised_on_all(error)
-    if in_step:
-        cause = cause._replace(rank=0)  # all have it: the first speaks
-    text = (
-        cause.text if in_step else f"{cause.text} (rank {cause.rank} of {distributed.world_size()})"
-    )
-    mine = cause.rank == distributed.rank()
-    if mine or distributed.rank() == 0:  # not every machine may have the same disk
-        folder.mkdir(parents=True, exist_ok=True)
-        store.write_text(folder / FAILURE, cause.details)
-    if mine:
-        tell(Event("failed", spec.label, text=text, details=str(folder / FAILURE)))
-    if not in_step:
+    """Keep the traceback and say what it was; ranks that are out of step cannot go on."""
+    text = str(error) or type(error).__name__
+    together = distributed.raised_on_all(error)
+    if distributed.lost_connection(error):  # the rank that caused it speaks, or torchrun does
+        raise distributed.OutOfStep("the connection to another process was lost") from error
+    if not together:
+        text += f" (rank {distributed.rank()} of {distributed.world_size()})"
+    if distributed.rank() == 0 or not together:  # what all have, the first says
+        tell(
+            Event("failed", spec.label, text=text, details=keep_traceback(folder / FAILURE, error))
+        )
+    if not together:
         raise distributed.OutOfStep(text)
     return Outcome(spec.label, "failed", text)
+
+
+def keep_traceback(path: Path, error: Exception) -> str:
+    """Write the traceback of an error to a file; the file, or "" when there is no room for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(path, "".join(traceback.format_exception(error)))
+    except (OSError, FolderError):
+        return ""
+    return str(path)
 
 
 def run(
@@ -141,12 +123,13 @@ def run(
     resume: bool = False,
     tensorboard: bool = False,
     on_event: Tell = lambda event: None,
+    problem: Problem | None = None,
     threads: int = 1,
 ) -> list[Outcome]:
     """Do all runs; one that diverges or fails does not stop the others.
 
-    On Ctrl-C (or SIGTERM) every run under way ends its step, saves itself and is `"stopped"`, as
-    are those not begun. A second Ctrl-C kills.
+    On Ctrl-C (or SIGTERM, SIGHUP) every run under way ends its step, saves itself and is
+    `"stopped"`, as are those not begun. A second Ctrl-C kills.
 
     On several ranks (torchrun) the runs come one after another, each on all ranks.
 
@@ -158,32 +141,69 @@ def run(
         resume: go on from checkpoints.
         tensorboard: whether to write scalars for TensorBoard.
         on_event: told what happens, in this process.
+        problem: data and model, if they are there already; worker processes load their own.
         threads: of torch in each process; another number may round differently.
 
     Raises:
         LoadError: when the task cannot load its data.
     """
-    order = Order(out, resume, tensorboard, threads)
-    number = min(_usual(specs) if workers is None else workers, len(specs))
-    with interruptible() as asked:
-        if number > 1 and distributed.world_size() == 1:
-            outcomes = Pool(specs, order, on_event, asked, number).run()
+    if not specs:
+        return []
+    order, number = Order(out, resume, tensorboard, threads), processes(specs, workers)
+    with stoppable(on_event) as (tell, stop):
+        if number > 1:
+            outcomes = Pool(specs, order, tell, stop, number).run()
         else:
-            outcomes = _here(specs, order, on_event, asked)
+            outcomes = _run_here(specs, order, tell, stop, problem)
     ended = {outcome.run: outcome for outcome in outcomes}
     return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
 
-def _usual(specs: Sequence[RunSpec]) -> int:
-    """Processes when no number was given."""
-    wanted = (specs[0].config.preferred_device if specs else None) or "cpu"
-    return 1 if distributed.device(wanted).type == "cuda" else available_cores()
+def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
+    """How many processes `run` will start; 1 means none but this."""
+    if distributed.world_size() > 1 or not specs:
+        return 1
+    if workers is None:
+        device = distributed.device(specs[0].config.preferred_device or "cpu")
+        workers = 1 if device.type == "cuda" else available_cores()
+    return min(workers, len(specs))
+
+
+def _run_here(
+    specs: Sequence[RunSpec],
+    order: Order,
+    tell: Tell,
+    stop: Callable[[], bool],
+    problem: Problem | None,
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(order.threads)
+    try:
+        problem = distributed.run_on_all(lambda: problem or load(specs[0], tell))
+        for spec in specs:
+            if distributed.any_rank(stop()):
+                break
+            outcomes.append(order.train(spec, problem, tell, stop))
+    finally:
+        torch.set_num_threads(threads)
+    return outcomes
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGHUP"):  # the terminal or the connection is gone
+    _SIGNALS.append(signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether the user has asked to stop; asking twice raises."""
-    times = 0
+def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
+    """Inside, a signal asks to stop; a second one raises `KeyboardInterrupt`.
+
+    Yields what to tell events, which outlives the terminal, and whether to stop (said once).
+    """
+    times, told = 0, False
 
     def handle(*signal_and_frame: Any) -> None:
         nonlocal times
@@ -191,81 +211,55 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if times > 1:
             raise KeyboardInterrupt
 
-    def asked() -> bool:
-        return times > 0
+    def tell(event: Event) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            on_event(event)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # signals reach the main thread alone
-        return
-    held = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def stop() -> bool:
+        nonlocal told
+        if times and not told:
+            told = True
+            tell(Event("stopping", ""))
+        return told
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # signals reach it alone
+        for number in _SIGNALS:
+            before[number] = signal.signal(number, handle)
+            if before[number] == signal.SIG_IGN and number != signal.SIGINT:
+                signal.signal(number, signal.SIG_IGN)  # `nohup` wants it ignored
     try:
-        yield asked
+        yield tell, stop
     finally:
-        for number, handler in held.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class Stop:
-    """Whether the user has asked to stop; says so once.
-
-    Args:
-        asked: whether.
-        tell: told when.
-    """
-
-    def __init__(self, asked: Callable[[], bool], tell: Tell) -> None:
-        self.asked, self.tell, self.told = asked, tell, False
-
-    def __call__(self) -> bool:
-        """Ask."""
-        if self.asked() and not self.told:
-            self.told = True
-            self.tell(Event("stopping", ""))
-        return self.told
-
-
-def _here(
-    specs: Sequence[RunSpec], order: Order, tell: Tell, asked: Callable[[], bool]
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(order.threads)
-    stop = Stop(asked, tell)
-    try:
-        problem = distributed.run_on_all(lambda: load(specs[0], tell)) if specs else None
-        for spec in specs:
-            if distributed.any_rank(stop()):
-                break
-            assert problem is not None
-            outcomes.append(one(spec, problem, order, tell, stop))
-    finally:
-        torch.set_num_threads(threads)
-    return outcomes
-
+# --- worker processes -----------------------------------------------------------------------------
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the pipe in a worker
 
 
 def _work(pipe: Connection, order: Order) -> None:
     """A worker process: takes a spec, sends events, then the outcome."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and says so
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _SIGNALS:  # the parent decides, and says so
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
     torch.set_num_threads(order.threads)
-    ear = _Ear(pipe)
+    parent = _ParentPipe(pipe)
     problem = None
-    while (spec := ear.next()) is not None:
+    while (spec := parent.next()) is not None:
         if problem is None:
             try:
-                problem = load(spec, ear.send)
+                problem = load(spec, parent.send)
             except LoadError as error:
-                ear.send(error)
+                parent.send(error)
                 return
-            if ear.stop(at_once=True):
+            if parent.stop(at_once=True):
                 return
-        ear.send(one(spec, problem, order, ear.send, ear.stop))
+        parent.send(order.train(spec, problem, parent.send, parent.stop))
 
 
-class _Ear:
+class _ParentPipe:
     """The worker's end of the pipe. When the parent is gone, that means: save and stop."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -302,45 +296,40 @@ class _Worker:
     pipe: Connection
     spec: RunSpec | None = None
 
+    def send(self, message: RunSpec | None) -> None:
+        with contextlib.suppress(OSError):  # a dead one is noticed when it is heard
+            self.pipe.send(message)
+
 
 class Pool:
-    """Workers, and the runs that wait for them.
-
-    Args:
-        specs: the runs.
-        order: what is the same for all.
-        tell: told what happens.
-        asked: whether the user wants to stop.
-        number: of processes.
-    """
+    """Workers (`number` processes), and the runs that wait for them."""
 
     def __init__(
         self,
         specs: Sequence[RunSpec],
         order: Order,
         tell: Tell,
-        asked: Callable[[], bool],
+        stop: Callable[[], bool],
         number: int,
     ) -> None:
-        self.waiting, self.order, self.tell, self.asked = deque(specs), order, tell, asked
+        self.waiting, self.order, self.tell, self.stop = deque(specs), order, tell, stop
         self.number, self.outcomes = number, list[Outcome]()
         self.workers: list[_Worker] = []
 
     def run(self) -> list[Outcome]:
         """The outcomes of the runs that were begun, in the order of their ends."""
-        told = False
+        stopped = False
         try:
             self._fill()
             while self.workers:
                 pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers}
                 for ready in wait(list(pipes), timeout=0.1):
                     self._hear(pipes[ready])
-                if self.asked() and not told:
-                    told = True
-                    self.tell(Event("stopping", ""))
+                if self.stop() and not stopped:
+                    stopped = True
                     self.waiting.clear()
                     for worker in self.workers:
-                        self._say(worker, None)
+                        worker.send(None)
         finally:
             for worker in self.workers:
                 worker.process.kill()
@@ -348,7 +337,7 @@ class Pool:
         return self.outcomes
 
     def _fill(self) -> None:
-        while self.waiting and len(self.workers) < self.number and not self.asked():
+        while self.waiting and len(self.workers) < self.number and not self.stop():
             worker = self._start()
             self.workers.append(worker)
             self._next(worker)
@@ -358,20 +347,16 @@ class Pool:
         ours, theirs = context.Pipe()
         # Not a daemon: those may not have processes of their own, which data loaders need.
         process = context.Process(target=_work, args=(theirs, self.order))
-        with _blocked(signal.SIGINT), _threads(self.order.threads):
+        with _blocked_signals():
             process.start()
         theirs.close()  # or the end of the worker would not end the pipe
         return _Worker(process, ours)
 
     def _next(self, worker: _Worker) -> None:
         worker.spec = self.waiting.popleft() if self.waiting else None
-        self._say(worker, worker.spec)
+        worker.send(worker.spec)
         if worker.spec is None:
             self._dismiss(worker)
-
-    def _say(self, worker: _Worker, message: RunSpec | None) -> None:
-        with contextlib.suppress(OSError):  # a dead one is noticed when it is heard
-            worker.pipe.send(message)
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -396,7 +381,7 @@ class Pool:
         """A worker went without a word: killed, or asked to stop before its first step."""
         self._dismiss(worker)
         code = worker.process.exitcode
-        if worker.spec is None or (code == 0 and self.asked()):
+        if worker.spec is None or (code == 0 and self.stop()):
             return
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         text = f"its process died ({how}); --resume goes on with it"
@@ -406,30 +391,16 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _blocked(number: int) -> Iterator[None]:
-    """Hold a signal back while a process starts, which inherits that; deliver it afterwards."""
+def _blocked_signals() -> Iterator[None]:
+    """Hold Ctrl-C and SIGHUP back while a process starts, which inherits that."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # its own start would let the signal through
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    resource_tracker.ensure_running()  # its own start would let the signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Let a new process know at its start how many threads to make."""
-    held = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(number)
-    try:
-        yield
-    finally:
-        if held is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = held
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,8 +1,7 @@
 """A task for several processes, and checks that run inside of them.
 
-The environment variable RANKS_TROUBLE, which this task alone understands, is a list such as
-`kill:ddp:1:7` with commas: rank 1 kills itself at step 7 of the method `ddp`. `break` raises an
-error there, `nan` diverges, `term` is SIGTERM;
+The environment variable RANKS_TROUBLE, which this task alone understands, is such as `nan:ddp:1:7`:
+rank 1 diverges at step 7 of the method `ddp`. `break` raises an error there, `term` is SIGTERM;
 `odd` stands for figures of rank 1 that are not finite.
 """
 
@@ -15,20 +14,19 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import compare, distributed, engine, strategy, task, workers
+from fcco_experiments import compare, distributed, engine, fleets, strategy, task, workers
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
 from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.task import GroupDROProblem, GroupDROTask
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from toy_task import ToyConfig
 
 import fcco
 
@@ -92,7 +90,6 @@ class Training(task.Training):
         return softplus(-Y[places] * self.model(X[places]).squeeze(1))
 
     def step(self) -> None:
-        time.sleep(float(os.environ.get("RANKS_SLOW", 0)))
         places = torch.tensor(self.sampler.draw())
         self.objective(lambda: self._losses(places), GROUP[places]).backward()
         self.optimizer.step()
@@ -109,9 +106,11 @@ class Training(task.Training):
         return {"loss": loss.mean().item(), "groups": groups, "mine": mine}
 
     def finish(self) -> Row:
-        whole = strategy.full_state(self.model)
+        whole = [value.detach() for value in strategy.unwrapped(self.model).state_dict().values()]
+        if self.sharded:
+            whole = [value.full_tensor() for value in whole]
         return {
-            "weights": torch.cat([value.flatten() for value in whole.values()]),
+            "weights": torch.cat([value.flatten() for value in whole]),
             "draws": distributed.all_gather(torch.rand(()).item()),
         }
 
@@ -126,18 +125,14 @@ class Training(task.Training):
 
 
 def trouble(word: str, step: int) -> None:
-    here = f"{word}:{distributed.rank()}:{step}"
-    for each in os.environ.get("RANKS_TROUBLE", "").split(","):
-        kind, _, place = each.partition(":")
-        if place != here:
-            continue
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "term":
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        if kind == "nan":
-            raise FloatingPointError("the loss is NaN")
+    kind, _, place = os.environ.get("RANKS_TROUBLE", "").partition(":")
+    if place != f"{word}:{distributed.rank()}:{step}":
+        return
+    if kind == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif kind == "nan":
+        raise FloatingPointError("the loss is NaN")
+    else:
         raise RuntimeError(f"broken at {place}")
 
 
@@ -197,30 +192,9 @@ def build_group_dro() -> GroupDRO:
     )  # fmt: skip
 
 
-class TroubledProblem(GroupDROProblem):
-    def start(self, method: Method, seed: int) -> Any:
-        training = super().start(method, seed)
-        step = training.step
-
-        def troubled() -> None:
-            step()
-            trouble(method.method, training.steps - 1)
-
-        training.step = troubled  # type: ignore[method-assign]
-        return training
-
-
-class TroubledTask(GroupDROTask):
-    def load(self, config: Any) -> GroupDROProblem:
-        return TroubledProblem(config)
-
-
-GROUP_DRO = TroubledTask()
-
-
 def spec_group_dro(name: str) -> RunSpec:
     base = build_group_dro()
-    return RunSpec("ranks_cases:GROUP_DRO", name, base.methods[name], 0, base)
+    return RunSpec("group-dro", name, base.methods[name], 0, base)
 
 
 # --- checks inside of two processes ------------------------------------------------------------
@@ -248,14 +222,9 @@ def words() -> dict[str, Any]:
     """Every way to speak with the other ranks."""
     own = distributed.rank()
     made: list[int] = []
-    distributed.run_on_each_machine(lambda: made.append(own))
+    distributed.run_on_each_machine(lambda: made.append(own) or own)
     return {
-        "rank": [
-            own,
-            distributed.world_size(),
-            distributed.is_first(),
-            distributed.is_first_on_machine(),
-        ],
+        "rank": [own, distributed.world_size(), distributed.is_first()],
         "any": [distributed.any_rank(own == 1), distributed.any_rank(False)],
         "broadcast": distributed.broadcast({"of": own}),
         "gather": distributed.gather(own),
@@ -276,7 +245,7 @@ def refusals(out: Path) -> dict[str, Any]:
     """What one rank finds wrong, all say."""
     if distributed.rank() == 0:
         (out / "full").mkdir(parents=True)
-        (out / "full/notes.txt").write_text("x")
+        (out / "full/config.yaml").write_text("x")
     distributed.barrier()
     full = raised(lambda: engine.train(spec(), out / "full"))
     nowhere = raised(lambda: workers.run([spec(data="nowhere")], out / "nowhere"))
@@ -323,6 +292,25 @@ def endings(out: Path) -> dict[str, Any]:
     return found
 
 
+def fleet(out: Path) -> list[str]:
+    """A sweep as fleets, stopped before its end; what is left to do is for one process."""
+    plan = compare.plan("fleet_toy:TASK", "config", fleet_config())
+    kinds = []
+    for name, step in (("whole", ""), ("stopped", "9")):
+        os.environ["FLEET_STOP"] = step
+        ended = compare.execute(plan, out / "fleet" / name, workers_=1, runner=fleets.run)
+        kinds.append(" ".join(sorted({outcome.kind for outcome in ended})))
+    return kinds
+
+
+def fleet_config() -> Any:
+    """Two kinds, one run that diverges, and a method that no fleet can hold."""
+    settings = {"penalty": 8, "smoothing": 0.01, "nu": 1.0, "eta": 0.02, "inner_steps": 5}
+    methods = {f"sox@{k}": Method("sox", lr, "sgd") for k, lr in enumerate((0.02, 0.3, 9))}
+    methods |= {"adam": Method("sox", 0.1), "alexr2": Method("alexr2", 0.1, settings=settings)}
+    return ToyConfig(data="toy", epochs=6, seeds=(0, 3, 5), methods=methods)
+
+
 def with_trouble(text: str) -> None:
     os.environ["RANKS_TROUBLE"] = text
 
@@ -353,6 +341,7 @@ def main() -> None:
     with distributed.process_group():
         found: dict[str, Any] = {"words": words(), "refusals": refusals(out)}
         found["endings"] = endings(out)
+        found["fleet"] = fleet(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
         (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
         distributed.barrier()

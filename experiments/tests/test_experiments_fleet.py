@@ -7,10 +7,8 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from fcco_experiments import (
     compare,
     config,
-    fleet_run,
+    engine,
     fleets,
     store,
     sweep,
@@ -32,8 +30,7 @@ from fcco_experiments.sweep import Setting
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
 from rich.console import Console
-from test_experiments_cli import fcco, process
-from test_experiments_ranks import torchrun
+from test_experiments_cli import fcco
 
 TOY = "fleet_toy:TASK"
 RATES = (0.3, 0.1, 0.02)
@@ -63,7 +60,7 @@ def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options:
 
 def lines(out: str = "o") -> dict[str, dict[str, Any]]:
     """Without the clock."""
-    found = store.read_fleet_lines(Path(out) / LINES)
+    found = store.read_fleet_lines(Path(out))
     for line in found.values():
         assert line.pop("seconds") >= 0
         line["final"].pop("seconds", None)
@@ -152,10 +149,9 @@ def stoppable(**changes: Any) -> Any:
     return plan(methods(0.3, 9.0) | methods(0.1, update="adam"), **changes)
 
 
-@pytest.mark.parametrize("kind", ["FLEET_STOP", "FLEET_TERM"])
-@pytest.mark.parametrize("step", [0, 1, 5, 6, 11, 22])
-def test_a_stop_at_any_step_is_saved_at_once_and_goes_on_bitwise(step, kind, whole, monkeypatch):
-    monkeypatch.setenv(kind, str(step))
+@pytest.mark.parametrize("step", [0, 5, 6, 22])
+def test_a_stop_at_any_step_is_saved_at_once_and_goes_on_bitwise(step, whole, monkeypatch):
+    monkeypatch.setenv("FLEET_STOP", str(step))
     events: list[Event] = []
     ended = kinds(execute(stoppable(), on_event=events.append))
     assert set(ended.values()) == {"stopped"} and lines() == {}
@@ -163,7 +159,7 @@ def test_a_stop_at_any_step_is_saved_at_once_and_goes_on_bitwise(step, kind, who
     assert told[-1] == "stopped" and told.count("stopping") == 1
     held = torch.load("o/fleet/checkpoint-0.pt", weights_only=True)
     assert held["step"] == step + 1 and len(held["runs"]) == 4
-    monkeypatch.delenv(kind)
+    monkeypatch.delenv("FLEET_STOP")
     made = len(ToyFleet.made)
     events.clear()
     ended = kinds(execute(stoppable(), resume=True, on_event=events.append))
@@ -191,7 +187,7 @@ def test_a_stop_in_the_second_fleet_keeps_the_lines_of_the_first(whole, monkeypa
 def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
     """As a process that was killed would leave them."""
     seen: list[int] = []
-    saved = fleet_run.FleetRun._save
+    saved = fleets._FleetRun._save
 
     def save(self: Any) -> None:
         saved(self)
@@ -199,35 +195,15 @@ def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
         if self.step == 16:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet_run.FleetRun, "_save", save)
+    monkeypatch.setattr(fleets._FleetRun, "_save", save)
     with pytest.raises(KeyboardInterrupt):
         execute(stoppable(checkpoint_every=2))
     assert seen == [8, 16] and lines() == {}
-    monkeypatch.setattr(fleet_run.FleetRun, "_save", saved)
+    monkeypatch.setattr(fleets._FleetRun, "_save", saved)
     with pytest.raises(FolderError, match="has runs already"):
         execute(stoppable(checkpoint_every=2))
     execute(stoppable(checkpoint_every=3), resume=True)  # how often does not matter
     assert lines() == whole
-
-
-def test_a_large_checkpoint_is_not_written_more_often_than_it_is_worth(monkeypatch):
-    count = []
-    monkeypatch.setattr(fleet_run.FleetRun, "_save", lambda self: count.append(self.step))
-    monkeypatch.setattr(fleet_run, "_SHORT", -1.0)
-    monkeypatch.setattr(fleet_run, "_SHARE", -1.0)
-    execute(plan(methods(0.3), checkpoint_every=1))
-    assert count == [4, 8, 12, 16, 20]
-    monkeypatch.setattr(fleet_run, "_SHARE", 1e12)
-    count.clear()
-    real = fleet_run.FleetRun.__init__
-
-    def costly(self: Any, *arguments: Any) -> None:
-        real(self, *arguments)
-        self._cost = 1.0
-
-    monkeypatch.setattr(fleet_run.FleetRun, "__init__", costly)
-    execute(plan(methods(0.3), checkpoint_every=1), "p")
-    assert count == []
 
 
 def test_runs_that_were_begun_alone_go_on_alone(monkeypatch):
@@ -341,32 +317,6 @@ def test_a_fleet_that_does_not_fit_is_halved(monkeypatch):
     assert set(kinds(ended).values()) == {"failed"} and "out of memory" in ended[0].text
 
 
-def test_a_checkpoint_that_does_not_fit_any_more_is_started_anew(whole, monkeypatch):
-    monkeypatch.setenv("FLEET_STOP", "9")
-    execute(stoppable())
-    monkeypatch.delenv("FLEET_STOP")
-    monkeypatch.setenv("FLEET_FITS", "3")
-    execute(stoppable(), resume=True)
-    assert lines() == whole and not list(Path("o/fleet").glob("checkpoint*"))
-
-
-def test_how_many_fit_is_asked(monkeypatch):
-    from fcco_experiments import fleet_memory
-
-    asked: list[Any] = []
-
-    def capacity(make: Any, step: Any, runs: int, device: Any) -> int:
-        asked.append((runs, str(device), len(make(3).runs)))
-        step(make(2))
-        return 9
-
-    monkeypatch.setattr(fleet_memory, "capacity", capacity)
-    rates = [0.01 * k for k in range(1, 11)]
-    execute(plan(methods(*rates)))
-    assert asked == [(20, "cpu", 3)]
-    assert ToyFleet.made == [3, 2, 7, 7, 6] and len(lines()) == 20
-
-
 def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypatch):
     monkeypatch.setenv("FLEET_BREAK", "0.3")
     wanted = plan(methods(0.3, 0.1) | methods(0.2, update="adam"))
@@ -444,7 +394,7 @@ def test_checkpoints_of_others_are_refused(monkeypatch):
     held = torch.load(path, weights_only=True)
 
     def refused(said: str, **changes: Any) -> None:
-        torch.save(held | changes, path)
+        engine.write_checkpoint(path, held | changes)
         with pytest.raises(FolderError, match=said) as caught:
             execute(plan(methods(0.3, 0.1)), resume=True)
         assert "checkpoint-0.pt" in str(caught.value)
@@ -453,13 +403,19 @@ def test_checkpoints_of_others_are_refused(monkeypatch):
     refused("the data were other and are toy 5 now", fingerprint="other")
     refused(r"`config\.steps` was 7 and is 4", config=held["config"] | {"steps": 7})
     refused("`task` was 'other'", task="other")
+    refused("has step = -5", step=-5)
     refused("does not fit", training={"steps": 3})
     refused("does not fit", training=held["training"] | {"weight": torch.zeros(3)})
+    path.write_bytes(good)
+    engine.previous(path).unlink()
     path.write_bytes(good[: len(good) // 2])
     with pytest.raises(FolderError, match="cannot be read"):
         execute(plan(methods(0.3, 0.1)), resume=True)
-    path.write_bytes(good)
-    assert set(kinds(execute(plan(methods(0.3, 0.1)), resume=True)).values()) == {"finished"}
+    engine.previous(path).write_bytes(good)
+    events: list[Event] = []
+    execute(plan(methods(0.3, 0.1)), resume=True, on_event=events.append)
+    assert "Going on from the checkpoint before" in events[1].text
+    assert len(lines()) == 4 and not list(Path("o/fleet").glob("checkpoint*"))
 
 
 def test_a_process_that_died_between_lines_and_checkpoint(monkeypatch):
@@ -484,36 +440,6 @@ def test_a_process_that_died_between_lines_and_checkpoint(monkeypatch):
 # --- progress ----------------------------------------------------------------------------------
 
 
-def test_best_so_far_follows_the_rule_of_the_task_without_test_figures():
-    events: list[Event] = []
-    execute(plan(methods(0.3, 0.1, 0.02)), on_event=events.append)
-    last = [event for event in events if event.kind == "progress"][-1]
-    rows = {name: line["final"] for name, line in lines().items()}
-
-    def score(name: str) -> tuple[float, ...]:
-        return TASK.rule(None).score({k: v for k, v in rows[name].items() if k[:4] != "test"})
-
-    best = min(rows, key=score)
-    assert last.text == f"best so far {best}" and last.count == 6
-    assert last.figures == {"val_excess": rows[best]["val_excess"]}
-    assert last.epoch == last.epochs == 6
-
-
-def test_best_forgets_a_run_that_got_worse():
-    best = fleet_run.Best(TASK)
-    specs = plan(methods(0.3, 0.1), seeds=(0,)).specs
-    best.look(specs, [figures(0.3), figures(0.1)])
-    assert best.label == "sox-sgd@0/seed-0"
-    best.look(specs, [figures(0.9), figures(0.2)])
-    assert best.label == "sox-sgd@1/seed-0"
-    best.look(specs[:1], [figures(0.31)])
-    assert best.label == "sox-sgd@0/seed-0"
-    best.look(specs, [None, figures(0.1)])
-    assert best.label == "sox-sgd@1/seed-0"
-    best.look(specs, [None, None])
-    assert best.words == ""
-
-
 def test_thousands_of_runs_do_not_flood_the_console():
     said = io.StringIO()
     rates = [0.01 * k for k in range(1, 101)] + [9.0] * 20
@@ -524,22 +450,10 @@ def test_thousands_of_runs_do_not_flood_the_console():
     assert told[0].startswith("Loading")
     assert re.match(
         r"sox-sgd: 240 runs together, part 1: finished: \d+ of them diverged, the first after \d+ "
-        r"steps: not finite; best so far sox-sgd@\d+/seed-\d val_excess .* \(240/480, about",
+        r"steps: not finite \(240/480, about",
         told[1],
     )
     assert "(480/480, about 0.0 min left)" in told[2]
-    live = io.StringIO()
-    console = Console(file=live, width=200, force_terminal=True)
-    with Display(8, 6, console=console) as display:
-        display(Event("started", "a: 8 runs together", 0, 6, count=8))
-        display(Event("progress", "a: 8 runs together", 3, 6, {"val_auc": 0.8}, "best x", count=8))
-        whole = display.bars.tasks[0]
-        assert (whole.completed, whole.total) == (24, 48)
-        assert display.bars.tasks[1].fields["figures"] == "best x  val_auc 0.8"
-        display(Event("note", "", text="half of them"))
-        display(Event("finished", "a: 8 runs together", 6, 6, count=8))
-        assert whole.completed == 48 and display.ended == 8
-    assert "half of them" in live.getvalue()
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -587,71 +501,3 @@ def test_tensorboard_needs_curves():
     pytest.importorskip("tensorboard")
     text = fcco(*SWEEP, "--tensorboard", "--fleet", code=2).stderr
     assert "no curves" in text
-
-
-def test_kill_9_and_ctrl_c_then_resume():
-    words = [*SWEEP[:-2], "--epochs", "30", "--checkpoint_every", "1", "--out", "s"]
-    held = Path("s/fleet/checkpoint-0.pt")
-    running = process(*words, slow=0.05)
-    step = saved_after(0, held, running)
-    running.kill()
-    running.communicate()
-    assert step % 4 == 0 and not Path("s", LINES).exists()
-    running = process(*words, "--resume", slow=0.05)
-    saved_after(step, held, running)
-    os.killpg(running.pid, signal.SIGINT)  # as from a terminal
-    said = running.communicate(timeout=60)[1]
-    assert running.returncode == 130, said
-    assert "Stopping: each run ends its step" in said
-    expected = f"  python -m fcco_experiments {shlex.join(words)} --resume"
-    assert said.splitlines()[-2:] == ["Stopped, and saved. Go on with:", expected]
-    assert step < torch.load(held, weights_only=True)["step"] < 120
-    fcco(*words, "--resume")
-    fcco(*words[:-1], "t")
-    assert lines("s") == lines("t") and len(lines("s")) == 4
-    assert len(store.load_comparison(Path("s")).runs[0].environment["resumed"]) == 2
-
-
-def saved_after(step: int, file: Path, running: Any) -> int:
-    """The step of the first checkpoint beyond a step."""
-    end = time.monotonic() + 120
-    while True:
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < end
-        if file.exists() and (found := torch.load(file, weights_only=True)["step"]) > step:
-            return found
-        time.sleep(0.02)
-
-
-# --- several processes -------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="needs torch.distributed with gloo",
-)
-def test_two_processes_equal_one_and_a_stop_goes_on_with_one(tmp_path, monkeypatch):
-    words = ["sweep", TOY, "--data", "quadratic", "--epochs", "6", "--steps", "4", "--quiet"]
-    words += ["--grid.sox.lr", "[0.02, 0.3]", "--grid.sonex.lr", "[0.1, 0.4, 9]"]
-    words += ["--grid.alexr2.lr", "[0.1]", "--seeds", "0,3,5", "--workers", "1", "--out"]
-    fcco(*words, "one")
-    done = torchrun("-m", "fcco_experiments", *words, "two", at=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert lines("two") == lines("one") and len(lines("one")) == 15
-    assert len(list(Path("two").glob("*/seed-*/result.json"))) == 3
-    assert Path("one/winners.yaml").read_text() == Path("two/winners.yaml").read_text()
-    told = [sweep.read(Path(out))["ranking"] for out in ("one", "two")]
-    assert told[0] == told[1] and len(told[0]["sonex"]) == 3
-    assert [p.name for p in Path("two/fleet").iterdir()] == ["environment.json"]
-    assert store.read_json(Path("two/fleet/environment.json"))["processes"] == 2
-    monkeypatch.setenv("FLEET_STOP", "9")
-    done = torchrun("-m", "fcco_experiments", *words, "three", at=tmp_path)
-    assert done.returncode != 0 and "Stopped, and saved" in done.stderr
-    there = sorted(p.name for p in Path("three/fleet").glob("checkpoint*"))
-    assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]
-    monkeypatch.delenv("FLEET_STOP")
-    ToyFleet.made.clear()
-    fcco(*words, "three", "--resume")
-    assert ToyFleet.made == [3, 3, 9]
-    assert not list(Path("three/fleet").glob("checkpoint*")), "both are gone on with"
-    assert lines("three") == lines("one")

@@ -1,11 +1,11 @@
-"""Several processes for one run: torchrun starts them, and starts them again when one is killed.
+"""Several processes for one run, as torchrun starts them.
 
-Two starts are shared by all tests: `inside` runs the checks of `ranks_cases.py` in two processes,
-`killed` is a comparison whose first process is killed by signal 9 in the middle.
+One start is shared by all tests: `inside` runs the checks of `ranks_cases.py` in two processes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import ranks_cases
 import torch
-from fcco_experiments import config, distributed, engine, environment, store
+from fcco_experiments import compare, config, distributed, engine, environment, fleets, store
 from fcco_experiments import strategy as strategies
 from fcco_experiments.config import ConfigError
 from fcco_experiments.store import FolderError, differences
@@ -33,11 +33,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def torchrun(*words: str, at: Path, trouble: str = "") -> subprocess.CompletedProcess[str]:
+def torchrun(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
         "OMP_NUM_THREADS": "1",
-        "RANKS_TROUBLE": trouble,
     }
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
@@ -79,7 +78,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], A
 
 def test_words_between_ranks(inside):
     first, second = (found["words"] for found in inside[1])
-    assert first["rank"] == [0, 2, True, True] and second["rank"] == [1, 2, False, False]
+    assert first["rank"] == [0, 2, True] and second["rank"] == [1, 2, False]
     for own, other in ((first, "from 0"), (second, "from 1")):
         assert own["any"] == [True, False] and own["broadcast"] == {"of": 0}
         assert own["everyone"] == [0, 1] and own["on_first"] == "from 0"
@@ -202,47 +201,64 @@ def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
         engine.train(spec("fsdp2"), tmp_path / "fsdp2", resume=True)
 
 
-# --- killed and resumed -------------------------------------------------------------------------
+def test_fleets_on_two_processes_equal_those_on_one(inside, tmp_path):
+    """Also when both were stopped and one process goes on."""
+    at, found, _ = inside
+    assert [own["fleet"] for own in found] == [["diverged finished", "stopped"]] * 2
+    plan = compare.plan("fleet_toy:TASK", "config", ranks_cases.fleet_config())
+    run = functools.partial(compare.execute, plan, workers_=1, runner=fleets.run)
+    run(tmp_path / "one")
+    there = sorted(path.name for path in (at / "fleet/stopped/fleet").glob("checkpoint-?.pt"))
+    assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]
+    shutil.copytree(at / "fleet/stopped", tmp_path / "stopped")
+    run(tmp_path / "stopped", resume=True)
+    assert not list((tmp_path / "stopped/fleet").glob("checkpoint*")), "both are gone on with"
+    expected = timeless(tmp_path / "one")
+    assert len(expected) == 12
+    assert expected == timeless(at / "fleet/whole") == timeless(tmp_path / "stopped")
+    assert len(store.load_comparison(at / "fleet/whole").runs) == 15
+    with pytest.raises(FolderError, match="has runs already"):
+        run(at / "fleet/whole")
 
 
-def test_a_killed_process_ends_all_and_resumed_they_end_the_same(inside, tmp_path):
-    """Rank 0, which holds the locks, in the middle of an epoch."""
-    (tmp_path / "config.yaml").write_text(config.dump(ranks_cases.build_group_dro()))
-    out = tmp_path / "out"
-    words = ["-m", "fcco_experiments", "compare", "ranks_cases:GROUP_DRO"]
-    words += ["--config", "config.yaml", "--out", "out", "--workers", "2", "--json"]
-    ended = torchrun(*words, at=tmp_path, trouble="kill:alexr2:0:52")
-    assert ended.returncode != 0 and "exitcode: -9" in ended.stderr
-    ended = torchrun(*words, "--resume", at=tmp_path)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    (line,) = ended.stdout.splitlines()
-    assert list(json.loads(line)["methods"]) == ["erm", "alexr2"]
-    for name in ("erm", "alexr2"):
-        folder, whole = out / name / "seed-0", inside[0] / "whole" / name
-        assert equal(timeless(weights(folder)), timeless(weights(whole)))
-        assert rows(folder) == rows(whole) and not (folder / "failure.txt").exists()
-    assert "resumed" not in store.load_run(out / "erm/seed-0").environment
-    (again,) = store.load_run(out / "alexr2/seed-0").environment["resumed"]
-    per_epoch = store.load_run(out / "alexr2/seed-0").rows[1]["step"]
-    assert f"at step {52 // per_epoch * per_epoch}," in again and 52 % per_epoch
-    start = "torchrun --standalone --nproc-per-node 2 -m fcco_experiments compare"
-    meta = store.read_meta(out)
-    assert meta["command"].startswith(start) and meta["command"].endswith("--workers 2 --json")
-
-
-def timeless(state: Any) -> Any:
-    """The state of each rank without the time it took."""
-    assert len(state) == 2, "one for each rank"
-    return [{key: value for key, value in each.items() if key != "seconds"} for each in state]
+def timeless(out: Path) -> dict[str, Any]:
+    lines = store.read_fleet_lines(out)
+    for line in lines.values():
+        del line["seconds"]
+        line["final"].pop("seconds", None)
+    return lines
 
 
 # --- a single process ---------------------------------------------------------------------------
 
 
+def test_whether_to_stop_is_not_asked_after_every_step(monkeypatch):
+    """Steps of a quarter of a millisecond: soon there is one question for 2,000 of them."""
+    now, asked = [0.0], list[float]()
+
+    def maximum(numbers: list[int], patience: float | None = None) -> list[int]:
+        asked.append(now[0])
+        return numbers
+
+    def work() -> None:
+        now[0] += 0.00025
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "_maximum", maximum)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    consensus = distributed.Consensus(lambda: False)
+    for step in range(10_000):
+        assert not consensus.step(work, step, must_ask=False)
+    assert len(asked) < 20
+    assert asked[-1] - asked[-2] == pytest.approx(0.5, abs=0.01) and now[0] - asked[-1] < 0.51
+    consensus.step(work, 10_000, must_ask=True)
+    assert asked[-1] == now[0], "before other messages they agree"
+
+
 def test_in_a_single_process_all_of_it_is_idle():
     with distributed.process_group("cuda"):
         assert (distributed.world_size(), distributed.rank()) == (1, 0)
-        assert distributed.is_first() and distributed.is_first_on_machine()
+        assert distributed.is_first()
         value = object()
         assert distributed.broadcast(value) is value and distributed.gather(value) == [value]
         assert distributed.all_gather(value) == [value] == [distributed.scatter([value])]
@@ -261,11 +277,6 @@ def test_in_a_single_process_all_of_it_is_idle():
         assert strategies.wrap(model, word, "cpu") is model is strategies.unwrapped(model)
     with pytest.raises(ValueError, match="strategy"):
         strategies.wrap(model, "fsdp", "cpu")
-    whole = strategies.full_state(model)
-    assert equal(whole, dict(model.state_dict()))
-    with torch.no_grad():
-        model.weight.add_(1)
-    assert not torch.equal(whole["weight"], model.weight), "a copy"
 
 
 def test_the_environment_of_torchrun(monkeypatch):

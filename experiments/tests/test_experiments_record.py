@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
-import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import checkpoint, stats, store
+from fcco_experiments import compare, engine, stats, store
+from fcco_experiments.config import ConfigError
 from fcco_experiments.store import Comparison, FolderError, SavedRun, differences
 from fcco_experiments.task import Metric
+from test_experiments_engine import spec
 
 
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
@@ -55,40 +59,86 @@ def test_full_folders_are_refused_untouched(tmp_path):
     store.prepare(out, resume=False, overwrite=False)
     store.write_json(out / store.COMPARISON, {})
     store.prepare(out, resume=False, overwrite=False)  # the data were missing: no run was begun
-    (out / "sonex/seed-0").mkdir(parents=True)
+    run = out / "sonex/seed-0/config.yaml"
+    run.parent.mkdir(parents=True)
+    run.write_text("x")
     with pytest.raises(FolderError, match=r"--resume.*--overwrite.*--out"):
         store.prepare(out, resume=False, overwrite=False)
     with pytest.raises(FolderError, match="exclude each other"):
         store.prepare(out, resume=True, overwrite=True)
-    assert (out / "sonex").exists()
     store.prepare(out, resume=True, overwrite=False)
-    assert (out / "sonex").exists()
     store.prepare(out, resume=False, overwrite=True)
-    assert (out / "sonex/seed-0").exists(), "nothing is deleted here"
+    assert run.exists(), "nothing is deleted here"
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
 
 
 def test_only_what_is_ours_is_removed(tmp_path):
-    ours = ["sonex/seed-0/result.json", "sonex/seed-12/x", "sox@3/seed-1/config.yaml"]
-    ours += [
-        "comparison.json",
-        "table.json",
-        "table.md",
-        "report.html",
-        "sweep.json.gz",
-        "runs.jsonl",
-    ]
-    ours += ["winners.yaml"]
-    theirs = ["notes.txt", "table.xlsx", "sonex/idea.txt", "sonex/seed-data/a.csv", "seed-1/b"]
-    for name in (*ours, *theirs):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/c").write_text("x")
-    (tmp_path / "sonex/seed-5").symlink_to(tmp_path / "elsewhere")
-    store.remove_runs(tmp_path)
-    left = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
-    assert left == {*theirs, "elsewhere/c"}
-    assert not (tmp_path / "sox@3").exists() and not (tmp_path / "sonex/seed-0").exists()
+    """Not a folder that only has such a name, no file beside ours, and nothing behind a link."""
+    out = tmp_path / "out"
+    write(
+        out, "sonex/seed-0/result.json", "sonex/seed-0/tensorboard/events", "sonex/seed-2/.lock",
+        "sonex/seed-12/checkpoint.previous.pt", "sox@3/seed-1/config.yaml", "comparison.json",
+        "table.json", "table.md", "report.html", "sweep.json.gz", "runs.jsonl", "winners.yaml",
+        "fleet.jsonl", "fleet/lines-1.jsonl", "fleet/checkpoint-0.pt",
+    )  # fmt: skip
+    theirs = [
+        "notes.txt", "table.xlsx", "sonex/idea.txt", "sonex/seed-data/a.csv", "seed-1/b",
+        "potatoes/seed-7/harvest.csv", "sonex/seed-12/notes.txt", "fleet/ships.txt",
+    ]  # fmt: skip
+    write(out, *theirs)
+    write(tmp_path, "seed-5/result.json", "seed-5/config.yaml", "fleets/checkpoint-0.pt")
+    (out / "sonex/seed-5").symlink_to(tmp_path / "seed-5")
+    (out / "linked").symlink_to(tmp_path)  # linked/seed-5 looks like a run
+    (out / "sonex/seed-0/tensorboard/events").unlink()
+    (out / "sonex/seed-0/tensorboard").rmdir()
+    (out / "sonex/seed-0/tensorboard").symlink_to(tmp_path / "fleets")
+    outside = [path for path in tmp_path.rglob("*") if out not in path.parents]
+    store.remove_runs(out)
+    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and not p.is_symlink()}
+    assert left == set(theirs)
+    assert not (out / "sox@3").exists()
+    assert all(path.exists() for path in outside)
+    (out / "fleet/ships.txt").unlink()
+    (out / "fleet").rmdir()
+    (out / "fleet").symlink_to(tmp_path / "fleets")
+    store.remove_runs(out)
+    assert (tmp_path / "fleets/checkpoint-0.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"methods": ["../victim"]},
+        {"methods": ["/etc"]},
+        {"methods": [".."]},
+        {"methods": [""]},
+        {"methods": [3]},
+        {"seeds": ["0/../../.."]},
+        {"seeds": [-1]},
+    ],
+)
+def test_no_name_leads_out_of_the_folder(wrong, tmp_path):
+    """Neither from somebody's comparison.json nor from a config."""
+    write_whole(tmp_path / "victim")
+    (tmp_path / "victim/a/seed-0").rename(tmp_path / "victim/seed-0")  # as ../victim/seed-0
+    meta = {"task": "toy_task:TASK", "config": {}, "methods": ["a"], "seeds": [0]}
+    (tmp_path / "out").mkdir()
+    store.write_json(tmp_path / "out/comparison.json", meta | wrong)
+    with pytest.raises(FolderError, match=r"out/comparison\.json is damaged"):
+        store.load_comparison(tmp_path / "out")
+
+
+def test_a_method_whose_name_cannot_be_a_folder_is_refused(tmp_path):
+    base = replace(spec().config, methods={"../victim": spec().method})
+    with pytest.raises(ConfigError, match=r"'../victim' cannot be the name of a method"):
+        compare.plan("toy_task:TASK", "quadratic", base)
+    with pytest.raises(FolderError, match="cannot be the name of a folder"):
+        replace(spec(), name="a/../../b").folder(tmp_path)
 
 
 def test_a_place_that_cannot_be_made_is_refused(tmp_path):
@@ -98,15 +148,65 @@ def test_a_place_that_cannot_be_made_is_refused(tmp_path):
 
 
 def test_what_a_dead_process_left_does_not_make_a_folder_full(tmp_path):
-    (tmp_path / ".lock").write_text("")
-    (tmp_path / ".comparison.json.77.tmp").write_text("{")
+    write(tmp_path, ".lock", ".comparison.json.77.fcco-tmp")
     store.prepare(tmp_path, resume=False, overwrite=False)
     (tmp_path / ".git").mkdir()
     with pytest.raises(FolderError, match="does not look like a folder of runs"):
         store.prepare(tmp_path, resume=False, overwrite=False)
 
 
+def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
+    """What a killed process has left is cleared away; the user's files are not."""
+    theirs = {".draft.tmp", ".metrics.jsonl.99.tmp", ".a.fcco-tmp"}
+    write(tmp_path, *theirs)
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: None)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_text(tmp_path / "metrics.jsonl", "half a fi")
+    monkeypatch.undo()
+    assert len(os.listdir(tmp_path)) == 4
+    with store.locked(tmp_path):
+        assert set(os.listdir(tmp_path)) == {".lock", *theirs}
+        with pytest.raises(FolderError, match="Another process"), store.locked(tmp_path, 0.1):
+            pass
+    with store.locked(tmp_path, 0.1):
+        pass
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for call in (
+        lambda: store.write_json(tmp_path / "a.json", {}),
+        lambda: engine.write_checkpoint(tmp_path / "a.pt", {"step": 1}),
+    ):
+        with pytest.raises(FolderError, match=r"a\.\w+ cannot be written: No space left on device"):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(tmp_path, monkeypatch):
+    """torch hides the reason behind an error of its own."""
+
+    @contextlib.contextmanager
+    def full(path: Path):
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr(store, "atomic", full)
+    with pytest.raises(FolderError, match=r"a\.pt cannot be written: No space left on device"):
+        engine.write_checkpoint(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
+
+
 def write_whole(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     meta = {"task": "toy_task:TASK", "config": {}, "methods": ["a"], "seeds": [0]}
     store.write_json(folder / "comparison.json", meta)
     (folder / "a/seed-0").mkdir(parents=True)
@@ -152,16 +252,6 @@ def test_a_folder_of_something_else_is_never_used(tmp_path, resume, overwrite):
         store.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
 
 
-def test_two_processes_do_not_share_a_folder(tmp_path):
-    (tmp_path / ".metrics.jsonl.99999.tmp").write_text("half a fi")
-    with store.locked(tmp_path):
-        assert os.listdir(tmp_path) == [".lock"], "what a killed process left is gone"
-        with pytest.raises(FolderError, match="Another process"), store.locked(tmp_path, 0.1):
-            pass
-    with store.locked(tmp_path, 0.1):
-        pass
-
-
 def test_differences_are_named():
     saved = {"seed": 1, "config": {"epochs": 3, "checkpoint_every": 5, "a": [1]}, "method": {}}
     now = {"seed": 1, "config": {"epochs": 4, "checkpoint_every": 2}, "method": {"lr": 0.1}}
@@ -171,24 +261,6 @@ def test_differences_are_named():
         "`config.a` was [1] and is not there now",
         "`method.lr` was not there and is 0.1 now",
     ]
-
-
-def test_every_global_generator_comes_back():
-    def draw() -> tuple[float, float, float, float]:
-        return random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.randn(()).item()
-
-    checkpoint.seed_all(3)
-    draw()  # NumPy now holds the second of two normal draws
-    held = checkpoint.random_state()
-    expected = [draw(), draw()]
-    checkpoint.seed_all(4)
-    assert draw() not in expected
-    checkpoint.restore_random(held)
-    assert [draw(), draw()] == expected
-    checkpoint.seed_all(3)
-    first = draw()
-    checkpoint.seed_all(3)
-    assert draw() == first
 
 
 def saved(name: str, seed: int, final: dict, end: dict, diverged: str | None = None) -> SavedRun:
@@ -210,17 +282,21 @@ def test_the_table_is_mean_and_standard_deviation():
     table = stats.table(Comparison(Path(), meta, runs), metrics)
     assert list(table) == ["b", "a"]
     assert table["b"] == {
-        "auc": {"mean": pytest.approx(0.8), "std": pytest.approx(np.std([0.8, 0.9, 0.7], ddof=1))},
-        "kkt": {"mean": 2.0, "std": pytest.approx(math.sqrt(2))},
-        "diverged": {"mean": pytest.approx(1 / 3), "std": 0.0},
+        "auc": {
+            "mean": pytest.approx(0.8),
+            "std": pytest.approx(np.std([0.8, 0.9, 0.7], ddof=1)),
+            "runs": 3,
+        },
+        "kkt": {"mean": 2.0, "std": pytest.approx(math.sqrt(2)), "runs": 2},
+        "diverged": {"mean": pytest.approx(1 / 3), "std": 0.0, "runs": 3},
     }
-    assert table["a"]["auc"] == {"mean": 0.5, "std": 0.0}
+    assert table["a"]["auc"] == {"mean": 0.5, "std": 0.0, "runs": 1}
     assert math.isnan(table["a"]["kkt"]["mean"])
     assert stats.cells(table, metrics) == [
         ["method", "AUC ↑"],
         ["b (33% diverged)", "0.800 ± 0.100"],
-        ["a", "0.500 ± 0.000"],
+        ["a", "0.500"],
     ]
     text = stats.markdown(table, metrics)
     assert "| b (33% diverged) | 0.800 ± 0.100 | 2.0000 ± 1.4142 |" in text
-    assert "| a | 0.500 ± 0.000 | not finite |" in text and "* **KKT**: m" in text
+    assert "| a | 0.500 | not finite |" in text and "* **KKT**: m" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -18,6 +19,7 @@ import torch
 from fcco_experiments import compare, config, store, tasks, workers
 from fcco_experiments.store import Event, FolderError, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
+from toy_task import ToyProblem
 
 
 def specs(**changes: Any) -> list[RunSpec]:
@@ -78,27 +80,61 @@ def test_data_that_cannot_be_loaded_stop_everything_at_once(number, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def interrupt(*signal_and_frame: Any) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_full_disk_is_a_clear_line(number, tmp_path, monkeypatch):
+    """No room even for the traceback; also where a worker process says it."""
+    monkeypatch.setenv("TOY_FULL", "1")
+    monkeypatch.setattr(os, "fsync", os.fsync)  # put back after the test
+    events: list[Event] = []
+    ended = workers.run([spec(), spec(seed=1)], tmp_path, workers=number, on_event=events.append)
+    assert [outcome.kind for outcome in ended] == ["failed", "failed"]
+    for event in (event for event in events if event.kind == "failed"):
+        assert "cannot be written: No space left on device" in event.text and not event.details
 
 
-def test_an_interrupt_in_this_process_saves_and_stops(tmp_path):
-    runs = specs()
-    handler = signal.getsignal(signal.SIGINT)
+def test_data_are_built_once(tmp_path):
+    before = ToyProblem.built
+    compare.execute(plan(data="built", epochs=1), tmp_path, workers_=1)
+    assert ToyProblem.built == before + 1
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_saves_and_stops(name, tmp_path):
+    """Even when nobody can be told any more, because the terminal is gone."""
+    runs, number = specs(), getattr(signal, name)
+    handler = signal.getsignal(number)
     events: list[Event] = []
 
     def tell(event: Event) -> None:
         events.append(event)
         if event.kind == "progress" and event.epoch == 2:
-            interrupt()
+            os.kill(os.getpid(), number)
+        if event.kind == "stopping":
+            raise OSError(errno.EIO, "Input/output error")
 
     ended = workers.run(runs, tmp_path, workers=1, on_event=tell)
     assert [event.kind for event in events].count("stopping") == 1
-    assert signal.getsignal(signal.SIGINT) is handler, "put back"
+    assert signal.getsignal(number) is handler, "put back"
     assert [outcome.kind for outcome in ended] == ["stopped"] * 4
     held = torch.load(runs[0].folder(tmp_path) / "checkpoint.pt", weights_only=True)
     assert held["step"] == 9, "it ends the step after"
     assert not runs[1].folder(tmp_path).exists()
+
+
+def test_nohup_is_respected(tmp_path):
+    def tell(event: Event) -> None:
+        if event.kind == "started":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert workers.run([spec()], tmp_path, workers=1, on_event=tell)[0].kind == "finished"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_second_interrupt_kills(tmp_path):
@@ -209,18 +245,16 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     assert store.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
 
 
-def test_a_registered_task_reaches_the_worker_processes(tmp_path, monkeypatch):
+def test_a_registered_task_has_a_name_that_every_process_knows(monkeypatch):
     monkeypatch.setattr(tasks, "_PLACES", dict(tasks._PLACES))
     tasks.register("toy", "toy_task:TASK")
     made = compare.plan("toy", "quadratic", replace(spec().config, seeds=(0,)))
     assert made.task == "toy_task:TASK" and tasks.portable("fairness") == "fairness"
-    ended = compare.execute(made, tmp_path, workers_=2)
-    assert [outcome.kind for outcome in ended] == ["finished"] * 3
     tasks.register("fairness", "toy_task:TASK")
     assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
 
 
-def test_data_are_fetched_once_before_the_workers_start(tmp_path, monkeypatch):
+def test_data_are_fetched_once_before_the_runs_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told: list[Any] = []
 
@@ -231,7 +265,7 @@ def test_data_are_fetched_once_before_the_workers_start(tmp_path, monkeypatch):
         told.append("out")
 
     far = plan(data="far", epochs=1)
-    compare.execute(far, tmp_path / "out", workers_=2, fetching=fetching(), on_event=told.append)
+    compare.execute(far, tmp_path / "out", workers_=1, fetching=fetching(), on_event=told.append)
     assert told[:3] == ["in", ("far.csv", 1, 1), "out"] and isinstance(told[3], Event)
     lines = (tmp_path / "fetched.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines] == [str(os.getpid())]

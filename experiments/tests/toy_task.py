@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -95,7 +96,7 @@ class ToyTraining(Training):
         if self.config.kill == (self.seed, self.done) and not os.environ.get("TOY_SPARE"):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.done == self.config.break_at:
-            raise ValueError("the shapes do not fit")
+            raise ValueError("the shapes do not fit: infinite or NaN")
         shape = self.config.shape
         own = torch.randn(shape.dimension, generator=self.generator, dtype=torch.float64)
         shared = torch.randn(shape.dimension, dtype=torch.float64)  # the global generator
@@ -131,11 +132,22 @@ class ToyTraining(Training):
         self.generator.set_state(state["generator"])
 
 
+def no_space(number: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class ToyProblem(Problem):
+    """TOY_FULL of the environment fills the disk of the process that loads the data."""
+
+    built = 0  # how often, in this process
+
     def __init__(self, config: ToyConfig) -> None:
         if config.data == "nowhere":
             raise FileNotFoundError("no file nowhere.csv in any of the places")
+        if os.environ.get("TOY_FULL"):
+            os.fsync = no_space
         self.config = config
+        ToyProblem.built += 1
 
     def start(self, method: Method, seed: int) -> ToyTraining:
         return ToyTraining(self.config, method, seed)
@@ -149,14 +161,17 @@ class ToyTask(Task):
     config: type[Experiment] = ToyConfig
     configs = Path(__file__).parent / "toy_configs"
 
-    def fetch(self, config: Any, progress: Any) -> None:
-        """The data `far` leave a line in `fetched.txt` each time."""
+    def fetch(self, config: Any, progress: Any) -> ToyProblem | None:
+        """The data `far` leave a line in `fetched.txt` each time; `built` are loaded for that."""
+        if config.data == "built":
+            return self.load(config)
         if config.data == "far":
             progress("far.csv", 1, 1)
             with Path("fetched.txt").open("a") as file:
                 file.write(f"{os.getpid()} {os.environ.get('FCCO_DATA')}\n")
         if config.data == "unreachable":
             raise OSError("the network is down")
+        return None
 
     def load(self, config: Any) -> ToyProblem:
         return ToyProblem(config)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +16,12 @@ from torch import Tensor, nn
 
 from .previous.swap import any_sharded
 
-__all__ = ["DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
+__all__ = ["TEMPORARY", "DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
 
 Values = Tensor | Mapping[str, Tensor]
+
+TEMPORARY = re.compile(r"\..+\.\d+\.fcco-tmp")
+"""Names of the files that `atomic` writes to; a process that is killed leaves them behind."""
 
 
 class DamagedFile(Exception):
@@ -32,7 +36,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     """
     # In the same folder, hence on the same file system, where os.replace is atomic. Without fsync
     # the new name could reach the disk before the content does.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.fcco-tmp")
     try:
         with temporary.open("wb") as file:
             yield file
