@@ -1,10 +1,9 @@
-"""Fleets on a GPU: captured and compiled steps, freezing inside them, memory."""
+"""Fleets on a GPU: captured and compiled steps, freezing inside them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fcco_experiments.fleet_memory import available
 from test_fleet import batches, held, inner, member, same
 
 from fcco.fleet import Fleet
@@ -61,8 +60,3 @@ def test_a_captured_fleet_resumes_bitwise_and_follows_its_numbers() -> None:
             each.set_hyperparameters(lr=0.01)
             each.step(batch)
     assert same(held(first), held(second), [0, 1, 2])
-
-
-def test_the_memory_of_the_gpu() -> None:
-    free, _ = torch.cuda.mem_get_info()
-    assert 0 < available(torch.device("cuda")) <= free + torch.cuda.memory_reserved()

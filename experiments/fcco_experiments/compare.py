@@ -66,7 +66,7 @@ def execute(
 
     Args:
         plan: the runs.
-        out: their folder.
+        out: their folder; one that cannot be used is refused before anything in it is touched.
         resume: go on with what lies there; its methods and seeds stay in the comparison.
         overwrite: delete the runs that lie there, after all checks.
         workers_: processes.
@@ -74,10 +74,6 @@ def execute(
         on_event: told what happens.
         fetching: entered while the task brings its data to this machine, which it is told about.
         runner: what does the runs.
-
-    Raises:
-        FolderError: when the folder cannot be used; nothing in it was touched then.
-        LoadError: when the task cannot bring or load its data.
     """
     distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
     with contextlib.ExitStack() as lock:
@@ -193,25 +189,15 @@ def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What is known after the runs.
-
-    Attributes:
-        page: words and metrics of the task.
-        rule: what is judged, None for a task that judges nothing.
-        verdict: who won, paragraphs; empty where no run has finished.
-        next_steps: what to try next.
-        table: mean and deviation by method and metric.
-        warnings: a line for each kind, with the runs it is about.
-        report: the HTML page.
-    """
+    """What is known after the runs."""
 
     page: Page
-    rule: Rule | None
-    verdict: tuple[str, ...]
+    rule: Rule | None  # None for a task that judges nothing
+    verdict: tuple[str, ...]  # who won, paragraphs; empty where no run has finished
     next_steps: tuple[str, ...]
-    table: Table
-    warnings: tuple[str, ...]
-    report: Path
+    table: Table  # mean and deviation by method and metric
+    warnings: tuple[str, ...]  # a line for each kind, with the runs it is about
+    report: Path  # the HTML page
 
 
 def conclude(out: Path) -> Conclusion:

@@ -81,14 +81,7 @@ def launch_command() -> list[str]:
 
 
 def device(wanted: str = "auto") -> torch.device:
-    """The device of this process.
-
-    Args:
-        wanted: `"auto"` takes a GPU when there is one; `"cpu"`; `"cuda"`.
-
-    Raises:
-        ConfigError: when there is no GPU for this process.
-    """
+    """The device of this process: `"cpu"`, `"cuda"`, or `"auto"`, a GPU when there is one."""
     gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not gpus):
         return torch.device("cpu")
@@ -128,13 +121,10 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def process_group(wanted: str = "cpu") -> Iterator[None]:
-    """Join the processes that torchrun started; does nothing for a single one.
+    """Join the processes that torchrun started (on a `device`); does nothing for a single one.
 
     Inside, an error that all ranks have (see `run_on_first` and `run_on_all`) leaves as usual. Any
     other ends this process at once, because the other ranks wait for it.
-
-    Args:
-        wanted: the device, see `device`.
     """
     if not _launched() or _ready():
         yield
@@ -205,15 +195,6 @@ def broadcast(value: T) -> T:
     return values[0]
 
 
-def gather(value: T) -> list[T] | None:
-    """The values of all ranks in order; None on all ranks but the first."""
-    if world_size() == 1:
-        return [value]
-    values: Any = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, values, dst=0, group=_messages())
-    return values
-
-
 def all_gather(value: T) -> list[T]:
     """The values of all ranks in order, on every rank."""
     if world_size() == 1:
@@ -221,17 +202,6 @@ def all_gather(value: T) -> list[T]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value, group=_messages())
     return values
-
-
-def scatter(values: Sequence[T] | None) -> T:
-    """One value for each rank, from rank 0; the others give None."""
-    if world_size() == 1:
-        assert values is not None
-        return values[0]
-    received: list[Any] = [None]
-    given = None if values is None else list(values)
-    dist.scatter_object_list(received, given, src=0, group=_messages())
-    return received[0]
 
 
 # --- calls whose errors all ranks share ----------------------------------------------------------
@@ -317,11 +287,7 @@ class Consensus:
 
     Asking after every step would cost an all-reduce each time. Rank 0 measures the steps and
     chooses after how many to ask again, about half a second apart; a single process never asks.
-
     Divergence is what the library and torch report as such: `NonFiniteValue`, `FloatingPointError`.
-
-    Args:
-        stop: whether this rank is asked to stop.
     """
 
     def __init__(self, stop: Callable[[], bool]) -> None:
@@ -335,15 +301,12 @@ class Consensus:
         """Make a step; whether to stop after it.
 
         A rank that diverges alone keeps stepping until the next question: the others need it in the
-        collectives of their steps.
+        collectives of their steps. Then all raise `Diverged`.
 
         Args:
             call: `Training.step`, on every rank.
             step: steps made before.
             must_ask: whether other messages follow, so that all ranks must agree first.
-
-        Raises:
-            Diverged: on every rank.
         """
         try:
             call()
@@ -363,11 +326,7 @@ class Consensus:
         return status == _STOP
 
     def run(self, call: Callable[[], T], step: int) -> T:
-        """The result of an evaluation, after which all ranks agree that none diverged.
-
-        Raises:
-            Diverged: on every rank.
-        """
+        """The result of an evaluation, after which all ranks agree that none diverged."""
         value: Any = None
         try:
             value = call()

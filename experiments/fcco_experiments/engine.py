@@ -64,17 +64,11 @@ def train(
     `evaluate_every` epochs and at the end; checkpoints every `checkpoint_every` epochs, at the end
     and when asked to stop.
 
+    With `resume` a run goes on from its checkpoint, if there is one, and a finished one is left as
+    it is. `stop` is asked after each step; when true, the run saves itself and ends.
+
     On several ranks all of them call this with the same arguments. Rank 0 checks, writes and tells;
     what it refuses, all refuse. They stop when any of them is asked to.
-
-    Args:
-        spec: the run.
-        folder: its place.
-        problem: data and model; loaded when not given.
-        resume: go on from the checkpoint, if there is one. A finished run is left as it is.
-        stop: asked after each step; when true, the run saves itself and ends.
-        on_event: told what happens.
-        tensorboard: whether to write scalars for TensorBoard.
     """
 
     def ended() -> Outcome | None:
@@ -207,10 +201,10 @@ class _Run:
 
     def _save(self) -> None:
         state: Any = self.training.state_dict()
-        generators = distributed.gather(random_state())
+        generators = distributed.all_gather(random_state())
         if self.training.sharded:
-            # On the CPU: rank 0 would open those tensors on the devices of the other ranks.
-            state = distributed.gather(tree_map_only(Tensor, Tensor.cpu, state))
+            # On the CPU: a rank would open those tensors on the devices of the others.
+            state = distributed.all_gather(tree_map_only(Tensor, Tensor.cpu, state))
         if self.first:
             content = {
                 "step": self.step,
@@ -225,26 +219,13 @@ class _Run:
 
     def _load(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        states: Any = None
-
-        def common() -> dict[str, Any] | None:
-            nonlocal states
-            saved = self._read()
-            if saved is None or not isinstance(saved["training"], list):
-                return saved
-            states = saved["training"]
-            return saved | {"training": []}  # each rank needs its own alone
-
-        saved = distributed.run_on_first(common)
+        saved = distributed.run_on_first(self._read)
         if saved is None:
             return
-        state = saved["training"]
-        self.training.load_state_dict(
-            distributed.scatter(states) if isinstance(state, list) else state
-        )
+        rank, state, generators = distributed.rank(), saved["training"], saved["random"]
+        self.training.load_state_dict(state[rank] if isinstance(state, list) else state)
         self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
         # All ranks were seeded alike: one that was not there before takes the place of the first.
-        generators, rank = saved["random"], distributed.rank()
         restore_random(generators[rank if rank < len(generators) else 0])  # last: loading may draw
 
     def _read(self) -> dict[str, Any] | None:
@@ -409,10 +390,8 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, warn: Callable[[str], None], way_out: str) -> dict[str, Any] | None:
     """The newest checkpoint that is intact; None where there is none.
 
-    Args:
-        path: the file.
-        warn: told when the newest is damaged and the one before takes its place.
-        way_out: what the user can do when none is intact.
+    `warn` is told when the newest is damaged and the one before takes its place; `way_out` is what
+    the user can do when none is intact.
     """
     problem = None
     for file in (path, previous(path)):

@@ -51,22 +51,11 @@ def run(
     """Do all runs, as `workers.run` does: those that a fleet can hold together, the others alone.
 
     Runs of a fleet leave one line each and no curves. Each rank trains an equal part of the runs of
-    each kind.
+    each kind. The arguments are those of `workers.run`, and:
 
     Args:
-        specs: of one experiment, whose problem has `fleet_kind` and `fleet`.
-        out: folder of the comparison.
-        workers: processes for the runs that no fleet can hold.
-        resume: go on from checkpoints.
-        tensorboard: for runs that no fleet can hold.
-        on_event: told what happens.
-        problem: data and model, if they are there already.
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
         chunk: runs of a fleet at most; unless given as many as fit, on a CPU into its caches.
-
-    Raises:
-        LoadError: when the task cannot load its data.
-        FolderError: when the folder holds fleets of other runs.
     """
     from .workers import load, stoppable
     from .workers import run as run_alone
@@ -132,12 +121,15 @@ def capacity(
     if runs <= sizes[0]:
         return runs
     for size in sizes:
-        make(size)  # what is loaded once and kept, such as data, is not a part of a fleet
-        gc.collect()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step(make(size))
-        torch.cuda.synchronize(device)
+        try:
+            make(size)  # what is loaded once and kept, such as data, is not a part of a fleet
+            gc.collect()
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            step(make(size))
+            torch.cuda.synchronize(device)
+        except torch.OutOfMemoryError:
+            return size // 2
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
         gc.collect()  # the graphs of a fleet may refer to it
         torch.cuda.empty_cache()

@@ -93,11 +93,6 @@ def state(model: nn.Module, optimizer: Any, objective: nn.Module | None = None) 
 
     Without shards it is the same on every rank and fits any number of ranks. Of a sharded model it
     is this rank's part: the training must say `sharded = True`, so that every rank's is saved.
-
-    Args:
-        model: as `wrap` gave it.
-        optimizer: of its parameters.
-        objective: of fcco, if there is one.
     """
     whole = {
         "model": unwrapped(model).state_dict(),

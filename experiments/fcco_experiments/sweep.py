@@ -246,7 +246,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "winners": winners,
     }
     text = json.dumps(store.clean(sweep), separators=(",", ":"))
-    with store.atomic(out / SWEEP) as file:
+    with store.replacing(out / SWEEP) as file:
         file.write(gzip.compress(text.encode(), mtime=0))  # the same sweep gives the same bytes
     store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
     methods = {setting.name: setting.method for setting in settings}

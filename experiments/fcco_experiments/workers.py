@@ -29,7 +29,7 @@ from .task import Problem, Progress
 
 
 class LoadError(Exception):
-    """The data of a task cannot be loaded; `details` is a traceback where the message is not all."""
+    """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message, details)
@@ -143,9 +143,6 @@ def run(
         on_event: told what happens, in this process.
         problem: data and model, if they are there already; worker processes load their own.
         threads: of torch in each process; another number may round differently.
-
-    Raises:
-        LoadError: when the task cannot load its data.
     """
     if not specs:
         return []

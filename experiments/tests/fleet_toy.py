@@ -2,8 +2,8 @@
 
 A run is w <- w - lr (w - 1 - e_t) with noise e_t of its seed; those of the method `alexr2` are for
 no fleet. The environment makes trouble: FLEET_STOP is a step before which the process gets SIGINT,
-FLEET_TERM one with SIGTERM, FLEET_FITS the number of runs that fit into memory, FLEET_BREAK a
-learning rate whose fleet breaks, FLEET_NAN one whose figures are not finite.
+FLEET_FITS the number of runs that fit into memory, FLEET_BREAK a learning rate whose fleet breaks,
+FLEET_NAN one whose figures are not finite.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class ToyFleet(FleetTraining):
         time.sleep(float(os.environ.get("TOY_SLOW", 0)))
         if os.environ.get("FLEET_STOP") == str(self.steps):
             os.kill(os.getpid(), signal.SIGINT)
-        if os.environ.get("FLEET_TERM") == str(self.steps):
-            os.kill(os.getpid(), signal.SIGTERM)
         if float(os.environ.get("FLEET_BREAK", "-1")) in self.lr:
             raise TypeError("the shapes do not fit")
         seeds = {seed: noise(seed, self.steps) for _, seed in self.runs}

@@ -21,12 +21,10 @@ from fcco_experiments import (
     engine,
     fleets,
     store,
-    sweep,
 )
 from fcco_experiments.cli.display import Display
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
-from fcco_experiments.sweep import Setting
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
 from rich.console import Console
@@ -124,14 +122,6 @@ def test_a_comparison_reads_lines_and_folders_alike():
         assert all(run.environment["threads"] >= 1 for run in group)
     assert found.of("sox-sgd@0")[0].rows == [found.of("sox-sgd@0")[0].figures]
     assert found.of("nobody") == []
-    settings_ = [Setting(*name.split("@"), {"lr": m.lr}, m) for name, m in chosen.items()]  # type: ignore[arg-type]
-    told = sweep.choose(Path("o"), settings_, (0,))
-    assert told["winners"] == {"sox-sgd": "sox-sgd@1", "alexr2-momentum": "alexr2-momentum@0"}
-    table = [json.loads(line) for line in Path("o/runs.jsonl").read_text().splitlines()]
-    assert len(table) == 6 and all(row["finished"] for row in table)
-    assert [row["lr"] for row in table] == [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
-    done = compare.conclude(Path("o"))
-    assert done.report.exists() and not Path("o/plots").exists()
 
 
 # --- stops -------------------------------------------------------------------------------------
@@ -317,6 +307,32 @@ def test_a_fleet_that_does_not_fit_is_halved(monkeypatch):
     assert set(kinds(ended).values()) == {"failed"} and "out of memory" in ended[0].text
 
 
+@pytest.mark.parametrize(
+    "free, runs, expected",
+    [(100_000, 10_000, (80_000 - 5000) // 300), (10**9, 99, 99), (100_000, 7, 7), (9000, 99, 8)],
+)
+def test_how_many_fit_into_a_gpu(free, runs, expected, monkeypatch):
+    """A fleet takes 5,000 bytes and 300 for each run."""
+    peak = [0]
+
+    def make(number: int) -> int:
+        if 5000 + 300 * number > free:
+            raise torch.OutOfMemoryError
+        return 5000 + 300 * number
+
+    for name, value in {
+        "memory_allocated": lambda device: 1234,
+        "reset_peak_memory_stats": lambda device: peak.__setitem__(0, 0),
+        "max_memory_allocated": lambda device: 1234 + peak[0],
+        "mem_get_info": lambda device: (free, 2 * free),
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    step = functools.partial(peak.__setitem__, 0)
+    assert fleets.capacity(make, step, runs, torch.device("cuda")) == expected
+
+
 def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypatch):
     monkeypatch.setenv("FLEET_BREAK", "0.3")
     wanted = plan(methods(0.3, 0.1) | methods(0.2, update="adam"))
@@ -332,19 +348,6 @@ def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypat
 
 
 # --- folders -----------------------------------------------------------------------------------
-
-
-def test_a_folder_with_lines_is_refused_or_emptied():
-    execute(plan(methods(0.3)))
-    with pytest.raises(FolderError, match="has runs already"):
-        execute(plan(methods(0.3)))
-    Path("o/fleet/notes.txt").write_text("mine")
-    execute(plan(methods(0.2)), overwrite=True)
-    assert {line["method"]["lr"] for line in lines().values()} == {0.2}
-    assert Path("o/fleet/notes.txt").read_text() == "mine"
-    store.remove_runs(Path("o"))
-    assert sorted(p.name for p in Path("o/fleet").iterdir()) == ["notes.txt"]
-    assert not Path("o", LINES).exists()
 
 
 @pytest.mark.parametrize(
@@ -477,27 +480,18 @@ def test_the_command_uses_fleets_by_itself():
     assert not Path("s", LINES).exists() and len(list(Path("s").glob("*/seed-*"))) == 4
 
 
-def test_options_that_do_not_fit():
-    def refused(*words: str) -> str:
-        return fcco(*words, code=2).stderr
-
-    plain = ["sweep", "toy_task:TASK", *SWEEP[2:]]
-    assert "cannot train runs together" in refused(*plain, "--fleet")
-    assert "--chunk is for fleets" in refused(*plain, "--chunk", "3")
-    assert "--device is for fleets" in refused(*SWEEP, "--no-fleet", "--device", "cpu")
-    assert "must be auto, cpu or cuda" in refused(*SWEEP, "--device", "gpu")
-    if not torch.cuda.is_available():
-        assert "torch sees no GPU" in refused(*SWEEP, "--device", "cuda")
+PLAIN = ["sweep", "toy_task:TASK", *SWEEP[2:]]
 
 
-def test_a_key_of_the_config_is_no_option_of_fleets():
-    text = fcco(
-        "sweep", "group-dro", "--data", "grouped-synthetic", "--device", "nowhere", code=2
-    ).stderr
-    assert "device" in text and "fleets" not in text and "auto" in text
-
-
-def test_tensorboard_needs_curves():
-    pytest.importorskip("tensorboard")
-    text = fcco(*SWEEP, "--tensorboard", "--fleet", code=2).stderr
-    assert "no curves" in text
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([*PLAIN, "--fleet"], "cannot train runs together"),
+        ([*PLAIN, "--chunk", "3"], "--chunk is for fleets"),
+        ([*SWEEP, "--no-fleet", "--device", "cpu"], "--device is for fleets"),
+        ([*SWEEP, "--device", "gpu"], "must be auto, cpu or cuda"),
+        (["sweep", "group-dro", "--data", "grouped-synthetic", "--device", "nowhere"], "device"),
+    ],
+)
+def test_options_that_do_not_fit(words, said):
+    assert said in fcco(*words, code=2).stderr

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import compare, engine, stats, store
+from fcco_experiments import compare, engine, store
 from fcco_experiments.config import ConfigError
-from fcco_experiments.store import Comparison, FolderError, SavedRun, differences
-from fcco_experiments.task import Metric
+from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
 
@@ -261,42 +260,3 @@ def test_differences_are_named():
         "`config.a` was [1] and is not there now",
         "`method.lr` was not there and is 0.1 now",
     ]
-
-
-def saved(name: str, seed: int, final: dict, end: dict, diverged: str | None = None) -> SavedRun:
-    result = {"final": final, "end": end, "diverged": diverged}
-    return SavedRun(Path(name), name, seed, {}, {}, [final], result, {})
-
-
-def test_the_table_is_mean_and_standard_deviation():
-    metrics = (Metric("auc", "AUC", "higher", 3, headline=True), Metric("kkt", "KKT", meaning="m"))
-    runs = [
-        saved("b", 0, {"auc": 0.8}, {"kkt": 1.0}),
-        saved("b", 1, {"auc": 0.9}, {"kkt": 3.0}),
-        saved("b", 2, {"auc": 0.7}, {}, "after 3 steps: NaN"),
-        saved("a", 0, {"auc": 0.5}, {"kkt": math.nan}),
-        SavedRun(Path("a"), "a", 1, {}, {}, [{"auc": 0.1}], None, {}),  # not finished
-        SavedRun(Path("c"), "c", 0, {}, {}, [], None, {}),
-    ]
-    meta = {"methods": ["b", "a", "c"], "seeds": [0, 1, 2]}
-    table = stats.table(Comparison(Path(), meta, runs), metrics)
-    assert list(table) == ["b", "a"]
-    assert table["b"] == {
-        "auc": {
-            "mean": pytest.approx(0.8),
-            "std": pytest.approx(np.std([0.8, 0.9, 0.7], ddof=1)),
-            "runs": 3,
-        },
-        "kkt": {"mean": 2.0, "std": pytest.approx(math.sqrt(2)), "runs": 2},
-        "diverged": {"mean": pytest.approx(1 / 3), "std": 0.0, "runs": 3},
-    }
-    assert table["a"]["auc"] == {"mean": 0.5, "std": 0.0, "runs": 1}
-    assert math.isnan(table["a"]["kkt"]["mean"])
-    assert stats.cells(table, metrics) == [
-        ["method", "AUC ↑"],
-        ["b (33% diverged)", "0.800 ± 0.100"],
-        ["a", "0.500"],
-    ]
-    text = stats.markdown(table, metrics)
-    assert "| b (33% diverged) | 0.800 ± 0.100 | 2.0000 ± 1.4142 |" in text
-    assert "| a | 0.500 | not finite |" in text and "* **KKT**: m" in text
