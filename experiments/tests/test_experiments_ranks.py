@@ -105,7 +105,7 @@ def test_what_one_rank_refuses_all_refuse_and_one_says(inside):
     done, again, wrong = zip(*both, strict=True)
     assert [each["code"] for each in done] == [0, 0] and "ddp" in done[0]["stdout"]
     assert [each["code"] for each in again] == [2, 2] and "has runs already" in again[0]["stderr"]
-    assert [each["code"] for each in wrong] == [2, 2] and "must be a whole" in wrong[0]["stderr"]
+    assert [each["code"] for each in wrong] == [2, 2] and "`epochs` must be" in wrong[0]["stderr"]
     assert all(each[1]["stdout"] + each[1]["stderr"] == "" for each in (done, again, wrong))
 
 

@@ -38,13 +38,14 @@ class ContinualTask(Task):
     def grid_name(self, config: Any) -> str:
         return "paper" if config.train == "all" else "wide"
 
-    def fetch(self, config: Any, progress: Progress | None = None) -> None:
+    def fetch(self, config: Any, progress: Progress | None = None) -> ContinualProblem:
         """Data, weights, features and old models, once, before several processes load them."""
         problem = ContinualProblem(config, progress)
         for number, seed in enumerate(config.seeds):
             if progress is not None:
                 progress("old models", number, len(config.seeds))
             problem.make_old(seed)  # the first rank of a machine alone is here
+        return problem
 
     def load(self, config: Any) -> ContinualProblem:
         return ContinualProblem(config)

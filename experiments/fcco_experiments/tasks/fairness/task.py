@@ -34,24 +34,28 @@ _LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "
 class FairnessProblem(Problem):
     """A data set in cells."""
 
-    def __init__(self, config: Fairness) -> None:
+    def __init__(self, config: Fairness, progress: Progress | None = None) -> None:
         self.config = config
-        self._parts: dict[int, dict[str, Cells]] = {}
+        loaded = self._load(0, progress)
+        self._fingerprint, self._parts = loaded.fingerprint, {0: self._cells(loaded)}
         self._methods: dict[str, tuple[BuiltMethod, Hashable | None]] = {}
-        self._fingerprint = self.load(0).fingerprint
         self._model = Scorer(config, 0, self.parts(0)["train"])
 
-    def load(self, seed: int) -> data.FairnessData:
+    def _load(self, seed: int, progress: Progress | None = None) -> data.FairnessData:
         """The data; the seed splits off the validation part (and makes generated data)."""
-        return data.load(self.config.data, validation=self.config.validation, seed=seed)
+        config = self.config
+        return data.load(config.data, validation=config.validation, seed=seed, progress=progress)
+
+    def _cells(self, loaded: data.FairnessData) -> dict[str, Cells]:
+        return {
+            name: Cells.of(f"{self.config.data}: {name}", part.features, part.label, part.group)
+            for name, part in loaded.parts().items()
+        }
 
     def parts(self, seed: int) -> dict[str, Cells]:
         """Training, validation (where there is a share for it) and test data of a seed."""
         if seed not in self._parts:
-            self._parts[seed] = {
-                name: Cells.of(f"{self.config.data}: {name}", part.features, part.label, part.group)
-                for name, part in self.load(seed).parts().items()
-            }
+            self._parts[seed] = self._cells(self._load(seed))
         return self._parts[seed]
 
     def start(self, method: Method, seed: int) -> FairnessTraining:
@@ -101,8 +105,8 @@ class FairnessTask(Task):
     def grid_name(self, config: Any) -> str:
         return "appendix" if config.score == "unbounded" else "wide"
 
-    def fetch(self, config: Any, progress: Progress | None = None) -> None:
-        data.load(config.data, progress=progress)
+    def fetch(self, config: Any, progress: Progress | None = None) -> FairnessProblem:
+        return FairnessProblem(config, progress)
 
     def load(self, config: Any) -> FairnessProblem:
         return FairnessProblem(config)

@@ -118,10 +118,11 @@ class GroupDROTask(Task):
     def grid_name(self, config: Any) -> str:
         return "appendix" if config.train == "all" else "wide"
 
-    def fetch(self, config: Any, progress: Progress | None = None) -> None:
+    def fetch(self, config: Any, progress: Progress | None = None) -> GroupDROProblem:
         problem = GroupDROProblem(config, progress)
         if config.backbone != "none" and config.train == "all":
             problem.network(progress)  # weights that are nowhere to be had end it here
+        return problem
 
     def load(self, config: Any) -> GroupDROProblem:
         return GroupDROProblem(config)
