@@ -158,7 +158,8 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
     monkeypatch.setattr(workers, "available_cores", lambda: 7)
     monkeypatch.setattr(distributed, "device", lambda wanted: torch.device(place))
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
-    assert workers._usual(compare.plan("group-dro", "name", config).specs) == number
+    specs = compare.plan("group-dro", "name", config).specs
+    assert workers.processes(specs, None) == number and workers.processes(specs, 3) == 3
 
 
 @pytest.mark.parametrize("name", names(TASK))
