@@ -151,7 +151,7 @@ def run(
         if number > 1:
             outcomes = Pool(specs, order, tell, stop, number).run()
         else:
-            outcomes = _here(specs, order, tell, stop, problem)
+            outcomes = _run_here(specs, order, tell, stop, problem)
     ended = {outcome.run: outcome for outcome in outcomes}
     return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
@@ -166,7 +166,7 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
     return min(workers, len(specs))
 
 
-def _here(
+def _run_here(
     specs: Sequence[RunSpec],
     order: Order,
     tell: Tell,

@@ -209,36 +209,6 @@ def raised(call: Any) -> dict[str, Any]:
     return {"kind": "nothing"}
 
 
-def only(place: int, text: str) -> Any:
-    def call() -> str:
-        if distributed.rank() == place:
-            raise ValueError(text)
-        return f"from {distributed.rank()}"
-
-    return call
-
-
-def words() -> dict[str, Any]:
-    """Every way to speak with the other ranks."""
-    own = distributed.rank()
-    made: list[int] = []
-    distributed.run_on_each_machine(lambda: made.append(own) or own)
-    return {
-        "rank": [own, distributed.world_size(), distributed.is_first()],
-        "any": [distributed.any_rank(own == 1), distributed.any_rank(False)],
-        "broadcast": distributed.broadcast({"of": own}),
-        "everyone": distributed.all_gather(own),
-        "on_first": distributed.run_on_first(lambda: f"from {own}"),
-        "together": distributed.run_on_all(lambda: f"from {own}"),
-        "machine": made,
-        "errors": [
-            raised(lambda: distributed.run_on_first(only(0, "first"))),
-            raised(lambda: distributed.run_on_all(only(1, "second"))),
-            raised(lambda: distributed.run_on_all(lambda: only(own, f"each {own}")())),
-        ],
-    }
-
-
 def refusals(out: Path) -> dict[str, Any]:
     """What one rank finds wrong, all say."""
     if distributed.rank() == 0:
@@ -337,7 +307,7 @@ def main() -> None:
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     with distributed.process_group():
-        found: dict[str, Any] = {"words": words(), "refusals": refusals(out)}
+        found: dict[str, Any] = {"refusals": refusals(out)}
         found["endings"] = endings(out)
         found["fleet"] = fleet(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]

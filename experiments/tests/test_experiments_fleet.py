@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
-import re
 import signal
 import sys
 from dataclasses import replace
@@ -22,12 +20,10 @@ from fcco_experiments import (
     fleets,
     store,
 )
-from fcco_experiments.cli.display import Display
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
-from rich.console import Console
 from test_experiments_cli import fcco
 
 TOY = "fleet_toy:TASK"
@@ -438,25 +434,6 @@ def test_a_process_that_died_between_lines_and_checkpoint(monkeypatch):
     made = len(ToyFleet.made)
     execute(plan(methods(0.3, 0.1)), resume=True)
     assert ToyFleet.made[made:] == [2] and not Path("o/fleet/checkpoint-0.pt").exists()
-
-
-# --- progress ----------------------------------------------------------------------------------
-
-
-def test_thousands_of_runs_do_not_flood_the_console():
-    said = io.StringIO()
-    rates = [0.01 * k for k in range(1, 101)] + [9.0] * 20
-    with Display(480, 6, console=Console(file=said, width=200)) as display:
-        execute(plan(methods(*rates), seeds=(0, 1, 2, 3)), on_event=display, chunk=240)
-    told = said.getvalue().splitlines()
-    assert len(told) == 3, told
-    assert told[0].startswith("Loading")
-    assert re.match(
-        r"sox-sgd: 240 runs together, part 1: finished: \d+ of them diverged, the first after \d+ "
-        r"steps: not finite \(240/480, about",
-        told[1],
-    )
-    assert "(480/480, about 0.0 min left)" in told[2]
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -76,19 +76,6 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], A
     return at, [json.loads(file.read_text()) for file in files], ended
 
 
-def test_words_between_ranks(inside):
-    first, second = (found["words"] for found in inside[1])
-    assert first["rank"] == [0, 2, True] and second["rank"] == [1, 2, False]
-    for own, other in ((first, "from 0"), (second, "from 1")):
-        assert own["any"] == [True, False] and own["broadcast"] == {"of": 0}
-        assert own["everyone"] == [0, 1] and own["on_first"] == "from 0"
-        assert own["together"] == other
-        texts = [each["text"] for each in own["errors"]]
-        assert texts == ["first", "second", "each 0"], "the error of the lowest rank, on all"
-        assert all(each["kind"] == "ValueError" and each["shared"] for each in own["errors"])
-    assert (first["machine"], second["machine"]) == ([0], [])
-
-
 def test_what_one_rank_refuses_all_refuse_and_one_says(inside):
     first, second = (found["refusals"] for found in inside[1])
     for own in (first, second):
