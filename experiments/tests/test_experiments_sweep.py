@@ -161,20 +161,6 @@ def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
     assert set(told["winners"]) == {"sox", "sonex"}
 
 
-def test_mistakes_of_a_grid_are_found_before_training():
-    wrong = sweep.with_inline(sweep.Grid(), [("sox.settings.z", "[1, 2]"), ("sox.lr", "[1, 2]")])
-    chosen = sweep.settings_of(wrong, BASE)
-    with pytest.raises(ConfigError) as caught:
-        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
-    assert caught.value.problems == ("grid: methods.sox.settings.z: `sox` has no setting `z`.",)
-    nothing = replace(BASE, note="nothing to choose by")
-    good = sweep.settings_of(sweep.read_grid(TASK, "quadratic"), BASE)
-    with pytest.raises(ConfigError, match=r"toy cannot choose: there are no validation data\."):
-        sweep.plan_sweep("toy_task:TASK", "quadratic", nothing, good, (7,))
-    with pytest.raises(ConfigError, match="tuning seeds: `seeds` must be"):
-        sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, good, (7, -1))
-
-
 def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
     monkeypatch.setattr(ToyTask, "rule", lambda self, config: None)
     chosen = sweep.settings_of(sweep.read_grid(TASK, "quadratic"), BASE)
