@@ -245,9 +245,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "ranking": ranking,
         "winners": winners,
     }
-    text = json.dumps(store.clean(sweep), separators=(",", ":"))
-    with store.replacing(out / SWEEP) as file:
-        file.write(gzip.compress(text.encode(), mtime=0))  # the same sweep gives the same bytes
+    write(out, sweep)
     store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
     methods = {setting.name: setting.method for setting in settings}
     best = dataclasses.replace(
@@ -258,6 +256,13 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
     store.write_text(out / "winners.yaml", head + configs.dump(best))
     return sweep
+
+
+def write(out: Path, sweep: Mapping[str, Any]) -> None:
+    """Write `sweep.json.gz`; the same sweep gives the same bytes."""
+    text = json.dumps(store.clean(sweep), separators=(",", ":"))
+    with store.replacing(out / SWEEP) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def read(out: Path) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from test_experiments_engine import spec
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     store.write_text(path, "old")
-    with pytest.raises(RuntimeError, match="disk"), store.atomic(path) as file:
+    with pytest.raises(RuntimeError, match="disk"), store.replacing(path) as file:
         file.write(b"ne")
         raise RuntimeError("disk")
     assert path.read_text() == "old"
