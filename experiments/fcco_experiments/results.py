@@ -131,7 +131,7 @@ def publish(folder: Path, target: Path) -> list[Path]:
     write_table(target, table(comparison, page.metrics), meta)
     finished = [run for run in comparison.runs if run.result is not None]
     lines = [json.dumps(store.clean(_line(run, page)), separators=(",", ":")) for run in finished]
-    with store.replacing(target / RUNS) as file:  # without a time, the same runs give the same bytes
+    with store.replacing(target / RUNS) as file:  # no time inside: same runs, same bytes
         file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     return [target / TABLE, target / RUNS]
 
