@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fcco
 from fcco.contrastive import log_means
-from fcco.methods import icppac, oss, ssg
+from fcco.methods import alexr, icppac, msvr, ooa, oss, ssg
 from fcco.previous.swap import reshard
 
 WORLD, STEPS, GROUPS, SAMPLES, PAIRS = 2, 12, 6, 240, 20
@@ -357,6 +358,32 @@ def lagrangian(make: Any, **options: Any) -> Any:
     )
 
 
+def weighted(**options: Any) -> Any:
+    return lambda model, _: ooa(model, momentum(model), GROUPS, step=0.3, **options)
+
+
+def primal_dual(**options: Any) -> Any:
+    return lambda model, _: alexr(
+        model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.Hinge(1.5), GROUPS, **options
+    )
+
+
+def recursive(**options: Any) -> Any:
+    """MSVR, v2 and v3 with two backward passes a step."""
+    smooth = fcco.outer.Custom(softplus, smooth=True)
+    settings: dict[str, Any] = {"gamma": 0.2, "correction": 0.6, **options}
+    return lambda model, _: msvr(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), smooth, GROUPS, **settings
+    )
+
+
+def snapshot(objective: Any, model: nn.Module, ranks: list[int]) -> None:
+    """Ranks hold batches of unequal number."""
+    parts = torch.arange(SAMPLES).split([70, 10, 160])
+    own = [ids for k, ids in enumerate(parts) if k % WORLD in ranks]
+    objective.snapshot([(lambda i=ids: and_g0(losses(model, i)), GROUP[ids]) for ids in own])
+
+
 def warm_up(objective: fcco.Compositional, model: nn.Module, ranks: list[int]) -> None:
     """Ranks hold batches of unequal number."""
     batches = draw(99, 0, (5, 30))
@@ -471,6 +498,20 @@ CASES: dict[str, Case] = {
     "oss": Case(lagrangian(oss, **ROUND), two_constraints, sensitive=False),
     "icppac": Case(lagrangian(icppac, **ROUND), two_constraints, sensitive=False),
     "ssg": Case(lagrangian(ssg, **SWITCH), two_constraints, sensitive=False),
+    "ooa": Case(weighted(ratio=0.5), per_sample, sensitive=False),
+    "ooa-euclidean": Case(
+        weighted(geometry="euclidean"), with_g0, sizes=sometimes_empty, sensitive=False
+    ),
+    "ooa-batch": Case(weighted(scaling="batch"), per_sample, micro=2, sensitive=False),
+    "alexr": Case(primal_dual(smoothing=1.0, theta=0.6), independent, sensitive=False),
+    "alexr-v2": Case(
+        primal_dual(version="v2", theta=0.6, dual_step=0.4), independent, sensitive=False
+    ),
+    "msvr-sp": Case(recursive(single_point=True), with_g0, sensitive=False),
+    "msvr-v2": Case(recursive(version="v2", beta=0.2), with_g0, sensitive=False),
+    "msvr-v3": Case(
+        recursive(version="v3", beta=0.2, period=50), with_g0, sensitive=False, before=snapshot
+    ),
     "contrast-old": contrast(labels=3, correction=0.0, read="old"),
     "contrast-learned": contrast("forward", radius=0.5, chunk=2),
     "contrast-unscaled": contrast("parameter", scaled=False),
@@ -772,7 +813,8 @@ def ddp_options() -> dict[str, Any]:
     result = {}
     for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
         wrap = lambda model, o=name: DistributedDataParallel(model, **{o: True})  # noqa: E731
-        result[name] = vars(train(CASES["cvar-exact"], wrap, [dist.get_rank()]))
+        for case in ("cvar-exact", "msvr-v2"):
+            result[f"{case}, {name}"] = vars(train(CASES[case], wrap, [dist.get_rank()]))
     return result
 
 
@@ -840,6 +882,14 @@ def loading(wrap: Wrap) -> dict[str, Any]:
     return {"moved": not torch.equal(after, before), "back": torch.equal(now(model), before)}
 
 
+def recursive_on_shards(wrap: Wrap) -> dict[str, Any]:
+    cases = {name: CASES[name] for name in ("msvr-v2", "msvr-sp")}
+    return {
+        name: raised(lambda c=case: train(c, wrap, [dist.get_rank()]))
+        for name, case in cases.items()
+    }
+
+
 def fsdp_one() -> dict[str, Any]:
     """The older FSDP would silently stay at w_t: refused. Without a correction it may be used."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -856,7 +906,13 @@ def fsdp_one() -> dict[str, Any]:
     return {"texts": texts, "state": tensors_of(objective)}
 
 
-def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
+def reference_losses(folder: str) -> dict[str, Any]:
+    from test_reference_losses import measured
+
+    return measured(dist.get_rank(), Path(folder))
+
+
+def jobs(strategy: str, folder: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     wrap, ddp = wrap_of(strategy), strategy == "ddp"
     for name in names_of(strategy):
         yield name, lambda c=CASES[name]: vars(train(c, wrap, [dist.get_rank()]))
@@ -870,9 +926,11 @@ def jobs(strategy: str) -> Iterable[tuple[str, Callable[[], Any]]]:
         yield "buffers", buffers
         yield "options", ddp_options
         yield "contrastive values", contrastive_values
+        yield "reference losses", lambda: reference_losses(folder)
     else:
         yield "anchored", lambda: anchored(wrap)
         yield "loading", lambda: loading(wrap)
+        yield "recursive", lambda: recursive_on_shards(wrap)
     if strategy == "fsdp-layers":
         yield "mixed precision", mixed_precision
         yield "fsdp 1", fsdp_one
@@ -890,7 +948,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=limit)
     results: dict[str, Any] = {}
     for strategy in STRATEGIES:
-        for name, job in jobs(strategy):
+        for name, job in jobs(strategy, folder):
             print(f"{strategy}/{name}", file=sys.stderr, flush=True)
             try:
                 results[f"{strategy}/{name}"] = job()

@@ -21,6 +21,7 @@ import pytest
 import torch
 from distributed_cases import CASES, STRATEGIES, WORLD, Record
 from reference_contrastive import loop_means
+from test_reference_losses import check_ranks
 
 TOLERANCE, TIME_LIMIT = 1e-10, 150
 SHARDED = STRATEGIES[1:]
@@ -178,6 +179,16 @@ def test_other_parameters_for_a_while_on_shards(ranks, strategy):
         assert result == {"moved": True, "back": True}
 
 
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_recursive_gradients_of_shards_are_refused(ranks, strategy):
+    for result in ranks(strategy, "recursive"):
+        assert all("sharded model (FSDP2)" in text for text in result.values())
+
+
+def test_two_ranks_share_the_rows_of_reference_losses_or_each_have_all(ranks):
+    check_ranks(ranks("ddp", "reference losses"))
+
+
 def test_process_groups(ranks):
     said = ranks("ddp", "process groups")
     model = cases.make_model()
@@ -202,9 +213,10 @@ def test_models_under_ddp(ranks):
     for result in ranks("ddp", "buffers"):
         assert result == {"same": True, "unchanged": True}
     for result in ranks("ddp", "options"):
-        for run in result.values():
-            assert_close(run["parameters"], alone("cvar-exact").parameters)
-            assert_close(run["state"], alone("cvar-exact").state)
+        for name, run in result.items():
+            expected = alone(name.split(",")[0])
+            assert_close(run["parameters"], expected.parameters)
+            assert_close(run["state"], expected.state)
 
 
 def test_fsdp_with_mixed_precision(ranks):

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from problems import Point
 from test_checkpoint import difference
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from torch.nn.parallel import DistributedDataParallel
 
 import fcco
 from fcco.methods import msvr
@@ -613,136 +606,3 @@ def test_float16_with_a_grad_scaler_on_the_gpu():
         optimizer.zero_grad()
         seen.append(storm.estimate.tensors[model[0].weight].clone())
     assert (seen[-1] - seen[0]).abs().max() < 2e-3 * seen[0].abs().max()
-
-
-# Two processes.
-
-
-class Wide(nn.Module):
-    """`Point` as a module with a forward pass, for DDP; batch norm would mix the ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).squeeze(-1)
-
-
-def train(kind: str, ranks: list[int], wrap: Callable[[nn.Module], nn.Module]) -> Tensor:
-    """12 steps on the batches of these ranks; uneven, with blocks on both."""
-    model = wrap(Wide())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    settings: dict[str, dict[str, Any]] = {
-        "v2": {"version": "v2", "beta": 0.2},
-        "v3": {"version": "v3", "beta": 0.2, "period": 5},
-        "single point": {"single_point": True},
-    }
-    storm: Any = msvr(
-        model, optimizer, SMOOTH, 6, gamma=0.2, correction=0.6, **settings[kind.split(",")[0]]
-    )
-    random = torch.Generator().manual_seed(3)
-
-    def told(pairs: Tensor) -> tuple[Callable[[], Any], Tensor]:
-        rows = ROWS[pairs[:, 0], pairs[:, 1]]
-        return lambda: (model(rows).square(), model(-rows) + model(rows).square()), pairs[:, 0]
-
-    every = torch.cartesian_prod(torch.arange(6), torch.arange(5))
-    for step in range(12):
-        if getattr(storm, "snapshot_due", False):
-            parts = every.tensor_split([9, 13, 20])
-            storm.snapshot([told(p) for k, p in enumerate(parts) if k % 2 in ranks])
-        if step == 6 and kind.endswith("resumed"):
-            saved = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, storm)]
-            model = wrap(Wide())
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-            storm = msvr(model, optimizer, SMOOTH, 6, gamma=0.2, correction=0.6, **settings["v2"])
-            for each, state in zip((model, optimizer, storm), saved, strict=True):
-                each.load_state_dict(state)
-        order = torch.randperm(30, generator=random)
-        batches = order[:5], order[5:13]
-        ids = torch.cat([batches[rank] for rank in ranks])
-        inner, index = told(every[ids])
-        storm(inner, index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.cat(
-        [*(p.detach().flatten() for p in model.parameters()), storm.term.tracker.value[:, 0]]
-    )
-
-
-DDP: dict[str, dict[str, Any]] = {
-    "v2": {},
-    "single point": {},
-    "v3, static": {"static_graph": True},
-    "v2, static, resumed": {"static_graph": True},
-}
-
-
-def worker(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=30),
-    )
-    results: dict[str, Any] = {}
-    for kind, options in DDP.items():
-        wrap = lambda model, o=options: DistributedDataParallel(model, **o)  # noqa: E731
-        results[kind] = train(kind, [rank], wrap)
-    from torch.distributed.fsdp import fully_shard
-
-    for kind in ("v2", "single point"):
-        try:
-            train(kind, [rank], fully_shard)  # type: ignore[arg-type]
-        except TypeError as error:
-            results[f"fsdp, {kind}"] = str(error)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("recursive")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    logs = [folder / f"{rank}.txt" for rank in range(2)]
-    workers = []
-    for rank, log in enumerate(logs):
-        with open(log, "w") as said:
-            command = [sys.executable, __file__, str(rank), str(folder)]
-            workers.append(subprocess.Popen(command, stdout=said, stderr=said, env=environment))
-    for process in workers:
-        try:
-            process.wait(timeout=150)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in workers):
-        pytest.fail("\n".join(log.read_text()[-3000:] for log in logs))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-
-
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-@pytest.mark.parametrize("kind", DDP)
-def test_two_processes_equal_one(ranks, kind):
-    alone = train(kind, [0, 1], lambda model: model)
-    assert (alone[:16] - train("v2", [0], lambda model: model)[:16]).abs().max() > 0.01
-    for result in ranks:
-        near(result[kind], alone, 1e-10)
-
-
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-def test_sharded_models_are_refused(ranks):
-    for result in ranks:
-        assert "sharded model (FSDP2)" in result["fsdp, v2"]
-        assert "sharded model (FSDP2)" in result["fsdp, single point"]
-
-
-if __name__ == "__main__":
-    worker(int(sys.argv[1]), Path(sys.argv[2]))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,15 +286,11 @@ def test_state_checksum_by_hand():
     assert state_checksum(layer) == digest.hexdigest()
 
 
-# Ranks.
+# Ranks; test_distributed.py starts them.
 
 
-def worker(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else ""
-    place = Path(folder)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=2
-    )
+def measured(rank: int, place: Path) -> dict[str, Any]:
+    """What one of two ranks measures, under DDP, in several shares of the rows."""
     found: dict[str, Any] = {}
     model = nn.parallel.DistributedDataParallel(make_model())
     found["plain name"] = state_checksum(model) == state_checksum(make_model())
@@ -327,23 +320,10 @@ def worker(rank: int, folder: str) -> None:
     kept = [ReferenceLosses.measure(model, source, SIZE, **arguments).value for _ in range(2)]
     found["files"] = len(list(cache.iterdir())) if cache.exists() else 0
     found["runs"], found["kept"] = source.runs, kept
-    torch.save(found, place / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return found
 
 
-@pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="needs torch.distributed with gloo",
-)
-def test_two_ranks_share_the_rows_or_each_have_all(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    started = [context.Process(target=worker, args=(rank, str(tmp_path))) for rank in range(2)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(120)
-        process.kill()
-    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+def check_ranks(results: list[dict[str, Any]]) -> None:
     model = make_model()
     expected = ReferenceLosses.measure(model, Counting(model), SIZE).value
     for found in results:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-from pathlib import Path
 from typing import Any
 
 import cvxpy as cp
-import distributed_cases as cases
 import numpy as np
 import pytest
 import reference as ref
 import reference_dual as dual
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, take_step
-from torch.nn.parallel import DistributedDataParallel
 
 import fcco
 from fcco.group_dro import OnlineGroupDRO
-from fcco.methods import alexr, ooa
+from fcco.methods import ooa
 from fcco.terms.group_weights import GroupWeights, mirror_ascent, project_kl_capped
 
 DOUBLE = torch.float64
@@ -440,53 +436,3 @@ def test_a_term_refuses_a_tracker_that_does_not_hold_the_current_losses(options)
     tracker = fcco.ema_tracker(3, **{"gamma": 1.0, "read": "new", **options})
     with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must hold one loss"):
         GroupWeights(tracker, 0.1, 0.5)
-
-
-# Several processes.
-
-
-def weighted(**options: Any) -> Any:
-    return lambda model, _: ooa(model, cases.momentum(model), cases.GROUPS, **options)
-
-
-def primal_dual(**options: Any) -> Any:
-    return lambda model, _: alexr(
-        model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.Hinge(1.5), cases.GROUPS, **options
-    )
-
-
-RANKED: dict[str, cases.Case] = {
-    "kl": cases.Case(weighted(ratio=0.5, step=0.3), cases.per_sample),
-    "euclidean": cases.Case(weighted(step=0.3, geometry="euclidean"), cases.with_g0),
-    "batch": cases.Case(weighted(step=0.3, scaling="batch"), cases.per_sample, micro=2),
-    "empty rank": cases.Case(weighted(step=0.3), cases.with_g0, sizes=cases.sometimes_empty),
-    "alexr v1": cases.Case(primal_dual(smoothing=1.0, theta=0.6), cases.independent),
-    "alexr v2": cases.Case(primal_dual(version="v2", theta=0.6, dual_step=0.4), cases.independent),
-}
-
-
-def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=cases.WORLD)
-    done = {k: vars(cases.train(c, DistributedDataParallel, [rank])) for k, c in RANKED.items()}
-    torch.save(done, Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=cases.WORLD)  # type: ignore[attr-defined]
-    said = [torch.load(tmp_path / f"{rank}.pt") for rank in range(cases.WORLD)]
-    close = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10)  # noqa: E731
-    for name, case in RANKED.items():
-        alone = cases.train(case, lambda model: model, list(range(cases.WORLD)))
-        assert alone.moved > 0.02, name
-        for result in said:
-            close(result[name]["parameters"], alone.parameters)
-            close(result[name]["state"], alone.state)
-        mean = torch.tensor([result[name]["loss"] for result in said], dtype=DOUBLE).mean(0)
-        close(mean, tensor(alone.loss))
-        for key, value in said[0][name]["state"].items():
-            assert torch.equal(value, said[1][name]["state"][key]), "the same to the last bit"
