@@ -96,11 +96,11 @@ def test_v1(single_point, with_g0, dim):
     optimizer = fcco.momentum_type(run.model.parameters(), lr=0.01, beta=0.2)
     objective = msvr(run.model, optimizer, SMOOTH[dim], 6, gamma=GAMMA, single_point=single_point)
     path, u = msvr_ref.v1(
-        run.problem, START, 200, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.2,
+        run.problem, START, 100, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.2,
         gamma=GAMMA, correction=THEORY, single_point=single_point, with_g0=with_g0,
     )  # fmt: skip
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    close(run.steps(objective, 200), path)
+    close(run.steps(objective, 100), path)
     close(table(objective), u)
 
 
@@ -116,11 +116,11 @@ def test_v2(normalized, with_g0, dim):
         normalized=normalized,
     )  # fmt: skip
     path, z, u = msvr_ref.v2(
-        run.problem, START, 200, msvr_ref.softplus_and_square_slope, lr=lr, beta=0.1,
+        run.problem, START, 100, msvr_ref.softplus_and_square_slope, lr=lr, beta=0.1,
         gamma=GAMMA, correction=THEORY, with_g0=with_g0, normalized=normalized,
     )  # fmt: skip
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    close(run.steps(objective, 200), path)
+    close(run.steps(objective, 100), path)
     close(table(objective), u)
     (kept,) = objective.estimate.tensors.values()
     close(kept, z[-1])
@@ -133,11 +133,11 @@ def test_v3(with_g0, dim):
         run.model, run.sgd(0.01), SMOOTH[dim], 6, version="v3", gamma=GAMMA, beta=0.1, period=17
     )
     path, _, u = msvr_ref.v3(
-        run.problem, START, 150, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.1,
+        run.problem, START, 80, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.1,
         gamma=GAMMA, correction=THEORY, with_g0=with_g0, period=17,
     )  # fmt: skip
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    close(run.steps(objective, 150), path)
+    close(run.steps(objective, 80), path)
     close(table(objective), u)
 
 
@@ -152,11 +152,11 @@ def test_storm_on_sonex(correction, read, with_g0):
         correction=correction, read=read,
     )  # fmt: skip
     path, _, u = msvr_ref.v2(
-        run.problem, START, 200, ref.hinge_slope(RHO, LAM), lr=0.02, beta=0.1, gamma=0.3,
+        run.problem, START, 100, ref.hinge_slope(RHO, LAM), lr=0.02, beta=0.1, gamma=0.3,
         correction=correction, read=read, with_g0=with_g0,
     )  # fmt: skip
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    close(run.steps(RecursiveGradient(objective, 0.1), 200), path)
+    close(run.steps(RecursiveGradient(objective, 0.1), 100), path)
     close(table(objective), u)
 
 

@@ -15,9 +15,9 @@ import fcco.outer as fo
 
 CUSTOM = Case(fo.Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), lambda u: u)
 ENVELOPE = Case(fo.MoreauEnvelope(fo.MCP(0.9, 0.8), 0.2), lambda u: u)
-# Compiling takes time: functions with a branch, a sort, a root, a user's function, an envelope.
+# Compiling takes time: functions with a branch, a sort, a root, an envelope.
 COMPILED = [
-    case if type(case.outer) in (fo.SCAD, fo.CVaR, fo.EuclideanNorm, fo.Custom, fo.MoreauEnvelope)
+    case if type(case.outer) in (fo.SCAD, fo.CVaR, fo.EuclideanNorm, fo.MoreauEnvelope)
     else pytest.param(case, marks=pytest.mark.slow)
     for case in [*ALL, CUSTOM, ENVELOPE]
 ]  # fmt: skip

@@ -211,14 +211,14 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
         read="old",
     )  # fmt: skip
-    path = exact_run(objective, model, 3000)
+    path = exact_run(objective, model, 2000)
     assert spread(path) > 0.05
     model = Point(np.zeros(M))
     corrected = fcco.constrained(
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, "hinge",
         outer=fcco.SquaredHinge(rho), gamma=gamma, correction=1 - gamma,
     )  # fmt: skip
-    path = exact_run(corrected, model, 3000)
+    path = exact_run(corrected, model, 2000)
     assert spread(path) < 1e-6
     np.testing.assert_allclose(path[-1] - B, 0.7 / 41, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""SONEX and ALEXR2 equal the literal NumPy transcriptions to 1e-12 over 200 steps."""
+"""SONEX and ALEXR2 equal the literal NumPy transcriptions to 1e-12 over 100 steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
     path, u = ref.sonex(
         problem,
         start,
-        200,
+        100,
         slope,
         update,
         gamma=GAMMA,
@@ -78,7 +78,7 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
     )
     rng = np.random.default_rng(1)
     ours = []
-    for _ in range(200):
+    for _ in range(100):
         sampled = problem.draw(rng, 3, 2)
         inner, blocks = closure(data, model, sampled, 1, with_g0)
         other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
@@ -180,7 +180,7 @@ def test_sonx(read, correction, with_g0):
         gamma=GAMMA, correction=correction, read=read,
     )  # fmt: skip
     path, _ = ref.sonex(
-        problem, start, 200, lambda u: RHO * (u > 0), lambda w, G: w - 0.02 * G,
+        problem, start, 100, lambda u: RHO * (u > 0), lambda w, G: w - 0.02 * G,
         gamma=GAMMA, correction=correction, read=read, with_g0=with_g0,
     )  # fmt: skip
     follow(objective, model, problem, path, with_g0)
@@ -194,7 +194,7 @@ def test_sox(read, kind, with_g0):
     optimizer, update = optimizers(kind, model.parameters(), 0.02)
     objective = fcco.sox(model, optimizer, fcco.SquaredHinge(RHO), 6, gamma=GAMMA, read=read)
     path, _ = ref.sonex(
-        problem, start, 200, lambda u: RHO * np.maximum(u, 0), update,
+        problem, start, 100, lambda u: RHO * np.maximum(u, 0), update,
         gamma=GAMMA, correction=0.0, read=read, with_g0=with_g0,
     )  # fmt: skip
     follow(objective, model, problem, path, with_g0)
