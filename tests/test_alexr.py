@@ -350,14 +350,6 @@ def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
         torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-def test_a_warm_up_starts_the_dual_variables_in_their_domain():
-    """v = g: y = grad f_{1/alpha}(g), which no first step could overshoot."""
-    model = Point([1.0, -2.0, 0.1])
-    objective = build(model, fcco.Hinge(2.0), number=3, version="v2", dual_step=4.0)
-    objective.warm_up([(lambda: model.w.detach(), None)])
-    np.testing.assert_allclose(objective.term.dual(), [2.0, 0.0, 0.4])
-
-
 def test_a_bad_value_is_refused_before_the_dual_variables_move():
     model = Point([1.0, -2.0])
     objective = build(model, fcco.Hinge(2.0), number=2, version="v2")

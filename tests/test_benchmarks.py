@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,20 +93,6 @@ def test_a_fleet_does_the_work_of_the_single_run() -> None:
         single.step()
     for name, value in single.model.named_parameters():
         assert torch.allclose(together.fleet.weights()[name][2], value, atol=1e-4)
-
-
-def test_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward passes, gradients of the weights, and of the inputs but for the first layer."""
-    shapes: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        torch, "bmm", lambda a, b: shapes.append((*a.shape, b.shape[2])) or torch.zeros(1)
-    )
-    case = fleet_cases.Case("sonex", hidden=(5, 6), batch=8, generated=SHAPE)
-    fleet_cases.products(case, 4, 3, 2, "cpu")()
-    forward = [(3, 8, 4, 5), (3, 8, 5, 6), (3, 8, 6, 1)]
-    weights = [(3, 4, 8, 5), (3, 5, 8, 6), (3, 6, 8, 1)]
-    inputs = [(3, 8, 6, 5), (3, 8, 1, 6)]
-    assert sorted(shapes) == sorted([*forward, *forward, *weights, *inputs])
 
 
 # Without settings: variants, the reading at equal violation, the command.
@@ -203,75 +186,6 @@ def test_untuned_command(monkeypatch, capsys, tmp_path):
     assert set(found) == {"constraints", "groups"} and set(found["constraints"]) == {"docs"}
     assert {"objective", "violation"} <= set(found["constraints"]["docs"]["penalty by hand"])
     assert (tmp_path / "runs").read_text().count("\n") == 1
-
-
-# The walks through the library, counted by hand on a small package.
-
-FIRST = """
-from contextlib import contextmanager
-from dataclasses import dataclass
-
-from .second import leaf, twice
-
-@dataclass
-class Made:  # its __init__ is generated: no call of this file
-    number: int
-
-    def __post_init__(self):
-        self.number += 1
-
-@contextmanager
-def opened():  # a generator, resumed once: one call
-    leaf()
-    yield
-    leaf()
-
-def outer(callback):
-    total = sum([leaf() for _ in range(2)])
-    with opened():
-        callback()
-    twice(lambda: Made(total))
-"""
-SECOND = """
-def leaf():
-    return 1
-
-def twice(function):
-    function()
-    function()
-"""
-BY_HAND = [
-    ("outer", "first.py", 1), ("leaf", "second.py", 2), ("leaf", "second.py", 2),
-    ("opened", "first.py", 2), ("leaf", "second.py", 3),
-    ("leaf", "second.py", 2),  # called by the test's callback, inside `outer`
-    ("leaf", "second.py", 3), ("twice", "second.py", 2),
-    ("outer.<locals>.<lambda>", "first.py", 3), ("Made.__post_init__", "first.py", 4),
-    ("outer.<locals>.<lambda>", "first.py", 3), ("Made.__post_init__", "first.py", 4),
-]  # fmt: skip
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    folder = tmp_path / "walked"
-    folder.mkdir()
-    for name, text in (("__init__", ""), ("first", FIRST), ("second", SECOND)):
-        (folder / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("walked.first")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "walked"]:
-        del sys.modules[name]
-
-
-def test_a_walk_counted_by_hand(package: Any) -> None:
-    source = Path(package.__file__).parent
-    calls = walk.record(lambda: package.outer(lambda: package.leaf()), source)
-    assert [(call.name, call.file, call.depth) for call in calls] == BY_HAND
-    assert walk.summary(calls) == {"calls": 12, "files": 2, "switches": 4, "depth": 4}
-    line = 1 + FIRST.splitlines().index("def outer(callback):")
-    assert walk.listing(calls).splitlines()[:2] == [
-        f"first.py:{line}  outer",
-        "second.py:2    leaf",
-    ]
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:

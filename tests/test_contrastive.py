@@ -362,30 +362,7 @@ def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
     assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, Tensor))
 
 
-def test_unseen_pairs_and_a_pair_drawn_twice():
-    model = Backbones(10)
-    objective, _ = build(model)
-    assert objective.value().isnan()
-    ids = torch.tensor([4, 2, 4])
-    objective(lambda: model(ids), ids, label=ids)
-    np.testing.assert_allclose(
-        objective.term.tracker.value[[4, 2]], model.means([4, 2]), atol=1e-12
-    )
-
-
 # --- objectives -----------------------------------------------------------------------------------
-
-
-def test_anchors_take_their_part_of_the_index():
-    ids, anchor = torch.tensor([3, 7, 1, 5]), torch.tensor([True, False, True, True])
-    tables = []
-    for index in (ids, ids[anchor]):
-        model = Backbones(10)
-        objective, _ = build(model)
-        loss = objective(lambda model=model: model(ids), index, anchor=anchor)
-        tables.append((loss.item(), objective.term.tracker.value.clone()))
-        assert objective.term.tracker.seen.nonzero().squeeze(1).tolist() == [1, 3, 5]
-    assert tables[0][0] == tables[1][0] and torch.equal(tables[0][1], tables[1][1])
 
 
 def test_with_an_ordinary_loss_and_with_other_terms():

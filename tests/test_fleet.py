@@ -84,13 +84,13 @@ def row(batch: tuple[Tensor, Tensor], place: int) -> tuple[Tensor, Tensor]:
     return batch[0][place], batch[1][place]
 
 
-def alone(run: Member, own: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
+def alone(run: Member, own: Sequence[tuple[Tensor, Tensor]], values: Any = inner) -> nn.Module:
     """The same run in the user's own loop."""
     for batch in own:
         if run.objective is None:
             loss = plain_inner(run.model, batch)
         else:
-            loss = run.objective(lambda batch=batch: inner(run.model, batch))
+            loss = run.objective(lambda batch=batch: values(run.model, batch))
         loss.backward()
         run.optimizer.step()
         run.optimizer.zero_grad()
@@ -251,7 +251,8 @@ def test_a_fleet_goes_back_to_a_checkpoint(ahead: int) -> None:
 def test_a_fleet_goes_back_to_its_start() -> None:
     """Which buffers move is found out in the first step; a checkpoint from before has them too."""
     fleet, straight = (
-        Fleet([member(seed=s, build=normed) for s in range(2)], inner) for _ in range(2)
+        Fleet([member(seed=s, build=normed) for s in range(2)], inner, mode="eager")
+        for _ in range(2)
     )
     start = fleet.state_dict()
     for batch in batches(2, 2):
@@ -276,22 +277,8 @@ def test_a_checkpoint_of_another_fleet_is_refused() -> None:
         assert same(before, fleet.state, range(2))
 
 
-def test_inside_a_round_the_weights_are_those_of_its_start() -> None:
-    """A single run is evaluated at the anchor, too."""
-    lengths = [2, 4]
-    fleet = Fleet([member("alexr2", s, inner_steps=k) for s, k in enumerate(lengths)], inner)
-    singles = [member("alexr2", s, inner_steps=k) for s, k in enumerate(lengths)]
-    for batch in batches(2, 6):
-        fleet.step(batch)
-        models = [alone(run, [row(batch, place)]) for place, run in enumerate(singles)]
-        for place, (run, model) in enumerate(zip(singles, models, strict=True)):
-            with run.optimizer.anchored():  # type: ignore[attr-defined]
-                for name, value in model.named_parameters():
-                    assert torch.allclose(fleet.weights()[name][place], value, atol=1e-12)
-
-
 def test_a_run_frozen_inside_a_round_stays_at_its_start() -> None:
-    fleet = Fleet([member("alexr2", s, inner_steps=4) for s in range(2)], inner)
+    fleet = Fleet([member("alexr2", s, inner_steps=4) for s in range(2)], inner, mode="eager")
     data = batches(2, 9)
     data[2][0][0].fill_(torch.inf)  # run 0 dies in the middle of its first round
     start = {name: value[0].clone() for name, value in fleet.weights().items()}
@@ -341,35 +328,22 @@ def test_set_hyperparameters_of_each_run(mode: str, method: str) -> None:
 
 
 def test_a_smoothing_that_is_a_function_of_the_step() -> None:
-    """Some never smooth, some stop to: f itself and its envelope in one fleet."""
-    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, 0.0, lambda step: 0.1 * (step < 3)]
-    fleet = Fleet([member(seed=s, smoothing=each) for s, each in enumerate(schedules)], inner)
-    singles = [member(seed=s, smoothing=each) for s, each in enumerate(schedules)]
-    data = batches(4, 7)
-    for batch in data:
-        fleet.step(batch)
-    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
-
-
-def test_a_smoothing_that_ends_at_zero() -> None:
-    """Then f itself is used, also at values of exactly 0."""
+    """Some never smooth, some stop to: f itself and its envelope, also at values of exactly 0."""
 
     def kept(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         loss, values = inner(model, batch)
         return loss, values * torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=DOUBLE)
 
-    def made() -> Member:
-        return member(smoothing=lambda step: max(0.0, 0.1 - 0.05 * step))
-
-    fleet, single, data = Fleet([made()], kept, mode="eager"), made(), batches(1, 6)
+    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, 0.0, lambda step: 0.1 * (step < 3)]
+    fleet = Fleet(
+        [member(seed=s, smoothing=each) for s, each in enumerate(schedules)], kept, mode="eager"
+    )
+    singles = [member(seed=s, smoothing=each) for s, each in enumerate(schedules)]
+    data = batches(4, 7)
     for batch in data:
         fleet.step(batch)
-        own = row(batch, 0)
-        single.objective(lambda own=own: kept(single.model, own)).backward()
-        single.optimizer.step()
-        single.optimizer.zero_grad()
-    assert fleet.died.tolist() == [-1]
-    close_to_single(fleet, [single.model])
+    models = [alone(run, [row(b, r) for b in data], kept) for r, run in enumerate(singles)]
+    close_to_single(fleet, models)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -459,34 +433,27 @@ def test_dropout_is_refused(mode: str) -> None:
 
 def test_map_evaluates_each_run() -> None:
     def outputs(model: Any, inputs: Tensor, factor: Tensor) -> dict[str, Tensor]:
-        return {"scores": factor * model(inputs), "bias": model[0].bias.sum()}
+        return {"scores": factor * model(inputs), "bias": model[3].bias.sum()}
 
     streams = [0, 1, 1, 0, 1]
-    members = [member(seed=s) for s in range(5)]
-    fleet = Fleet(members, inner, streams=streams)
+    fleet = Fleet(
+        [member(seed=s, build=normed) for s in range(5)], inner, streams=streams, mode="eager"
+    )
     for batch in batches(2, 2):
         fleet.step(batch)
+    before = {name: value.clone() for name, value in fleet.buffers().items()}
     rows = (batches(2, 1)[0][0], torch.tensor([1.0, 2.0]))
     whole = fleet.map(outputs, *rows)
     for chunk in (1, 2, 5, 9):
         parts = fleet.map(outputs, *rows, chunk=chunk)
         assert all(torch.allclose(parts[k], whole[k], atol=1e-14) for k in whole)
     assert whole["scores"].shape == (5, 8, 1) and not whole["scores"].requires_grad
+    assert same(before, fleet.buffers(), range(5)), "running statistics are left alone"
     for place, stream in enumerate(streams):
-        model = network().double()
+        model = normed().double()
         fleet.load_into(place, model)
         alone = outputs(model, rows[0][stream], rows[1][stream])
         assert all(torch.allclose(whole[k][place], alone[k], atol=1e-14) for k in alone)
-
-
-def test_map_leaves_running_statistics_alone() -> None:
-    fleet = Fleet([member(seed=s, build=normed) for s in range(2)], inner, mode="eager")
-    data = batches(2, 2)
-    for chunk in (None, 1):
-        before = {name: value.clone() for name, value in fleet.buffers().items()}
-        fleet.map(lambda model, inputs: model(inputs), data[1][0], chunk=chunk)
-        assert same(before, fleet.buffers(), range(2))
-        fleet.step(data[0])
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -528,7 +495,7 @@ def test_what_cannot_be_traced_runs_as_it_is() -> None:
 
 
 def test_batches_of_another_size_get_a_program_of_their_own() -> None:
-    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    fleet = Fleet([member(seed=s) for s in range(2)], inner, mode="traced")
     singles = [member(seed=s) for s in range(2)]
     data = [(x[:, :k], y[:, :k]) for k, (x, y) in zip((8, 4, 8, 4), batches(2, 4), strict=True)]
     for batch in data:
@@ -556,7 +523,7 @@ def test_wrong_settings(number: int, options: Any, message: str) -> None:
 
 
 def test_a_batch_with_other_rows() -> None:
-    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    fleet = Fleet([member(seed=s) for s in range(2)], inner, mode="eager")
     with pytest.raises(ValueError, match=r"shape \(3, 8, 3\).*each of 2 runs"):
         fleet.step(batches(3, 1)[0])
     assert fleet.steps == 0
@@ -570,7 +537,7 @@ def test_a_stream_that_is_not_there() -> None:
 
 
 def test_unknown_hyperparameters() -> None:
-    fleet = Fleet([member(seed=s) for s in range(2)], inner)
+    fleet = Fleet([member(seed=s) for s in range(2)], inner, mode="eager")
     with pytest.raises(ValueError, match=r"set_hyperparameters.*'rate'.*gamma.*lr.*smoothing"):
         fleet.set_hyperparameters(rate=1.0)
     with pytest.raises(RuntimeError):
@@ -606,16 +573,6 @@ def test_hyperparameters_have_short_names() -> None:
     assert fleet.hyperparameters["tolerance"].tolist() == [[0.5] * 4, [0.6] * 4]
     assert fleet.hyperparameters["lr"].tolist() == [0.3, 0.3]
     assert fleet.hyperparameters["constraint.lr"].tolist() == [0.6, 0.7]
-
-
-def test_limits_of_zero_and_others_are_of_one_method() -> None:
-    members = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
-    fleet = Fleet(members, inner)
-    singles = [member(seed=s, tolerance=t) for s, t in enumerate([0.0, 0.2])]
-    data = batches(2, 5)
-    for batch in data:
-        fleet.step(batch)
-    close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
 
 
 def test_members_of_several_methods() -> None:

@@ -223,17 +223,6 @@ def test_ranks_together_give_the_single_process_batch(world_size: int, small_gro
         assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
-def test_a_run_resumes_with_another_number_of_ranks() -> None:
-    ids = uneven()
-    single = walk(GroupBatchSampler(ids, 2, 4, seed=9))
-    two = GroupBatchSampler(ids, 2, 4, seed=9, rank=1, world_size=2)
-    for _ in range(3):
-        two.draw()
-    one = GroupBatchSampler(ids, 2, 4)
-    one.load_state_dict(two.state_dict())
-    assert list(one) == single[3:]
-
-
 def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = uneven()
     assert GroupBatchSampler(ids, 2, 4).world_size == 1
@@ -374,15 +363,6 @@ def test_draw_follows_the_count_through_epochs_and_states() -> None:
 def _epoch(sampler: BlockSampler, epoch: int) -> BlockSampler:
     sampler.set_epoch(epoch)
     return sampler
-
-
-def test_set_epoch_keeps_the_place_in_the_current_epoch() -> None:
-    sampler = GroupBatchSampler(uneven(), 2, 3)
-    sampler.load_state_dict({"seed": 0, "epoch": 4, "consumed": 3})
-    sampler.set_epoch(4)
-    assert sampler.consumed == 3
-    sampler.set_epoch(5)
-    assert (sampler.epoch, sampler.consumed) == (5, 0)
 
 
 # ---------------------------------------------------------------------------------------- errors

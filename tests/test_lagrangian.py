@@ -109,41 +109,6 @@ def test_icppac_equals_the_transcription(name):
 # Invariants.
 
 
-@pytest.mark.parametrize("make", ["oss", "icppac"])
-def test_inactive_constraints_leave_averaged_sgd_on_the_proximal_objective(make):
-    model, T, lr, c = Point(START), 20, 0.08, 0.45
-    if make == "oss":
-        objective = oss(model, sgd(model), 3, proximal=2 * c, inner_steps=T, tolerance=100.0)
-        lr = 0.05 / (2 * np.sqrt(T))
-    else:
-        objective = icppac(model, sgd(model, lr), 3, proximal=c, inner_steps=T, tolerance=100.0)
-    mine, multipliers = run(objective, model, ONE[:60])
-    assert (multipliers == 0).all()
-    w = START.copy()
-    for start in (0, 20, 40):
-        x, total = w.copy(), np.zeros(4)
-        for k in range(start, start + T):
-            x = x - lr * (PROGRAM.objective_gradient(x, k) + 2 * c * (x - w))
-            total += x
-        w = total / T
-        np.testing.assert_allclose(mine[start + T - 1], w, atol=1e-13)
-
-
-def test_the_pull_grows_with_the_multipliers():
-    model = Point([0.0])
-    objective = oss(model, sgd(model, 2.0), 1, proximal=3.0, inner_steps=4)  # steps of 1/2
-    inner = lambda: (model.w.sum(), 2 * model.w + 3)  # noqa: E731
-    take_step(objective, inner)
-    x = -0.5 * 1.0  # y = 0, x_0 = w
-    y = (3 + 2 * x) / 2  # [0 + (3 + 2 (x_1 - x_0)) / sqrt(4)]
-    assert model.w.item() == x and objective.multipliers().item() == y
-    take_step(objective, inner)
-    new = x - 0.5 * (1 + 2 * y + 3 * x * (1 + y))
-    assert model.w.item() == pytest.approx(new, abs=1e-15)
-    value = 2 * x + 3 + 1.5 * x**2 + (2 + 3 * x) * (new - x)
-    assert objective.multipliers().item() == pytest.approx(max(y + value / 2, 0), abs=1e-15)
-
-
 def test_the_queue_starts_anew_in_each_round_and_stays_to_be_read():
     model = Point([1.0])
     objective = oss(model, sgd(model, 0.1), 1, proximal=1.0, inner_steps=3)
