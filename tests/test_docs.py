@@ -108,8 +108,13 @@ class Shorter(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "range":
             node.args = [self.few(each) for each in node.args]
         for keyword in node.keywords:
-            if keyword.arg in ("steps", "burn_in"):
+            if keyword.arg in ("steps", "burn_in", "max_steps", "save_steps"):
                 keyword.value = self.few(keyword.value)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, str):  # the folder of a step
+            node.value = re.sub(r"checkpoint-(\d+)0\b", r"checkpoint-\1", node.value)
         return node
 
     def visit_Slice(self, node: ast.Slice) -> Any:
