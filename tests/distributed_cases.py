@@ -812,7 +812,8 @@ def ddp_options() -> dict[str, Any]:
     """Options of DDP that change how it prepares a backward pass."""
     result = {}
     for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
-        wrap = lambda model, o=name: DistributedDataParallel(model, **{o: True})  # noqa: E731
+        option: dict[str, Any] = {name: True}
+        wrap = lambda model, o=option: DistributedDataParallel(model, **o)  # noqa: E731
         for case in ("cvar-exact", "msvr-v2"):
             result[f"{case}, {name}"] = vars(train(CASES[case], wrap, [dist.get_rank()]))
     return result

@@ -449,6 +449,7 @@ def step(lr: float = 0.03) -> Any:
 
 SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
 GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
+LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
 LEARNED = (*TRACKED, *ERROR)
 CASES: dict[str, Case] = {
@@ -463,7 +464,7 @@ CASES: dict[str, Case] = {
     "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED),
     "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
-    "log-space": Case(log_space(momentum), of=TRACKED, **SAMPLED | {"inner": logarithms_by_row}),
+    "log-space": Case(log_space(momentum), of=TRACKED, **LOGARITHMS),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
     "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED),

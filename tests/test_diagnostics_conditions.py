@@ -1,6 +1,7 @@
 """Gram matrices, KKT residuals, tracking and step sizes against independent computations."""
 
 import weakref
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -44,7 +45,7 @@ def network(number, width, dtype=DOUBLE):
 )
 def test_gram_matrix_is_the_product_of_dense_jacobians(width, tile, per_layer):
     inner, parameters = network(7, width)
-    options = {"retain_graph": True, "materialize_grads": True}
+    options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
     rows = [
         torch.autograd.grad(value, parameters, **options)
         for value in inner(torch.arange(7)).reshape(-1)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import reference_constrained as reference
 import torch
-from problems import Point, box, program, take_step
+from problems import Point, box, outside_ball, program, take_step
 from reference_constrained import ConExSchedule
-from test_switching import ONE, PROGRAM, START, TWO, follow, noisy, outside_ball, sgd
+from test_switching import ONE, PROGRAM, START, TWO, follow, noisy, sgd
 from torch import Tensor, nn
 
 import fcco
@@ -107,29 +107,6 @@ def test_icppac_equals_the_transcription(name):
 
 
 # Invariants.
-
-
-def test_the_queue_starts_anew_in_each_round_and_stays_to_be_read():
-    model = Point([1.0])
-    objective = oss(model, sgd(model, 0.1), 1, proximal=1.0, inner_steps=3)
-    inner = lambda: (0 * model.w.sum(), model.w)  # noqa: E731
-    for _ in range(3):
-        take_step(objective, inner)
-    after = objective.multipliers().item()
-    assert objective.optimizer.round_begins and after > 0.5  # type: ignore[union-attr]
-    loss = objective(inner)
-    assert loss.item() == 0.0 and objective.multipliers().item() == 0.0
-
-
-def test_a_kkt_point_with_its_multipliers_is_a_fixed_point():
-    problem = box(1.0, 0.3, 3, 0.0)
-    model = Point(np.full(3, 0.3))
-    objective = icppac(model, sgd(model, 0.1), 3, proximal=0.5, inner_steps=10)
-    objective.term.multiplier.fill_(0.7)
-    for _ in range(25):
-        take_step(objective, problem.sample(model.w, torch.arange(3)))
-    np.testing.assert_allclose(model.w.detach(), 0.3, atol=1e-14)
-    np.testing.assert_allclose(objective.multipliers(), 0.7, atol=1e-14)
 
 
 def test_a_long_round_solves_the_regularised_problem():
