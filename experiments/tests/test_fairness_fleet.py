@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fairness_cases import METHODS, config, float_parts, parts, same, steps, stored, with_settings
-from fcco_experiments.cli.app import app
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import TASK, Fairness
 from fcco_experiments.tasks.fairness import fleet as module
 from fcco_experiments.tasks.fairness.fleet import FairnessFleet
 from fcco_experiments.tasks.fairness.model import Scorer
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining
-from typer.testing import CliRunner
 
 CASES = [
     ("sonex", {"score": "unbounded"}),
@@ -149,39 +145,3 @@ def test_portions_of_the_memory_for_figures_hold_every_run_once(monkeypatch):
     fleet, singles = pair(runs)
     monkeypatch.setattr(module, "_BUDGET", (1, 1))
     assert compared(fleet, singles) < 1e-6
-
-
-GRID = """
-seeds: [1000, 1001]
-methods:
-  sonex:
-    base: {method: sonex, lr: 0.01, settings: {penalty: 4, smoothing: 2e-3, gamma: 0.8}}
-    grid: {settings.penalty: [4, 20]}
-  liu2025:
-    base: {method: liu2025, lr: 0.01, update: sgd, settings: {penalty: 10, smoothing: 2e-3, refresh_every: 4}}
-    grid: {lr: [1e-2]}
-"""  # noqa: E501
-
-
-def test_a_sweep_with_and_without_fleets_chooses_the_same(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("grid.yaml").write_text(GRID)
-    words = ["sweep", "fairness", "--data", "synthetic", "--grid", "grid.yaml", "--epochs", "2"]
-    words += ["--score", "unbounded", "--workers", "1", "--hidden", "[4]", "--quiet"]
-    for more in (["--out", "fleet", "--device", "cpu"], ["--out", "alone", "--no-fleet"]):
-        done = CliRunner().invoke(app, [*words, *more])
-        assert done.exit_code == 0, done.output
-    assert Path("fleet/winners.yaml").read_text() == Path("alone/winners.yaml").read_text()
-    fleet, alone = (
-        {
-            (row["name"], row["seed"]): row
-            for row in map(json.loads, Path(out, "runs.jsonl").read_text().splitlines())
-        }
-        for out in ("fleet", "alone")
-    )
-    assert list(fleet) == list(alone) and len(fleet) == 6
-    assert len(Path("fleet/fleet.jsonl").read_text().splitlines()) == 4
-    for run, row in fleet.items():
-        for key, value in row.items():
-            if key != "seconds":
-                assert value == pytest.approx(alone[run][key], abs=1e-4), (run, key)

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from fairness_cases import config as small
 from fcco_experiments import config, data, sweep
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.fairness import TASK, Fairness
-from fcco_experiments.tasks.fairness.model import Cells
-from fcco_experiments.tasks.fairness.training import FairnessTraining
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 CONFIGS = [name for name in config.names(TASK) if name not in ("base", "unbounded")]
@@ -30,29 +27,6 @@ def test_every_config_loads_and_fits_its_methods(name: str) -> None:
 def test_methods_that_do_not_fit_are_named_before_any_training() -> None:
     methods = {"good": METHODS["sonex"], "bad": Method("sonex", 0.1)}
     assert [path for path, _ in TASK.check(small(methods=methods))] == [("methods", "bad")]
-
-
-def test_the_paper_s_setting_is_as_printed_and_the_other_is_not() -> None:
-    for name in ("adult", "compas"):
-        printed, ours = config.load(TASK, f"{name}-paper"), config.load(TASK, name)
-        assert (printed.score, printed.temperature) == ("unbounded", 1.0)
-        assert (ours.score, ours.temperature) == ("normalised", 0.2)
-        for each in (printed, ours):
-            assert each.thresholds == (-3, -2, -1, 0, 1, 2, 3) and each.tolerance == 0.005
-            assert (each.batch, each.epochs, len(each.seeds)) == (128, 60, 5)
-            assert (each.decay_at, each.decay) == ((0.5, 0.75), 0.1) and len(each.hidden) == 2
-
-
-def test_numbers_of_settings_in_the_grids() -> None:
-    asked = config.load(TASK, "adult")
-
-    def counts(grid: str) -> Counter[str]:
-        return Counter(s.family for s in sweep.settings_of(sweep.read_grid(TASK, grid), asked))
-
-    for name, number in (("appendix", 18), ("wide", 24), ("frontier", 6), ("full", 384)):
-        assert set(counts(name).values()) == {number}, name
-    paper = {"alexr2": 1152, "sonex": 72, "sonx": 24, "sox": 32, "icppac": 18}
-    assert counts("paper") == paper
 
 
 SWEEPS = [
@@ -192,26 +166,6 @@ def test_warnings_by_hand() -> None:
     assert kinds(small(thresholds=(0.0,)), train_inside=0.0) == []  # nothing lies between
     violated = {"train_inside": 0.02, "train_excess_gap": 0.3, "train_violation": 0.1}
     assert kinds(asked, **violated) == []  # a violation needs no further warning
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"score": "unbounded", "temperature": 1.0}, ["Vacuous", "Constraints"]),
-        ({"score": "normalised", "temperature": 0.2}, []),
-    ],
-)
-def test_an_unbounded_score_meets_the_constraints_vacuously(changes, expected) -> None:
-    asked = small(
-        epochs=30, batch=64, thresholds=Fairness.thresholds, hidden=(8,), tolerance=0.005, **changes
-    )
-    loaded = data.synthetic(rows=1000, test_rows=200).parts()
-    parts = {n: Cells.of(n, p.features, p.label, p.group) for n, p in loaded.items()}
-    method = Method("sonex", 0.1, settings={"penalty": 40, "smoothing": 1e-2, "gamma": 0.5})
-    run = FairnessTraining(asked, method, 0, parts)
-    found = steps(run, 30 * run.steps_per_epoch).evaluate()
-    assert found["train_auc"] > 0.8
-    assert [text.split()[0] for text in TASK.warnings(asked, found)] == expected
 
 
 # The page.

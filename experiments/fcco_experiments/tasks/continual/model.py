@@ -148,14 +148,14 @@ class Encoder:
         self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
     ) -> tuple[Tensor, Tensor]:
         """Vectors of rows of the samples and of texts by id; ranks of a group share the work."""
-        found, read = torch.empty(0), torch.empty(0)
+        vectors, read = torch.empty(0), torch.empty(0)
         for places, inputs in chunks(self.config, samples, rows, self.device, group):
             seen, read = self(inputs, texts)
-            if not len(found):
-                found = seen.new_zeros(len(rows), seen.shape[1] + 1)
-            found[places.to(self.device), :-1] = seen
-            found[places.to(self.device), -1] = 1.0
+            if not len(vectors):
+                vectors = seen.new_zeros(len(rows), seen.shape[1] + 1)
+            vectors[places.to(self.device), :-1] = seen
+            vectors[places.to(self.device), -1] = 1.0
         if group is not None:
-            torch.distributed.all_reduce(found, group=group.handle)
+            torch.distributed.all_reduce(vectors, group=group.handle)
         # The last column counts: where samples do not go round, a rank meets one twice.
-        return found[:, :-1] / found[:, -1:], read
+        return vectors[:, :-1] / vectors[:, -1:], read

@@ -53,27 +53,27 @@ _Source = collections.namedtuple("_Source", "name kind samples fingerprint")  # 
 
 def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
     """The data in classes, protected ones first, and the extra pairs where there are any."""
-    found = data.load_grouped(
+    loaded = data.load_grouped(
         config.data, classes=config.classes, limit=config.sample_limit, progress=progress
     )
-    if isinstance(found.cut, WithinGroups):
-        found = dataclasses.replace(found, cut=dataclasses.replace(found.cut, shares=SHARES))
+    if isinstance(loaded.cut, WithinGroups):
+        loaded = dataclasses.replace(loaded, cut=dataclasses.replace(loaded.cut, shares=SHARES))
     backbone = config.image_backbone
     wanted = "vector" if backbone == "none" else backbones.kind(backbone)
-    if wanted != found.kind:
+    if wanted != loaded.kind:
         raise ValueError(
             f"`image_backbone: {backbone}` takes data of the kind {wanted}, but {config.data} "
-            f"is of the kind {found.kind}."
+            f"is of the kind {loaded.kind}."
         )
-    if backbone.startswith("clip-") and isinstance(found.samples, ImageFiles):
+    if backbone.startswith("clip-") and isinstance(loaded.samples, ImageFiles):
         # CLIP sees the middle square alone: cut it out where files are read, for frames and
         # pairs alike, instead of moving whole frames.
-        square = dataclasses.replace(found.samples, size=tuple(config.size), fit=True)
-        found = dataclasses.replace(found, samples=square)
+        square = dataclasses.replace(loaded.samples, size=tuple(config.size), fit=True)
+        loaded = dataclasses.replace(loaded, samples=square)
     if not config.extra_pairs:
-        return found, None
-    first: Any = found.samples[0]
-    return found, read_pairs(config.extra_pairs, size=(int(first.shape[1]), int(first.shape[2])))
+        return loaded, None
+    first: Any = loaded.samples[0]
+    return loaded, read_pairs(config.extra_pairs, size=(int(first.shape[1]), int(first.shape[2])))
 
 
 class ContinualProblem(Problem):
@@ -122,11 +122,11 @@ class ContinualProblem(Problem):
         if self.config.train == "all":
             joined: Any = images if extra is None else ConcatDataset([images, extra.samples])  # type: ignore[list-item]
             return joined
-        found = [self._features("image", self.data)]
+        features = [self._features("image", self.data)]
         if extra is not None:
             source = _Source("pairs", "image", extra.samples, extra.fingerprint)
-            found.append(self._features("image", source))
-        return Vectors(torch.cat(found).to(self.device))
+            features.append(self._features("image", source))
+        return Vectors(torch.cat(features).to(self.device))
 
     def _text_inputs(self) -> Tensor:
         """What the text side takes: features of the frozen backbone, or token ids."""
@@ -143,14 +143,14 @@ class ContinualProblem(Problem):
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
         """Training, validation and test data of a seed; every class is in each."""
         if seed not in self._parts:
-            found = self.data.cut(seed)
+            parts = self.data.cut(seed)
             for name in PARTS:
-                if len(found[name].group_names) < len(self.config.classes):
+                if len(parts[name].group_names) < len(self.config.classes):
                     raise ValueError(
                         f"`{self.config.data}`: the {name} data lack a class; they have "
-                        f"{', '.join(found[name].group_names)}. Raise `sample_limit`."
+                        f"{', '.join(parts[name].group_names)}. Raise `sample_limit`."
                     )
-            self._parts[seed] = found
+            self._parts[seed] = parts
         return self._parts[seed]
 
     def protected(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -245,18 +245,18 @@ class ContinualProblem(Problem):
         key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / "old" / f"{Path(config.data).name}-{seed}-{key[:16]}.pt"
         try:
-            found = read_values(path, key)
+            weights = read_values(path, key)
         except DamagedFile as error:
             warnings.warn(f"The old model is trained anew: {error}.", stacklevel=2)
-            found = None
-        if found is None:
-            found = self._train_old(seed)
+            weights = None
+        if weights is None:
+            weights = self._train_old(seed)
             try:
-                write_values(path, key, found)
+                write_values(path, key, weights)
             except OSError as error:
                 place = path.parent
                 warnings.warn(f"The old model cannot be kept in {place}: {error}.", stacklevel=2)
-        return found
+        return weights
 
     @functools.cached_property
     def _backbone_checksums(self) -> str:
@@ -334,14 +334,14 @@ class ContinualProblem(Problem):
         return ContinualTraining(self, method, seed)
 
     def fingerprint(self) -> str:
-        own = self.data.fingerprint
-        return own if self.extra is None else digest(own, self.extra.fingerprint)
+        main = self.data.fingerprint
+        return main if self.extra is None else digest(main, self.extra.fingerprint)
 
 
 def read_old(path: str) -> dict[str, Tensor]:
     """The weights that the key `old` of a config names: a state dict, or a file of the cache."""
     try:
-        found: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+        content: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
     except Exception as error:  # torch, pickle and zipfile have one each
         raise ValueError(f"`old: {path}` is no file of weights: {error}.") from error
-    return found.get("values", found) if isinstance(found, dict) else found
+    return content.get("values", content) if isinstance(content, dict) else content

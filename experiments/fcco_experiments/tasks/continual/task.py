@@ -187,8 +187,10 @@ def _capped(config: Continual, row: Row, error: float) -> list[str]:
         return []
     return [
         name
-        for name, value, own in zip(config.protected, row["constraints"], multipliers, strict=True)
-        if own >= (1 - 1e-3) * cap and value > max(NEAR, error)
+        for name, value, price in zip(
+            config.protected, row["constraints"], multipliers, strict=True
+        )
+        if price >= (1 - 1e-3) * cap and value > max(NEAR, error)
     ]
 
 

@@ -210,16 +210,16 @@ class ContinualTraining(BaseTraining):
         )
         samplers = [
             GroupBatchSampler(
-                group, number, each,
+                group, number, size,
                 batches_per_epoch=config.steps_per_epoch, seed=3 * seed + place,
             )
-            for place, (group, number, each) in enumerate(drawn)
+            for place, (group, number, size) in enumerate(drawn)
         ]  # fmt: skip
         rows = (self.target, self.protected, self.protected)
         batches = Batches(config, self.samples, rows, samplers, device)
         super().__init__(config, method, model, built, batches, device)
         with self.evaluating():
-            self.old = {name: found[0] for name, found in self._classes().items()}
+            self.old = {name: figures[0] for name, figures in self._classes().items()}
 
     @property
     def samples_per_step(self) -> int:
@@ -255,28 +255,28 @@ class ContinualTraining(BaseTraining):
             anchor = torch.arange(pairs, device=self.device) < anchors
         entries = self.built.contrast.inner(seen[:pairs], read[:pairs], label=label, anchor=anchor)
         scores = self.encoder.scores(seen[pairs:], read[pairs:])
-        own = self.label[batch.kept].to(self.device)
-        losses = cross_entropy(scores, own, reduction="none")
+        target_class = self.label[batch.kept].to(self.device)
+        losses = cross_entropy(scores, target_class, reduction="none")
         return entries, losses - self.old_losses(batch.kept.to(self.device))
 
     def _classes(self) -> dict[str, tuple[Classes, Tensor]]:
         """Figures of every class, and the vectors of the images, on each part of the data."""
-        found = {}
+        figures = {}
         for name, part in self.parts.items():
             prompts = self.encoder.texts.prompts
             seen, read = self.encoder.all(self.samples, part.rows, prompts, find_group())
             label = part.label.to(self.device)
-            found[name] = by_class(self.encoder.scores(seen, read), label), seen
-        return found
+            figures[name] = by_class(self.encoder.scores(seen, read), label), seen
+        return figures
 
     def evaluate(self) -> Row:
         row: Row = {}
         with self.evaluating():
-            found = self._classes()
-            for name, (now, _) in found.items():
+            figures = self._classes()
+            for name, (now, _) in figures.items():
                 limit = self.config.forget_limit
                 row |= changes(PART_KEYS[name], now, self.old[name], limit)
-            row["objective"] = self._objective(found["train"][1])
+            row["objective"] = self._objective(figures["train"][1])
         if self.built.constrained:
             row["multipliers"] = self.built.multipliers().tolist()
             tracked = self.built.tracked()
@@ -339,9 +339,9 @@ class ContinualTraining(BaseTraining):
 
         def inner(index: Tensor) -> Tensor:
             seen, read = encoder(values[targets:], prompts)
-            own = label[targets:]
-            losses = cross_entropy(encoder.scores(seen, read), own, reduction="none")
-            return torch.stack([losses[own == k].mean() - limits[k] for k in index.tolist()])
+            classes = label[targets:]
+            losses = cross_entropy(encoder.scores(seen, read), classes, reduction="none")
+            return torch.stack([losses[classes == k].mean() - limits[k] for k in index.tolist()])
 
         parameters = [p for p in encoder.model.parameters() if p.requires_grad]
         best = diagnostics.kkt(loss, inner, number, parameters, per_layer=False)

@@ -46,17 +46,18 @@ class FairnessFleet(FleetTraining):
         self.parts = [parts(seed) for seed in seeds]
         copies = 2 if runs[0][0].independent else 1
         self.batches = [
-            CellBatches(config, seed, own["train"], copies)
-            for seed, own in zip(seeds, self.parts, strict=True)
+            CellBatches(config, seed, data["train"], copies)
+            for seed, data in zip(seeds, self.parts, strict=True)
         ]
         models = [
-            Scorer(config, seed, own["train"]) for seed, own in zip(seeds, self.parts, strict=True)
+            Scorer(config, seed, data["train"])
+            for seed, data in zip(seeds, self.parts, strict=True)
         ]
         methods = [built(method) for method, _ in runs]
         streams = [seeds.index(seed) for _, seed in runs]
         members = [
-            Member(models[stream], own.optimizer, own.objective)
-            for own, stream in zip(methods, streams, strict=True)
+            Member(models[stream], method.optimizer, method.objective)
+            for method, stream in zip(methods, streams, strict=True)
         ]
         self.constrained = methods[0].objective is not None
         self.fleet = Fleet(members, methods[0].values, streams=streams, device=device)
@@ -66,9 +67,9 @@ class FairnessFleet(FleetTraining):
         ]
         self._rates = torch.tensor([method.lr for method, _ in runs], dtype=torch.float64)
         self._inputs = [
-            {name: part.inputs.to(device) for name, part in own.items()} for own in self.parts
+            {name: part.inputs.to(device) for name, part in data.items()} for data in self.parts
         ]
-        self._train = torch.cat([own["train"] for own in self._inputs])
+        self._train = torch.cat([data["train"] for data in self._inputs])
         self._forget_epoch()
 
     def _forget_epoch(self) -> None:
@@ -115,7 +116,7 @@ class FairnessFleet(FleetTraining):
 
     def _portions(self) -> list[tuple[int, Tensor]]:
         """Runs of one seed at a time, as many as the memory for figures allows."""
-        widest = max(len(part) for own in self.parts for part in own.values())
+        widest = max(len(part) for data in self.parts for part in data.values())
         numbers = self._train.shape[1] + sum(self.config.hidden) + 16
         numbers += 8 * len(self.config.thresholds)
         budget = _BUDGET[self.device.type == "cuda"]
@@ -132,9 +133,11 @@ class FairnessFleet(FleetTraining):
         weights = {k.removeprefix("body."): v for k, v in self.fleet.weights().items()}
         rows: list[Row] = [{} for _ in self._rates]
         for seed, runs in self._portions():
-            own = {name: value.index_select(0, runs) for name, value in weights.items()}
+            chosen = {name: value.index_select(0, runs) for name, value in weights.items()}
             outputs = {
-                name: vmap(lambda values, x=x: functional_call(self.model.body, values, (x,)))(own)
+                name: vmap(lambda values, x=x: functional_call(self.model.body, values, (x,)))(
+                    chosen
+                )
                 for name, x in self._inputs[seed].items()
             }
             figures = self.model.figures(outputs, self.parts[seed])

@@ -178,7 +178,7 @@ class Scorer(nn.Module):
             outputs: of the body on each part of the data, (..., n).
             parts: the data by name.
         """
-        found: dict[str, Tensor | float] = {}
+        figures: dict[str, Tensor | float] = {}
         scores = self.scores(outputs)
         low, high = self.thresholds.min(), self.thresholds.max()
         for part, key in PART_KEYS.items():
@@ -190,7 +190,7 @@ class Scorer(nn.Module):
             gap = torch.maximum(tpr_gap, fpr_gap)
             violations = gaps(self.full_rates(cells)).abs() - self.config.tolerance
             inside = (scores[part] >= low) & (scores[part] <= high)
-            found |= {
+            figures |= {
                 f"{key}_auc": auc(*by_label(cells)),
                 f"{key}_violation": violations.amax(-1),
                 f"{key}_inside": inside.double().mean(-1),
@@ -202,7 +202,7 @@ class Scorer(nn.Module):
                 "constraints" if key == "train" else f"{key}_constraints": violations,
             }
         train = scores["train"]
-        return found | {"score_mean": train.mean(-1), "score_deviation": train.std(-1)}
+        return figures | {"score_mean": train.mean(-1), "score_deviation": train.std(-1)}
 
 
 def by_label(cells: list[Tensor]) -> tuple[Tensor, Tensor]:

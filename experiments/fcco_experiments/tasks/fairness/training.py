@@ -179,17 +179,17 @@ class FairnessTraining(BaseTraining):
         """The least singular value of the constraints' Jacobian (assumption cons_cond), where some
         constraint is violated; nothing where all hold.
         """
-        found = diagnostics.constraint_condition(
+        jacobian = diagnostics.constraint_condition(
             self._violations, self.built.count, self.parameters, per_layer=False
         )
-        if found.feasible:
+        if jacobian.feasible:
             return {}
-        return {"singular_value": found.smallest, "singular_value_violated": found.violated}
+        return {"singular_value": jacobian.smallest, "singular_value_violated": jacobian.violated}
 
     def finish(self) -> Row:
         """KKT residuals with the method's multipliers and with the best ones, and `condition`."""
         with self.evaluating():
-            own = diagnostics.kkt(
+            used = diagnostics.kkt(
                 self._loss, self._signed_violations, 2 * self.built.count, self.parameters,
                 multipliers=self.built.signed_multipliers(), per_layer=False,
             )  # fmt: skip
@@ -197,9 +197,9 @@ class FairnessTraining(BaseTraining):
                 self._loss, self._violations, self.built.count, self.parameters, per_layer=False
             )
             return {
-                "kkt_stationarity": own.stationarity,
-                "kkt_feasibility": own.feasibility,
-                "kkt_complementarity": own.complementarity,
+                "kkt_stationarity": used.stationarity,
+                "kkt_feasibility": used.feasibility,
+                "kkt_complementarity": used.complementarity,
                 "kkt_best_stationarity": best.stationarity,
                 "kkt_best_complementarity": best.complementarity,
                 "best_multipliers": best.multipliers.tolist(),
