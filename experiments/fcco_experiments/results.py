@@ -124,16 +124,21 @@ def publish(folder: Path, target: Path) -> list[Path]:
     found = sweep.read(folder)
     if found is not None:
         target.mkdir(parents=True, exist_ok=True)
-        sweep.write(target, small_sweep(found, meta))
+        _write_gzip(target / SWEEP, [small_sweep(found, meta)])
         return [target / SWEEP]
     task, config = problem(comparison)
     page = task.page(config)
     write_table(target, table(comparison, page.metrics), meta)
     finished = [run for run in comparison.runs if run.result is not None]
-    lines = [json.dumps(store.clean(_line(run, page)), separators=(",", ":")) for run in finished]
-    with store.replacing(target / RUNS) as file:  # no time inside: same runs, same bytes
-        file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    _write_gzip(target / RUNS, [_line(run, page) for run in finished])
     return [target / TABLE, target / RUNS]
+
+
+def _write_gzip(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """Write JSON lines; without a time in the file, the same values give the same bytes."""
+    lines = (json.dumps(store.clean(value), separators=(",", ":")) for value in values)
+    with store.atomic(path) as file:
+        file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
 
 
 def environment(runs: Sequence[SavedRun]) -> dict[str, str]:
