@@ -35,9 +35,8 @@ def problem(comparison: Comparison) -> tuple[Task, Any]:
     from .config import fields_of, from_plain
 
     task = tasks.get(comparison.meta["task"], saved=True)
-    saved = comparison.meta["config"]
-    if not (comparison.folder / COMPARISON).is_file():
-        saved = {key: value for key, value in saved.items() if key in fields_of(task.config)}
+    known = fields_of(task.config)
+    saved = {key: value for key, value in comparison.meta["config"].items() if key in known}
     return task, from_plain(task.config, saved, str(comparison.folder))
 
 

@@ -247,12 +247,10 @@ def _fit(
     if log:
         low, high = 10**low, 10**high
         (axes.set_yscale if upright else axes.set_xscale)("log")
-        decades = math.log10(high / low)
-        heads = (1, 2, 5) if decades < 2.5 else (1,)
-        heads = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.8 else heads
+        heads = (1, 2, 5) if high < 300 * low else (1,)
         marks = [head * 10.0**k for k in range(-12, 13) for head in heads]
         inside = [value for value in marks if low <= value <= high]
-        axis.set_ticks(inside, [f"{value:g}".replace("-", "\N{MINUS SIGN}") for value in inside])
+        axis.set_ticks(inside, [f"{value:g}" for value in inside])
         axis.set_ticks([], minor=True)
     (axes.set_ylim if upright else axes.set_xlim)(low, high)
     return low, high
@@ -284,11 +282,8 @@ def element(figure: Figure, prefix: str) -> str:
     svg = re.sub(r'="[^"<>]*\.\d{3}[^"<>]*"', lambda attribute: _short(attribute[0]), svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
-    svg = (
-        re.sub(r"[ \n]+", " ", re.sub(r">\s+<(?!/?tspan)", "><", svg))
-        .replace("<g/>", "")
-        .replace(' " ', '" ')
-    )
+    svg = re.sub(r"[ \n]+", " ", re.sub(r">\s+<(?!/?tspan)", "><", svg))
+    svg = svg.replace("<g/>", "").replace(' " ', '" ')
     head = f'<svg class="drawing" {box[0] if box else ""} aria-hidden="true" focusable="false">'
     return head + svg.strip()
 
@@ -312,10 +307,11 @@ def write(
     offsets: Sequence[Point] = _SIDES,
     *,
     arrow: bool = False,
-) -> None:
+) -> Bbox:
     """Write a text beside a point where it covers the fewest of `busy` and nothing of `taken`.
 
-    A text without room is left out, but never one with an arrow. Its box is added to `taken`.
+    A text without room is left out, but never one with an arrow. Its box is added to `taken`, and
+    returned.
 
     Args:
         axes: in which.
@@ -332,6 +328,7 @@ def write(
 
     renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
     around = axes.get_window_extent()
+    place = axes.transData.transform(point)  # its own mark does not count
     pixels = axes.transData.transform(busy) if busy else []
     pointer: Any = {"arrowstyle": "-|>", "color": colour, "lw": 1.3, "shrinkB": 0}
     notes = []
@@ -354,7 +351,8 @@ def write(
         outside = box.x0 < around.x0 or box.x1 > around.x1
         outside = outside or box.y0 < around.y0 or box.y1 > around.y1
         cost = sum(box.padded(2).contains(*pixel) for pixel in pixels)
-        cost += 1000 * outside + 1000 * sum(box.overlaps(other) for other in taken)
+        hit = sum(box.overlaps(other) for other in taken if not other.contains(*place))
+        cost += 1000 * outside + 1000 * hit
         notes.append((cost, note, box))
     best = min(notes, key=lambda note: note[0])
     shown = best[0] < 1000 or arrow
@@ -362,6 +360,7 @@ def write(
         if note is not best or not shown:
             note[1].remove()
     taken += [best[2]] if shown else []
+    return best[2]
 
 
 def boxes(axes: Axes, points: Iterable[Point], reach: float = 5.0) -> list[Bbox]:
@@ -433,10 +432,7 @@ def tradeoff(
         for name in (name for name in dots if name not in near):
             _arrow(axes, name, means[name], limits, digits, panel, look[name].colour, taken, busy)
         for name, mean in near.items():
-            own = boxes(axes, [mean])[0]
-            others = [box for box in taken if box.bounds != own.bounds]
-            write(axes, name, mean, look[name].colour, others, busy)
-            taken += others[len(taken) - 1 :]
+            write(axes, name, mean, look[name].colour, taken, busy)
         svg = element(figure, prefix)
     facts = {
         "alone": len(front) == 1 < len(candidates),
@@ -482,7 +478,7 @@ def _arrow(
     panel: Panel,
     colour: str,
     taken: list[Bbox],
-    busy: Sequence[Point],
+    busy: list[Point],
 ) -> None:
     """An arrow at the border towards a mean outside the frame, with its numbers at its tail."""
     pairs = list(zip(mean, limits, strict=True))
@@ -492,7 +488,10 @@ def _arrow(
     shifts = [12.0 * ((k + 1) // 2) * (1 if k % 2 else -1) for k in range(21)]
     places = [(26.0 * side, -20.0 * away[1] + shift) for shift in shifts]
     said = (fixed(v, digits.get(k, 3)) for v, k in zip(mean, (panel.x, panel.y), strict=True))
-    write(axes, f"{name} ({', '.join(said)})", (x, y), colour, taken, busy, places, arrow=True)
+    text = f"{name} ({', '.join(said)})"
+    box = write(axes, text, (x, y), colour, taken, busy, places, arrow=True)
+    tail = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
+    busy += _along([(float(tail[0]), float(tail[1])), (x, y)])  # names keep off the arrow
 
 
 def curves(runs: Runs, panel: Panel, look: Look, prefix: str) -> Plot | None:

@@ -183,10 +183,7 @@ def scatter(
         for name, (x, y) in seen.items():
             star: Any = {"marker": "*", "markersize": 15, "markeredgecolor": plots.PAGE}
             axes.plot([x], [y], color=look[name].colour, zorder=4, **star)
-            own = [box for box in taken if not box.contains(*axes.transData.transform((x, y)))]
-            before = len(own)
-            plots.write(axes, name, (x, y), look[name].colour, own, [])
-            taken += own[before:]
+            plots.write(axes, name, (x, y), look[name].colour, taken, [])
         svg = plots.element(figure, prefix)
     return {
         "panel": panel,
