@@ -136,7 +136,7 @@ def publish(folder: Path, target: Path) -> list[Path]:
 def _write_gzip(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Write JSON lines; without a time in the file, the same values give the same bytes."""
     lines = (json.dumps(store.clean(value), separators=(",", ":")) for value in values)
-    with store.atomic(path) as file:
+    with store.replacing(path) as file:
         file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
 
 
