@@ -8,11 +8,11 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint co
 
 install: .venv/installed
 
-PACKAGES = --editable '.[dev]' --editable './experiments[all]'
+EXPERIMENTS = --editable './experiments[all]'
 
 .venv/installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python $(PIP_INSTALL) $(PACKAGES)
+	.venv/bin/python $(PIP_INSTALL) --editable '.[dev]' $(EXPERIMENTS)
 	touch $@
 
 demo:
@@ -22,7 +22,7 @@ demo:
 
 test:
 	$(PYTHON) -m venv --clear .venv-test
-	.venv-test/bin/python $(PIP_INSTALL) $(PACKAGES)
+	.venv-test/bin/python $(PIP_INSTALL) --editable '.[test,integrations]' $(EXPERIMENTS)
 	$(MAKE) check VENV=.venv-test
 
 # The checks of `make test` in an environment that is already there.
