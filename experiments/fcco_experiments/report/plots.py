@@ -243,6 +243,9 @@ def _fit(
     seen = math.log10 if log else float
     core = usual([[seen(value) for value in values] for values in groups])
     low, high = robust(core, *map(seen, reference))
+    whole = robust((), *map(seen, every), *map(seen, reference))
+    if whole[1] - whole[0] <= 2 * (high - low):  # nothing is far off
+        low, high = whole
     axis = axes.yaxis if upright else axes.xaxis
     if log:
         low, high = 10**low, 10**high
@@ -616,9 +619,9 @@ def by_entry(
                 markeredgecolor=PAGE, markeredgewidth=0.5, linestyle="", zorder=3,
             )  # fmt: skip
         means = {name: table.mean(axis=0) for name, table in ends.items()}
-        drawn = [*itertools.chain(*means.values()), *(before if change else ())]
         tables = ends.items()
         spots = [[*means[n], *before] if change else table.ravel().tolist() for n, table in tables]
+        drawn = list(itertools.chain(*spots))
         limits = _fit(axes, panel, spots, drawn, upright=False)
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_yticks(range(len(shown)), labels)
