@@ -39,12 +39,37 @@ class Method:
     settings: dict[str, Setting] = field(default_factory=dict)  # see `fcco.constrained`
 
 
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean, for `data` that is the path of one.
+
+    Args:
+        label: the class of a row; `COLUMN=VALUE` asks whether the column has that value.
+        group: one column, or several whose values are combined.
+        text: a text.
+        image: the path of an image, inside `files`.
+        features: numbers and categories; `x*` stands for all that begin with x. Unless given,
+            every column that has no other role.
+        split: train, validation or test.
+        files: folder or tar archive of the images; the table's own folder unless given.
+    """
+
+    label: str = ""
+    group: tuple[str, ...] = ()
+    text: str = ""
+    image: str = ""
+    features: tuple[str, ...] = ()
+    split: str = ""
+    files: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """What every config has; a task adds its own fields.
 
     Args:
-        data: name of the data set.
+        data: name of a data set, or the path of a table (csv, tsv or parquet).
+        columns: of that table.
         epochs: passes over the training data, counted in samples.
         seeds: one run of each method for each of them.
         methods: by the name that tables show.
@@ -58,6 +83,7 @@ class Experiment:
     incidental: ClassVar[tuple[str, ...]] = ("checkpoint_every",)
 
     data: str
+    columns: Columns = field(default_factory=Columns)
     epochs: int = 60
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     methods: dict[str, Method] = field(default_factory=dict)
