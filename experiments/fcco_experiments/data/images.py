@@ -1,34 +1,42 @@
-"""Images as samples: files, members of archives, or decoded in memory; copies of one photo."""
+"""Images as samples: files, or decoded in memory; copies of one photo."""
 
 from __future__ import annotations
 
 import io
-import lzma
-import tarfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .grouped import Samples, Vectors
-from .sources import Sighting, WrongData, digest
+from .sources import WrongData
 
-__all__ = [
-    "ImageFiles",
-    "Piece",
-    "PieceImages",
-    "decode",
-    "decoded",
-    "distinct_rows",
-    "image_files",
-    "members",
-    "pieces",
-    "thumbnail",
-]
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # others, as EPS, would start other programs
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+PIXELS = 1 << 26  # of one image: a small file can hold an image that fills the memory
+
+
+@contextmanager
+def opened(source: Path | bytes, name: str) -> Iterator[Any]:
+    """An image whose pixels are not decoded yet; what fails inside names the image."""
+    from PIL import Image
+
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        stream = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(stream, formats=FORMATS) as image:
+            if image.width * image.height > PIXELS:
+                raise ValueError(f"its {image.width} x {image.height} are over {PIXELS:,} pixels")
+            yield image
+    except (OSError, SyntaxError, ValueError, *bombs) as error:
+        raise WrongData(
+            f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
+        ) from error
 
 
 def decode(
@@ -44,20 +52,17 @@ def decode(
             the size, and cut out its middle.
 
     Raises:
-        WrongData: when it cannot be decoded or has another size; names the file.
+        WrongData: when it cannot be decoded, is too large or has another size; names the file.
     """
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if fit and size is not None:
-                upright = ImageOps.exif_transpose(image).convert("RGB")
-                fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
-                pixels = np.array(fitted)
-            else:
-                pixels = np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise WrongData(f"The image {name} cannot be decoded: {error}.") from error
+    with opened(source, name) as image:
+        if fit and size is not None:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+            fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
+            pixels = np.array(fitted)
+        else:
+            pixels = np.array(image.convert("RGB"))
     if size is not None and pixels.shape[:2] != size:
         raise WrongData(
             f"The image {name} must have the size of the others, {size[1]} x {size[0]}, but has "
@@ -90,118 +95,26 @@ class ImageFiles:
         return decode(path, str(path), self.size, self.fit)
 
 
-def image_files(folder: Path, names: Sequence[str]) -> ImageFiles:
-    """Samples from files; the first one says which size all must have."""
-    first = folder / names[0]
-    _, height, width = decode(first, str(first)).shape
-    return ImageFiles(str(folder), tuple(names), (height, width))
-
-
-def decoded(contents: Mapping[str, bytes], names: Sequence[str]) -> Vectors:
-    """Samples in memory; the first one says which size all must have.
+def image_samples(
+    files: Path | Mapping[str, bytes], names: Sequence[str], size: tuple[int, int] | None = None
+) -> ImageFiles | Vectors:
+    """Samples from a folder, read when they are asked for, or from an archive, decoded at once.
 
     Args:
-        contents: of files, by name.
-        names: of those that are samples, by row.
+        files: the folder, or contents by path.
+        names: paths, by row.
+        size: height and width that they are given; unless given, all must have that of the first.
     """
-    first = decode(contents[names[0]], names[0])
-    size = (first.shape[1], first.shape[2])
-    values = torch.empty((len(names), *first.shape), dtype=torch.uint8)
+    fit = size is not None
+    if isinstance(files, Path):
+        first = files / names[0]
+        shape = size or tuple(decode(first, str(first)).shape[1:])
+        return ImageFiles(str(files), tuple(names), (shape[0], shape[1]), fit)
+    shape = size or tuple(decode(files[names[0]], names[0]).shape[1:])
+    values = torch.empty((len(names), 3, *shape), dtype=torch.uint8)
     for row, name in enumerate(names):
-        values[row] = decode(contents[name], name, size)
+        values[row] = decode(files[name], name, (shape[0], shape[1]), fit)
     return Vectors(values)
-
-
-def members(data: str, found: Sighting) -> dict[str, bytes]:
-    """The content of every file in an archive that was found, by its path in the archive.
-
-    Args:
-        data: name of the data set, for errors.
-        found: the archive.
-
-    Raises:
-        WrongData: when it is no whole tar archive.
-    """
-    assert found.content is not None
-    contents: dict[str, bytes] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(found.content)) as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    contents[member.name] = stream.read()
-    # A link to nowhere is a KeyError; the last two come from compressed archives.
-    except (tarfile.TarError, EOFError, KeyError, zlib.error, lzma.LZMAError) as error:
-        raise WrongData(f"`{data}`: {found.detail} is no tar archive: {error}.") from error
-    return contents
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A file on disk, or a file inside an archive that stays on disk.
-
-    Args:
-        file: path of the file or archive.
-        name: of the file in its folder or archive.
-        offset: where it begins; 0 for a file of its own, as archives begin with a header.
-        size: bytes.
-    """
-
-    file: str
-    name: str
-    offset: int
-    size: int
-
-    def read(self) -> bytes:
-        """Its content."""
-        with open(self.file, "rb") as stream:
-            stream.seek(self.offset)
-            return stream.read(self.size)
-
-    def __str__(self) -> str:
-        return f"{self.name} in {self.file}" if self.offset else self.file
-
-
-def pieces(data: str, archive: Path) -> list[Piece]:
-    """The files in an archive, in its order; their contents are not read.
-
-    Raises:
-        WrongData: when it is no whole tar archive, or a compressed one.
-    """
-    try:
-        with archive.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as opened:
-            found = [
-                Piece(str(archive), each.name, each.offset_data, each.size)
-                for each in opened
-                if each.isfile() and not each.issparse()
-            ]
-            # An archive that was cut between two files looks whole but for its end.
-            stream.seek(-tarfile.BLOCKSIZE, io.SEEK_END)
-            if any(stream.read()):
-                raise tarfile.ReadError("it ends too early")
-    except (tarfile.TarError, EOFError) as error:
-        raise WrongData(f"`{data}`: {archive} is no plain tar archive: {error}.") from error
-    return found
-
-
-@dataclass(frozen=True)
-class PieceImages:
-    """Samples that are images in files or archives, read and decoded whenever a row is read.
-
-    Args:
-        pieces: of the images, by row.
-        size: height and width that they are given, see `decode`.
-    """
-
-    pieces: tuple[Piece, ...]
-    size: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def __getitem__(self, row: int) -> Tensor:
-        own = self.pieces[row]
-        return decode(own.read(), str(own), self.size, fit=True)
 
 
 SIDE = 16
@@ -223,8 +136,7 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
     .. math::
         \Bigl(\tfrac{1}{256} \sum\nolimits_k (a_k - b_k)^2\Bigr)^{1/2} \le \text{tolerance},
 
-    which also finds photos that were scaled or compressed again. With a tolerance of 0 all pixels
-    must be equal.
+    which also finds photos that were scaled or compressed again.
 
     Args:
         images: of three channels and one size.
@@ -235,16 +147,8 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
         >>> distinct_rows([grey, grey + 1, grey + 50], tolerance=4.0).tolist()
         [0, 2]
     """
-    found: list[int] = []
-    if tolerance == 0:
-        seen: set[str] = set()
-        for row in range(len(images)):
-            own = digest(_image(images, row).numpy().tobytes())
-            found += [] if own in seen else [row]
-            seen.add(own)
-        return torch.tensor(found, dtype=torch.int64)
-    small = torch.stack([thumbnail(_image(images, row)) for row in range(len(images))])
-    lost: set[int] = set()
+    small = torch.stack([thumbnail(torch.as_tensor(images[row])) for row in range(len(images))])
+    repeated: set[int] = set()
     for start in range(0, len(small), BLOCK):
         # differences first: a matrix product would lose the small distances to rounding
         apart = torch.cdist(
@@ -254,12 +158,6 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
         )
         close = (apart <= tolerance * SIDE).triu(1)
         for first, other in torch.nonzero(close).tolist():
-            if start + first not in lost:
-                lost.add(start + other)
-    return torch.tensor([row for row in range(len(small)) if row not in lost])
-
-
-def _image(images: Samples, row: int) -> Tensor:
-    image = images[row]
-    assert isinstance(image, Tensor)
-    return image
+            if start + first not in repeated:
+                repeated.add(start + other)
+    return torch.tensor([row for row in range(len(small)) if row not in repeated])

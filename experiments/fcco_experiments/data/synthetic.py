@@ -7,13 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fcco._checks import at_least, in_interval, integer
-
-from .grouped import GroupedData, Vectors, WithinGroups, check_classes, check_limit, kept
+from .grouped import GroupedData, Vectors, WithinGroups, kept
 from .sources import digest
 from .tabular import FairnessData, Part, assemble
-
-__all__ = ["grouped_synthetic", "scenes_synthetic", "synthetic"]
 
 
 def synthetic(
@@ -58,16 +54,6 @@ def synthetic(
         >>> len(data.train), len(data.test), data.train.features.shape[1]
         (400, 100, 8)
     """
-    integer("synthetic", "rows", rows, 1)
-    integer("synthetic", "test_rows", test_rows, 1)
-    integer("synthetic", "features", features, 2)
-    integer("synthetic", "seed", seed, 0)
-    at_least("synthetic", "signal", signal, 0)
-    at_least("synthetic", "proxy", proxy, 0)
-    for name, value in zip(
-        ("base_rates[0]", "base_rates[1]", "group_share"), (*base_rates, group_share), strict=True
-    ):
-        in_interval("synthetic", name, value, 0, 1, open_low=True, open_high=True)
     tells_label = (features + 1) // 2
     tells_group = features - tells_label
     # Two streams: more test rows must not change the training rows.
@@ -127,15 +113,8 @@ def grouped_synthetic(
         >>> data.kind, len(data.samples), data.cut(0)["train"].group_names
         ('vector', 300, ('group 1', 'group 2', 'group 3'))
     """
-    for name, value, low in (
-        ("groups", groups, 2),
-        ("rows", rows, 10 * groups if isinstance(groups, int) else 0),
-        ("features", features, 1),
-        ("classes", classes, 2),
-        ("seed", seed, 0),
-    ):
-        integer("grouped_synthetic", name, value, low)
-    check_limit("grouped_synthetic", limit)
+    if groups < 2 or rows < 10 * groups:
+        raise ValueError(f"There must be 2 groups with 10 rows each but are: {groups}, {rows}.")
     random = np.random.default_rng(seed)
     share = 0.75 ** np.arange(groups)
     sizes = 10 + np.floor((rows - 10 * groups) * share / share.sum()).astype(int)
@@ -160,17 +139,7 @@ def grouped_synthetic(
             torch.from_numpy(group)[own],
             tuple(f"group {number}" for number in range(1, groups + 1)),
         ),
-        fingerprint=digest(
-            "grouped-synthetic",
-            groups,
-            rows,
-            features,
-            classes,
-            seed,
-            limit,
-            table.numpy().tobytes(),
-        ),
-        facts={"vectors": f"{len(own):,}"},
+        fingerprint=digest("grouped-synthetic", classes, limit, table.numpy().tobytes()),
     )
 
 
@@ -208,15 +177,12 @@ def scenes_synthetic(
         >>> data.kind, len(data.samples), data.cut(0)["train"].group_names[-1]
         ('vector', 300, 'foggy')
     """
-    names = check_classes("scenes_synthetic", classes)
-    count = len(names)
-    for name, value, low in (
-        ("samples", samples, SMALLEST * count),
-        ("dim", dim, count),
-        ("seed", seed, 0),
-    ):
-        integer("scenes_synthetic", name, value, low)
-    check_limit("scenes_synthetic", limit)
+    names, count = tuple(classes), len(classes)
+    if count < 2 or dim < count or samples < SMALLEST * count:
+        raise ValueError(
+            f"There must be 2 classes, {SMALLEST} samples of each and at least as many dimensions, "
+            f"but there are {count} classes, {samples} samples and {dim} dimensions."
+        )
     random = np.random.default_rng(seed)
     share = 0.75 ** np.arange(count)
     sizes = SMALLEST + np.floor((samples - SMALLEST * count) * share / share.sum()).astype(int)
@@ -235,5 +201,4 @@ def scenes_synthetic(
         class_names=names,
         cut=WithinGroups(label[own], label[own], names),
         fingerprint=digest("scenes-synthetic", *names, seed, limit, table.tobytes()),
-        facts={"vectors": f"{len(own):,}"},
     )

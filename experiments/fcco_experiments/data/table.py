@@ -1,62 +1,543 @@
-"""Columns of csv files."""
+"""Tables: files of rows and columns, as groups of samples or as features with a binary label."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+import fnmatch
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from .sources import WrongData
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
 
-__all__ = ["long_cells", "rows_of"]
+from ..config import did_you_mean
+from ..task import Columns
+from .grouped import (
+    PARTS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    ByUser,
+    GroupedData,
+    Samples,
+    Texts,
+    Vectors,
+    WithinGroups,
+    cut_within_groups,
+    kept,
+)
+from .images import distinct_rows, image_samples, opened
+from .sources import WrongData, digest, few, members
+from .tabular import FairnessData, Part, assemble, stratified
+
+TABLES = (".csv", ".tsv", ".parquet")
+SPLITS = {
+    **dict.fromkeys(("train", "training", "0"), TRAIN),
+    **dict.fromkeys(("validation", "val", "valid", "dev", "1"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "2"), TEST),
+}
+TEST_SHARE = 0.2  # of a table without a split column, for fairness
+MOST_CATEGORIES = 200
+
+Frame = Any
+"""A DataFrame or a Series of pandas."""
+Values = Mapping[str, Mapping[str, str]]
+"""Of some columns: the values that may occur, in order, each with its name in reports."""
 
 
-CELL_LIMIT = 1 << 30
-
-
-@contextlib.contextmanager
-def long_cells() -> Iterator[None]:
-    """Lift the limit of `csv` on the length of cells, which holds for the whole process."""
-    before = csv.field_size_limit(CELL_LIMIT)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def rows_of(
-    data: str, name: str, lines: Iterable[str], columns: Sequence[str], delimiter: str = ","
-) -> Iterator[tuple[str, ...]]:
-    """These columns of each row of a csv file with a header.
+@dataclass(frozen=True)
+class Table:
+    """Rows of text, and what their images are read from.
 
     Args:
-        data: name of the data set, for errors.
-        name: of the file, for errors.
-        lines: of the file, with their ends.
-        columns: names in the header.
-        delimiter: what stands between cells.
-
-    Raises:
-        WrongData: when a column is missing, or when a row has more or fewer cells than the header.
+        where: the file, for errors.
+        frame: every cell is text, or missing.
+        files: folder of the images, or contents by path.
+        size: height and width that images are given; unless given, all must be alike.
     """
-    reader = csv.reader(lines, delimiter=delimiter)
+
+    where: str
+    frame: Frame
+    files: Path | Mapping[str, bytes] | None = None
+    size: tuple[int, int] | None = None
+
+
+def is_table(data: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a file with a table.
+
+    Example:
+        >>> is_table("reviews.csv"), is_table("data/reviews.tsv.gz"), is_table("adult")
+        (True, True, False)
+    """
+    return str(data).lower().removesuffix(".gz").endswith(TABLES)
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    columns: Columns | None = None,
+    size: tuple[int, int] | None = None,
+) -> Table:
+    """A csv, tsv or parquet file, also .gz; the images of `columns.files` are not read yet."""
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise WrongData(f"There is no file {place}.")
+    files: Path | Mapping[str, bytes] = place.parent
+    if columns is not None and columns.files:
+        files = Path(columns.files).expanduser()
+        if files.is_file():
+            files = members(str(files), files.read_bytes())
+        elif not files.is_dir():
+            raise WrongData(f"`files`: there is no folder or archive {files}.")
+    return Table(str(place), read_frame(place, str(place)), files, size)
+
+
+def read_frame(source: Any, where: str, **options: Any) -> Frame:
+    """The cells of a file as text: nothing is guessed, `007` and `NA` stay what they are.
+
+    Args:
+        source: path or stream.
+        where: the file, for errors; its name says what it is.
+        options: of `pandas.read_csv`.
+    """
     try:
-        header = next(reader, [])
-        gaps = [column for column in columns if column not in header]
-        if gaps:
-            raise WrongData(
-                f"`{data}`: {name} lacks the columns {', '.join(gaps)}; its header is "
-                f"{', '.join(header) or 'empty'}."
-            )
-        places = [header.index(column) for column in columns]
-        for row in reader:
-            if len(row) != len(header):
-                raise WrongData(
-                    f"`{data}`: line {reader.line_num} of {name} must have {len(header)} "
-                    f"cells, as its header, but has {len(row)}."
-                )
-            yield tuple(row[place] for place in places)
-    except csv.Error as error:
+        if where.lower().removesuffix(".gz").endswith(".parquet"):
+            frame = pd.read_parquet(source)
+            return frame.astype(object).where(frame.notna(), None).map(_text)
+        if isinstance(source, Path) and "sep" not in options:
+            head = pd.read_csv(source, sep="\0", nrows=0, encoding="utf-8-sig", engine="python")
+            options["sep"] = max(",\t;", key=str(head.columns[0]).count)
+        settings = {"dtype": str, "keep_default_na": False, "na_values": [""], **options}
+        return pd.read_csv(source, encoding="utf-8-sig", **settings)
+    except ImportError as error:
+        raise WrongData(f"{where}: {error} Or write the table as csv.") from error
+    except (ValueError, OSError, EOFError) as error:  # pandas' own errors are ValueErrors
+        raise WrongData(f"{where} cannot be read as a table: {str(error).strip()}.") from error
+
+
+def _text(cell: Any) -> str | None:
+    return None if cell is None else str(cell)
+
+
+# --- Columns -------------------------------------------------------------------------------------
+
+
+def _column(table: Table, role: str, name: str) -> Frame:
+    """The cells of a column that must be there, all filled."""
+    frame = table.frame
+    if name not in frame:
+        hint = did_you_mean(name, list(frame.columns))
         raise WrongData(
-            f"`{data}`: line {reader.line_num} of {name} is no csv: {error}."
-        ) from error
+            f"`{role}`: {table.where} has no column `{name}`{hint} Its columns are "
+            f"{few(list(frame.columns), 20)}."
+        )
+    empty = np.flatnonzero(frame[name].isna())
+    if len(empty):
+        raise WrongData(
+            f"`{role}`: the column `{name}` of {table.where} is empty in {len(empty):,} rows, the "
+            f"first is data row {_number(table, empty)}. Fill it in, or leave these rows out."
+        )
+    return frame[name]
+
+
+def _number(table: Table, places: np.ndarray) -> int:
+    """The number of the first of some rows, counted from 1 in the file."""
+    return int(table.frame.index[places[0]]) + 1
+
+
+def coded(
+    table: Table, role: str, name: str, values: Mapping[str, str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers from 0 on for the values of a column, and the name of each number.
+
+    Args:
+        table: with the column.
+        role: `label` or `group`, for errors.
+        name: of the column; `COLUMN=VALUE` gives 1 where it has that value, else 0.
+        values: in the order of their numbers, with their names. Unless given they are sorted, as
+            numbers if all of them are.
+    """
+    column, equals, value = name.partition("=")
+    if name in table.frame or not equals:
+        cells = _plain(_column(table, role, name))
+    else:
+        own = _plain(_column(table, role, column)) == value
+        if not own.any():
+            raise WrongData(f"`{role}`: no row of {table.where} has {column} = {value}.")
+        cells = own.map({True: value, False: f"not {value}"})
+        values = values or {f"not {value}": f"not {value}", value: value}
+    if values is None:
+        ordered = sorted(cells.unique(), key=_natural)
+        return pd.Categorical(cells, ordered).codes.astype(np.int64), tuple(ordered)
+    codes = pd.Categorical(cells, list(values)).codes.astype(np.int64)
+    if (codes < 0).any():
+        wrong = np.flatnonzero(codes < 0)
+        raise WrongData(
+            f"`{role}`: data row {_number(table, wrong)} of {table.where} has {name} = "
+            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(values)}."
+        )
+    return codes, tuple(values.values())
+
+
+def _plain(cells: Frame) -> Frame:
+    """Whole numbers without `.0`, which pandas writes where a column once had an empty cell."""
+    whole = cells.str.fullmatch(r"-?\d+\.0+").all()
+    return cells.str.replace(r"\.0+$", "", regex=True) if whole else cells
+
+
+def _natural(value: str) -> tuple[int, float, tuple[str | int, ...]]:
+    """Sorts numbers by value, and `slide 2` before `slide 10`."""
+    try:
+        return 0, float(value), ()
+    except ValueError:
+        parts = enumerate(re.split(r"(\d+)", value))
+        return 1, 0.0, tuple(int(part) if place % 2 else part for place, part in parts)
+
+
+def crossed(
+    table: Table, names: Sequence[str], values: Values
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The combinations of the values of columns; the last column changes fastest."""
+    codes, words = np.zeros(len(table.frame), dtype=np.int64), ("",)
+    for name in names:
+        own, own_words = coded(table, "group", name, values.get(name))
+        codes = codes * len(own_words) + own
+        words = tuple(
+            f"{first}, {word}" if first else word for first in words for word in own_words
+        )
+    return codes, words
+
+
+def _split(table: Table, name: str) -> np.ndarray | None:
+    """The place of each row in `PARTS`."""
+    if not name:
+        return None
+    cells = _plain(_column(table, "split", name)).str.lower()
+    split = cells.map(SPLITS)
+    if split.isna().any():
+        wrong = np.flatnonzero(split.isna())
+        raise WrongData(
+            f"`split`: data row {_number(table, wrong)} of {table.where} has {name} = "
+            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(SPLITS)}."
+        )
+    codes = split.to_numpy(np.int64)
+    for place in (TRAIN, TEST):
+        if not (codes == place).any():
+            raise WrongData(f"`split`: no row of {table.where} has {name} = {PARTS[place]}.")
+    return codes
+
+
+def encoded(
+    table: Table, names: Sequence[str], fit: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Float64 features (n, d) and their names: numbers, then 0 and 1 for each category.
+
+    Args:
+        table: with the columns.
+        names: of columns; a column whose cells are all numbers is one feature.
+        fit: rows whose categories get a feature; others have zeros there. An empty cell is a
+            category of its own, but not a number.
+    """
+    found: dict[str, np.ndarray] = {}
+    categories: dict[str, np.ndarray] = {}
+    for name in names:
+        cells = table.frame[name]
+        parsed: Frame = pd.to_numeric(cells, errors="coerce")
+        numbers = parsed.to_numpy(np.float64)
+        bad = np.flatnonzero(~np.isfinite(numbers))
+        if not len(bad):
+            found[name] = numbers
+            continue
+        if 2 * len(bad) < len(numbers):
+            cell = cells.fillna("an empty cell").iloc[bad[0]]
+            raise WrongData(
+                f"`features`: the column `{name}` of {table.where} has numbers, but data row "
+                f"{_number(table, bad)} has {cell}. Write a number "
+                "there, leave the row out, or choose columns by --features."
+            )
+        cells = cells.fillna("")
+        values = sorted(set(cells[fit]))
+        if len(values) > MOST_CATEGORIES:
+            raise WrongData(
+                f"`features`: the column `{name}` of {table.where} has {len(values):,} different "
+                f"texts; up to {MOST_CATEGORIES} are read as categories. Leave it out by naming "
+                "the others with --features, or give it as --text."
+            )
+        for value in values:
+            categories[f"{name}={value}"] = (cells == value).to_numpy(np.float64)
+    found |= categories
+    return np.stack(list(found.values()), axis=1), tuple(found)
+
+
+def _feature_names(table: Table, columns: Columns) -> list[str]:
+    """The columns that are features, in the order of the patterns."""
+    header = list(table.frame.columns)
+    if not columns.features:
+        roles = {columns.label, columns.text, columns.image, columns.split, *columns.group}
+        roles |= {role.partition("=")[0] for role in roles}
+        names = [name for name in header if name not in roles]
+    else:
+        names = []
+        for pattern in columns.features:
+            matches = [pattern] if pattern in header else fnmatch.filter(header, pattern)
+            if not matches:
+                _column(table, "features", pattern)
+            names += [name for name in matches if name not in names]
+    if not names:
+        raise WrongData(f"`features`: {table.where} has no column that is left for features.")
+    return names
+
+
+# --- Data sets -----------------------------------------------------------------------------------
+
+
+def fairness(
+    name: str,
+    table: Table,
+    columns: Columns,
+    values: Values,
+    *,
+    validation: float = 0.2,
+    seed: int = 0,
+) -> FairnessData:
+    """Features, a label of two classes and two groups, the second of which are called 1.
+
+    Args:
+        name: of the data set.
+        table: the rows.
+        columns: without a split, the seed takes a fifth of each cell (group, label) for tests.
+        values: names of the values of columns.
+        validation: share of the training rows to set aside, where the table names none.
+        seed: of the splits.
+    """
+    _needs(table, columns, ("label", "group"), unused=("text", "image"))
+    label, _ = _two(
+        table, "label", *coded(table, "label", columns.label, values.get(columns.label))
+    )
+    group, groups = _two(table, "group", *crossed(table, columns.group, values))
+    split = _split(table, columns.split)
+    if split is None:
+        aside = stratified(Part(np.zeros((len(label), 0)), label, group), TEST_SHARE, seed)[1]
+        split = np.zeros(len(label), dtype=np.int64)
+        split[aside] = TEST
+    features, names = encoded(table, _feature_names(table, columns), split == TRAIN)
+    parts = [Part(features, label, group).rows(np.flatnonzero(split == p)) for p in range(3)]
+    held = parts[VALIDATION] if len(parts[VALIDATION]) else validation
+    return assemble(
+        name, parts[TRAIN], parts[TEST], names, (groups[0], groups[1]), validation=held, seed=seed
+    )
+
+
+def _two(
+    table: Table, role: str, codes: np.ndarray, names: tuple[str, ...]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    if len(names) != 2:
+        raise WrongData(
+            f"`{role}` must have two values but has {len(names)} in {table.where}: {few(names, 8)}."
+            f" Compare one with all others by --{role} COLUMN=VALUE."
+        )
+    return codes, names
+
+
+def grouped(
+    name: str,
+    table: Table,
+    columns: Columns,
+    values: Values,
+    *,
+    classes: Sequence[str] = (),
+    limit: int = 0,
+    distinct: bool = False,
+    reported: Sequence[str] = (),
+    by_user: bool = False,
+    near: float | None = None,
+    summary: Literal["worst", "tenth"] = "worst",
+) -> GroupedData:
+    """Images, texts or features with a label, in groups.
+
+    Args:
+        name: of the data set.
+        table: the rows.
+        columns: without a group, the classes are the groups.
+        values: names of the values of columns.
+        classes: in the order of their labels; rows of others are left out. All unless given.
+        limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
+        distinct: drop texts that repeat one of their own group.
+        reported: columns of the groups whose accuracies are reported; all unless given.
+        by_user: the groups are users, each in one part alone, see `ByUser`.
+        near: drop images that repeat another one, see `distinct_rows`.
+        summary: see `GroupedData`.
+    """
+    _needs(table, columns, ("label",))
+    if len([role for role in (columns.text, columns.image, columns.features) if role]) > 1:
+        raise WrongData("Name one of `text`, `image` and `features`: one kind of input.")
+    if classes:
+        table, values = _of_classes(table, columns.label, classes), {**values}
+        values[columns.label] = {name: name for name in classes}
+    if columns.text and distinct:
+        _column(table, "text", columns.text)
+        same = [column.partition("=")[0] for column in (*columns.group, columns.text)]
+        table = _rows(table, np.flatnonzero(~table.frame.duplicated(same)))
+    if columns.image:
+        table = _with_images(table, columns.image)
+    if near is not None:
+        images = _images(table, columns.image)
+        table = _rows(table, distinct_rows(images, near).numpy())
+    label, class_names = coded(table, "label", columns.label, values.get(columns.label))
+    if by_user:
+        group, users = pd.factorize(_column(table, "group", columns.group[0]))
+        groups = tuple(map(str, range(len(users))))
+    else:
+        group, groups = crossed(table, columns.group or (columns.label,), values)
+    split = _split(table, columns.split)
+    rows = kept(_tensor(group * 3 + (0 if split is None else split)), limit).numpy()
+    counts = torch.bincount(_tensor(group), minlength=len(groups))
+    part_of = None if split is None or not by_user else _part_of(table, group, split)
+    table, label, group = _rows(table, rows), label[rows], group[rows]
+    split = None if split is None else split[rows]
+    if by_user:
+        cut: Any = ByUser(_tensor(label), _tensor(group), counts, part_of=part_of)
+    else:
+        _check_groups(table, columns, class_names, groups, group, split)
+        shown, shown_names = crossed(table, reported, values) if reported else (None, ())
+        cut = WithinGroups(
+            _tensor(label), _tensor(group), groups,
+            None if shown is None else _tensor(shown), shown_names,
+            split=None if split is None else _tensor(split),
+        )  # fmt: skip
+    kind, samples, marks = _samples(table, columns, split)
+    return GroupedData(
+        name=name,
+        kind=kind,
+        samples=samples,
+        class_names=class_names,
+        cut=cut,
+        fingerprint=digest(
+            name, kind, class_names, groups, label.tobytes(), group.tobytes(),
+            b"" if split is None else split.tobytes(), *marks,
+        ),
+        summary=summary,
+    )  # fmt: skip
+
+
+def _needs(
+    table: Table, columns: Columns, roles: Sequence[str], unused: Sequence[str] = ()
+) -> None:
+    for role in roles:
+        if not vars(columns)[role]:
+            raise WrongData(f"{table.where}: say which column is the {role}: --{role} COLUMN.")
+    for role in unused:
+        if vars(columns)[role]:
+            raise WrongData(f"`{role}`: this experiment takes features, numbers and categories.")
+    if not len(table.frame):
+        raise WrongData(f"{table.where} has no rows.")
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.tensor(np.asarray(values, dtype=np.int64))
+
+
+def _rows(table: Table, rows: np.ndarray) -> Table:
+    return Table(table.where, table.frame.iloc[rows], table.files, table.size)
+
+
+def _of_classes(table: Table, label: str, classes: Sequence[str]) -> Table:
+    """The rows of some classes."""
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        raise ValueError(f"`classes` must be at least two different names but are: {classes}.")
+    if label not in table.frame:
+        _column(table, "label", label)
+    cells = table.frame[label]
+    missing = [name for name in classes if not (cells == name).any()]
+    if missing:
+        there = few(sorted(cells.dropna().unique()), 20)
+        raise WrongData(
+            f"{table.where} has no row of the class {', '.join(missing)}, but: {there}."
+        )
+    return _rows(table, np.flatnonzero(cells.isin(classes)))
+
+
+def _part_of(table: Table, user: np.ndarray, split: np.ndarray) -> Tensor:
+    """The part of each user."""
+    parts: Frame = pd.Series(split).groupby(user)
+    if (parts.nunique() > 1).any():
+        raise WrongData(f"{table.where}: a user must belong to one part, but some are in several.")
+    return _tensor(parts.first().to_numpy())
+
+
+def _check_groups(
+    table: Table,
+    columns: Columns,
+    classes: Sequence[str],
+    names: Sequence[str],
+    group: np.ndarray,
+    split: np.ndarray | None,
+) -> None:
+    """Refuse tables whose parts would lack classes or groups."""
+    if len(classes) < 2:
+        raise WrongData(f"`label`: {columns.label} is {classes[0]} in every row of {table.where}.")
+    counts = np.bincount(group, minlength=len(names))
+    if (counts > 0).sum() < 2:
+        what = ", ".join(columns.group or (columns.label,))
+        raise WrongData(
+            f"`group`: {what} has one value alone in {table.where}, {names[group[0]]}; there must "
+            "be two groups at least."
+        )
+    if split is None and not len(cut_within_groups(_tensor(group), 0)["test"]):
+        raise WrongData(
+            f"`group`: every group of {table.where} has fewer than 3 rows, so that none can be in "
+            "training, validation and test data. Choose columns with fewer values, or give a "
+            "--split column."
+        )
+
+
+def _with_images(table: Table, column: str) -> Table:
+    """Check that every image is there; of images of any size, also that they can be opened."""
+    names = _column(table, "image", column)
+    files = table.files
+    assert files is not None
+    if isinstance(files, Path):
+        present = {name for name in names.unique() if (files / name).is_file()}
+        where = str(files)
+    else:
+        present, where = set(files), "the archive"
+    wrong = np.flatnonzero(~names.isin(present))
+    if len(wrong):
+        raise WrongData(
+            f"`image`: {len(wrong):,} of {len(names):,} images of {table.where} are not in {where};"
+            f" the first is {names.iloc[wrong[0]]} in data row {_number(table, wrong)}, column "
+            f"`{column}`. Name their folder or tar archive by --files."
+        )
+    for place, name in enumerate(names) if table.size is not None else ():
+        source = files / name if isinstance(files, Path) else files[name]
+        row = _number(table, np.array([place]))
+        with opened(source, f"{name} (column `{column}`, data row {row} of {table.where})"):
+            pass
+    return table
+
+
+def _images(table: Table, column: str) -> Any:
+    assert table.files is not None
+    return image_samples(table.files, list(table.frame[column]), table.size)
+
+
+def _samples(
+    table: Table, columns: Columns, split: np.ndarray | None
+) -> tuple[Literal["image", "text", "vector"], Samples, list[Any]]:
+    """The kind of the samples, the samples, and what changes when they do."""
+    if columns.text:
+        texts = tuple(_column(table, "text", columns.text))
+        return "text", Texts(texts), list(texts)
+    if columns.image:
+        images = _images(table, columns.image)
+        if isinstance(images, Vectors):
+            return "image", images, [images.values.numpy().tobytes()]
+        sizes = [os.path.getsize(Path(images.folder, name)) for name in images.names]
+        return "image", images, [*images.names, *sizes, images.size]
+    fit = np.ones(len(table.frame), dtype=bool) if split is None else split == TRAIN
+    values, _ = encoded(table, _feature_names(table, columns), fit)
+    return "vector", Vectors(torch.from_numpy(values.astype(np.float32))), [values.tobytes()]

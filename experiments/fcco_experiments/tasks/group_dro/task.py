@@ -94,7 +94,10 @@ class GroupDROProblem(Problem):
 
 def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
     options: dict[str, Any] = {"distinct": True} if config.distinct else {}
-    loaded = data.load_grouped(config.data, limit=config.sample_limit, progress=progress, **options)
+    loaded = data.load_grouped(
+        config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
+        progress=progress, **options,
+    )  # fmt: skip
     wanted = "vector" if config.backbone == "none" else backbones.kind(config.backbone)
     if wanted != loaded.kind:
         raise ValueError(

@@ -1,0 +1,243 @@
+"""Readers of the files that the cards name: each gives one table."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .images import SUFFIXES
+from .sources import Sighting, WrongData, cache_folder, digest, members
+from .table import Frame, Table, read_frame
+
+Files = Path | dict[str, bytes]
+"""A folder, or the files of an archive by path."""
+
+
+def _files(found: Sequence[Sighting]) -> Files:
+    (entry,) = found
+    return members(entry.detail, entry.content) if entry.content else Path(entry.detail)
+
+
+def _read(files: Files, name: str) -> bytes:
+    return files[name] if isinstance(files, dict) else (files / name).read_bytes()
+
+
+def _frame(entry: Sighting, **options: Any) -> Frame:
+    return read_frame(io.BytesIO(entry.content), entry.detail, **options)
+
+
+# --- Features ------------------------------------------------------------------------------------
+
+ADULT = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
+    *("native-country", "income"),
+)
+
+
+def adult(found: Sequence[Sighting]) -> Table:
+    """The official training and test file; the latter begins with a comment."""
+    options = {"header": None, "names": ADULT, "skipinitialspace": True, "comment": "|"}
+    frames = [_frame(entry, **options).assign(split=i * 2) for i, entry in enumerate(found)]
+    frame = pd.concat(frames, ignore_index=True)
+    # The test file ends its labels with a dot.
+    return Table(
+        found[0].detail,
+        frame.assign(income=frame["income"].str.rstrip("."), split=frame["split"].astype(str)),
+    )
+
+
+COMPAS_TEST_SEED, COMPAS_TRAIN_SHARE = 42, 0.8
+
+
+def compas(found: Sequence[Sighting]) -> Table:
+    """The rows of ProPublica's filter in a fixed random order, the first 80 % to train on.
+
+    The filter: the charge is at most 30 days from the screening, the outcome is known, the charge
+    is no ordinary traffic offence, and there is a score.
+    """
+    frame = _frame(found[0])
+    days: Frame = pd.to_numeric(frame["days_b_screening_arrest"])
+    frame = frame[
+        (days.abs() <= 30)
+        & (frame["is_recid"] != "-1")
+        & (frame["c_charge_degree"] != "O")
+        & frame["score_text"].notna()
+        & (frame["score_text"] != "N/A")
+    ]
+    order = np.random.RandomState(COMPAS_TEST_SEED).permutation(len(frame))
+    size = round(COMPAS_TRAIN_SHARE * len(frame))
+    split = np.where(np.arange(len(frame)) < size, "train", "test")
+    return Table(found[0].detail, frame.iloc[order].assign(split=split))
+
+
+# --- Texts ---------------------------------------------------------------------------------------
+
+
+def sentiment(found: Sequence[Sighting]) -> Table:
+    """A text is its title, where it has one, a full stop, and its body."""
+    frame = _frame(found[0], usecols=["domain", "label", "title", "text"])
+    title, body = frame["title"].fillna(""), frame["text"].fillna("")
+    return Table(found[0].detail, frame.assign(text=body.where(title == "", title + ". " + body)))
+
+
+REVIEWS = ["reviewerID", "overall", "reviewText"]
+WILDS_SPLITS = {"0": "train", "1": "validation", "3": "test"}  # others are not used
+
+
+def reviews(found: Sequence[Sighting]) -> Table:
+    """The columns of reviews.csv of Amazon-WILDS, in a file of its own."""
+    frame = _frame(found[0], usecols=REVIEWS)
+    return Table(found[0].detail, frame.assign(reviewText=frame["reviewText"].fillna("")))
+
+
+def amazon_wilds(found: Sequence[Sighting]) -> Table:
+    """The official folder: reviews.csv and the part of each review."""
+    root = Path(found[0].detail)
+    frame = read_frame(root / "reviews.csv", str(root / "reviews.csv"), sep=",", usecols=REVIEWS)
+    split = read_frame(root / "splits/user.csv", str(root / "splits/user.csv"), sep=",")["split"]
+    if len(frame) != len(split):
+        raise WrongData(
+            f"{root}: reviews.csv must have {len(split):,} rows, as many as splits/user.csv, but "
+            f"has {len(frame):,}."
+        )
+    frame = frame.assign(reviewText=frame["reviewText"].fillna(""), split=split.map(WILDS_SPLITS))
+    return Table(str(root), frame[frame["split"].notna()])
+
+
+# --- Images --------------------------------------------------------------------------------------
+
+
+def celeba(found: Sequence[Sighting]) -> Table:
+    """The attributes of the official list, or of WILDS' table, with the images of both."""
+    files = _files(found)
+    if isinstance(files, Path) and (files / "list_attr_celeba.csv").is_file():
+        name = str(files / "list_attr_celeba.csv")
+        frame = read_frame(Path(name), name).rename(columns={"image_id": "image"})
+    else:
+        content = _read(files, "list_attr_celeba.txt")
+        name = f"list_attr_celeba.txt of {found[0].detail}"
+        frame = read_frame(io.BytesIO(content), name, sep=r"\s+", skiprows=1)
+        # Its header has no name for the first column, which pandas takes for the index.
+        frame = frame.rename_axis("image").reset_index()
+        number = content.split(b"\n", 1)[0].decode().strip()
+        if str(len(frame)) != number:
+            raise WrongData(
+                f"{name} must have {number} images, as its first line says, but has {len(frame)}."
+            )
+    frame["image"] = "img_align_celeba/" + frame["image"]
+    return Table(found[0].detail, frame, files)
+
+
+CAMELYON17 = ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
+
+
+def camelyon17(found: Sequence[Sighting]) -> Table:
+    """Hospital 1 validates, 2 tests; patches that the others set aside are left out."""
+    root = Path(found[0].detail)
+    frame = read_frame(root / "metadata.csv", str(root / "metadata.csv"), usecols=CAMELYON17)
+    inner = "patient_" + frame["patient"] + "_node_" + frame["node"]
+    place = "_x_" + frame["x_coord"] + "_y_" + frame["y_coord"]
+    used = frame["split"].eq("0").map({True: "train"})
+    split = frame["center"].map({"1": "validation", "2": "test"}).fillna(used)
+    frame = frame.assign(
+        image="patches/" + inner + "/patch_" + inner + place + ".png",
+        slide="hospital " + frame["center"] + ", slide " + frame["slide"],
+        split=split,
+    )
+    return Table(str(root), frame[split.notna()], root)
+
+
+IMAGES = "images/100k"
+LABELS = ("labels/det_20/det_{}.json", "labels/bdd100k_labels_images_{}.json", "labels/100k/{}")
+"""Of 2020, of 2018, or a folder with a file for each frame."""
+
+
+def bdd100k(found: Sequence[Sighting]) -> Table:
+    """The weather of each frame; the official val images are to test on."""
+    files = _files(found)
+    for pattern in LABELS:
+        names = {split: pattern.format(split) for split in ("train", "val")}
+        if isinstance(files, dict):
+            if names["val"] in files:
+                rows = _weather("val", names["val"], json.loads(files[names["val"]]))
+                return Table(found[0].detail, pd.DataFrame(rows), files)
+        elif all((files / name).exists() for name in names.values()):
+            rows = [row for split, name in names.items() for row in _frames(split, files / name)]
+            return Table(found[0].detail, pd.DataFrame(rows), files)
+    wanted = " or ".join(pattern.format("{train,val}") for pattern in LABELS)
+    raise WrongData(f"`bdd100k`: {found[0].detail} has no labels: it needs {wanted}.")
+
+
+def _frames(split: str, path: Path) -> list[dict[str, str]]:
+    """The frames of a label file or folder. They are kept in the cache: the files hold boxes too,
+    and take minutes to read.
+    """
+    paths = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    marks = [f"{own} {own.stat().st_size} {own.stat().st_mtime_ns}" for own in paths]
+    kept = cache_folder() / "bdd100k" / f"{split}-{digest(*marks)[:16]}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(kept.read_text())
+    try:
+        records = [json.loads(own.read_text(encoding="utf-8-sig")) for own in paths]
+    except ValueError as error:
+        raise WrongData(f"`bdd100k`: {path} is damaged: {error}.") from error
+    rows = _weather(split, str(path), records if path.is_dir() else records[0])
+    with suppress(OSError):  # a cache that cannot be written is no reason to stop
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(rows))
+    return rows
+
+
+def _weather(split: str, where: str, records: Any) -> list[dict[str, str]]:
+    rows: dict[str, dict[str, str]] = {}
+    for record in records:
+        if not isinstance(record, Mapping) or "name" not in record:
+            raise WrongData(f"`bdd100k`: a record of {where} has no name.")
+        name = PurePosixPath(record["name"]).with_suffix(".jpg").name
+        weather = (record.get("attributes") or {}).get("weather") or "undefined"
+        path = f"{IMAGES}/{split}/{name}"
+        part = "test" if split == "val" else "train"
+        row = rows.setdefault(path, {"image": path, "weather": weather, "split": part})
+        if row["weather"] != weather:
+            raise WrongData(f"`bdd100k`: {where} has two kinds of weather for {name}.")
+    return list(rows.values())
+
+
+WEATHER = {
+    "sunny": "clear", "shine": "clear", "clouds": "cloudy", "rain": "rainy", "snow": "snowy",
+    "fog": "foggy", "fog_driving": "foggy", "storm": "stormy",
+}  # fmt: skip
+"""The class of folders that are not called as their class."""
+
+
+def weather(found: Sequence[Sighting]) -> Table:
+    """A folder of photos for each kind of weather; several may be one class."""
+    files = _files(found)
+    if isinstance(files, dict):
+        paths = list(files)
+    else:
+        paths = [f"{folder.name}/{name}" for folder in files.iterdir() if folder.is_dir()
+                 for name in os.listdir(folder)]  # fmt: skip
+    # Files with a dot in front are not the user's: macOS puts `._name.jpg` beside photos.
+    photos = [PurePosixPath(path) for path in sorted(paths)]
+    photos = [p for p in photos if p.suffix.lower() in SUFFIXES and p.name[0] != "."]
+    kinds = [WEATHER.get(path.parent.name, path.parent.name) for path in photos]
+    frame = pd.DataFrame({"image": [str(path) for path in photos], "weather": kinds}, dtype=str)
+    return Table(found[0].detail, frame, files, size=(128, 128))
+
+
+READERS: dict[str, Callable[[Sequence[Sighting]], Table]] = {
+    reader.__name__: reader
+    for reader in (
+        *(adult, compas, sentiment, reviews, amazon_wilds, celeba, camelyon17, bdd100k, weather),
+    )
+}
