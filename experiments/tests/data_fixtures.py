@@ -1,18 +1,18 @@
-"""Files in the exact layout of Adult and COMPAS, generated from a seed, and a wheel with them."""
+"""Files in the exact layout of Adult and COMPAS, generated from a seed; other checksums in cards."""
 
 from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
-import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-from fcco_experiments.data import DATA_SETS, DataFile, DataSet, Form, Wheel
+from fcco_experiments import data
+from fcco_experiments.data import cards
+from fcco_experiments.data.sources import checksum, tar_checksum
 
 ADULT_VALUES = {
     "workclass": ("Private", "State-gov", "?", "Self-emp-inc"),
@@ -145,97 +145,28 @@ def _csv(rows: list, end: str) -> bytes:
     return text.getvalue().encode()
 
 
-def form(name: str, content: bytes) -> Form:
-    return Form(name, hashlib.sha256(content).hexdigest(), len(content))
+def change_card(monkeypatch, name: str, **contents: bytes) -> None:
+    """Let the files of a card have these contents; `url` may be among them, for all files."""
+    card, all_cards = data.card(name), data.card
+    url = str(contents.pop("url", b""), "ascii")
+
+    def changed(file: data.DataFile) -> data.DataFile:
+        content = contents.get(file.name)
+        if content is None:
+            return replace(file, url=url) if url else file
+        own = tar_checksum(file.name, content) if file.name.endswith(".tar") else checksum(content)
+        return replace(file, sha256=own, url=url or file.url, others={})
+
+    copies = tuple(replace(copy, files=tuple(map(changed, copy.files))) for copy in card.copies)
+    new = replace(card, copies=copies)
+    for module in (cards, data):
+        monkeypatch.setattr(
+            module, "card", lambda asked: new if asked == name else all_cards(asked)
+        )
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Contents by file name, and data sets whose checksums are theirs."""
-
-    contents: dict[str, bytes]
-    sets: dict[str, DataSet]
-
-    def write(self, folder: Path, *names: str, compress: bool = False) -> Path:
-        """Write these files, all by default."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names or self.contents:
-            content = self.contents[name]
-            path = folder / (f"{name}.gz" if compress else name)
-            path.write_bytes(gzip.compress(content) if compress else content)
-        return folder
-
-    def files(self, name: str) -> tuple[DataFile, ...]:
-        return self.sets[name].files
-
-    def wheel(self, folder: Path) -> Path:
-        """A folder with a wheel that pip accepts, which carries the files."""
-        folder.mkdir(parents=True, exist_ok=True)
-        entries = [file for entry in self.sets.values() for file in entry.files]
-        wheel = entries[0].wheel
-        assert wheel is not None
-        info = f"{wheel.package}-{wheel.version}.dist-info"
-        with zipfile.ZipFile(
-            folder / f"{wheel.package}-{wheel.version}-py3-none-any.whl", "w"
-        ) as archive:
-            for file in entries:
-                archive.writestr(file.member, self.contents[Path(file.member).name])
-            for name, content in metadata(wheel).items():
-                archive.writestr(f"{info}/{name}", content)
-        return folder
-
-    def install(self, folder: Path) -> Path:
-        """What pip would leave in site-packages; importing the package raises."""
-        entries = [file for entry in self.sets.values() for file in entry.files]
-        wheel = entries[0].wheel
-        assert wheel is not None
-        for file in entries:
-            path = folder / file.member
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.contents[path.name])
-        (folder / wheel.package / "__init__.py").write_text("raise ImportError('imported')\n")
-        info = folder / f"{wheel.package}-{wheel.version}.dist-info"
-        info.mkdir()
-        for name, content in metadata(wheel).items():
-            (info / name).write_text(content)
-        return folder
-
-
-def metadata(wheel: Wheel) -> dict[str, str]:
-    return {
-        "METADATA": f"Metadata-Version: 2.1\nName: {wheel.package}\nVersion: {wheel.version}\n",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "RECORD": "",
-    }
-
-
-def generated(seed: int = 0, source: Path | None = None) -> Generated:
-    """Small files in the layout of Adult and COMPAS.
-
-    Args:
-        seed: of all values.
-        source: a folder that plays the original source; nothing is there until `write`.
-    """
-    contents = {**adult_contents(seed), **compas_contents(seed)}
-
-    def url(name: str) -> str:
-        return "" if source is None else (source / name).as_uri()
-
-    adult = tuple(
-        replace(file, form=form(file.name, contents[file.name]), url=url(file.name))
-        for file in DATA_SETS["adult"].files
-    )
-    (file,) = DATA_SETS["compas"].files
-    assert file.reduce is not None
-    raw = contents["compas-scores-two-years.csv"]
-    compas = replace(
-        file,
-        form=form(file.name, file.reduce(raw)),
-        others=tuple(form(other.name, contents[other.name]) for other in file.others),
-        url=url("compas-scores-two-years.csv"),
-    )
-    sets = {
-        "adult": replace(DATA_SETS["adult"], files=adult),
-        "compas": replace(DATA_SETS["compas"], files=(compas,)),
-    }
-    return Generated(contents, sets)
+def put(folder: Path, name: str, content: bytes, compress: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (f"{name}.gz" if compress else name)
+    path.write_bytes(gzip.compress(content) if compress else content)
+    return folder

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import hashlib
 import io
-import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from data_fixtures import change_card, put
 from fcco_experiments import data
-from fcco_experiments.data import Copy, Form
 from PIL import Image
+from scenes_fixtures import tar
+
+__all__ = ["Faces", "Patches", "Reviews", "opinions", "opinions_content", "put", "stand_in"]
 
 ATTRIBUTES = (
     *("5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs"),
@@ -82,19 +81,9 @@ class Faces:
         write_csv(folder / "list_eval_partition.csv", partition)
         return folder
 
-    def archive(self, spoilt: str = "", without: tuple[str, ...] = ()) -> bytes:
-        stream = io.BytesIO()
-        members = {"celeba/list_attr_celeba.txt": self.text().encode()}
-        for number, name in enumerate(self.names):
-            content = b"no image" if name == spoilt else image(number)
-            members[f"celeba/img_align_celeba/{name}"] = content
-        with tarfile.open(fileobj=stream, mode="w") as tar:
-            for name, content in members.items():
-                if Path(name).name not in without:
-                    info = tarfile.TarInfo(name)
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-        return stream.getvalue()
+    def archive(self) -> bytes:
+        images = {f"celeba/img_align_celeba/{n}": image(k) for k, n in enumerate(self.names)}
+        return tar({"celeba/list_attr_celeba.txt": self.text().encode(), **images})
 
 
 def write_csv(path: Path, rows: list) -> Path:
@@ -207,17 +196,6 @@ def opinions_content(rows: list[list[str]]) -> bytes:
 
 def stand_in(monkeypatch, name: str, content: bytes) -> str:
     """Let the data set's file be this one; returns the file's name."""
-    entry = data.DATA_SETS[name]
-    (copy,) = (copy for copy in entry.copies if isinstance(copy, Copy))
-    form = Form(copy.file.name, hashlib.sha256(content).hexdigest(), len(content))
-    new = replace(copy, file=replace(copy.file, form=form))
-    copies = tuple(new if each is copy else each for each in entry.copies)
-    monkeypatch.setitem(data.DATA_SETS, name, replace(entry, copies=copies))
-    return copy.file.name
-
-
-def put(folder: Path, name: str, content: bytes, compress: bool = False) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (f"{name}.gz" if compress else name)
-    path.write_bytes(gzip.compress(content) if compress else content)
-    return folder
+    (file,) = (file for copy in data.card(name).copies for file in copy.files)
+    change_card(monkeypatch, name, **{file.name: content})
+    return file.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import tarfile
@@ -29,9 +28,6 @@ def saved(image: Image.Image, form: str = "PNG", **options) -> bytes:
 def tar(members: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
-        folder = tarfile.TarInfo("a folder")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -138,25 +134,7 @@ class Drives:
         unpack({**self.images(), **self.labels(release)}, root / "bdd100k")
         return root
 
-    def lists(self, folder: Path) -> list[Path]:
-        """A csv file for each split, with an index column."""
-        paths = []
-        for split, rows in self.rows.items():
-            paths.append(folder / f"{split}.csv")
-            with paths[-1].open("w", newline="") as stream:
-                writer = csv.writer(stream)
-                writer.writerow(["", "path", "weather"])
-                for number, each in enumerate(rows):
-                    path = f"{split}/{each['name']}"
-                    writer.writerow([number, path, self.weather(path) or ""])
-        return paths
-
-    def archive(self, without: str = "", spoilt: str = "") -> bytes:
-        """The val split as the subset has it; one file may be left out, or hold something else."""
+    def archive(self) -> bytes:
+        """The val split as the subset has it."""
         own = {**self.images(("val",)), **self.labels("2020", ("val",))}
-        content = {
-            f"bdd100k/{name}": b"something else" if spoilt and spoilt in name else each
-            for name, each in own.items()
-            if not without or without not in name
-        }
-        return tar(content)
+        return tar({f"bdd100k/{name}": content for name, content in own.items()})

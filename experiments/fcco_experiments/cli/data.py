@@ -108,7 +108,7 @@ def verify_data(names: Names = None, folder: Folder = None, as_json: Json = Fals
 
 def _listed(card: data.Card, folder: Path | None) -> Row:
     """What is known about a data set, in words."""
-    urls = all(file.url for copy in card.copies[:1] for file in copy.files)
+    fetchable = any(copy.fetchable for copy in card.copies)
     return {
         "name": card.name,
         "what": card.title,
@@ -117,7 +117,7 @@ def _listed(card: data.Card, folder: Path | None) -> Row:
         "citation": card.citation,
         "where": _where(card, folder),
         "source": "; or ".join(copy.source for copy in card.copies),
-        "get it": f"fcco data fetch {card.name}" if urls and card.copies[0].files else "",
+        "get it": f"fcco data fetch {card.name}" if fetchable else "",
     }
 
 
@@ -125,9 +125,9 @@ def _where(card: data.Card, folder: Path | None) -> str:
     """The first place with a whole copy."""
     if not card.copies:
         return "generated"
-    for copy, found in data.sources.look(card.copies, folder):
+    for _, found in data.sources.look(card.copies, folder):
         if all(entry.state == "found" for entry in found):
-            return f"{found[0].place} ({copy.folder})" if copy.folder else found[0].place
+            return found[0].place
     return "not found"
 
 

@@ -36,19 +36,20 @@ class WrongData(RuntimeError):
 class MissingData(RuntimeError):
     """Data that no place holds, with every place that was tried and what to do about it."""
 
-    def __init__(self, data: str, tried: Sequence[Sighting], how: Sequence[str] = ()) -> None:
-        self.data, self.tried = data, tuple(tried)
+    def __init__(self, data: str, tried: Sequence[Sighting], copies: Sequence[Copy]) -> None:
         lines = [f"`{data}` is not on this machine with the right checksum."]
         for file, entries in itertools.groupby(tried, key=lambda entry: entry.file):
             lines.append(f"{file} was looked for in:")
             lines += [f"  - {entry.place}: {entry.detail}" for entry in entries]
-        lines += ["Where to get it:", *(f"  - {way}" for way in how)] if how else []
+        how = [f"  - {copy.source}" for copy in copies if copy.source]
+        lines += ["Where to get it:", *how] if how else []
         lines.append(
             "What to do: put the files (plain or .gz; folders unpacked) into a folder and name it "
             f"by the environment variable {VARIABLE}, by `--data-folder` (`--folder` of `fcco "
-            f"data`), or by `folder=` in Python; or, where there is a network, run "
-            f"`fcco data fetch {data}`."
+            "data`), or by `folder=` in Python."
         )
+        if any(copy.fetchable for copy in copies):
+            lines.append(f"Or, where there is a network, run `fcco data fetch {data}`.")
         super().__init__("\n".join(lines))
 
 
@@ -183,6 +184,11 @@ class Copy:
     needs: tuple[str, ...] = ()
     source: str = ""
 
+    @property
+    def fetchable(self) -> bool:
+        """Whether every file has an address."""
+        return bool(self.files) and all(file.url for file in self.files)
+
 
 @dataclass(frozen=True)
 class Sighting:
@@ -292,13 +298,13 @@ def locate(
             )
         tried += [entry for entry in sightings if entry.state != "found"]
     for copy in copies if download else ():
-        if copy.files and all(file.url for file in copy.files):
+        if copy.fetchable:
             sightings = _fetch(copy.files, progress)
             tried += [entry for entry in sightings if entry.state != "found"]
             if all(entry.state == "found" for entry in sightings):
                 return copy, keep(data, sightings, target or cache_folder())
     tried.sort(key=lambda entry: entry.file)
-    raise MissingData(data, tried, [copy.source for copy in copies if copy.source])
+    raise MissingData(data, tried, copies)
 
 
 def contents(

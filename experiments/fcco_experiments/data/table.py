@@ -171,9 +171,9 @@ def coded(
         cells = own.map({True: value, False: f"not {value}"})
         values = values or {f"not {value}": f"not {value}", value: value}
     if values is None:
-        ordered = sorted(cells.unique(), key=_natural)
-        return pd.Categorical(cells, ordered).codes.astype(np.int64), tuple(ordered)
-    codes = pd.Categorical(cells, list(values)).codes.astype(np.int64)
+        values = {value: value for value in sorted(cells.unique(), key=_natural)}
+    codes = cells.map({value: code for code, value in enumerate(values)})
+    codes = codes.fillna(-1).to_numpy(np.int64)
     if (codes < 0).any():
         wrong = np.flatnonzero(codes < 0)
         raise WrongData(
