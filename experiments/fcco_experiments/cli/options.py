@@ -201,6 +201,9 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
         raise fail("--config names the whole config: leave out --setting, or --config.")
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
     table = data is not None and data.lower().removesuffix(".gz").endswith(TABLES)
+    if table and setting is None:  # the settings `text` and `image` have a network for them
+        there = [word for word in ("text", "image") if word in dict(keys)]
+        setting = next((word for word in there if f"table-{word}" in configs.names(task)), None)
     name = given["config"] or task.config_name("table" if table else str(data), setting)
     folder = Path(str(data)).name.partition(".")[0] if table else Path(name).stem
     method = None
@@ -238,14 +241,17 @@ def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -
     from ..task import Method
 
     fields = configs.fields_of(task.config)
+    lists: dict[str, list[str]] = {}
     for key, value in keys:
         first, dot, rest = key.partition(".")
         word = first.replace("-", "_")
         if word in fields:
             yield f"{key}={value}"
+        elif key in LISTS:  # may be given several times
+            lists[key] = lists.get(key, []) + _split(value)
+            yield f"columns.{key}={json.dumps(lists[key])}"
         elif key in COLUMNS:  # names of columns are texts, whatever they look like in YAML
-            text: Any = _split(value) if key in LISTS else value
-            yield f"columns.{key}={json.dumps(text)}"
+            yield f"columns.{key}={json.dumps(value)}"
         elif method is not None and word in configs.fields_of(Method):
             yield f"methods.{method}.{word}{dot}{rest}={value}"
         else:

@@ -29,11 +29,11 @@ Progress = Callable[[str, int, int | None], None]
 Place = str | os.PathLike[str] | None
 
 
-class WrongData(RuntimeError):
+class WrongData(ValueError):
     """Data that are there but are not what they should be; the message says what is wrong."""
 
 
-class MissingData(RuntimeError):
+class MissingData(ValueError):
     """Data that no place holds, with every place that was tried and what to do about it."""
 
     def __init__(self, data: str, tried: Sequence[Sighting], copies: Sequence[Copy]) -> None:

@@ -54,8 +54,9 @@ _Source = collections.namedtuple("_Source", "name kind samples fingerprint")  # 
 def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
     """The data in classes, protected ones first, and the extra pairs where there are any."""
     loaded = data.load_grouped(
-        config.data, classes=config.classes, limit=config.sample_limit, progress=progress
-    )
+        config.data, columns=config.columns, size=config.size, classes=config.classes,
+        limit=config.sample_limit, progress=progress,
+    )  # fmt: skip
     if isinstance(loaded.cut, WithinGroups):
         loaded = dataclasses.replace(loaded, cut=dataclasses.replace(loaded.cut, shares=SHARES))
     backbone = config.image_backbone

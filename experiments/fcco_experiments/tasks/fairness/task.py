@@ -44,7 +44,10 @@ class FairnessProblem(Problem):
     def _load(self, seed: int, progress: Progress | None = None) -> data.FairnessData:
         """The data; the seed splits off the validation part (and makes generated data)."""
         config = self.config
-        return data.load(config.data, validation=config.validation, seed=seed, progress=progress)
+        return data.load(
+            config.data, columns=config.columns, validation=config.validation, seed=seed,
+            progress=progress,
+        )  # fmt: skip
 
     def _cells(self, loaded: data.FairnessData) -> dict[str, Cells]:
         return {
