@@ -147,7 +147,7 @@ assert "torch" not in sys.modules
     assert done.stdout.startswith("0.1.0\n") and done.stdout.count("Examples:") == 4
     assert max(map(len, done.stdout.splitlines())) <= 80
     grids = (path.stem for path in config.CONFIGS.glob("*/grids/*.yaml") if path.stem != "refine")
-    assert {*data.DATA_SETS, *grids} <= set(re.findall(r"[\w-]+", done.stdout))
+    assert {*data.names(), *grids} <= set(re.findall(r"[\w-]+", done.stdout))
 
 
 @pytest.mark.parametrize("words", [["run"], ["report"], ["config"], ["data"], ["data", "list"]])

@@ -1,0 +1,34 @@
+"""The page on a user's own data: its commands on the table that it makes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from fcco_experiments.cli.app import app
+from typer.testing import CliRunner
+
+TEXT = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
+COMMANDS = [line for line in re.findall(r"^fcco .*", TEXT, re.MULTILINE) if "my.csv" in line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("page")
+
+
+def test_the_page_has_a_command_for_each_task():
+    assert [line.split()[2] for line in COMMANDS] == ["group-dro", "fairness", "continual"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[2])
+def test_commands_of_the_page(folder, monkeypatch, command):
+    monkeypatch.chdir(folder)
+    exec(TEXT.split("```python\n")[1].split("```")[0], {})
+    task = command.split()[2]
+    words = [*shlex.split(command)[1:], "--methods", "sonex", "--epochs", "2", "--workers", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert (folder / f"runs/{task}-my-quick/report.html").is_file()
