@@ -247,7 +247,7 @@ TEXT = Columns(label="bought", group=("sex",), text="note")
         ({"part": ["train", "val"]}, Columns(**{**vars(TEXT), "split": "part"}),
          "no row of .* has part = test"),
         ({}, Columns(label="bought", text="note", image="job"), "one kind of input"),
-        ({"age": [*["40"] * 59, "?"]}, FEATURES, r"`age` .* has numbers, but data row 60 has \?\. W"),
+        ({"age": [*["40"] * 59, "?"]}, FEATURES, r"`age` .* has numbers, but data row 60 has \?"),
         ({"age": [*["40"] * 59, None]}, FEATURES, "data row 60 has an empty cell"),
         ({"job": [f"j{n}" for n in range(ROWS)] }, None, "120 different texts; up to 100"),
         ({}, Columns(label="bought", features=("x*",)), r"`features`: .* has no column `x\*`"),

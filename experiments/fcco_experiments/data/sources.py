@@ -8,7 +8,6 @@ import io
 import itertools
 import lzma
 import os
-import sys
 import tarfile
 import tempfile
 import warnings
@@ -197,7 +196,7 @@ class Sighting:
     Args:
         file: name of the file or folder.
         place: `"folder"`, `"FCCO_DATA"`, `"cache"` or `"network"`.
-        state: is it there, and is it what it should be.
+        state: whether it is there with the right checksum.
         detail: path or address, and what is wrong with it.
         content: of a file that was found.
     """
@@ -211,26 +210,16 @@ class Sighting:
 
 def cache_folder() -> Path:
     """Where fetched files are kept: in `FCCO_CACHE`, or the platform's folder for caches."""
+    import pooch
+
     named = os.environ.get(CACHE)
-    if named:
-        return Path(named).expanduser() / "data"
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = Path.home() / "Library" / "Caches"
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "fcco" / "data"
+    return Path(named).expanduser() / "data" if named else Path(pooch.os_cache("fcco"), "data")
 
 
 def look(copies: Sequence[Copy], folder: Place = None) -> Iterator[tuple[Copy, list[Sighting]]]:
     """What each place holds of each copy, place by place: `folder`, FCCO_DATA, the cache."""
-    named = os.environ.get(VARIABLE)
-    places: list[tuple[str, Path | None]] = []
-    if folder is not None:
-        places.append(("folder", Path(folder).expanduser()))
-    places.append((VARIABLE, Path(named).expanduser() if named else None))
-    places.append(("cache", cache_folder()))
+    named = {"folder": folder, VARIABLE: os.environ.get(VARIABLE), "cache": cache_folder()}
+    places = [(place, Path(root).expanduser()) for place, root in named.items() if root]
     for place, root in places:
         for copy in copies:
             if copy.folder:
@@ -239,9 +228,7 @@ def look(copies: Sequence[Copy], folder: Place = None) -> Iterator[tuple[Copy, l
                 yield copy, [_file_in(file, place, root) for file in copy.files]
 
 
-def _folder_in(copy: Copy, place: str, root: Path | None) -> Sighting:
-    if root is None:
-        return Sighting(copy.folder, place, "missing", "the environment variable is not set")
+def _folder_in(copy: Copy, place: str, root: Path) -> Sighting:
     loose = copy.needs and (root / copy.needs[0]).exists()
     own = root if root.name == copy.folder or loose else root / copy.folder
     if not own.is_dir():
@@ -252,9 +239,7 @@ def _folder_in(copy: Copy, place: str, root: Path | None) -> Sighting:
     return Sighting(copy.folder, place, "found", str(own))
 
 
-def _file_in(file: DataFile, place: str, root: Path | None) -> Sighting:
-    if root is None:
-        return Sighting(file.name, place, "missing", "the environment variable is not set")
+def _file_in(file: DataFile, place: str, root: Path) -> Sighting:
     wrong = ""
     names = [f"{name}{gz}" for name in (file.name, *file.others) for gz in ("", ".gz")]
     for path in (root / name for name in names):

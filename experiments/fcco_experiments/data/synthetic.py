@@ -12,42 +12,30 @@ from .sources import digest
 from .tabular import FairnessData, Part, assemble
 
 
+SIGNAL, PROXY = 1.6, 3.0  # how far the means of the labels, and of the groups, are apart
+BASE_RATES, GROUP_SHARE = (0.2, 0.7), 0.6
+
+
 def synthetic(
     rows: int = 4000,
     test_rows: int = 2000,
     *,
     features: int = 8,
-    signal: float = 1.6,
-    proxy: float = 3.0,
-    base_rates: tuple[float, float] = (0.2, 0.7),
-    group_share: float = 0.6,
     validation: float = 0.2,
     seed: int = 0,
 ) -> FairnessData:
     r"""Gaussian features: one half tells the label, the other half tells the group.
 
     .. math::
-        a \sim \mathrm{Bernoulli}(\pi), \quad y \mid a \sim \mathrm{Bernoulli}(p_a), \quad
-        x = \Bigl(\tfrac{\delta}{\sqrt{k}}\,(y - \tfrac12)\mathbf 1_k,\;
-                  \tfrac{\rho}{\sqrt{l}}\,(a - \tfrac12)\mathbf 1_l\Bigr) + \mathcal N(0, I),
+        a \sim \mathrm{Bernoulli}(0.6), \quad y \mid a \sim \mathrm{Bernoulli}(p_a), \quad
+        x = \Bigl(\tfrac{1.6}{\sqrt{k}}\,(y - \tfrac12)\mathbf 1_k,\;
+                  \tfrac{3}{\sqrt{l}}\,(a - \tfrac12)\mathbf 1_l\Bigr) + \mathcal N(0, I),
         \qquad k = \lceil d/2\rceil,\ l = \lfloor d/2\rfloor
 
-    The second half says nothing about the label within a group; but the groups' base rates differ,
-    so a classifier that only wants a high AUC uses it, and its ROC curves differ between the
-    groups. One that looks at the first half alone is exactly fair and has the AUC
-    :math:`\Phi(\delta/\sqrt2)`. With the default values: a logistic regression has AUC 0.90 and
-    a largest gap of 0.36, the fair one AUC 0.87 and none.
-
-    Args:
-        rows: to train and validate on.
-        test_rows: for tests.
-        features: :math:`d`, at least 2.
-        signal: :math:`\delta`, how far the labels' means are apart.
-        proxy: :math:`\rho`, how far the groups' means are apart.
-        base_rates: :math:`p_0, p_1`, the share of label 1 in each group.
-        group_share: :math:`\pi`, the share of group 1.
-        validation: share of `rows` to set aside, see `stratified`; 0 for none.
-        seed: of the features and of the validation split.
+    The second half says nothing about the label within a group; but the groups' base rates 0.2 and
+    0.7 differ, so a classifier that only wants a high AUC uses it, and its ROC curves differ
+    between the groups: a logistic regression has AUC 0.90 and a largest gap of 0.36. One that looks
+    at the first half alone is exactly fair and has the AUC :math:`\Phi(1.6/\sqrt2) = 0.87`.
 
     Example:
         >>> data = synthetic(rows=500, test_rows=100)
@@ -61,11 +49,11 @@ def synthetic(
 
     def draw(sequence: np.random.SeedSequence, size: int) -> Part:
         random = np.random.default_rng(sequence)
-        group = (random.random(size) < group_share).astype(np.int64)
-        label = (random.random(size) < np.array(base_rates)[group]).astype(np.int64)
+        group = (random.random(size) < GROUP_SHARE).astype(np.int64)
+        label = (random.random(size) < np.array(BASE_RATES)[group]).astype(np.int64)
         table = random.standard_normal((size, features))
-        table[:, :tells_label] += signal / tells_label**0.5 * (label[:, None] - 0.5)
-        table[:, tells_label:] += proxy / tells_group**0.5 * (group[:, None] - 0.5)
+        table[:, :tells_label] += SIGNAL / tells_label**0.5 * (label[:, None] - 0.5)
+        table[:, tells_label:] += PROXY / tells_group**0.5 * (group[:, None] - 0.5)
         return Part(table, label, group)
 
     names = [f"label-{k}" for k in range(tells_label)] + [f"group-{k}" for k in range(tells_group)]
@@ -101,10 +89,10 @@ def grouped_synthetic(
     group hard to some degree.
 
     Args:
-        groups: :math:`n`, at least 2.
+        groups: :math:`n`.
         rows: of all groups, at least 10 for each.
         features: length of the vectors.
-        classes: of the labels, at least 2.
+        classes: of the labels.
         seed: of all values; the cut has its own.
         limit: vectors of each group that are kept; 0 keeps all.
 
