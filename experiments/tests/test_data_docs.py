@@ -32,3 +32,20 @@ def test_commands_of_the_page(folder, monkeypatch, command):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert (folder / f"runs/{task}-my-quick/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--label 5 --group a --group b,c", ["label: '5'", "group: [a, b, c]", "backbone: none"]),
+        ("--label x --text t", ["text: t", "backbone: minilm"]),
+        ("--label x --image i --files f", ["files: f", "backbone: efficientnet-lite0"]),
+        ("--label x --features 'x*,y' --split s", ["features: [x*, y]", "split: s"]),
+    ],
+)
+def test_options_become_columns(folder, monkeypatch, words, wanted):
+    monkeypatch.chdir(folder)
+    Path("my.csv").write_text("x\n1\n")
+    done = CliRunner().invoke(app, ["config", "group-dro", "--data", "my.csv", *shlex.split(words)])
+    assert done.exit_code == 0, done.output
+    assert all(text in done.stdout for text in wanted), done.stdout
