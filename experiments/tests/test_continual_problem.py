@@ -273,7 +273,7 @@ def test_extra_pairs_become_anchors(photos, tmp_path):
 
 
 def test_data_that_do_not_fit_the_backbones(photos):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(ValueError, match=r"nowhere must be a folder, a \.tar archive"):
         problem(**photos, extra_pairs="nowhere")
     with pytest.raises(ValueError, match="takes data of the kind image, but scenes-synthetic"):
         problem(**(photos | {"data": "scenes-synthetic"}))
