@@ -148,14 +148,8 @@ def load_grouped(
 ) -> GroupedData:
     """Samples in groups: `load` for cards of that kind, or any table.
 
-    Args:
-        data: name of a card, or the path of a table.
-        folder: where to look first.
-        columns: of a table.
-        size: height and width that the images of a table are given.
-        download: as in `load`.
-        progress: as in `load`.
-        options: `limit`, `distinct` and `classes`, see `table.grouped`.
+    `size` is the height and width that the images of a table are given; the other arguments are
+    those of `load`, with the options `limit`, `distinct` and `classes` of `table.grouped`.
 
     Example:
         >>> load_grouped("grouped-synthetic", groups=4).kind

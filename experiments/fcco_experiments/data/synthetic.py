@@ -11,7 +11,6 @@ from .grouped import GroupedData, Vectors, WithinGroups, kept
 from .sources import digest
 from .tabular import FairnessData, Part, assemble
 
-
 SIGNAL, PROXY = 1.6, 3.0  # how far the means of the labels, and of the groups, are apart
 BASE_RATES, GROUP_SHARE = (0.2, 0.7), 0.6
 

@@ -315,10 +315,14 @@ def fairness(
         seed: of the splits.
     """
     _needs(table, columns, ("label", "group"), unused=("text", "image"))
-    label, _ = _two(
-        table, "label", *coded(table, "label", columns.label, values.get(columns.label))
-    )
-    group, groups = _two(table, "group", *crossed(table, columns.group, values))
+    label, classes = coded(table, "label", columns.label, values.get(columns.label))
+    group, groups = crossed(table, columns.group, values)
+    for role, names in (("label", classes), ("group", groups)):
+        if len(names) != 2:
+            raise WrongData(
+                f"`{role}` must have two values but has {len(names)} in {table.where}: "
+                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
+            )
     split = _split(table, columns.split)
     if split is None:
         aside = stratified(Part(np.zeros((len(label), 0)), label, group), TEST_SHARE, seed)[1]
@@ -330,17 +334,6 @@ def fairness(
     return assemble(
         name, parts[TRAIN], parts[TEST], names, (groups[0], groups[1]), validation=held, seed=seed
     )
-
-
-def _two(
-    table: Table, role: str, codes: np.ndarray, names: tuple[str, ...]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    if len(names) != 2:
-        raise WrongData(
-            f"`{role}` must have two values but has {len(names)} in {table.where}: {few(names, 8)}."
-            f" Compare one with all others by --{role} COLUMN=VALUE."
-        )
-    return codes, names
 
 
 def grouped(
@@ -383,10 +376,9 @@ def grouped(
         same = [column.partition("=")[0] for column in (*columns.group, columns.text)]
         table = _rows(table, np.flatnonzero(~table.frame.duplicated(same)))
     if columns.image:
-        table = _with_images(table, columns.image)
+        _check_images(table, columns.image)
     if near is not None:
-        images = _images(table, columns.image)
-        table = _rows(table, distinct_rows(images, near).numpy())
+        table = _rows(table, distinct_rows(_images(table, columns.image), near).numpy())
     label, class_names = coded(table, "label", columns.label, values.get(columns.label))
     if by_user:
         group, users = pd.factorize(_column(table, "group", columns.group[0]))
@@ -495,17 +487,14 @@ def _check_groups(
         )
 
 
-def _with_images(table: Table, column: str) -> Table:
-    """Check that every image is there; of images of any size, also that they can be opened."""
-    names = _column(table, "image", column)
-    files = table.files
+def _check_images(table: Table, column: str) -> None:
+    """Every image must be there; images of any size must be files that can be opened, too."""
+    names, files = _column(table, "image", column), table.files
     assert files is not None
-    if isinstance(files, Path):
-        present = {name for name in names.unique() if (files / name).is_file()}
-        where = str(files)
-    else:
-        present, where = set(files), "the archive"
-    wrong = np.flatnonzero(~names.isin(present))
+    folder = files if isinstance(files, Path) else None
+    where = folder or "the archive"
+    there = [(folder / name).is_file() if folder else name in files for name in names]
+    wrong = np.flatnonzero(~np.array(there))
     if len(wrong):
         raise WrongData(
             f"`image`: {len(wrong):,} of {len(names):,} images of {table.where} are not in {where};"
@@ -517,7 +506,6 @@ def _with_images(table: Table, column: str) -> Table:
         row = _number(table, np.array([place]))
         with opened(source, f"{name} (column `{column}`, data row {row} of {table.where})"):
             pass
-    return table
 
 
 def _images(table: Table, column: str) -> Any:
