@@ -285,6 +285,7 @@ def test_wrong_columns_for_fairness(frame, tmp_path, columns, reason):
         ("t.csv", None, r"There is no file .*t\.csv"),
         ("t.csv", b"", r"t\.csv cannot be read as a table: No columns"),
         ("t.csv", b"bought,sex\n", "has no rows"),
+        ("t.csv", b"bought,sex\nyes,f,1\nno,m,3\n", "the rows have more cells than the header"),
         ("t.csv", b"bought,sex\nyes,f\nno,m,3\n", r"Expected 2 fields in line 3, saw 3"),
         ("t.csv", b"bought,sex\n\xff\xfe,f\n", "'utf-8' codec can't decode"),
         ("t.csv.gz", b"no gzip", "cannot be read as a table: Not a gzipped file"),

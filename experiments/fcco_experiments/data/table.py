@@ -93,7 +93,10 @@ def read_table(
             files = members(str(files), files.read_bytes())
         elif not files.is_dir():
             raise WrongData(f"`files`: there is no folder or archive {files}.")
-    return Table(str(place), read_frame(place, str(place)), files, size)
+    frame = read_frame(place, str(place))
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
+        raise WrongData(f"{place}: the rows have more cells than the header.")
+    return Table(str(place), frame, files, size)
 
 
 def read_frame(source: Any, where: str, **options: Any) -> Frame:
@@ -106,8 +109,8 @@ def read_frame(source: Any, where: str, **options: Any) -> Frame:
     """
     try:
         if where.lower().removesuffix(".gz").endswith(".parquet"):
-            frame = pd.read_parquet(source)
-            return frame.astype(object).where(frame.notna(), None).map(_text)
+            frame = pd.read_parquet(source).reset_index(drop=True).rename(columns=str)
+            return frame.astype(object).where(frame.notna(), "").map(str).replace("", None)
         if isinstance(source, Path) and "sep" not in options:
             head = pd.read_csv(source, sep="\0", nrows=0, encoding="utf-8-sig", engine="python")
             options["sep"] = max(",\t;", key=str(head.columns[0]).count)
@@ -117,10 +120,6 @@ def read_frame(source: Any, where: str, **options: Any) -> Frame:
         raise WrongData(f"{where}: {error} Or write the table as csv.") from error
     except (ValueError, OSError, EOFError) as error:  # pandas' own errors are ValueErrors
         raise WrongData(f"{where} cannot be read as a table: {str(error).strip()}.") from error
-
-
-def _text(cell: Any) -> str | None:
-    return None if cell is None else str(cell)
 
 
 # --- Columns -------------------------------------------------------------------------------------
