@@ -94,7 +94,7 @@ class _Generated(FairnessProblem):
         self.shape = shape
         super().__init__(config)
 
-    def load(self, seed: int) -> data.FairnessData:
+    def _load(self, seed: int, progress: Any = None) -> data.FairnessData:
         return data.synthetic(**self.shape, seed=seed)  # type: ignore[arg-type]
 
 
