@@ -2,7 +2,7 @@
 # Python 3.11 or newer and pip, and install pinned versions into a virtual environment of their own.
 
 PYTHON ?= python3
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: install demo test check docs clean
 

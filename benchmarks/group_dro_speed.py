@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.tasks.group_dro.model import Classifier, head
+from fcco_experiments.tasks.group_dro.model import Classifier
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -44,7 +44,7 @@ def network(backbone: str, classes: int) -> nn.Module:
     if backbone == "densenet121":
         options["size"] = (96, 96)
     made = backbones.build(backbone, **options)
-    model = Classifier(made, head(made.width, (), classes)).cuda().train()
+    model = Classifier(made, made.width, (), classes).cuda().train()
     return model if backbone == "distilbert" else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -69,7 +69,8 @@ class Net(strategy.Staged):
 
 
 class Training(task.Training):
-    samples_per_step, steps_per_epoch = 12, 5
+    samples_per_step: Any = 12
+    steps_per_epoch: Any = 5
 
     def __init__(self, method: Method, seed: int) -> None:
         settings: dict[str, Any] = dict(method.settings)

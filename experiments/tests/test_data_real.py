@@ -80,7 +80,8 @@ CELEBA = [677, 162, 1714, 28, 750, 221, 1308, 25, 1500, 400, 695, 12, 1485, 588,
 
 def test_adult_and_compas_have_the_known_cells():
     def cells(*parts: data.Part) -> list[int]:
-        return sum(np.bincount(2 * part.group + part.label) for part in parts).tolist()
+        found: Any = sum(np.bincount(2 * part.group + part.label) for part in parts)
+        return found.tolist()
 
     adult = data.load("adult", download=False, validation=0.0)
     assert cells(adult.train) == ADULT_TRAIN and cells(adult.test) == ADULT_TEST

@@ -105,8 +105,8 @@ def test_options_of_groups(frame, tmp_path):
     path = write(repeated, tmp_path / "t.csv")
     columns = Columns(label="bought", group=("sex",), text="note")
     every, once, few = (
-        data.load_grouped(path, columns=columns, **options)
-        for options in ({}, {"distinct": True}, {"limit": 5})
+        data.load_grouped(path, columns=columns, distinct=distinct, limit=limit)
+        for distinct, limit in ((False, 0), (True, 0), (False, 5))
     )
     assert len(every.samples) == ROWS + 15
     assert len(once.samples) == ROWS + 5, "the same text in another group stays"

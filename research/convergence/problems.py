@@ -274,7 +274,7 @@ class NonSmooth(Affine):
         penalty = cp.sum(cp.maximum(linear, square)) * (self.weight / self.total)
         # |w - a|^2 / 2 - rho c/2 |w|^2, expanded so that the solver sees it is convex.
         scale = 0.5 + self.weight * self.curvature / 2
-        target = self.target.numpy()
+        target = torch.as_tensor(self.target).numpy()
         rest = scale * cp.sum_squares(w) - target @ w + 0.5 * float(target @ target)
         goal = cp.Problem(cp.Minimize(rest + penalty), [cp.norm(w) <= self.radius])
         goal.solve(solver=cp.CLARABEL)
