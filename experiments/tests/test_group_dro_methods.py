@@ -45,7 +45,6 @@ def test_adjustment_knows_the_sizes_of_the_groups():
     ("method", "said"),
     [
         (Method("sonax", 0.1), "`method` must be one of sonex, sonx"),
-        (Method("sonex", 0.1), "`settings.smoothing` is needed for sonex"),
         (Method("sonx", 0.1, settings={"smoothing": 0.1}), "with smoothing it is sonex"),
         (Method("sonx", 0.1, settings={"smoothing_end": 0.1}), "smoothing_end` is not for sonx"),
         (Method("alexr2", 0.1, settings={"smoothing": 0.1, "nu": 1}), "`settings.eta` is needed"),
@@ -83,3 +82,15 @@ def test_what_is_refused(method, said):
 def test_configs_that_cannot_be_trained(changes, said):
     with pytest.raises(ValueError, match=said):
         GroupDRO(data="celeba", **changes)
+
+
+def test_sonex_without_settings_is_the_automatic_one():
+    objective = built(Method("sonex", 0.1)).objective
+    assert objective.term.tracker.read == "new" and objective.term.width is not None
+
+
+@pytest.mark.parametrize(("groups", "drawn"), [(2, 2), (12, 8), (500, 32)])
+def test_the_shape_of_a_batch_follows_the_number_of_groups(groups, drawn):
+    config = GroupDRO(data="mine.csv", groups_per_batch=0, batch=64)
+    assert config.with_groups(groups).groups_per_batch == drawn
+    assert GroupDRO(data="mine.csv", groups_per_batch=4).with_groups(groups).groups_per_batch == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..base import OnMachine, Scheduled
@@ -41,7 +41,7 @@ class GroupDRO(Scheduled, OnMachine):
     tokens: int = 128  # texts are cut after so many
     batch_norm: Literal["frozen", "batch"] = "frozen"
     batch: int = 64  # samples of a batch, B1 B2
-    groups_per_batch: int = 4  # B1
+    groups_per_batch: int = 4  # B1; 0: as many as there are with two samples each
     sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
     distinct: bool = False
     choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
@@ -55,9 +55,9 @@ class GroupDRO(Scheduled, OnMachine):
         super().__post_init__()
         if not 0 < self.ratio <= 1:
             raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
-        self.at_least(1, "batch", "groups_per_batch", "tokens", "accumulate")
-        self.at_least(0, "sample_limit")
-        if self.batch % self.groups_per_batch:
+        self.at_least(1, "batch", "tokens", "accumulate")
+        self.at_least(0, "sample_limit", "groups_per_batch")
+        if self.groups_per_batch and self.batch % self.groups_per_batch:
             raise ValueError(
                 f"`batch` must be a multiple of groups_per_batch = {self.groups_per_batch} "
                 f"but is: {self.batch}."
@@ -73,6 +73,15 @@ class GroupDRO(Scheduled, OnMachine):
             raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
         if self.backbone == "none" and self.train == "all" and not self.hidden:
             raise ValueError("`train: all` needs a `backbone` (or `hidden` layers).")
+
+    def with_groups(self, number: int) -> GroupDRO:
+        """This config for data of so many groups: a number of groups instead of 0."""
+        if self.groups_per_batch:
+            return self
+        most = max(1, min(number, self.batch // 2))
+        sizes = range(most, 0, -1)
+        fitting = (n for n in sizes if self.batch % n == 0 and n % self.accumulate == 0)
+        return replace(self, groups_per_batch=next(fitting, self.accumulate))
 
     @property
     def per_group(self) -> int:

@@ -57,8 +57,9 @@ _BY_TASK = ("num_groups", "ratio", "process_group", "group_sizes")
 def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: int = 1) -> Stepped:
     """A method with its optimizer; ERM, the average over samples, has no objective.
 
-    With `smoothing_end` the smoothing falls from `smoothing` to it over all steps (geometrically):
-    at first nearly all groups count, at last the worst alone.
+    SONEX without `smoothing` has the automatic settings of `fcco.CVaRGroupDRO`. With
+    `smoothing_end` the smoothing falls from `smoothing` to it over all steps (geometrically): at
+    first nearly all groups count, at last the worst alone.
 
     Args:
         model: what is trained.
@@ -90,8 +91,8 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
     if "smoothing_end" in settings:
         end = settings.pop("smoothing_end")
         settings["smoothing"] = fcco.Annealed(settings["smoothing"], end, steps)
-    # As the paper has them, not the library's defaults.
-    settings = {"gamma": 0.1, "correction": "auto", "read": "old", **settings}
+    if "smoothing" in settings:  # the rest as the paper has it; without it the library's defaults
+        settings = {"gamma": 0.1, "correction": "auto", "read": "old", **settings}
     objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **settings)
     return Stepped(objective, stepped, optimizer)
 
@@ -110,8 +111,7 @@ def _check(method: Method) -> None:
             raise ValueError(f"`settings.{name}` of alexr2 follows from theta and gamma.")
     if word in REFERENCES and settings:
         raise ValueError(f"`{word}` has no settings but got: {', '.join(settings)}.")
-    needed = {"sonex": ("smoothing",), "alexr2": ("smoothing", "nu", "eta")}.get(word, ())
-    for name in needed:
+    for name in ("smoothing", "nu", "eta") if word == "alexr2" else ():
         if name not in settings:
             raise ValueError(f"`settings.{name}` is needed for {word}.")
     if method.independent and word != "alexr2":

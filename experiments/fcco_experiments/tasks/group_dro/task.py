@@ -32,9 +32,9 @@ class GroupDROProblem(Problem):
     """A data set with groups, and the network for it."""
 
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
-        self.config = config
         self.device = distributed.device(config.device)
         self.data = _load(config, progress)
+        self.config = config.with_groups(len(self.data.cut(0)["train"].group_names))
         self.samples = self._samples(progress)
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
 
