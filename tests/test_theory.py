@@ -1,4 +1,4 @@
-"""The theorems' settings against the proofs they come from, and the laws against simulation."""
+"""The theorems' settings against the proofs they come from; test_tracker_laws has the laws."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 from theorems import (
-    auto_correction,
     check_inner_loop,
-    msvr_correction,
-    simulate,
     sonex_bound,
 )
 
@@ -45,21 +42,6 @@ def test_derived_constants() -> None:
     assert c.outer_smoothness(1.5) == pytest.approx(0.5 / 0.25)  # weak convexity takes over
     assert c.smoothness(0.5) == 9 * 2 + 2 * 5
     assert replace(c, inner_weak_convexity=1.0).weak_convexity == 3 * 2 * 1 + 4.5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"blocks": 41}, r"blocks=\.\.\.\)` must lie in \[1, 40\] but is: 41"),
-        ({"samples": 0}, "samples.*at least 1"),
-        ({"inner_lipschitz": 0.0}, "inner_lipschitz.*positive"),
-        ({"value_noise": -1.0}, "value_noise.*at least 0"),
-        ({"inner_weak_convexity": -1.0}, "inner_weak_convexity.*at least 0"),
-    ],
-)
-def test_constants_errors(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(BASE, **change)
 
 
 # ----------------------------------------------------------------------------------------- SONEX
@@ -130,22 +112,6 @@ def test_sonex_values() -> None:
     assert few.iterations - s.iterations == pytest.approx(
         4 / eps**2 * P * 9.0 * (1 / 10 - 1 / 8000), rel=1e-9
     )
-
-
-def test_sonex_errors() -> None:
-    with pytest.raises(ValueError, match=r"sonex_settings\(eps=\.\.\.\).*positive"):
-        theory.sonex_settings(BASE, 0.0, 1.0)
-    with pytest.raises(ValueError, match=r"sonex_settings\(smallest_scale=\.\.\.\).*\(0, 2\]"):
-        theory.sonex_settings(BASE, 0.1, 1.0, smallest_scale=3, largest_scale=2)
-    curved = replace(BASE, outer_weak_convexity=50.0)
-    with pytest.raises(ValueError, match=r"eps.*below outer_lipschitz/outer_weak_convexity = 0.04"):
-        theory.sonex_settings(curved, 0.1, 1.0)
-    with pytest.raises(ValueError, match=r"smoothing.*below 1/outer_weak_convexity = 0.02"):
-        curved.outer_smoothness(0.02)
-    with pytest.raises(ValueError, match="smooth inner functions"):
-        theory.sonex_settings(replace(BASE, inner_smoothness=math.inf), 0.1, 1.0)
-    with pytest.raises(ValueError, match=r"sonex_settings\(initial_samples=\.\.\.\).*at least 1"):
-        theory.sonex_settings(BASE, 0.1, 1.0, initial_samples=0)
 
 
 # ---------------------------------------------------------------------------------------- ALEXR2
@@ -234,60 +200,7 @@ def test_the_inner_loop_reaches_its_accuracy() -> None:
     assert ((z - prox) ** 2).mean() <= allowed
 
 
-def test_alexr2_errors() -> None:
-    with pytest.raises(ValueError, match="convex outer functions"):
-        theory.alexr2_settings(replace(BASE, outer_weak_convexity=0.1), 0.1, 1.0)
-    with pytest.raises(ValueError, match="positive finite inner_weak_convexity"):
-        theory.alexr2_settings(replace(BASE, inner_weak_convexity=0.0), 0.1, 1.0)
-    with pytest.raises(ValueError, match="positive finite inner_weak_convexity"):
-        theory.alexr2_settings(replace(BASE, inner_smoothness=math.inf), 0.1, 1.0)
-    with pytest.raises(ValueError, match=r"alexr2_settings\(beta=\.\.\.\).*\(0, 0.5\] but is: 0.6"):
-        theory.alexr2_settings(BASE, 0.1, 1.0, beta=0.6)
-    rough = replace(BASE, inner_smoothness=math.inf, inner_weak_convexity=1.0)
-    assert theory.alexr2_settings(rough, 0.1, 1.0).polish_steps is None
-    with pytest.raises(ValueError, match=r"theta.*above 1 - blocks/num_inner = 0.75 but is: 0.75"):
-        theory.dual_step(0.75, 8, 2)
-    with pytest.raises(ValueError, match=r"nu.*below theta/weak_convexity = 0.45 but is: 0.5"):
-        theory.inner_step(0.9, 0.5, 2.0)
-
-
 # ------------------------------------------------------------------------------------------ laws
-
-
-def test_inner_lr_makes_the_proximal_step() -> None:
-    rng = np.random.default_rng(0)
-    G, z, w = rng.normal(size=3)
-    found = theory.alexr2_settings(replace(BASE, value_noise=0.1), 2.0, 1.0)
-    step = z - found.inner_lr * (G + (z - w) / found.nu)
-    scale = found.inner_lr  # the minimum is sought in its units, to keep the digits of the step
-    best: Any = optimize.minimize_scalar(
-        lambda x: (
-            G * scale * x
-            + (z + scale * x - w) ** 2 / (2 * found.nu)
-            + (scale * x) ** 2 / (2 * found.eta)
-        )
-    )
-    assert step == pytest.approx(z + scale * best.x, abs=1e-6 * scale)
-
-
-def test_tracking_error_needs_a_finite_correction() -> None:
-    law = theory.expected_tracking_error
-    at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
-    assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
-    with pytest.raises(ValueError, match=r"tracking_error\(gamma=\.\.\.\).*below its limit = 1"):
-        law(1.0, 5, 4)
-    assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
-    with pytest.raises(ValueError, match=r"tracking_error\(blocks=\.\.\.\).*\[1, 5\]"):
-        law(0.5, 5, 6)
-    with pytest.raises(ValueError, match=r"tracking_error\(gamma=\.\.\.\).*\(0, 1\]"):
-        law(0.0, 5, 4)
-
-
-def test_penalty_size() -> None:
-    assert theory.penalty_size(14, 2.0, 0.5) > 14 * 3 / 0.5
-    assert theory.penalty_size(14, 2.0, 0.5, margin=1e-9) == pytest.approx(84.0)
-    with pytest.raises(ValueError, match=r"penalty_size\(delta=\.\.\.\).*positive"):
-        theory.penalty_size(14, 2.0, 0.0)
 
 
 def test_smoothed_bias_on_a_box() -> None:
@@ -303,42 +216,57 @@ def test_smoothed_bias_on_a_box() -> None:
     assert w - b == pytest.approx(first_order / (1 + smoothing * m), rel=1e-9)
 
 
-@pytest.mark.parametrize(("gamma", "n", "B1", "B2"), [(0.1, 5, 5, 2), (0.4, 6, 2, 3)])
-def test_noise_law_at_a_fixed_point(gamma: float, n: int, B1: int, B2: int) -> None:
-    still = np.zeros((240, n))
-    law = theory.expected_tracking_error(gamma, n, B1, value_noise=2.0, samples=B2)
-    assert law == pytest.approx(4.0 * gamma / (2 - gamma) / B2, rel=1e-12)
-    for correction in (0.0, msvr_correction(gamma, n, B1)):
-        assert simulate(gamma, n, B1, correction, still, 2.0, B2) == pytest.approx(law, rel=0.05)
+def test_laws_in_their_limits() -> None:
+    law = theory.expected_tracking_error
+    at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
+    assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
+    assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
+    assert theory.penalty_size(14, 2.0, 0.5) > 14 * 3 / 0.5
+    assert theory.penalty_size(14, 2.0, 0.5, margin=1e-9) == pytest.approx(84.0)
+    rough = replace(BASE, inner_smoothness=math.inf, inner_weak_convexity=1.0)
+    assert theory.alexr2_settings(rough, 0.1, 1.0).polish_steps is None
 
 
-@pytest.mark.parametrize("pattern", ["systematic", "alternating", "random", "mixed"])
-def test_moving_law_with_the_theory_correction(pattern: str) -> None:
-    gamma, n, B1, drift = 0.2, 10, 2, 0.3
-    signs = {
-        "systematic": np.ones((240, n)),
-        "alternating": np.where(np.arange(240) % 2, 1.0, -1.0)[:, None] * np.ones(n),
-        "random": np.random.default_rng(2).choice([-1.0, 1.0], size=(240, n)),
-        "mixed": np.ones((240, 1)) * np.where(np.arange(n) % 2, 1.0, -1.0),
-    }[pattern]
-    p, excess = B1 / n, (n - B1) / (B1 * (1 - gamma))
-    law = drift**2 * (p * excess**2 + 1 - p) / (p * (2 * gamma - gamma**2))
-    assert theory.expected_tracking_error(gamma, n, B1, drift=drift) == pytest.approx(
-        law, rel=1e-12
-    )
-    measured = simulate(gamma, n, B1, msvr_correction(gamma, n, B1), drift * signs)
-    assert measured == pytest.approx(law, rel=0.05)
+# ---------------------------------------------------------------------------------------- errors
+
+CURVED = replace(BASE, outer_weak_convexity=50.0)
+ROUGH = replace(BASE, inner_smoothness=math.inf)
 
 
-@pytest.mark.parametrize("systematic", [True, False])
-@pytest.mark.parametrize("choice", ["none", "auto"])
-def test_moving_law_with_other_corrections(systematic: bool, choice: str) -> None:
-    gamma, n, B1, drift, noise = 0.3, 6, 3, 0.3, 0.5
-    correction = 0.0 if choice == "none" else auto_correction(gamma, n, B1)
-    rng = np.random.default_rng(3)
-    signs = np.ones((240, n)) if systematic else rng.choice([-1.0, 1.0], size=(240, 1500, n))
-    law = theory.expected_tracking_error(
-        gamma, n, B1, correction=correction, drift=drift, systematic=systematic, value_noise=noise
-    )
-    measured = simulate(gamma, n, B1, correction, drift * signs, noise, runs=1500)
-    assert measured == pytest.approx(law, rel=0.05)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: replace(BASE, blocks=41), r"blocks=\.\.\.\)` must lie in \[1, 40\] but is: 41"),
+    (lambda: replace(BASE, samples=0), "samples.*at least 1"),
+    (lambda: replace(BASE, inner_lipschitz=0.0), "inner_lipschitz.*positive"),
+    (lambda: replace(BASE, value_noise=-1.0), "value_noise.*at least 0"),
+    (lambda: replace(BASE, inner_weak_convexity=-1.0), "inner_weak_convexity.*at least 0"),
+    (lambda: CURVED.outer_smoothness(0.02), r"smoothing.*below 1/outer_weak_convexity = 0.02"),
+    (lambda: theory.sonex_settings(BASE, 0.0, 1.0), r"sonex_settings\(eps=\.\.\.\).*positive"),
+    (lambda: theory.sonex_settings(BASE, 0.1, 1.0, smallest_scale=3, largest_scale=2),
+     r"sonex_settings\(smallest_scale=\.\.\.\).*\(0, 2\]"),
+    (lambda: theory.sonex_settings(CURVED, 0.1, 1.0),
+     r"eps.*below outer_lipschitz/outer_weak_convexity = 0.04"),
+    (lambda: theory.sonex_settings(ROUGH, 0.1, 1.0), "smooth inner functions"),
+    (lambda: theory.sonex_settings(BASE, 0.1, 1.0, initial_samples=0),
+     r"sonex_settings\(initial_samples=\.\.\.\).*at least 1"),
+    (lambda: theory.alexr2_settings(replace(BASE, outer_weak_convexity=0.1), 0.1, 1.0),
+     "convex outer functions"),
+    (lambda: theory.alexr2_settings(replace(BASE, inner_weak_convexity=0.0), 0.1, 1.0),
+     "positive finite inner_weak_convexity"),
+    (lambda: theory.alexr2_settings(ROUGH, 0.1, 1.0), "positive finite inner_weak_convexity"),
+    (lambda: theory.alexr2_settings(BASE, 0.1, 1.0, beta=0.6),
+     r"alexr2_settings\(beta=\.\.\.\).*\(0, 0.5\] but is: 0.6"),
+    (lambda: theory.dual_step(0.75, 8, 2),
+     r"theta.*above 1 - blocks/num_inner = 0.75 but is: 0.75"),
+    (lambda: theory.inner_step(0.9, 0.5, 2.0),
+     r"nu.*below theta/weak_convexity = 0.45 but is: 0.5"),
+    (lambda: theory.expected_tracking_error(1.0, 5, 4),
+     r"tracking_error\(gamma=\.\.\.\).*below its limit = 1"),
+    (lambda: theory.expected_tracking_error(0.5, 5, 6),
+     r"tracking_error\(blocks=\.\.\.\).*\[1, 5\]"),
+    (lambda: theory.expected_tracking_error(0.0, 5, 4),
+     r"tracking_error\(gamma=\.\.\.\).*\(0, 1\]"),
+    (lambda: theory.penalty_size(14, 2.0, 0.0), r"penalty_size\(delta=\.\.\.\).*positive"),
+])  # fmt: skip
+def test_settings_that_no_theorem_allows_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

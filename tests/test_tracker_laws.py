@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fcco
-from fcco.tracker.update import correction_weight
+from fcco import theory
 
 
 def steady_error(
@@ -48,39 +48,29 @@ MOTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("pattern", "p", "gamma"),
-    [("systematic", 0.2, 0.3), ("random", 0.5, 0.1), ("all at once", 0.2, 0.3)],
-)
-def test_theory_correction_has_the_same_error_for_every_direction_pattern(pattern, p, gamma):
+LAWS = [
+    ("theory", "systematic", 0.2, 0.3), ("theory", "random", 0.5, 0.1),
+    ("theory", "all at once", 0.2, 0.3), ("auto", "systematic", 0.5, 0.3),
+    ("auto", "random", 0.5, 0.3), ("auto", "random", 1.0, 0.2), (0.0, "systematic", 0.5, 0.16),
+    (0.0, "random", 0.5, 0.16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("correction", "pattern", "p", "gamma"), LAWS)
+def test_the_error_of_moving_values_is_that_of_the_law(correction, pattern, p, gamma):
     blocks = int(p * N)
-    tracker = fcco.msvr_tracker(N, gamma, "theory", dtype=torch.float64)
-    found = steady_error(tracker, blocks, MOTIONS[pattern], steps=700, burn_in=150)
-    gain = (1 - p) / (p * (1 - gamma))
-    law = DELTA**2 * (p * gain**2 + 1 - p) / (p * (2 * gamma - gamma**2))
-    assert found == pytest.approx(law, rel=0.05)
-
-
-def test_without_correction_drift_costs_gamma_to_minus_2_and_random_motion_minus_1():
-    p, gammas = 0.5, (0.04, 0.16)
-    for pattern, slope in (("systematic", -2), ("random", -1)):
-        found = []
-        for gamma in gammas:
-            keep = 1 - p * (2 * gamma - gamma**2)
-            lag = (1 - p * gamma) * DELTA / (p * gamma) if pattern == "systematic" else 0.0
-            law = keep * (DELTA**2 + 2 * lag * DELTA) / (1 - keep)
-            tracker = fcco.ema_tracker(N, gamma, dtype=torch.float64)
-            error = steady_error(tracker, int(p * N), MOTIONS[pattern], steps=900, burn_in=350)
-            assert error == pytest.approx(law, rel=0.05)
-            found.append(error)
-        measured = np.log(found[1] / found[0]) / np.log(gammas[1] / gammas[0])
-        assert measured == pytest.approx(slope, abs=0.2)
-
-
-def test_storm_correction_on_all_blocks_follows_motion_without_any_error():
-    tracker = fcco.msvr_tracker(N, 0.2, "auto", dtype=torch.float64)
-    assert correction_weight(tracker.correction, tracker.gamma, N, N) == pytest.approx(0.8)
-    assert steady_error(tracker, N, MOTIONS["random"], steps=30, burn_in=0) < 1e-24
+    tracker = fcco.msvr_tracker(N, gamma, correction, dtype=torch.float64)
+    weight = {"auto": (1 - gamma) * p, "theory": (1 - p) / (p * (1 - gamma)) + 1 - gamma}
+    law = theory.expected_tracking_error(
+        gamma, N, blocks, correction=weight.get(correction, correction), drift=DELTA,
+        systematic=pattern == "systematic",
+    )  # fmt: skip
+    found = steady_error(tracker, blocks, MOTIONS[pattern], steps=400, burn_in=150)
+    assert found == pytest.approx(law, rel=0.05, abs=1e-24)
+    if correction == "theory":  # the same for every pattern of directions
+        gain = (1 - p) / (p * (1 - gamma))
+        by_hand = DELTA**2 * (p * gain**2 + 1 - p) / (p * (2 * gamma - gamma**2))
+        assert law == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.parametrize(("gamma", "samples"), [(0.1, 1), (0.8, 2)])
@@ -96,7 +86,10 @@ def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples)
         tracker(noisy, ids, noisy)
         if step >= 40:
             errors.append((tracker.value.double() - 2).square().mean().item())
-    assert np.mean(errors) == pytest.approx(sigma**2 * gamma / (2 - gamma) / samples, rel=0.05)
+    law = sigma**2 * gamma / (2 - gamma) / samples
+    assert np.mean(errors) == pytest.approx(law, rel=0.05)
+    told = theory.expected_tracking_error(gamma, n, n, value_noise=sigma, samples=samples)
+    assert told == pytest.approx(law, rel=1e-12)
 
 
 def one_step_errors(correction, sign: float) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,66 +22,16 @@ def values(w: torch.Tensor, ids, offsets) -> torch.Tensor:
     return (torch.as_tensor(A[ids]) @ w).square() + torch.as_tensor(offsets)
 
 
-def build(correction: Any = "auto", lr: float = 0.05):
-    model = Point(np.array([0.8, -0.6]))
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    objective = fcco.sonex(
-        model,
-        optimizer,
-        fcco.Hinge(2.0),
-        4,
-        smoothing=3.0,
-        gamma=0.3,
-        correction=correction,
-    )
-    start = torch.as_tensor((A @ model.w.detach().numpy()) ** 2)
-    objective.term.tracker.set_values(None, start)
-    return model, optimizer, objective
-
-
 def split(ids, offsets, k):
     """k micro-batches that each hold samples of every block."""
     return [(ids[j::k], offsets[j::k]) for j in range(k)]
 
 
-def test_micro_batches_with_different_blocks_count_the_blocks_of_the_whole_step():
-    """Blocks {0, 1} then {2, 0}: B1 = 3 sets the theory weight; block 0 has three samples."""
-    tracker = fcco.msvr_tracker(4, 0.2, "theory", dtype=torch.float64)
-    tracker.wait_for_close()
-    old = np.array([1.0, 2.0, 3.0, 4.0])
-    tracker.set_values(None, torch.as_tensor(old))
-    first = tracker(torch.tensor([5.0, 6.0]), torch.tensor([0, 1]), torch.tensor([4.0, 7.0]))
-    second = tracker(
-        torch.tensor([8.0, 2.0, 2.0]), torch.tensor([2, 0, 0]), torch.tensor([9.0, 1.0, 4.0])
-    )
-    assert first.tolist() == [1.0, 2.0] and second.tolist() == [1.0, 3.0]
-    assert tracker.steps == 0
-    weight = 1 / (3 * 0.8) + 0.8
-    expected = old.copy()
-    for block, g, past in ((0, 9 / 3, 9 / 3), (1, 6.0, 7.0), (2, 8.0, 9.0)):
-        expected[block] = 0.8 * old[block] + 0.2 * g + weight * (g - past)
-    np.testing.assert_allclose(tracker.value[:, 0], expected, rtol=1e-14)
-    tracker.close()
-    tracker.close()
-    assert tracker.steps == 1
-    kept = tracker.value.clone()
-    tracker(torch.tensor([5.0]), torch.tensor([3]), torch.tensor([5.0]))
-    assert torch.equal(tracker.value[:3], kept[:3]), "a closed step is final"
-
-
-def test_a_first_visit_spread_over_micro_batches_starts_at_the_pooled_mean():
-    tracker = fcco.msvr_tracker(2, 0.2, 0.5, dtype=torch.float64)
-    tracker.wait_for_close()
-    tracker(torch.tensor([1.0, 2.0]), torch.tensor([1, 1]), torch.tensor([0.0, 0.0]))
-    read = tracker(torch.tensor([6.0]), torch.tensor([1]), torch.tensor([0.0]))
-    assert read.item() == tracker.value[1].item() == 3.0
-    assert tracker.seen.tolist() == [False, True]
-
-
 @pytest.mark.parametrize("log_space", [False, True])
 def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
+    """First visits too; the blocks of the whole step, not of a part, set the theory's weight."""
     rng = np.random.default_rng(0)
-    make = lambda: fcco.msvr_tracker(5, 0.3, 0.2, log_space=log_space, dtype=torch.float64)  # noqa: E731
+    make = lambda: fcco.msvr_tracker(5, 0.3, "theory", log_space=log_space, dtype=torch.float64)  # noqa: E731
     one, several = make(), make()
     several.wait_for_close()
     for _ in range(20):
@@ -101,7 +49,9 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
 
 def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
     def once(evaluate: bool):
-        model, optimizer, objective = build()
+        model = Point(np.array([0.8, -0.6]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        objective = fcco.sonex(model, optimizer, fcco.Hinge(2.0), 4, smoothing=3.0, gamma=0.3)
         rng = np.random.default_rng(3)
         for _ in range(4):
             for ids, offsets in split(*batch(rng), 2):
@@ -120,8 +70,7 @@ def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
     assert torch.equal(once(False), once(True))
 
 
-@pytest.mark.parametrize("correction", [0.0, 0.5])
-@pytest.mark.parametrize("at", ["average", "anchor"])
+@pytest.mark.parametrize("at, correction", [("average", 0.0), ("anchor", 0.5)])
 def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_alone(
     at, correction
 ):

@@ -69,17 +69,12 @@ def test_pure_updates_run_under_vmap_over_settings_and_over_tables(rule, hand):
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_gamma_one_gives_the_fresh_value_to_the_last_bit():
-    """Also when the old value is so large that a difference would swallow the fresh one."""
-    fresh = torch.tensor([[0.001], [-3e-5]])
+def test_values_that_have_no_weight_cost_no_digits():
+    """A difference with a far old or previous value would swallow the fresh one."""
+    fresh, far = torch.tensor([[0.001], [-3e-5]]), torch.tensor([[500.0], [500.0]])
     for rule, old in ((track, [[1e8], [-3e6]]), (log_track, [[500.0], [-500.0]])):
         _, after = rule(torch.tensor(old), torch.tensor([[True], [True]]), fresh, None, 1.0, 0.0)
         assert torch.equal(after, fresh), rule
-
-
-def test_zero_correction_leaves_a_far_previous_value_out():
-    fresh, far = torch.tensor([[0.001], [-3e-5]]), torch.tensor([[500.0], [500.0]])
-    for rule in (track, log_track):
         _, after = rule(fresh, None, fresh, far, 0.3, 0.0)
         np.testing.assert_allclose(after, fresh, rtol=0, atol=1e-6)
 
@@ -134,7 +129,7 @@ def test_log_space_equals_tracking_the_exponentials(correction):
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.9, 1.0, 0.0])
-@pytest.mark.parametrize("sequence", [(500, -500, 500), (-500, 500, -500), (-500, -499, 498)])
+@pytest.mark.parametrize("sequence", [(500, -500, 500), (-500, -499, 498)])
 def test_log_space_survives_values_whose_exponential_overflows(gamma, sequence):
     """float32 holds exp(88); the hand computation in float64 holds exp(709)."""
     correction = 1.0 if gamma == 0 else 0.0 if gamma == 1 else 0.5

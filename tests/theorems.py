@@ -5,19 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from fcco.theory import Constants
-
-
-def msvr_correction(gamma: float, n: int, B1: int) -> float:
-    """The theory's gamma', with which the drift of sampled and other blocks cancels."""
-    return (n - B1) / (B1 * (1 - gamma)) + 1 - gamma
-
-
-def auto_correction(gamma: float, n: int, B1: int) -> float:
-    """What trackers use by default, `correction="auto"`."""
-    return (1 - gamma) * B1 / n
 
 
 def sonex_bound(c: Constants, eps: float, gap: float, s: Any, low: float, high: float) -> float:
@@ -67,32 +55,3 @@ def check_inner_loop(c: Constants, lam: float, theta: float, rest: float, eps_: 
     jacobian = C_f**2 * c.jacobian_noise**2 / B2 + C_f**2 * C_g**2 / B1 + 4 * C_f**2 * C_g**2
     noise += jacobian / (1 / eta + 1 / nu)
     assert 2 * noise <= eps_ / 2 * tolerance
-
-
-def simulate(
-    gamma: float,
-    n: int,
-    B1: int,
-    correction: float,
-    steps: np.ndarray,
-    noise: float = 0.0,
-    B2: int = 1,
-    runs: int = 3000,
-) -> float:
-    """Mean of (u - g)^2 over the last quarter of the steps, from the update of u itself.
-
-    `steps` holds the motion of g: (time, n), or (time, runs, n) for a path of its own per run.
-    """
-    rng = np.random.default_rng(1)
-    u, g = np.zeros((runs, n)), np.zeros((runs, n))
-    rows, errors = np.arange(runs)[:, None], []
-    for t, step in enumerate(steps):
-        before, g = g, g + step
-        chosen = rng.random((runs, n)).argsort(axis=1)[:, :B1]
-        common = noise * rng.normal(size=(runs, B1, B2)).mean(2) if noise else 0.0
-        fresh, previous = g[rows, chosen] + common, before[rows, chosen] + common
-        old = u[rows, chosen]
-        u[rows, chosen] = (1 - gamma) * old + gamma * fresh + correction * (fresh - previous)
-        if t >= 3 * len(steps) // 4:
-            errors.append(((u - g) ** 2).mean())
-    return float(np.mean(errors))
