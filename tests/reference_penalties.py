@@ -103,21 +103,6 @@ def yang2025(
     return np.array(path), u, average
 
 
-def largest_slope(u: Array, width: float) -> Array:
-    """argmax_y <y, u> - width/2 |y|^2 over {y >= 0, sum y <= 1}, by bisection on the shift."""
-    if width == 0:
-        y = (u == u.max()).astype(float)
-        return y / y.sum() if u.max() > 0 else 0 * u
-    y = np.maximum(u, 0) / width
-    if y.sum() <= 1:
-        return y
-    low, high = 0.0, u.max()
-    for _ in range(200):
-        shift = (low + high) / 2
-        low, high = (shift, high) if np.maximum(u - shift, 0).sum() > width else (low, shift)
-    return np.maximum(u - (low + high) / 2, 0) / width
-
-
 def liu2025(
     problem: Quadratics,
     w: Array,
@@ -129,7 +114,6 @@ def liu2025(
     refresh_every: int,
     large: int,
     small: int,
-    aggregate: str,
     independent: bool,
     tolerance: Array,
     margin: float = 0.0,
@@ -148,12 +132,7 @@ def liu2025(
             g = problem.value(w, i, batch)[0]
             u[i] = g if refresh else u[i] + g - problem.value(w_prev, i, batch)[0]
         excess = u - tolerance + margin
-        if aggregate == "max":
-            y = beta * largest_slope(excess, width)
-        elif width == 0:
-            y = (beta / m) * (excess > 0)
-        else:
-            y = (beta / m) * np.clip(excess / width, 0, 1)
+        y = (beta / m) * (np.clip(excess / width, 0, 1) if width else excess > 0)
         G = w - problem.m
         for i, batch, other in sampled:
             G = G + y[i] * problem.jacobian(w, i, other if independent else batch)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import torch
 from method_cases import SETUPS, TRANSCRIPTIONS, Setup
 from method_problems import KINDS, GroupLosses, MethodProblem
 from problems import Point, decay
+from test_checkpoint import difference
 
 import fcco
 from fcco.methods import registry
@@ -27,11 +27,8 @@ CHOSEN = {
     "icppac": "S3", "squared-hinge": "S3", "recursive-hinge": "S3", "ooa": "S2", "alexr": "S1",
 }  # fmt: skip
 QUICK = [(name, CHOSEN.get(name, "smooth")) for name in TABLE.names()]
-# Each method is compared with its transcription anyway: a few of them for each problem.
-TRIED = [
-    cell for cell in QUICK
-    if cell[0] in ("sonex", "alexr2", "ooa", "ssg", "squared-hinge", "hinge", "msvr-sp")
-]  # fmt: skip
+# Each method is compared with its transcription anyway: one of them for each problem.
+TRIED = [cell for cell in QUICK if cell[0] in ("sonex", "alexr2", "ooa", "ssg")]
 SLOW = [pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in TRIED]
 
 
@@ -65,13 +62,9 @@ def advance(data: MethodProblem, model: Point, run: Setup, first: int, last: int
 def test_every_method_has_its_cases():
     assert set(TRANSCRIPTIONS) == set(TABLE.names()), "each method equals a transcription"
     assert set(SETUPS) == set(CELLS), "each cell of method x problem is run"
-
-
-@pytest.mark.parametrize("name", TABLE.names())
-def test_a_transcription_is_named_and_exists(name):
-    file, _, function = TRANSCRIPTIONS[name].partition("::")
-    tree = ast.parse((Path(__file__).parent / file).read_text())
-    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for name in TRANSCRIPTIONS.values():
+        file, _, function = name.partition("::")
+        assert f"\ndef {function}(" in (Path(__file__).parent / file).read_text(), name
 
 
 def test_registration_refuses_what_cannot_be_checked():
@@ -85,14 +78,6 @@ def test_registration_refuses_what_cannot_be_checked():
     with pytest.raises(ValueError, match=r"lacks \.\. math:: and Args: and References:"):
         registry.register(replace(known, name="new", recipe=lambda: None))
     assert "new" not in fcco.methods.table().names()
-
-
-def test_the_front_door_opens_every_constrained_method():
-    names = {m.name for m in TABLE if m.constraints}
-    model = Point(np.zeros(2))
-    with pytest.raises(ValueError, match="must be one of") as refusal:
-        fcco.constrained(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, "ooa")
-    assert all(f"'{name}'" in str(refusal.value) for name in names)
 
 
 # What the methods do.
@@ -126,10 +111,28 @@ def test_resumes_bitwise(name, problem, tmp_path):
     data2.generator.set_state(stream)
     advance(data2, model2, run2, 7, 16)
     assert torch.equal(model.w, model2.w)
-    first, second = run.objective.state_dict(), run2.objective.state_dict()
-    for key, value in first.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value, second[key]), key
+    assert difference(dict(run.objective.state_dict()), dict(run2.objective.state_dict())) == 0
+
+
+@pytest.mark.parametrize("name, problem", QUICK)
+def test_evaluations_and_bad_values_change_nothing(name, problem):
+    data, model, run = prepare(name, problem)
+    objective: Any = run.objective
+    advance(data, model, run, 0, 3)
+    before = copy.deepcopy(dict(objective.state_dict()))
+    batch = data.draw(model, every=True)
+    loss = objective.eval()(batch.inner, batch.index)
+    with torch.no_grad():
+        assert torch.equal(objective.train()(batch.inner, batch.index), loss)
+    assert torch.isfinite(loss)
+
+    def bad() -> Any:
+        inner = batch.inner()
+        return torch.nan * inner if isinstance(inner, torch.Tensor) else (inner[0], inner[1] / 0)
+
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        objective(bad, batch.index)
+    assert difference(before, dict(objective.state_dict())) == 0
 
 
 # Requirements.
@@ -144,15 +147,9 @@ def test_refuses_an_outer_function_without_the_declared_fact(name, fact):
     model = Point(np.zeros(3))
     version = {"version": name[-2:]} if name.startswith("msvr-v") else {}
     needed = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1} if name == "alexr2" else {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=fact):
-        fcco.methods.get(name).recipe(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            LACKING[fact],
-            3,
-            **version,
-            **needed,
-        )
+        fcco.methods.get(name).recipe(model, optimizer, LACKING[fact], 3, **version, **needed)
 
 
 ALL = TABLE.only(constraints="all").names()
@@ -162,16 +159,13 @@ ALL = TABLE.only(constraints="all").names()
 def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
     data, model, run = prepare(name, "S3")
     advance(data, model, run, 0, 3)
-    before = copy.deepcopy(run.objective.state_dict())
+    before = copy.deepcopy(dict(run.objective.state_dict()))
     with pytest.raises(ValueError, match="all"):
         options: dict[str, Any] = run.draw | {"every": False}
         batch = data.draw(model, **options)
         assert len(batch.index.unique()) < data.number
         run.objective(batch.inner, batch.index)
-    after = run.objective.state_dict()
-    for key, value in before.items():
-        same = torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else True
-        assert same, key
+    assert difference(before, dict(run.objective.state_dict())) == 0
 
 
 def markdown(head: Sequence[str], *rows: Sequence[str]) -> str:

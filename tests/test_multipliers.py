@@ -174,7 +174,7 @@ def test_the_rule_equals_its_transcription(blocks, equality):
 def end(lr: float = 0.05, blocks: int = M, copies: int = 1, scale=(1.0, 1.0), **settings) -> Any:
     limit = scale[1] * np.tile(LIMIT, copies)
     objective = objective_of(limit, M * copies, lr, **settings)
-    train(objective, Noisy(300, blocks), range(300), copies, scale)
+    train(objective, Noisy(200, blocks), range(200), copies, scale)
     return objective
 
 
@@ -296,7 +296,7 @@ def test_a_convex_problem_ends_feasible_at_its_multipliers():
     objective = objective_of(number={"one": 0.4, "two": 0.3}, lr=0.02)
     objective.keep_average(500)
     tail = []
-    for t in range(2000):
+    for t in range(1500):
         noise = torch.as_tensor(rng.normal(size=5) * 0.2)
 
         def function(noise=noise):
@@ -372,13 +372,6 @@ def test_equalities_are_met_from_both_sides():
     np.testing.assert_allclose(np.mean(tail, axis=0), [*goal, 0.0], atol=0.02)
     assert objective.multipliers()[0] < 0 < objective.multipliers()[1]
     assert (objective.violation() >= 0).all()
-
-
-@pytest.mark.parametrize("method", ["alexr", "alexr2"])
-def test_other_methods_without_settings(method):
-    objective = end(method=method)
-    assert isinstance(objective.term, MultiplierTerm) and objective.method == method
-    assert objective.term.multiplier.max() > 0.1
 
 
 def test_switching_waits_for_more_than_noise():

@@ -73,27 +73,6 @@ def test_gradient_is_transposed_jacobian_times_slope(name, smoothing):
     assert expected.norm() > 0.1
 
 
-def test_exact_values_and_no_memory_make_gradient_descent_on_the_smoothed_objective():
-    problem = ref.Quadratics()
-    data, w = TorchQuadratics(problem), np.linspace(0.5, 1.5, 4)
-    model, every = Point(w), np.arange(10)
-    objective = fcco.sonex(
-        model, sgd(model), fcco.Hinge(1.5), 6,
-        smoothing=LAM, gamma=1.0, correction=0.0, read="new",
-    )  # fmt: skip
-    blocks = torch.arange(6).repeat_interleave(10)
-    slope = ref.hinge_slope(1.5, LAM)
-    for _ in range(30):
-        take_step(
-            objective, lambda: data.values(model.w, blocks, torch.arange(10).repeat(6)), blocks
-        )
-        w = w - 0.1 * sum(
-            problem.jacobian(w, i, every).T @ slope(problem.value(w, i, every)) / 6
-            for i in range(6)
-        )
-        np.testing.assert_allclose(model.w.detach().numpy(), w, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("read, independent", [("old", False), ("new", False), ("new", True)])
 def test_bias_of_the_estimator(read, independent):
     """g(w; xi) = xi w has E J = 0: the target is 0, and the new u with one batch misses it."""

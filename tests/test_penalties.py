@@ -138,7 +138,7 @@ def test_recursive_hinge(width, independent, by_name):
     )  # fmt: skip
     expected, history = rival.liu2025(
         PROBLEM, START, STEPS, 0.02, beta=beta, width=width, refresh_every=q, large=8, small=2,
-        aggregate="each", independent=independent, tolerance=TOLERANCE, margin=0.05,
+        independent=independent, tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
 
     def draw(rng: np.random.Generator, step: int) -> list[tuple]:
@@ -187,7 +187,7 @@ def exact_run(objective: ConstrainedObjective, model: Point, steps: int) -> np.n
     return np.array(path)
 
 
-@pytest.mark.parametrize("rho", [30.0, 120.0, 480.0])
+@pytest.mark.parametrize("rho", [30.0, 480.0])
 def test_residual_infeasibility_of_the_squared_hinge(rho):
     """rho/m [w - b] = a - w at the end: w - b = nu*/(1 + rho/m), about m nu*/rho."""
     model = Point(np.zeros(M))
@@ -245,23 +245,6 @@ def sample_values(w: Tensor, rng: np.random.Generator, size: int) -> Callable[[]
         DATA.loss(w),
         DATA.values(w, blocks, samples.view(-1)).view(NUMBER, size).mean(1),
     )
-
-
-def test_a_full_refresh_has_no_error():
-    """S1 = all data: the error is 0 at multiples of q, and grows in between."""
-    model, rng = Point(START), np.random.default_rng(0)
-    objective = spider(model)
-    for step in range(40):
-        full = step % 10 == 0
-        assert objective.refresh_due == full
-        exact = full_values(model.w).detach()
-        inner = sample_values(model.w, rng, 2)
-        take_step(
-            objective, (lambda: (DATA.loss(model.w), full_values(model.w))) if full else inner
-        )
-        error = (objective.term.tracker.value.flatten() - exact).abs().max().item()
-        assert error == 0 if full else error > 0
-    assert error > 1e-3
 
 
 def test_without_a_refresh_the_error_is_a_random_walk():

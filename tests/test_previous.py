@@ -12,7 +12,6 @@ from previous_cases import X, moved, network, same, state
 from torch import nn
 
 import fcco
-from fcco.previous.swap import empty_copy, fits
 
 
 class Tied(nn.Module):
@@ -46,19 +45,6 @@ def test_everything_is_rerouted_and_everything_comes_back(build):
         assert model.first.weight is model.second.weight and model.alias is model.first
 
 
-def test_a_bare_parameter_and_one_outside_the_model_are_rerouted():
-    model, outside = network(), nn.Parameter(torch.ones(2, dtype=torch.float64))
-    bare = model[0].weight
-    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
-    previous = fcco.PreviousParameters(model, optimizer)
-    old_bare, old_outside = bare.detach().clone(), outside.detach().clone()
-    (model(X).sum() + outside.square().sum()).backward()
-    optimizer.step()
-    found = previous.evaluate(lambda: (bare * 1, outside * 1))
-    assert torch.equal(found[0], old_bare) and torch.equal(found[1], old_outside)
-    assert not torch.equal(bare, old_bare) and not torch.equal(outside, old_outside)
-
-
 def test_what_is_returned_stays_at_w_t_minus_1():
     """The parameter itself, views of it, and containers of these, also after another step."""
     model = network()
@@ -68,7 +54,7 @@ def test_what_is_returned_stays_at_w_t_minus_1():
         lambda: {"itself": weight, "views": (weight.view(-1), weight.detach(), weight[0])}
     )
     optimizer.step()
-    assert torch.equal(found["itself"], old)
+    assert torch.equal(found["itself"], old) and not torch.equal(weight, old)
     for view, expected in zip(found["views"], (old.view(-1), old, old[0]), strict=True):
         assert torch.equal(view, expected)
 
@@ -129,19 +115,6 @@ def test_buffers_reassigned_filled_or_added_in_forward_are_restored():
     assert set(model.child._buffers) == {"shared"}
 
 
-def test_batch_norm_statistics_change_in_the_normal_forward_only():
-    model = network(nn.BatchNorm1d(5))
-    previous, before, _ = moved(model)
-    now = state(model)
-    expected = before(X)
-    for _ in range(3):
-        assert torch.equal(previous.evaluate(lambda: model(X)), expected)
-    assert same(state(model), now) and model[2].num_batches_tracked == 2
-    model(X)
-    assert model[2].num_batches_tracked == 3
-    assert not torch.equal(model[2].running_mean, now["2.running_mean"])
-
-
 def test_an_exception_restores_parameters_buffers_and_the_random_stream():
     model = network(nn.BatchNorm1d(5), nn.Dropout(0.5))
     previous, *_ = moved(model)
@@ -181,11 +154,10 @@ def test_a_live_graph_at_w_t_survives_an_evaluation():
     assert torch.equal(*gradients)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling(backend):
+def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling():
     torch.compiler.reset()
     plain = network(nn.BatchNorm1d(5))
-    model: Any = torch.compile(plain, backend=backend, fullgraph=True)
+    model: Any = torch.compile(plain, backend="aot_eager", fullgraph=True)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
     previous = fcco.PreviousParameters(model, optimizer)
     for step in range(4):
@@ -258,24 +230,6 @@ def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
         one.pop(extra)["parameters"], other.pop(extra)["parameters"]
     )
     torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("after", [False, True])
-def test_a_checkpoint_does_not_know_where_the_copy_was(before, after):
-    whole = Trained(before).train(3).save()
-    ends = [Trained(offload, whole).train(3) for offload in (before, after)]
+    saved = kept.save()  # a checkpoint does not know where the copy was
+    ends = [Trained(offload, saved).train(3) for offload in (False, True)]
     assert same(state(ends[0].model), state(ends[1].model))
-    assert same(state(ends[1].model), state(Trained(False, whole).train(3).model))
-
-
-def test_a_copy_on_the_host_is_told_from_one_on_the_device():
-    """A device without memory stands for a GPU: where copies would be, not what is in them."""
-    there, here = torch.empty(2, 3, device="meta").T, torch.empty(3, 2)
-    for host, place in ((False, "meta"), (True, "cpu")):
-        made = empty_copy(there, host=host)
-        assert made.device.type == place and made.stride() == there.stride()
-        assert fits(made, there, host=host) and not fits(made, there, host=not host)
-    assert fits(here, there, host=True) and not fits(here.double(), there, host=True)
-    assert not fits(here[:2], there, host=True)
-    assert empty_copy(nn.Parameter(here), host=True).requires_grad is False

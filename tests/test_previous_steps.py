@@ -62,7 +62,7 @@ def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), c
         model, optimizer, fcco.Absolute(2.0), 3, smoothing=2.0, gamma=0.3, correction=correction
     )
     a = torch.tensor([[1.0, 0.2], [0.3, -1.0], [-0.6, 0.8]], dtype=torch.float64)
-    step = torch.compile(optimizer.step, backend="eager") if how == "compiled" else optimizer.step
+    step = optimizer.step
     generator = torch.Generator().manual_seed(0)
     for _ in range(12):
         noise = 0.1 * torch.randn(3, generator=generator, dtype=torch.float64)
@@ -87,8 +87,10 @@ def proximal(params):
     return fcco.ProximalPoint(torch.optim.SGD(params, lr=0.3), nu=0.5, eta=0.2, inner_steps=3)
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), proximal])
-@pytest.mark.parametrize("how", ["positional", "keyword"])
+@pytest.mark.parametrize(
+    "how, make",
+    [("positional", lambda p: torch.optim.SGD(p, 0.1, momentum=0.5)), ("keyword", proximal)],
+)
 def test_a_step_with_a_closure_equals_the_plain_loop(how, make):
     plain = trajectory("plain", make)
     assert torch.equal(trajectory(how, make), plain)
@@ -112,12 +114,6 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
         plain.step()
         last, others = previous.evaluate(lambda: (z.item(), other.item()))
         assert last == (z.item() if step % 3 == 0 else now) and others == step - 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
-def test_a_compiled_optimizer_step_still_takes_the_copy():
-    np.testing.assert_allclose(trajectory("compiled"), trajectory("plain"), rtol=0, atol=1e-12)
 
 
 def loaded(saved) -> dict:

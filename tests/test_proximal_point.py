@@ -152,7 +152,6 @@ def test_eta_follows_a_scheduler_and_groups_may_have_their_own_nu():
     ("settings", "message"),
     [
         ({"nu": 0.0}, r"`ProximalPoint\(nu=...\)` must be positive and finite but is: 0.0"),
-        ({"nu": np.inf}, r"nu=...\)` must be positive and finite"),
         ({"eta": -1.0}, r"`ProximalPoint\(eta=...\)` must be positive and finite but is: -1.0"),
         ({"inner_steps": 0}, r"`ProximalPoint\(inner_steps=...\)` must be at least 1 but is: 0"),
         ({"inner_steps": 2.5}, r"inner_steps=...\)` must be an integer but is: 2.5"),
@@ -181,28 +180,22 @@ def test_a_bad_outer_optimizer_or_schedule_of_rounds_is_refused():
 def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on_from_it():
     """Outer momentum included, which torch itself would share with the checkpoint."""
 
-    def build():
+    saved: Any = None
+    for _ in range(2):
         w = parameter()
         outer = torch.optim.SGD([w], lr=0.3, momentum=0.9)
-        return w, fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
-
-    def advance(w, optimizer):
+        optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        reference = copy.deepcopy(saved)
         for _ in range(5):
             set_gradient(w)
             optimizer.step()
-
-    w, optimizer = build()
-    advance(w, optimizer)
-    saved = copy.deepcopy(optimizer.state_dict())
-    reference = copy.deepcopy(saved)
-    other, fresh = build()
-    fresh.load_state_dict(saved)
-    advance(other, fresh)
-    assert str(saved) == str(reference)
-    assert str(fresh.state_dict()) != str(reference)
+        assert str(saved) == str(reference) != str(optimizer.state_dict())
+        saved = copy.deepcopy(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("steps", [0, 2, 3, 5])
 def test_anchored_shows_the_point_between_rounds_and_leaves_no_trace(steps: int):
     def run(look: bool) -> tuple[list[float], list[float]]:
         w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))

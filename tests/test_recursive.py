@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ class Task:
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.model: Any = Point(START) if model is None else model
-        self.calls = 0
+        self.calls, self.rows = 0, ROWS
         self.random = torch.Generator().manual_seed(0)
 
     def batch(self, blocks: int = 4, per_block: int = 2) -> Tensor:
@@ -40,7 +39,7 @@ class Task:
         return torch.stack([chosen.repeat_interleave(per_block), torch.cat(samples)], dim=1)
 
     def inner(self, pairs: Tensor, with_g0: bool = True) -> Callable[[], Any]:
-        rows = ROWS[pairs[:, 0], pairs[:, 1]]
+        rows = self.rows[pairs[:, 0], pairs[:, 1]]
 
         def function() -> Any:
             self.calls += 1
@@ -128,32 +127,6 @@ def test_a_skipped_step_leaves_z_alone_and_its_batch_is_pooled():
         assert difference(storm.estimate.get_extra_state(), before) == 0
         ends.append(go(task, storm, 5))
     assert torch.equal(*ends)
-
-
-def test_a_fused_optimizer_under_a_grad_scaler_is_refused():
-    task = Task()
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1, fused=True)
-    storm, scaler = task.storm(optimizer=optimizer), torch.amp.GradScaler("cpu", init_scale=2.0)
-    pairs = task.batch()
-    scaler.scale(storm(task.inner(pairs), pairs[:, 0])).backward()
-    with pytest.raises(RuntimeError, match="use `fused=False`"):
-        scaler.step(optimizer)
-    assert not storm.previous.ready and len(storm.estimate) == 0
-
-
-def test_an_optimizer_that_asks_for_several_gradients_is_refused():
-    task = Task()
-    storm = task.storm(optimizer=torch.optim.LBFGS(task.model.parameters(), lr=0.1))
-    pairs = task.batch()
-
-    def closure() -> Tensor:
-        storm.optimizer.zero_grad()
-        loss = storm(task.inner(pairs), pairs[:, 0])
-        loss.backward()
-        return loss
-
-    with pytest.raises(RuntimeError, match="LBFGS calls its closure more than once"):
-        storm.optimizer.step(closure)
 
 
 # Parameters.
@@ -264,15 +237,6 @@ def test_parameters_that_are_unused_frozen_or_added_late():
     assert torch.equal(storm.estimate.tensors[model.extra], plain)
 
 
-def test_sparse_gradients_are_refused():
-    model = nn.Embedding(6, 1, sparse=True).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    storm = msvr(model, optimizer, SMOOTH, 6, version="v2", beta=0.1)
-    storm(lambda: model(torch.arange(6)).squeeze(1)).backward()
-    with pytest.raises(TypeError, match="needs dense gradients"):
-        optimizer.step()
-
-
 # The same samples with the same randomness at both points.
 
 
@@ -364,8 +328,6 @@ def variants(form: str, version: str) -> Tensor:
                 return {names[k]: values[k] for k in order}
             if form == "measured":
                 return fcco.Measured(values.detach(), values)
-            if form == "column":
-                return values.unsqueeze(1)
             return values
 
         return inner
@@ -381,7 +343,7 @@ def variants(form: str, version: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "form, version", [("names", "v2"), ("measured", "v3"), ("column", "v2"), ("two terms", "v3")]
+    "form, version", [("names", "v2"), ("measured", "v3"), ("two terms", "v3")]
 )
 def test_every_form_of_values_gives_the_same(form, version):
     near(variants(form, version), variants("plain", version))
@@ -417,45 +379,56 @@ def test_a_term_that_is_missing_in_a_batch():
         near(model.w.detach(), w[1])
 
 
-def test_evaluation_changes_nothing():
-    task = Task()
-    storm = task.storm("v3")
-    go(task, storm, 3)
-    before, pairs = copy.deepcopy(storm.state_dict()), task.batch()
-    storm.eval()
-    loss = storm(task.inner(pairs), pairs[:, 0])
-    storm.train()
-    with torch.no_grad():
-        assert torch.equal(storm(task.inner(pairs), pairs[:, 0]), loss)
-    assert difference(dict(before), dict(storm.state_dict())) == 0
-
-
-def test_a_bad_value_changes_nothing():
-    task = Task()
-    storm = task.storm("v3")
-    go(task, storm, 3)
-    before, pairs = copy.deepcopy(storm.state_dict()), task.batch()
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        storm(lambda: torch.nan * task.inner(pairs, False)(), pairs[:, 0])
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        storm.snapshot((lambda f=f: torch.nan * f()[1], i) for f, i in task.everything())
-    assert difference(dict(before), dict(storm.state_dict())) == 0
-
-
 # Refusals.
 
 
-def test_a_checkpoint_of_another_model_is_refused():
+def test_optimizers_that_cannot_be_stepped_are_refused():
+    model = Point(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = lambda o: fcco.sonex(model, o, SMOOTH, 3, smoothing=0.0)  # noqa: E731
+    proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.1, inner_steps=2)
+    with pytest.raises(ValueError, match="cannot step a ProximalPoint"):
+        RecursiveGradient(plain(proximal), 0.1)
+    first = RecursiveGradient(plain(optimizer), 0.1)
+    with pytest.raises(ValueError, match="belongs to another one"):
+        RecursiveGradient(plain(optimizer), 0.1)
+    first.detach_hooks()
+    RecursiveGradient(plain(optimizer), 0.1)
+    task = Task(Parts())
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in task.model.parameters()]
+    with pytest.raises(ValueError, match="needs a single optimizer"):
+        task.storm(optimizer=optimizers, normalized=True)
+
+
+def test_steps_that_would_spoil_the_estimate_are_refused():
+    """Fused under a scaler, several gradients in a step, sparse gradients."""
     task = Task()
-    storm = task.storm()
-    go(task, storm, 2)
-    other = Task(Point([1.0, 2.0]))
-    again = other.storm()
-    again.estimate.load_state_dict(storm.estimate.state_dict())
-    with pytest.raises(
-        ValueError, match=r"GradientEstimate.load_state_dict`: parameter 0 has shap"
-    ):
-        again(other.inner(task.batch()), None)
+    pairs, scaler = task.batch(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    fused = torch.optim.SGD(task.model.parameters(), lr=0.1, fused=True)
+    storm = task.storm(optimizer=fused)
+    scaler.scale(storm(task.inner(pairs), pairs[:, 0])).backward()
+    with pytest.raises(RuntimeError, match="use `fused=False`"):
+        scaler.step(fused)
+    assert not storm.previous.ready and len(storm.estimate) == 0
+
+    lbfgs = torch.optim.LBFGS(task.model.parameters(), lr=0.1)
+    storm = task.storm(optimizer=lbfgs)
+
+    def closure() -> Tensor:
+        lbfgs.zero_grad()
+        loss = storm(task.inner(pairs), pairs[:, 0])
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="LBFGS calls its closure more than once"):
+        lbfgs.step(closure)
+
+    model = nn.Embedding(6, 1, sparse=True).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    storm = msvr(model, optimizer, SMOOTH, 6, version="v2", beta=0.1)
+    storm(lambda: model(torch.arange(6)).squeeze(1)).backward()
+    with pytest.raises(TypeError, match="needs dense gradients"):
+        optimizer.step()
 
 
 def test_objectives_with_state_of_their_own_are_refused():
@@ -464,45 +437,12 @@ def test_objectives_with_state_of_their_own_are_refused():
     dro = fcco.CVaRGroupDRO(model, optimizer, 3, ratio=0.5)
     with pytest.raises(TypeError, match=r"is a CVaRTerm with state .*`\(s, losses - s\)`"):
         RecursiveGradient(dro, 0.1)
-    rule = lambda old, seen, fresh, previous, gamma, correction: (old, fresh)  # noqa: E731
-    tracker = fcco.InnerTracker(3, rule=rule, dtype=torch.float64)
-    objective = fcco.Compositional(model, optimizer, fcco.CoupledTerm(SMOOTH, tracker))
-    with pytest.raises(TypeError, match="an update of its own"):
-        RecursiveGradient(objective, 0.1)
-
-
-@pytest.mark.slow
-def test_cvar_with_its_threshold_in_the_model():
-    """What the error message above recommends: the minimum of CVaR is found."""
-    model = Point([0.0, 0.0])  # w and s
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    objective = fcco.sonex(
-        model, optimizer, fcco.CVaRHinge(0.5), 4, smoothing=0.01, gamma=1.0, correction=0.0
-    )
-    storm, c = RecursiveGradient(objective, 0.5), torch.tensor([-1.0, 0.0, 1.0, 3.0]).double()
-    for _ in range(1500):
-        storm(lambda: (model.w[1], (model.w[0] - c).square() - model.w[1])).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    # The two largest of (w - c)^2 are those of c = -1 and 3, whose mean is least at w = 1.
-    assert model.w[0].item() == pytest.approx(1.0, abs=0.01)
-
-
-def test_optimizers_that_cannot_be_stepped_are_refused():
-    model = Point(START)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.1, inner_steps=2)
-    with pytest.raises(ValueError, match="cannot step a ProximalPoint"):
-        RecursiveGradient(fcco.sonex(model, proximal, SMOOTH, 3, smoothing=0.0), 0.1)
-    first = RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
-    with pytest.raises(ValueError, match="belongs to another one"):
-        RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
-    first.detach_hooks()
-    RecursiveGradient(fcco.sonex(model, optimizer, SMOOTH, 3, smoothing=0.0), 0.1)
-    task = Task(Parts())
-    optimizers = [torch.optim.SGD([p], lr=0.1) for p in task.model.parameters()]
-    with pytest.raises(ValueError, match="needs a single optimizer"):
-        task.storm(optimizer=optimizers, normalized=True)
+    single = msvr(model, optimizer, SMOOTH, 3, single_point=True)
+    measured = lambda: fcco.Measured(model.w.detach(), model.w)  # noqa: E731
+    single(measured).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="have no gradient"):
+        single(measured)
 
 
 def test_snapshots_must_be_taken_and_complete():
@@ -518,78 +458,32 @@ def test_snapshots_must_be_taken_and_complete():
     assert storm.snapshot_due and storm.anchor.age == 7
     with pytest.raises(RuntimeError, match="a snapshot is due"):
         storm(task.inner(pairs), pairs[:, 0])
+    before = copy.deepcopy(dict(storm.state_dict()))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        storm.snapshot((lambda f=f: torch.nan * f()[1], i) for f, i in task.everything())
+    assert difference(before, dict(storm.state_dict())) == 0
     plain = Task()
     with pytest.raises(ValueError, match=r"needs `RecursiveGradient\(snapshot_every=...\)`"):
         plain.storm("v2").snapshot(plain.everything())
 
 
-def test_a_single_point_needs_values_with_a_gradient():
-    model = Point(START)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    objective = msvr(model, optimizer, SMOOTH, 3, single_point=True)
-    measured = lambda: fcco.Measured(model.w.detach(), model.w)  # noqa: E731
-    objective(measured).backward()
-    optimizer.step()
-    with pytest.raises(ValueError, match="have no gradient"):
-        objective(measured)
-
-
 # A GPU.
 
 
-def on_device(device: str, kind: str) -> Tensor:
-    """Twelve steps of a network without dropout; resumed from a file on the way."""
-    settings: dict[str, dict[str, Any]] = {
-        "v2": {"version": "v2", "beta": 0.2},
-        "v3": {"version": "v3", "beta": 0.2, "period": 5},
-        "single point": {"single_point": True},
-    }
-
-    def build() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        torch.manual_seed(0)
-        layers = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)
-        model = nn.Sequential(*layers).double().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        options = settings[kind]
-        return model, optimizer, msvr(model, optimizer, SMOOTH, 6, gamma=0.2, **options)
-
-    model, optimizer, storm = build()
-    pairs, random = torch.cartesian_prod(torch.arange(6), torch.arange(5)), torch.Generator()
-    random.manual_seed(1)
-
-    def told(some: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
-        rows = ROWS[some[:, 0], some[:, 1]].to(device)
-        return lambda: model(rows).squeeze(1).square(), some[:, 0]
-
-    for step in range(12):
-        if getattr(storm, "snapshot_due", False):
-            storm.snapshot([told(pairs)])
-        if step == 7:
-            kept = [each.state_dict() for each in (model, optimizer, storm)]
-            torch.save(kept, file := io.BytesIO())
-            model, optimizer, storm = build()
-            saved = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
-            for each, state in zip((model, optimizer, storm), saved, strict=True):
-                each.load_state_dict(state)
-        inner, index = told(pairs[torch.randperm(30, generator=random)[:12]])
-        storm(inner, index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
-
-
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_training_on_the_gpu_equals_training_on_the_cpu(version):
+    ends = []
+    for device in ("cpu", "cuda"):
+        task = Task(Point(START).to(device))
+        task.rows = ROWS.to(device)
+        ends.append(go(task, task.storm(version), 12).cpu())
+    near(*ends, 1e-9)
 
 
 @pytest.mark.gpu
-@gpu
-@pytest.mark.parametrize("kind", ["v2", "v3", "single point"])
-def test_training_on_the_gpu_equals_training_on_the_cpu(kind):
-    near(on_device("cuda", kind), on_device("cpu", kind), 1e-9)
-
-
-@pytest.mark.gpu
-@gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_float16_with_a_grad_scaler_on_the_gpu():
     """Same masks at both points: z rests (beta = 0, w at rest), up to float16's rounding."""
     model = network().cuda()

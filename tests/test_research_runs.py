@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from research.fairness_frontier import Point, compared
-from research.group_dro_samples import compare, met, samples_to_reach
+from research.group_dro_samples import compare, samples_to_reach
 
 
 def point(name, val, test, spread=0.0):
@@ -72,23 +72,6 @@ def test_samples_by_hand():
     # A longer run takes the place of the short one: from 0.8 at 200 to 0.2 at 400.
     longer = compare(RUNS, lines(sonx=[[(0, 1.0), (200, 0.8), (400, 0.2)]]))["baselines"]
     assert longer[0]["needs"] == pytest.approx((200 + 400 / 3) / 200)
-
-
-@pytest.mark.parametrize(
-    ("needs", "more_than", "expected"),
-    [
-        ([1.5, 2.0], [None, None], True),
-        ([None, 1.4], [9.0, None], False),
-        ([None, 2.0], [1.5, None], True),
-        ([None, 2.0], [1.0, None], None),  # not there, but it had no more samples
-        ([], [], None),
-    ],
-)
-def test_the_goal(needs: Any, more_than: Any, expected: bool | None) -> None:
-    pairs = zip(("sonx", "ooa"), needs, more_than, strict=False)
-    rows = [{"word": word, "needs": own, "more_than": more} for word, own, more in pairs]
-    quick = {"word": "erm", "needs": 0.1, "more_than": None}  # no rival of the goal
-    assert met([*rows, quick]) is expected
 
 
 def test_samples_to_reach_a_value_by_hand():

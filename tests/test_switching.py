@@ -56,8 +56,11 @@ def follow(objective: Any, model: Point, samples: list[tuple[int, int]]) -> np.n
 # The transcription.
 
 
-@pytest.mark.parametrize("samples", [ONE, TWO], ids=["shared", "independent"])
-@pytest.mark.parametrize("kind", ["constant", "decreasing", "polyak", "two"])
+@pytest.mark.parametrize(
+    "kind, samples",
+    [("constant", TWO), ("decreasing", ONE), ("polyak", ONE), ("polyak", TWO), ("two", TWO)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_equals_the_transcription(kind, samples):
     eps: Any = lambda t: 0.05  # noqa: E731
     eta = eta_g = lambda t: 0.05
@@ -198,9 +201,7 @@ def test_an_evaluation_changes_nothing():
     inner = lambda: (3 * model.w.sum(), model.w - 2)  # noqa: E731
     take_step(objective, inner)
     saved = copy.deepcopy(objective.state_dict())
-    objective.eval()
-    assert objective(inner).item() == pytest.approx(3 * model.w.item())
-    assert objective(lambda: (model.w.sum(), model.w)).item() == model.w.item()
+    assert objective.eval()(inner).item() == pytest.approx(3 * model.w.item())
     assert str(objective.state_dict()) == str(saved)
     with pytest.raises(RuntimeError, match="does not know which branch"):
         objective.optimizer.step()  # type: ignore[union-attr]
@@ -327,8 +328,6 @@ def test_one_optimizer_that_keeps_state_is_refused(make):
     ({"threshold": -0.1}, "Switching(threshold=...)` must be at least 0"),
     ({"burn_in": -1}, "Switching(burn_in=...)` must be at least 0"),
     ({"burn_in": 0.5}, "must be an integer"),
-    ({"constraints": "gap"}, "`Switching(constraints=...)` must be a number or a list"),
-    ({"tolerance": [0.0, 1.0]}, "`Switching(tolerance=...)` must be one number or 3"),
     ({"constraint_optimizer": "adam"}, "must be one of 'polyak'"),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(options, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
-from problems import Point, TorchQuadratics, entries
+from problems import Point, TorchQuadratics, entries, take_step
 
 import fcco
 
@@ -37,6 +37,21 @@ def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: b
     return inner, blocks
 
 
+def follow(
+    objective, model: Point, problem, path, with_g0: bool, independent: bool = False, steps: int = 1
+) -> None:
+    """Step an objective along the batches of a transcription and compare every iterate."""
+    data, rng = TorchQuadratics(problem), np.random.default_rng(1)
+    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
+    for expected in path:
+        for _ in range(steps):
+            sampled = problem.draw(rng, 3, 2)
+            inner, blocks = closure(data, model, sampled, 1, with_g0)
+            other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
+            take_step(objective, inner, blocks, gradient=other)
+        np.testing.assert_allclose(model.w.detach().numpy(), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("correction", "read", "independent", "kind", "with_g0", "dim"),
     [  # every pair of values occurs
@@ -52,7 +67,7 @@ def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: b
 )
 def test_sonex(correction, read, independent, kind, with_g0, dim):
     problem = ref.Quadratics(dim=dim)
-    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
+    start = np.linspace(0.5, 1.5, problem.size)
     outer, slope = outer_and_slope(dim)
     model = Point(start)
     lr = 0.003 if correction == "theory" else 0.02
@@ -65,30 +80,10 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
         "theory": 3 / (3 * (1 - GAMMA)) + 1 - GAMMA,
     }
     path, u = ref.sonex(
-        problem,
-        start,
-        100,
-        slope,
-        update,
-        gamma=GAMMA,
-        correction=weight.get(correction, correction),  # type: ignore[arg-type]
-        read=read,
-        independent=independent,
-        with_g0=with_g0,
-    )
-    rng = np.random.default_rng(1)
-    ours = []
-    for _ in range(100):
-        sampled = problem.draw(rng, 3, 2)
-        inner, blocks = closure(data, model, sampled, 1, with_g0)
-        other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
-        loss = objective(inner, blocks, gradient=other)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ours.append(model.w.detach().numpy().copy())
-    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    np.testing.assert_allclose(np.array(ours), path, rtol=0, atol=1e-12)
+        problem, start, 100, slope, update, gamma=GAMMA, read=read, independent=independent,
+        correction=weight.get(correction, correction), with_g0=with_g0,  # type: ignore[arg-type]
+    )  # fmt: skip
+    follow(objective, model, problem, path, with_g0, independent)
     np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
 
 
@@ -104,68 +99,22 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
 )
 def test_alexr2(dual, dim, independent, kind, with_g0):
     problem = ref.Quadratics(dim=dim)
-    data, start = TorchQuadratics(problem), np.linspace(0.5, 1.5, problem.size)
+    start = np.linspace(0.5, 1.5, problem.size)
     outer, slope = outer_and_slope(dim)
     model = Point(start)
     outer_optimizer, update = optimizers(kind, model.parameters(), 0.05)
     dual_step, theta, nu, eta, rounds, inner_steps = 0.5, 0.6, 0.3, 0.1, 40, 5
     objective = fcco.alexr2(
-        model,
-        outer_optimizer,
-        outer,
-        6,
-        smoothing=LAM,
-        nu=nu,
-        eta=eta,
-        inner_steps=inner_steps,
-        gamma=dual_step / (1 + dual_step),
-        theta=theta,
-        dual=dual,
-    )
+        model, outer_optimizer, outer, 6, smoothing=LAM, nu=nu, eta=eta, inner_steps=inner_steps,
+        gamma=dual_step / (1 + dual_step), theta=theta, dual=dual,
+    )  # fmt: skip
     path, u = ref.alexr2(
-        problem,
-        start,
-        rounds,
-        inner_steps,
-        slope,
-        update,
-        dual_step=dual_step,
-        theta=theta,
-        nu=nu,
-        eta=eta,
-        independent=independent,
-        with_g0=with_g0,
+        problem, start, rounds, inner_steps, slope, update, dual_step=dual_step, theta=theta,
+        nu=nu, eta=eta, independent=independent, with_g0=with_g0,
         box=(0.0, RHO, LAM) if dual == "y" else None,
-    )
-    rng = np.random.default_rng(1)
-    optimizer = objective.optimizer
-    assert isinstance(optimizer, fcco.ProximalPoint)
-    ours = []
-    for _ in range(rounds):
-        for _ in range(inner_steps):
-            sampled = problem.draw(rng, 3, 2)
-            inner, blocks = closure(data, model, sampled, 1, with_g0)
-            other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
-            objective(inner, blocks, gradient=other).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        ours.append(model.w.detach().numpy().copy())
-    assert optimizer.round == rounds
-    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
-    np.testing.assert_allclose(np.array(ours), path, rtol=0, atol=1e-12)
+    )  # fmt: skip
+    follow(objective, model, problem, path, with_g0, independent, inner_steps)
     np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)
-
-
-def follow(objective, model: Point, problem, path, with_g0: bool) -> None:
-    """Step an objective along the batches of a transcription and compare every iterate."""
-    data, rng = TorchQuadratics(problem), np.random.default_rng(1)
-    for expected in path:
-        inner, blocks = closure(data, model, problem.draw(rng, 3, 2), 1, with_g0)
-        objective(inner, blocks).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-        np.testing.assert_allclose(model.w.detach().numpy(), expected, rtol=0, atol=1e-12)
-    assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
 
 
 @pytest.mark.parametrize(

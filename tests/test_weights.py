@@ -61,7 +61,7 @@ def test_kl_projection_equals_the_sorted_rule_and_meets_its_optimality_condition
         assert factors[~free].max(initial=0) <= factors[free].min() * (1 + 1e-10)
 
 
-@pytest.mark.parametrize("cap", [1.0, 0.5, 0.3, 0.21])
+@pytest.mark.parametrize("cap", [1.0, 0.3])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_mirror_ascent_maximises_what_it_says(geometry, cap):
     """max <p, l> - D(p, p_old) / eta over Omega, by cvxpy."""
@@ -186,9 +186,10 @@ def test_equals_the_transcription(geometry, scaling, ratio, kind):
     assert_in_simplex(tensor(ours[1]), cap)
 
 
-@pytest.mark.parametrize("scaling", ["unbiased", "batch"])
-@pytest.mark.parametrize("adjustment", [2.0, [0.5, 0.0, 1.0, 2.0, 0.0, 3.0]])
-def test_the_adjustment_enters_the_weights_only(adjustment, scaling):
+@pytest.mark.parametrize(
+    "scaling, adjustment", [("unbiased", [0.5, 0.0, 1.0, 2.0, 0.0, 3.0]), ("batch", 2.0)]
+)
+def test_the_adjustment_enters_the_weights_only(scaling, adjustment):
     problem, sizes = ref.Quadratics(), [100, 4, 50, 9, 16, 25]
     bonus = np.array(adjustment) / np.sqrt(sizes)
     common: dict[str, Any] = {"step": 0.05, "scaling": scaling}
@@ -202,24 +203,6 @@ def test_the_adjustment_enters_the_weights_only(adjustment, scaling):
 
 
 # Reductions and invariants.
-
-
-def test_plain_group_dro_in_its_own_words():
-    """q_g <- q_g exp(eta l_g), normalise, loss = sum_g q_g l_g: the released code's loop."""
-    model, q = Point([0.3, -1.0, 2.0]), np.full(3, 1 / 3)
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2,
-                    scaling="batch")  # fmt: skip
-    w = model.w.detach().numpy().copy()
-    for present in ([0, 1, 2], [1], [0, 2], [2, 1]) * 5:
-        losses = np.zeros(3)
-        losses[present] = w[present] ** 2
-        q = q * np.exp(0.2 * losses)
-        q /= q.sum()
-        loss = take_step(objective, lambda i=present: model.w[i].square(), torch.tensor(present))
-        assert loss == pytest.approx(q @ losses, abs=1e-14)
-        w[present] -= 0.1 * q[present] * 2 * w[present]
-        np.testing.assert_allclose(model.w.detach(), w, atol=1e-14)
-        np.testing.assert_allclose(objective.group_weights(), q, atol=1e-14)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -295,8 +278,9 @@ def accumulating(scaler: bool, parts: int, geometry: Any = "kl") -> OnlineGroupD
     return objective
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize(("scaler", "parts"), [(False, 2), (False, 3), (True, 2)])
+@pytest.mark.parametrize(
+    ("scaler", "parts", "geometry"), [(False, 3, "kl"), (True, 2, "kl"), (False, 2, "euclidean")]
+)
 def test_the_weights_move_once_per_optimizer_step(scaler, parts, geometry):
     whole = accumulating(False, 1, geometry)
     objective = accumulating(scaler, parts, geometry)
@@ -305,54 +289,9 @@ def test_the_weights_move_once_per_optimizer_step(scaler, parts, geometry):
     assert (whole.group_weights() - 1 / 6).abs().max() > 0.05
 
 
-def test_the_gradient_of_a_batch_uses_the_weights_moved_so_far():
-    model = Point([1.0, 2.0, 3.0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = ooa(model, optimizer, 3, step=0.2)
-    start = np.full(3, 1 / 3)
-    for index, pooled in [([0, 1], [1.5, 3.0, 0.0]), ([2], [1.0, 2.0, 3.0])]:
-        model.w.grad = None
-        loss = objective(lambda i=index: model.w[i], torch.tensor(index))
-        loss.backward()
-        p = dual.kl_capped(start * np.exp(0.2 * np.array(pooled)), 1.0)
-        expected = np.zeros(3)
-        expected[index] = 3 / len(index) * p[index]
-        np.testing.assert_allclose(model.w.grad, expected, atol=1e-14)  # type: ignore[arg-type]
-        assert loss.item() == pytest.approx(expected @ [1.0, 2.0, 3.0])
-        assert objective.term.weights.tolist() == start.tolist(), "final when the step ends"
-    optimizer.step()
-    np.testing.assert_allclose(objective.term.weights, p, atol=1e-14)
-    model.w.sum().backward()
-    optimizer.step()
-    np.testing.assert_allclose(objective.term.weights, p, atol=1e-14)
-
-
-def test_evaluation_changes_nothing():
-    model = Point([1.0, 2.0, 3.0])
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2)
-    take_step(objective, lambda: model.w.square())
-    state = copy.deepcopy(objective.state_dict())
-    weights = objective.group_weights()
-    objective.eval()
-    loss = objective(lambda: model.w.square(), torch.arange(3))
-    assert loss.item() == pytest.approx((weights @ model.w.square()).item())
-    objective.train()
-    with torch.no_grad():
-        objective(lambda: model.w.square())
-    assert torch.equal(objective.group_weights(), weights)
-    assert all(torch.equal(v, state[k]) for k, v in objective.state_dict().items()
-               if isinstance(v, torch.Tensor))  # fmt: skip
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_bad_loss_is_refused_before_the_weights_move(bad):
+def test_a_bad_loss_that_is_skipped_moves_no_weight(bad):
     model = Point([1.0, 2.0, 3.0])
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=0.2)
-    take_step(objective, lambda: model.w.square())
-    before = objective.group_weights()
-    with pytest.raises(ValueError, match=r"NaN or infinite.*blocks \[1\]"):
-        objective(lambda: model.w * tensor([1.0, bad, 1.0]))
-    assert torch.equal(objective.group_weights(), before)
     skipping = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, on_nonfinite="skip")
     take_step(skipping, lambda: model.w + bad)
     assert skipping.group_weights().tolist() == [1 / 3] * 3, "no group, no move"
@@ -401,8 +340,7 @@ def test_logistic_regression_ends_within_two_percent_of_cvxpy(geometry):
         decay(optimizer, (1 - step / steps) ** 1.5)
         index = torch.as_tensor(sampler.draw())
         take_step(objective, lambda i=index: problem.batch(model.w, i), problem.group[index])
-    _, best = problem.solve()
-    _, average = problem.solve(average=True)
+    (_, best), (_, average) = problem.solve(), problem.solve(average=True)
     gap = problem.value(model.w.detach().numpy()) / best - 1
     assert 0 <= gap < 0.02 < average / best - 1
 
