@@ -43,7 +43,7 @@ class Quadratics:
         a, c = self.a[i, batch], self.c[i, batch]
         return ((a @ w)[..., None] * a + c).mean(0)
 
-    def draw(self, rng: np.random.Generator, blocks: int, per_block: int) -> list[tuple]:
+    def draw(self, rng: np.random.Generator, blocks: int = 3, per_block: int = 2) -> list[tuple]:
         """(i, B_i, B~_i) for each sampled block, without replacement."""
         chosen = rng.choice(self.num_inner, blocks, replace=False)
         pick = lambda: rng.choice(self.samples, per_block, replace=False)  # noqa: E731
@@ -114,28 +114,32 @@ def sonex(
     correction: float,
     read: str = "old",
     independent: bool = False,
+    single_point: bool = False,
     with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array]:
-    """Algorithm 1 with lazy initialisation; returns the iterates and the final u."""
-    rng = np.random.default_rng(seed)
+    """Algorithm 1 with lazy initialisation; returns the iterates and the final u.
+
+    `single_point` puts J(w) (w - w_prev) in the place of g(w) - g(w_prev).
+    """
+    rng = np.random.default_rng(1)
     w, w_prev = w0.copy(), w0.copy()
     u = np.zeros((problem.num_inner, problem.dim))
     seen = np.zeros(problem.num_inner, dtype=bool)
     path = []
     for _ in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         G = np.zeros_like(w)
         u_next = u.copy()
         for i, batch, other in sampled:
-            g, g_prev = problem.value(w, i, batch), problem.value(w_prev, i, batch)
+            g = problem.value(w, i, batch)
+            change = g - problem.value(w_prev, i, batch)
+            if single_point:
+                change = problem.jacobian(w, i, batch) @ (w - w_prev)
             if not seen[i]:
                 u[i] = u_next[i] = g  # first visit: assigned before the outer gradient is taken
                 seen[i] = True
             else:
-                u_next[i] = (1 - gamma) * u[i] + gamma * g + correction * (g - g_prev)
+                u_next[i] = (1 - gamma) * u[i] + gamma * g + correction * change
             y = slope(u[i] if read == "old" else u_next[i])
             G += problem.jacobian(w, i, other if independent else batch).T @ y
         G /= len(sampled)
@@ -162,16 +166,13 @@ def alexr2(
     independent: bool = True,
     with_g0: bool = False,
     box: tuple[float, float, float] | None = None,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array]:
     """Algorithm 2 with G_t = (w - z) / nu, u carried over rounds.
 
     `box = (low, high, lambda)` runs the y-form: y+ = clip((lambda y + gamma g~) / ((1 + gamma)
     lambda), low, high); the returned u is then lambda y.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     w = w0.copy()
     u = np.zeros((problem.num_inner, problem.dim))
     seen = np.zeros(problem.num_inner, dtype=bool)
@@ -179,7 +180,7 @@ def alexr2(
     for _ in range(rounds):
         z, z_prev = w.copy(), w.copy()
         for _ in range(inner_steps):
-            sampled = problem.draw(rng, blocks, per_block)
+            sampled = problem.draw(rng)
             G = np.zeros_like(w)
             for i, batch, other in sampled:
                 g, g_prev = problem.value(z, i, batch), problem.value(z_prev, i, batch)

@@ -47,17 +47,14 @@ def ooa(
     scaling: str = "unbiased",
     bonus: Array | None = None,
     with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array, Array]:
     """Mirror ascent on p, then descent on w; returns iterates, weights and losses of each step."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     n = problem.num_inner
     w, p = w0.copy(), np.full(n, 1 / n)
     path, weights, losses = [], [], []
     for _ in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         factor = n / len(sampled) if scaling == "unbiased" else 1.0
         estimate = np.zeros(n)
         for i, batch, _ in sampled:
@@ -130,22 +127,19 @@ def alexr(
     nu: float | None = None,
     independent: bool = True,
     with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array]:
     """ALEXR with r(w) = |w - w0|^2 / (2 nu) or r = 0; returns the iterates and the final y.
 
     `slope` = grad f runs the first version (u starts at the first value seen), `conjugate_prox`
     the second (y starts at 0).
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     w, w_prev = w0.copy(), w0.copy()
     n, dim = problem.num_inner, problem.dim
     u, y, seen = np.zeros((n, dim)), np.zeros((n, dim)), np.zeros(n, dtype=bool)
     path = []
     for _ in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         z = np.zeros_like(w)
         for i, batch, other in sampled:
             g, g_prev = problem.value(w, i, batch), problem.value(w_prev, i, batch)

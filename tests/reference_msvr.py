@@ -1,4 +1,4 @@
-"""MSVR v1, v2, v3 and the single-point form, transcribed line by line in NumPy float64.
+"""MSVR v2 and v3, transcribed line by line in NumPy float64; v1 is `reference.sonex`.
 
 Whole tables of u are kept for each step, and every average is a loop. Nothing here imports fcco or
 torch. The ordinary loss is g0(w; i, s) = |w - m - c_{is1}|^2 / 2, a mean over the sampled entries.
@@ -54,50 +54,6 @@ def full_gradient(problem: Quadratics, w: Array, slope: Slope, with_g0: bool = F
     return estimator(problem, w, g, everything(problem), slope, with_g0)
 
 
-def v1(
-    problem: Quadratics,
-    w0: Array,
-    steps: int,
-    slope: Slope,
-    *,
-    lr: float,
-    beta: float,
-    gamma: float,
-    correction: float,
-    single_point: bool = False,
-    with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
-) -> tuple[Array, Array]:
-    """z_t = (1-beta) z_{t-1} + beta G(w_t, u_{t-1}); returns the iterates and the final u."""
-    rng = np.random.default_rng(seed)
-    w, w_prev, z = w0.copy(), w0.copy(), None
-    u, seen = np.zeros((problem.num_inner, problem.dim)), set()
-    path = []
-    for _ in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
-        for i, batch, _other in sampled:
-            if i not in seen:
-                u[i] = problem.value(w, i, batch)
-        G = estimator(problem, w, u, sampled, slope, with_g0)
-        z = G if z is None else (1 - beta) * z + beta * G
-        u_next = u.copy()
-        for i, batch, _other in sampled:
-            if i in seen:
-                g = problem.value(w, i, batch)
-                if single_point:
-                    change = problem.jacobian(w, i, batch) @ (w - w_prev)
-                else:
-                    change = g - problem.value(w_prev, i, batch)
-                u_next[i] = (1 - gamma) * u[i] + gamma * g + correction * change
-            seen.add(i)
-        u = u_next
-        w_prev, w = w, w - lr * z
-        path.append(w.copy())
-    return np.array(path), u
-
-
 def v2(
     problem: Quadratics,
     w0: Array,
@@ -112,23 +68,20 @@ def v2(
     annealed: bool = False,
     normalized: bool = False,
     with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array, Array]:
     """z_t = (1-beta) z_{t-1} + G(w_t, u_{t-1}) - (1-beta) G(w_{t-1}, u_{t-2}).
 
     With `read="new"` the indices of u are t and t-1; with `annealed` the slope is that of the
     step. Returns the iterates, the z_t and the final u.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     slope_of: Any = slope if annealed else lambda t: slope
     w, w_prev, z = w0.copy(), w0.copy(), np.zeros_like(w0)
     shape = (problem.num_inner, problem.dim)
     u, u_prev, seen = np.zeros(shape), np.zeros(shape), set()  # u_{t-1}, u_{t-2}
     path, estimates = [], []
     for t in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         for i, batch, _ in sampled:
             if i not in seen:
                 u[i] = problem.value(w, i, batch)
@@ -167,12 +120,9 @@ def v3(
     correction: float,
     period: int,
     with_g0: bool = False,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array, Array]:
     """Snapshots every `period` steps; returns the iterates, the z_t and the final u."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     w, w_prev, z = w0.copy(), w0.copy(), np.zeros_like(w0)
     every = np.arange(problem.samples)
     u = np.array([problem.value(w, i, every) for i in range(problem.num_inner)])
@@ -184,7 +134,7 @@ def v3(
             w_tau, u_tau = w.copy(), u.copy()
             g_tau = np.array([problem.value(w, i, every) for i in range(problem.num_inner)])
             h_bar = estimator(problem, w, u, everything(problem), slope, with_g0)
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         G = estimator(problem, w, u, sampled, slope, with_g0)
         h = h_bar + G - estimator(problem, w_tau, u_tau, sampled, slope, with_g0)
         if t == 0:

@@ -28,12 +28,9 @@ def li2024(
     tolerance: Array,
     margin: float = 0.0,
     ramp: int = 0,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array]:
     """Squared hinge with moving averages; the iterates and the final u."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     m = problem.num_inner
     u = np.full(m, np.nan)
     path = []
@@ -41,7 +38,7 @@ def li2024(
         weight = rho
         if ramp:  # half a cosine, from epoch t+1 of `ramp`
             weight = rho * 0.5 * (1 + math.cos(math.pi + math.pi * min((t + 1) / ramp, 1.0)))
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         G = np.zeros_like(w)
         for k, batch, _ in sampled:
             h = problem.value(w, k, batch)[0]
@@ -70,18 +67,15 @@ def yang2025(
     tolerance: Array,
     margin: float = 0.0,
     horizon: int = 1000,
-    blocks: int = 3,
-    per_block: int = 2,
-    seed: int = 1,
 ) -> tuple[Array, Array, Array]:
     """Hinge with SONX; the iterates, the final u, and the averaged multipliers."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     m = problem.num_inner
     u, average, visits = np.full(m, np.nan), np.zeros(m), np.zeros(m)
     w_prev = w.copy()
     path = []
     for _ in range(steps):
-        sampled = problem.draw(rng, blocks, per_block)
+        sampled = problem.draw(rng)
         G = np.zeros_like(w)
         for k, batch, _ in sampled:
             h, h_prev = problem.value(w, k, batch)[0], problem.value(w_prev, k, batch)[0]
@@ -117,10 +111,9 @@ def liu2025(
     independent: bool,
     tolerance: Array,
     margin: float = 0.0,
-    seed: int = 1,
 ) -> tuple[Array, Array]:
     """SPIDER estimates of all constraints; `width` is nu_s. The iterates and all u."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     m = problem.num_inner
     u = np.zeros(m)
     w_prev = w.copy()

@@ -88,17 +88,14 @@ def close(one: Any, two: Any, tolerance: float = 1e-12) -> None:
     np.testing.assert_allclose(one, two, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "single_point, with_g0, dim",
-    [(False, False, 1), (False, True, 2), (True, False, 2), (True, True, 1)],
-)
-def test_v1(single_point, with_g0, dim):
-    run = Run(dim, with_g0)
+@pytest.mark.parametrize("single_point, dim", [(False, 1), (False, 2), (True, 1), (True, 2)])
+def test_v1(single_point, dim):
+    run = Run(dim)
     optimizer = fcco.momentum_type(run.model.parameters(), lr=0.01, beta=0.2)
     objective = msvr(run.model, optimizer, SMOOTH[dim], 6, gamma=GAMMA, single_point=single_point)
-    path, u = msvr_ref.v1(
-        run.problem, START, 100, msvr_ref.softplus_and_square_slope, lr=0.01, beta=0.2,
-        gamma=GAMMA, correction=THEORY, single_point=single_point, with_g0=with_g0,
+    path, u = ref.sonex(
+        run.problem, START, 100, msvr_ref.softplus_and_square_slope, ref.Momentum(0.01, 0.2),
+        gamma=GAMMA, correction=THEORY, single_point=single_point,
     )  # fmt: skip
     run.follow(objective, path, u)
 

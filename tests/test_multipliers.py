@@ -391,35 +391,6 @@ def test_switching_waits_for_more_than_noise():
 # What it says, and refuses.
 
 
-def test_reports_and_values():
-    objective = end()
-    term = objective.term
-    seen = term.violation()
-    np.testing.assert_allclose(seen, term.tracker.rows - torch.as_tensor(LIMIT))
-    assert term.value().item() == pytest.approx(float(term.multipliers() @ seen))
-    violation, slopes = term.at(term.tracker.rows + 1.0)
-    assert (slopes > term.multipliers()).all()
-    np.testing.assert_allclose(violation, seen + 1.0)
-    assert (term.width() >= term.variance.sqrt()).all()
-    report = objective.report()
-    assert [row.weight for row in report.rows] == pytest.approx(term.multipliers().tolist())
-    assert all(row.error > 0 for row in report.rows) and not report.findings
-
-
-def test_evaluation_changes_nothing():
-    objective = end()
-    before = state_of(objective)
-    objective.eval()
-    function = lambda: (objective.model.w.sum(), torch.as_tensor(A) @ objective.model.w)  # noqa: E731
-    values = function()[1].detach()
-    loss = objective(function)
-    violation, slopes = objective.term.at(values)
-    expected = objective.model.w.sum() + (violation * slopes).sum()
-    assert loss.item() == pytest.approx(expected.item())
-    objective.close()
-    assert all(torch.equal(value, before[name]) for name, value in state_of(objective).items())
-
-
 def test_what_it_refuses():
     automatic = {"gamma": "auto", "correction": 0.0}
     with pytest.raises(ValueError, match="one number per constraint"):

@@ -182,20 +182,3 @@ def test_annealed_smoothing_drives_the_envelope_and_is_restored():
     assert other.term.step == 3 and other.term.smoothing == pytest.approx(0.01**0.75)
     other.term.smoothing = 0.0
     assert other.term.smoothed is other.term.outer
-
-
-def test_detached_objectives_no_longer_follow_the_optimizer():
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    objective = fcco.sonex(model, optimizer, fcco.Hinge(), 3, smoothing=0.1)
-    call = lambda: objective(lambda: model.weight.view(2), torch.tensor([0, 2]))  # noqa: E731
-    call().backward()
-    optimizer.step()
-    assert objective.term.step == 1
-    assert objective.previous is not None and objective.previous.ready
-    objective.detach_hooks()
-    objective.previous.forget()
-    call().backward()
-    optimizer.step()
-    assert objective.term.step == 1
-    assert not objective.previous.ready

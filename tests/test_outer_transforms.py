@@ -59,7 +59,7 @@ def test_vmap_over_points_and_steps(case: Case):
 
 PARAMETERS = [
     (case, field.name)
-    for case in ALL
+    for case in [*ALL, ENVELOPE]
     for field in dataclasses.fields(case.outer)  # type: ignore[arg-type]
     if isinstance(getattr(case.outer, field.name), float)
 ]
@@ -77,20 +77,6 @@ def test_vmap_over_a_parameter(case: Case, name: str):
     batched = torch.vmap(run)(torch.tensor(values, dtype=torch.float64))
     for k, number in enumerate(values):
         for result, expected in zip(batched, run(number), strict=True):
-            torch.testing.assert_close(result[k], expected)
-
-
-def test_vmap_over_scale_and_smoothing_of_an_envelope():
-    u = torch.linspace(-1, 2, 7, dtype=torch.float64)
-
-    def run(curvature, smoothing):
-        envelope = fo.MoreauEnvelope(fo.OneSidedMCP(1.0, curvature), smoothing)
-        return envelope(u), envelope.gradient(u)
-
-    pairs = torch.tensor([[0.5, 0.1], [0.8, 0.3]], dtype=torch.float64)
-    batched = torch.vmap(run)(pairs[:, 0], pairs[:, 1])
-    for k, pair in enumerate(pairs.tolist()):
-        for result, expected in zip(batched, run(*pair), strict=True):
             torch.testing.assert_close(result[k], expected)
 
 

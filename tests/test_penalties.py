@@ -267,20 +267,6 @@ def test_without_a_refresh_the_error_is_a_random_walk():
     assert mean[-1] / mean[4] == pytest.approx(19 / 4, rel=0.5)
 
 
-def test_a_refresh_does_not_visit_the_previous_parameters():
-    model, calls = Point(START), []
-    objective = spider(model, refresh_every=3)
-    for _ in range(7):
-        calls.append(0)
-
-        def inner() -> Any:
-            calls[-1] += 1
-            return DATA.loss(model.w), full_values(model.w)
-
-        take_step(objective, inner)
-    assert calls == [1, 2, 2, 1, 2, 2, 1]
-
-
 def test_values_at_the_previous_parameters_may_be_given():
     ends = []
     for given in (False, True):

@@ -64,18 +64,6 @@ def test_fairness_values_equal_loops(fair):
     np.testing.assert_allclose(pairs[:7, 0], rates[0], atol=1e-6)
 
 
-def test_fairness_score_is_on_all_rows_and_without_shift(fair):
-    model = fair.model()
-    scores = model(fair.inputs).detach().double().numpy()
-    ends = np.r_[0, fair.counts.cumsum(0).numpy()]
-    losses, gaps, _ = loops(
-        scores, [range(ends[k], ends[k + 1]) for k in range(4)], fair.targets.numpy()
-    )
-    counts, score = fair.counts.numpy(), fair.shifted(0.1).score(model)
-    assert score.objective == pytest.approx((losses * counts).sum() / counts.sum(), rel=1e-5)
-    assert score.violation == pytest.approx(abs(gaps).max() - 0.005, abs=1e-6)
-
-
 @pytest.mark.parametrize("kind", [convex.GroupLosses, convex.Segments])
 def test_convex_batches_estimate_the_full_values_and_optima_are_stored(kind):
     problem = kind().shifted(-0.01)

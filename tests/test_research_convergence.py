@@ -133,18 +133,6 @@ def test_settings_are_chosen_on_the_tuning_seeds() -> None:
     assert cheapest(pool, "last", 1e-9) is None
 
 
-def test_sample_counts() -> None:
-    problem = PROBLEMS["S3"]  # n = 8, B1 = 2, B2 = 1
-    for key, expected in (("SONEX", 2), ("ALEXR2", 4), ("OSS", 8), ("ICPPAC", 16)):
-        entry = ENTRIES[key]
-        h = settings(entry, problem, first_points(entry, problem, 2))
-        assert entry.cost(problem, h).tolist() == [expected, expected]
-    entry = ENTRIES["Liu-Xu"]
-    h = settings(entry, problem, first_points(entry, problem, 4))
-    per_step = 8 * (1 + h["value_samples"] + h["refresh_samples"] / h["refresh"])
-    assert torch.equal(entry.cost(problem, h), per_step.squeeze(-1))
-
-
 def test_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

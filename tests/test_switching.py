@@ -212,22 +212,21 @@ def test_a_closure_decides_inside_the_step():
     paths = []
     for with_closure in (False, True):
         model = Point(START)
-        objective = ssg(model, sgd(model), 3, threshold=0.05)
-        output, optimizer = objective.output_iterate("average"), objective.optimizer
-        assert isinstance(optimizer, SwitchingOptimizer)
+        objective: Any = ssg(model, sgd(model), 3, threshold=0.05)
+        output = objective.output_iterate("average")
         for k in range(60):
 
-            def closure(model=model, objective=objective, optimizer=optimizer, k=k):
-                optimizer.zero_grad()
+            def closure(model=model, objective=objective, k=k):
+                objective.optimizer.zero_grad()
                 loss = objective(lambda: noisy(model.w, k))
                 loss.backward()
                 return loss
 
             if with_closure:
-                assert optimizer.step(closure) is not None
+                objective.optimizer.step(closure)
             else:
                 closure()
-                optimizer.step()
+                objective.optimizer.step()
         with output.applied():
             paths.append(model.w.detach().clone())
     assert torch.equal(*paths)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import math
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_checkpoint import GROUPS, Run, check
 from torch import Tensor, nn
 
 import fcco
@@ -249,25 +247,6 @@ def test_warm_up_is_a_first_visit():
 # Precision, copies, settings.
 
 
-def test_precision_and_copies():
-    wide = tracker(3, dtype=torch.float32)
-    for index, values in draws(0, 5, 3, 2):
-        wide(values, index)
-    again = pickle.loads(pickle.dumps(wide))
-    other = copy.deepcopy(wide)
-    wider = copy.deepcopy(wide).double()
-    assert other.estimate is dict(other.named_modules())["estimate"]
-    for index, values in draws(1, 5, 3, 2):
-        for each in (wide, again, other, wider):
-            each(values, index)
-    assert wider.error().dtype == DOUBLE
-    torch.testing.assert_close(wider.error().float(), wide.error(), rtol=1e-4, atol=1e-5)
-    for each in (again, other):
-        torch.testing.assert_close(buffers(each), buffers(wide), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="estimate"):
-        wide.load_state_dict(tracker(3, 0.5, measure=False).state_dict())
-
-
 @pytest.mark.parametrize("build, message", [
     (lambda: tracker(3, log_space=True), "measure=True"),
     (lambda: tracker(3, gamma=0.0, correction=1.0), "measure=True"),
@@ -437,38 +416,11 @@ def test_a_threshold_that_moves_by_steps_starts_where_it_belongs(threshold):
 
 
 def test_a_run_goes_on_bitwise_from_its_checkpoint():
-    def build() -> tuple[nn.Module, torch.optim.Optimizer, fcco.CVaRGroupDRO]:
-        torch.manual_seed(0)
-        model = nn.Linear(2, 1)
+    def build(model: nn.Module) -> fcco.CVaRGroupDRO:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        return model, optimizer, fcco.CVaRGroupDRO(model, optimizer, 20, 0.2)
+        return fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.2)
 
-    def train(run: Any, steps: int, draw: torch.Generator) -> None:
-        model, optimizer, dro = run
-        for _ in range(steps):
-            x, y, group = (each.float() if each.is_floating_point() else each
-                           for each in Groups().batch(draw, 5, 2))  # fmt: skip
-            dro(lambda x=x, y=y: (model(x).squeeze(1) - y).square(), group).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    first, draw = build(), torch.Generator().manual_seed(3)
-    train(first, 15, draw)
-    copied = pickle.loads(pickle.dumps(first))
-    file = io.BytesIO()
-    torch.save([each.state_dict() for each in first], file)
-    file.seek(0)
-    resumed = build()
-    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    place = draw.get_state()
-    for run in (first, resumed, copied):
-        train(run, 15, draw.set_state(place))
-    for run in (resumed, copied):
-        for mine, its in zip(run[0].parameters(), first[0].parameters(), strict=True):
-            assert torch.equal(mine, its)
-        assert torch.equal(run[2].term.width, first[2].term.width)
-        assert torch.equal(run[2].term.tracker.error(), first[2].term.tracker.error())
+    check(lambda: Run(build), (1, 6))
 
 
 # On a GPU.
