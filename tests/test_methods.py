@@ -13,7 +13,7 @@ import pytest
 import torch
 from method_cases import SETUPS, TRANSCRIPTIONS, Setup
 from method_problems import KINDS, GroupLosses, MethodProblem
-from problems import Point, decay
+from problems import Point, decay, take_step
 from test_checkpoint import difference
 
 import fcco
@@ -51,9 +51,7 @@ def advance(data: MethodProblem, model: Point, run: Setup, first: int, last: int
         more: dict[str, Any] = {} if batch.gradient is None else {"gradient": batch.gradient}
         if run.large is not None and run.large():  # a large batch for the values only
             more["gradient_index"], batch = batch.index, data.everything(model)
-        objective(batch.inner, batch.index, **more).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
+        take_step(objective, batch.inner, batch.index, **more)
 
 
 # The registry and the tests know the same methods.

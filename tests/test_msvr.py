@@ -10,7 +10,7 @@ import pytest
 import reference as ref
 import reference_msvr as msvr_ref
 import torch
-from problems import Point, TorchQuadratics, entries
+from problems import Point, TorchQuadratics, entries, take_step
 from test_checkpoint import GROUPS, ID, OPTIMIZERS, X, Y, check
 from test_checkpoint import Run as Checkpointed
 from torch import Tensor, nn
@@ -63,14 +63,12 @@ class Run:
         return [self.closure(part) for part in (every[:7], every[7:33], every[33:])]
 
     def steps(self, objective: Any, number: int, blocks: int = 3, per_block: int = 2) -> np.ndarray:
-        optimizer, path = objective.optimizer, []
+        path = []
         for _ in range(number):
             if getattr(objective, "snapshot_due", False):
                 objective.snapshot(self.batches())
             inner, index = self.closure(self.problem.draw(self.rng, blocks, per_block))
-            objective(inner, index).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(objective, inner, index)
             path.append(self.model.w.detach().numpy().copy())
         return np.array(path)
 

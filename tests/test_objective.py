@@ -1,6 +1,8 @@
-"""The loss of an objective: its value is g0 + mean f_lambda(u), its gradient J^T y."""
+"""Objectives: the value g0 + mean f_lambda(u), the gradient J^T y, calls and what they refuse."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -12,6 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import fcco
+from fcco.outer import EuclideanNorm, LogTruncatedHinge, TauLog
 
 DOUBLE = torch.float64
 LAM = 0.4
@@ -187,3 +190,168 @@ def test_loss_may_be_a_scalar_or_one_per_sample():
     scalar = two_terms(model)(lambda: (losses().mean(), model()))
     assert vector.item() == scalar.item()
     assert torch.equal(*(torch.autograd.grad(loss, model.w)[0] for loss in (vector, scalar)))
+
+
+# Calls: what they accept, what they refuse and what they leave alone.
+
+
+def state(objective: fcco.Compositional) -> list:
+    """All that a call may change."""
+    return [
+        part
+        for term in objective.terms.values()
+        for part in (term.tracker.value.clone(), term.tracker.seen.clone(), term.step)
+    ]
+
+
+def same(left: list, right: list) -> bool:
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def hinge_objective(model: torch.nn.Module, number: int = 3, **options) -> fcco.Compositional:
+    settings: dict[str, Any] = {"smoothing": 0.2, "gamma": 0.5, "correction": 0.0} | options
+    return fcco.sonex(model, sgd(model), fcco.Hinge(), number, **settings)
+
+
+def test_no_index_means_all_blocks_in_order():
+    model, scale = Point([1.0, 2.0, 3.0]), torch.tensor([1.0, -1.0, 2.0])
+    by_default, by_index = hinge_objective(model), hinge_objective(model)
+    order = torch.tensor([2, 0, 1])
+    losses = [
+        by_default(lambda: scale * model.w),
+        by_index(lambda: (scale * model.w)[order], order),
+    ]
+    assert losses[0].item() == losses[1].item()
+    assert torch.equal(by_default.term.tracker.value, by_index.term.tracker.value)
+
+
+def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
+    model = Point([1.0, 2.0, 3.0])
+    objective = hinge_objective(model)
+    take_step(objective, lambda: model.w)
+    before = state(objective)
+    objective.eval()
+    loss = objective(lambda: 10 * model.w)
+    assert loss.item() == pytest.approx((10 * model.w - 0.1).mean().item())
+    objective.train()
+    with torch.no_grad():
+        assert objective(lambda: 10 * model.w).item() == loss.item()
+    assert same(before, state(objective))
+
+
+def test_warm_up_averages_a_pass_and_value_reports_the_objective():
+    problem = ref.Quadratics()
+    data, model = TorchQuadratics(problem), Point(np.linspace(0.5, 1.5, 4))
+    objective = fcco.sonex(model, sgd(model), fcco.Hinge(1.5), 6, smoothing=0.4, gamma=0.5)
+    every = torch.cartesian_prod(torch.arange(6), torch.arange(10))
+    shuffled = every[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
+
+    def batch(rows):  # unequal numbers of samples of a block per batch
+        return lambda: data.values(model.w, rows[:, 0], rows[:, 1]), rows[:, 0]
+
+    objective.warm_up(batch(rows) for rows in shuffled.split(7))
+    w = model.w.detach().numpy()
+    exact = np.array([problem.value(w, i, np.arange(10)) for i in range(6)])
+    np.testing.assert_allclose(objective.term.tracker.value.numpy(), exact, rtol=0, atol=1e-13)
+    assert objective.term.step == 0
+    value = 1.5 * np.maximum(exact, 0).mean()
+    assert objective.value().item() == pytest.approx(value)
+    inner, index = batch(every[:2])  # no first visit any more: u moves by gamma only
+    objective(inner, index)
+    fresh = problem.value(w, 0, np.arange(2))
+    expected = (exact[0] + fresh) / 2
+    np.testing.assert_allclose(objective.term.tracker.value[0].numpy(), expected, atol=1e-13)
+
+
+WRONG = {
+    "nothing": (lambda m: None, "given: NoneType"),
+    "three": (lambda m: (m.w, m.w, m.w), "tuple of 3"),
+    "loss is no tensor": (lambda m: (1.0, {"a": m.w, "b": m.w}), "the loss is: float"),
+    "loss has two axes": (lambda m: (m.w.view(2, 1), {"a": m.w, "b": m.w}), "per-sample"),
+    "no terms": (lambda m: m.w, "needs inner values by term but was given: Param"),
+    "unknown term": (lambda m: {"a": m.w, "c": m.w}, r"given: \['a', 'c'\]"),
+    "second of bad shape": (lambda m: {"a": m.w, "b": m.w[:1]}, r"must have shape \(2,\)"),
+    "second not finite": (lambda m: {"a": m.w, "b": m.w / 0}, "NaN or infinite"),
+    "measured number": (lambda m: {"a": m.w, "b": fcco.Measured(m.w, 1.0)}, "of two tensors"),  # type: ignore[arg-type]
+    "empty": (lambda m: {}, "neither a loss nor any inner value"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_closure_is_refused_before_anything_changes(case):
+    returns, message = WRONG[case]
+    model = Point([1.0, -2.0])
+    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in "ab"}
+    objective = fcco.Compositional(model, sgd(model), terms)
+    take_step(objective, lambda: {"a": model.w, "b": model.w})
+    before = state(objective)
+    with pytest.raises((TypeError, ValueError), match=message):
+        objective(lambda: returns(model))
+    assert same(before, state(objective))
+
+
+def test_wrong_arguments_are_refused():
+    model = Point([1.0, -2.0])
+    single = hinge_objective(model, 2)
+    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in ("inner", "b")}
+    double = fcco.Compositional(model, sgd(model), terms)
+    both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
+    with pytest.raises(ValueError, match="given for group but the terms are: inner"):
+        single(lambda: model.w, {"group": torch.tensor([1, 0])})
+    with pytest.raises(ValueError, match="`counts` is given for c but the terms are: inner, b"):
+        double(both, counts={"c": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"same terms .* inner, b, but returned: b"):
+        double(both, gradient=lambda: {"b": model.w})
+    with pytest.raises(IndexError, match=r"\[0, 1\].*contains: 2"):
+        single(lambda: model.w, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="same blocks"):
+        single(lambda: model.w[:1], torch.tensor([0]), gradient=lambda: model.w[1:],
+               gradient_index=torch.tensor([1]))  # fmt: skip
+    with pytest.raises(ValueError, match="has the terms inner, b"):
+        _ = double.term
+    with pytest.raises(ValueError, match="at least one term"):
+        fcco.Compositional(model, sgd(model), {})
+    assert not any(t.tracker.seen.any() for t in (single.term, *double.terms.values()))
+
+
+def test_methods_refuse_functions_they_cannot_handle():
+    model = Point([1.0])
+    weakly = LogTruncatedHinge(level=2.0)  # rho_f = 1/2
+    with pytest.raises(ValueError, match=r"below 1/weak_convexity = 2 but is: 2\.0"):
+        fcco.sonex(model, sgd(model), weakly, 1, smoothing=2.0)
+    fcco.sonex(model, sgd(model), weakly, 1, smoothing=1.9)
+    options: dict[str, Any] = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1}
+    with pytest.raises(ValueError, match="not compatible with alexr2: it must be convex"):
+        fcco.alexr2(model, sgd(model), TauLog(1.0, 1.0), 1, **options)
+    with pytest.raises(ValueError, match="conjugate lives on an interval"):
+        fcco.alexr2(model, sgd(model), fcco.SquaredHinge(), 1, dual="y", **options)
+    with pytest.raises(ValueError, match=r"smoothing=.* must be positive"):
+        fcco.alexr2(model, sgd(model), fcco.Hinge(), 1, nu=0.1, eta=0.1, smoothing=0.0)
+    with pytest.raises(ValueError, match=r"sonex\(dim=...\)` is needed"):
+        fcco.sonex(model, sgd(model), fcco.Maximum(), 1, smoothing=0.1)
+    with pytest.raises(ValueError, match="dimension two or more"):
+        fcco.sonex(model, sgd(model), EuclideanNorm(), 1, dim=1, smoothing=0.1)
+    with pytest.raises(ValueError, match="dimension 2 but the tracker"):
+        term(fcco.TwoSidedHinge(0.1), fcco.ema_tracker(3))
+
+
+def test_annealed_smoothing_drives_the_envelope_and_is_restored():
+    model, annealed = Point([0.6]), fcco.Annealed(1.0, 0.01, steps=4)
+    objective = hinge_objective(model, 1, smoothing=annealed, gamma=1.0, read="new")
+    for step in range(6):
+        lam = 0.01 ** min(step / 4, 1)
+        assert objective.term.smoothing == pytest.approx(lam)
+        u = model.w.item()
+        assert u > 0
+        expected = u**2 / (2 * lam) if u < lam else u - lam / 2
+        assert take_step(objective, lambda: model.w) == pytest.approx(expected)
+        if step == 2:
+            saved = objective.state_dict()
+    other = hinge_objective(Point([0.3]), 1, smoothing=annealed)
+    other.load_state_dict(saved)
+    assert other.term.step == 3 and other.term.smoothing == pytest.approx(0.01**0.75)
+    other.term.smoothing = 0.0
+    assert other.term.smoothed is other.term.outer

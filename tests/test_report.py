@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Point
+from problems import Point, take_step
 from torch import Tensor
 
 import fcco
@@ -25,7 +25,7 @@ def groups(losses: Tensor, ratio: float, **options: Any) -> fcco.CVaRGroupDRO:
     optimizer = sgd(model)
     settings = {"gamma": 1.0, "correction": 0.0, **options}
     dro = fcco.CVaRGroupDRO(model, optimizer, len(losses), ratio, **settings)
-    step(dro, optimizer, lambda: losses + 0 * model.w)
+    take_step(dro, lambda: losses + 0 * model.w)
     return dro
 
 
@@ -36,14 +36,8 @@ def constraints(values: Tensor, number: Any = None, index: Any = None, **options
     number = len(values) if number is None else number
     settings = {"gamma": 1.0, "correction": 0.0, **options}
     objective = fcco.constrained(model, optimizer, number, **settings)
-    step(objective, optimizer, lambda: (0 * model.w.sum(), values + 0 * model.w), index)
+    take_step(objective, lambda: (0 * model.w.sum(), values + 0 * model.w), index)
     return objective
-
-
-def step(objective: Any, optimizer: Any, function: Any, index: Any = None) -> None:
-    objective(function, index).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def kinds(report: Any) -> list[str]:
@@ -121,7 +115,7 @@ def test_values_of_equalities_vectors_and_dual_variables() -> None:
     optimizer = sgd(model)
     settings: Any = {"penalty": 4.0, "dual_step": 1.0, "tolerance": 0.3, "margin": 0.1}
     dual = fcco.constrained(model, optimizer, 2, "alexr", **settings)
-    step(dual, optimizer, lambda: (0 * model.w.sum(), torch.tensor([0.2, 0.9]) + 0 * model.w))
+    take_step(dual, lambda: (0 * model.w.sum(), torch.tensor([0.2, 0.9]) + 0 * model.w))
     report = dual.report()
     assert [row.value for row in report.rows] == pytest.approx([0.2, 0.9])
     assert [row.excess for row in report.rows] == pytest.approx([-0.1, 0.6])
@@ -161,11 +155,8 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     assert kinds(objective.report(torch.tensor([0.50001, 0.4]))) == []
     objective.keep_average()
     for _ in range(4):
-        step(
-            objective,
-            objective.optimizer,
-            lambda: (0 * objective.model.w.sum(), torch.tensor([0.7, 0.4]) + 0 * objective.model.w),
-        )
+        w = objective.model.w
+        take_step(objective, lambda w=w: (0 * w.sum(), torch.tensor([0.7, 0.4]) + 0 * w))
     assert kinds(objective.report()) == ["multiplier-at-cap"]
     objective.multiplier_average.value.mul_(0.5)
     assert kinds(objective.report()) == []
@@ -216,7 +207,7 @@ def test_estimates_behind() -> None:
     losses = torch.arange(8.0)
 
     def some(part: Tensor) -> None:
-        step(dro, optimizer, lambda: losses[part] + 0 * model.w, part)
+        take_step(dro, lambda: losses[part] + 0 * model.w, part)
 
     for k in range(20):
         some(torch.tensor([k % 4, 4 + k % 4]))
@@ -273,12 +264,12 @@ def test_collapse_within_groups() -> None:
         output = model(x).squeeze(1)
         return torch.nn.functional.binary_cross_entropy_with_logits(output, label, reduction="none")
 
-    step(dro, optimizer, losses, group)
+    take_step(dro, losses, group)
     assert "collapse" not in kinds(dro.report(function=losses, index=group))
     with torch.no_grad():
         model.weight.zero_()
         model.bias.fill_(0.3)
-    step(dro, optimizer, losses, group)
+    take_step(dro, losses, group)
     assert "collapse" in kinds(dro.report(function=losses, index=group))
     assert "collapse" not in kinds(dro.report())
 
@@ -308,7 +299,7 @@ def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | 
     def inner() -> Any:
         return model.w.square().sum(), 1 + directions @ model.w
 
-    step(objective, optimizer, inner, torch.arange(len(rows)))
+    take_step(objective, inner, torch.arange(len(rows)))
     assert "constraints-oppose" not in kinds(objective.report())
     report = objective.report(function=inner, index=torch.arange(len(rows)))
     if found is None:
@@ -331,7 +322,7 @@ def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:
         named = {"low": 1 + opposed, "high": 1 - opposed}
         return {"objective": model.w.sum().expand(3), "constraints": named}
 
-    step(objective, optimizer, inner, {"objective": torch.arange(3)})
+    take_step(objective, inner, {"objective": torch.arange(3)})
     report = objective.report(function=inner, index={"objective": torch.arange(3)})
     assert "'low', 'high'" in finding(report, "constraints-oppose")
     with pytest.raises(ValueError, match="must return values of 'constraints'"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Point
+from problems import Point, take_step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
@@ -182,9 +182,7 @@ def test_gradients_in_eval_mode_without_a_step_are_fine():
         optimizer.zero_grad()
         objective.train()
         near = (x + 0.1 * x.grad.sign()).detach()  # type: ignore[union-attr]
-        objective(lambda near=near, y=y: losses(model, near, y), group).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda near=near, y=y: losses(model, near, y), group)
 
 
 # Functions that return what was computed before.
@@ -209,9 +207,7 @@ def test_values_from_outside_the_function_are_noticed(outside):
     with warns(match="computed before it was called.*run the model inside") as said:
         for _ in range(6):
             x, y, group = data.batch()
-            objective(function(x, y), group).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(objective, function(x, y), group)
     assert len(said) == 1
 
 
@@ -224,9 +220,7 @@ def test_inputs_and_other_modules_from_outside_are_fine():
         x, y, group = data.batch()
         noise = torch.zeros(3, requires_grad=True)
         moved = encoder(x) + noise
-        objective(lambda moved=moved, y=y: losses(model, moved, y), group).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda moved=moved, y=y: losses(model, moved, y), group)
 
 
 def test_bare_parameters_weights_and_casts_are_fine():
@@ -264,9 +258,7 @@ def test_constraints_without_a_gradient_are_noticed():
 
     def run(stand_in: bool) -> None:
         for _ in range(60):
-            objective(lambda: function(stand_in)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(objective, lambda: function(stand_in))
 
     with warns(match="no gradient .*fcco.Measured"):
         run(False)
@@ -281,9 +273,7 @@ def visit(objective: Any, model: nn.Module, batches: Iterable[Any]) -> None:
     for group in batches:
         group = torch.as_tensor(group)
         x = torch.ones(len(group), 3)
-        objective(lambda x=x: model(x).squeeze(1), group).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
+        take_step(objective, lambda x=x: model(x).squeeze(1), group)
 
 
 def shuffled(sizes: list[int], batch: int, batches: int) -> Iterable[Any]:
@@ -486,9 +476,7 @@ def test_limits_by_name_are_names_and_tolerances(method):
         objective: Any = constrained(model, optimizer, constraints, method, **settings)
         for _ in range(4):
             named = lambda m=model: {"women": m.w[0], "men": m.w[1]}  # noqa: E731
-            objective(lambda m=model, n=named: (m.w.square().sum(), n())).backward()
-            objective.optimizer.step()
-            objective.optimizer.zero_grad()
+            take_step(objective, lambda m=model, n=named: (m.w.square().sum(), n()))
         runs.append((model.w.tolist(), objective.violation()))
     assert runs[0] == runs[1]
     assert list(runs[0][1]) == ["women", "men"]

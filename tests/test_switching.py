@@ -108,21 +108,6 @@ def test_burn_in_leaves_the_first_steps_out_of_multipliers_and_output():
     np.testing.assert_allclose(objective.multipliers(), np.array(mine) / total, rtol=1e-12)
 
 
-def test_the_random_output_is_a_feasible_iterate():
-    seen, model = set(), Point([0.0])
-    objective = ssg(model, sgd(model, 0.2), 1, threshold=0.01)
-    outputs = [objective.output_iterate(seed=seed) for seed in range(20)]
-    for _ in range(60):
-        if model.w.item() <= 0.3 + 0.01:
-            seen.add(model.w.item())
-        take_step(objective, lambda: ((model.w - 1).square().sum() / 2, model.w - 0.3))
-    drawn = set()
-    for output in outputs:
-        with output.applied():
-            drawn.add(model.w.item())
-    assert drawn <= seen and len(drawn) > 5
-
-
 def test_a_polyak_step_without_gradient_stays():
     w = nn.Parameter(torch.ones(2))
     optimizer = PolyakStep([w])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import take_step
 from test_checkpoint import GROUPS, Run, check
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ def draws(seed: int, steps: int, number: int, size: int, *shape: int) -> list[tu
 @pytest.mark.parametrize("noise, drift, dim", [(1.0, 0.2, 1), (0.3, 0.3, 2)])
 def test_gain_and_error_are_those_of_the_best_filter(noise, drift, dim):
     """g_i moves at its visits. The gain solves gamma^2 noise^2 = (1 - gamma) drift^2."""
-    number, size, steps = 12, 6, 2000
+    number, size, steps = 12, 6, 1400
     tracked = tracker(number, dim=dim, dtype=torch.float32)
     shape = () if dim == 1 else (dim,)
     value = torch.zeros(number, *shape)
@@ -362,9 +363,7 @@ class Groups:
         for step in range(steps):
             x, y, group = self.batch(draw, 5, 8)
             optimizer.param_groups[0]["lr"] = lr / scale * (1 - step / steps)
-            dro(lambda x=x, y=y: scale * (model(x).squeeze(1) - y).square(), group).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(dro, lambda x=x, y=y: scale * (model(x).squeeze(1) - y).square(), group)
         return model, dro
 
 
@@ -443,9 +442,7 @@ def test_on_a_gpu_it_is_the_same_and_nobody_waits(read):
             if step == 40 and device == "cuda":  # all groups were seen: any wait raises from here
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")
-            dro(lambda x=x, y=y: (model(x).squeeze(1) - y).square(), group).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(dro, lambda x=x, y=y: (model(x).squeeze(1) - y).square(), group)
         return torch.cat([p.detach().flatten() for p in model.parameters()]), dro
 
     expected, alone = run("cpu")

@@ -96,20 +96,6 @@ def test_extreme_logits_neither_overflow_nor_leave_the_simplex(cap, dtype):
         np.testing.assert_allclose(p, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_pure_functions_run_under_vmap_and_on_leading_axes(geometry):
-    rng = np.random.default_rng(1)
-    p = torch.full((6, 5), 0.2, dtype=DOUBLE)
-    losses, step = tensor(rng.normal(size=(6, 5))), tensor(np.linspace(0.1, 2, 6))
-    one = [mirror_ascent(p[k], losses[k], step[k].item(), 0.4, geometry) for k in range(6)]
-    mapped = torch.func.vmap(lambda a, b, c: mirror_ascent(a, b, c, 0.4, geometry))(p, losses, step)
-    torch.testing.assert_close(mapped, torch.stack(one), rtol=0, atol=1e-15)
-    together = mirror_ascent(p, losses, step[:, None], 0.4, geometry)
-    torch.testing.assert_close(together, torch.stack(one), rtol=0, atol=1e-15)
-    caps = torch.func.vmap(lambda c: mirror_ascent(p[0], losses[0], 1.0, c, geometry))
-    assert_in_simplex(caps(tensor([0.3, 0.5])), 0.5)
-
-
 def test_a_weight_that_underflowed_returns():
     """Without the floor 0 * exp(.) stays 0 for ever."""
     p = mirror_ascent(tensor([0.5, 0.5]), tensor([2000.0, 0.0]), 1.0, 1.0)
