@@ -216,18 +216,6 @@ def hinge_objective(model: torch.nn.Module, number: int = 3, **options) -> fcco.
     return fcco.sonex(model, sgd(model), fcco.Hinge(), number, **settings)
 
 
-def test_no_index_means_all_blocks_in_order():
-    model, scale = Point([1.0, 2.0, 3.0]), torch.tensor([1.0, -1.0, 2.0])
-    by_default, by_index = hinge_objective(model), hinge_objective(model)
-    order = torch.tensor([2, 0, 1])
-    losses = [
-        by_default(lambda: scale * model.w),
-        by_index(lambda: (scale * model.w)[order], order),
-    ]
-    assert losses[0].item() == losses[1].item()
-    assert torch.equal(by_default.term.tracker.value, by_index.term.tracker.value)
-
-
 def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
     model = Point([1.0, 2.0, 3.0])
     objective = hinge_objective(model)

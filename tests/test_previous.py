@@ -240,28 +240,6 @@ def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
 # When the previous parameters are copied, and how the copy is saved.
 
 
-def test_before_the_first_step_the_previous_point_is_the_current_one():
-    model = network()
-    previous = fcco.PreviousParameters(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert not previous.ready
-    assert torch.equal(previous.evaluate(lambda: model(X)), model(X))
-    previous.snapshot()
-    assert previous.ready
-    previous.forget()
-    assert not previous.ready
-
-
-def test_a_parameter_group_added_later_is_copied_from_then_on():
-    model, late = network(), nn.Parameter(torch.ones(1, dtype=torch.float64))
-    previous, _, optimizer = moved(model)
-    optimizer.add_param_group({"params": [late]})
-    assert previous.evaluate(lambda: late.item()) == 1.0
-    late.grad = torch.ones(1, dtype=torch.float64)
-    optimizer.step()
-    assert (previous.evaluate(lambda: late.item()), late.item()) == (1.0, 0.7)
-    assert len(previous.get_extra_state()["parameters"]) == 5
-
-
 def test_with_two_optimizers_w_t_minus_1_is_one_point_in_time():
     """Also when one of them does not step each time: its parameters have not moved then."""
     a, b = nn.Parameter(torch.tensor(0.0)), nn.Parameter(torch.tensor(0.0))

@@ -236,15 +236,6 @@ def test_values_set_by_hand_are_a_first_visit():
     assert tracked.error()[0] <= 1
 
 
-def test_warm_up_is_a_first_visit():
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    dro = fcco.CVaRGroupDRO(model, optimizer, 2, 0.5)
-    dro.warm_up([(lambda: torch.tensor([1.0, 3.0]), torch.tensor([0, 1]))])
-    estimate = dro.term.tracker.estimate
-    assert estimate.visits.tolist() == [1, 1] and estimate.latest.tolist() == [1, 3]
-
-
 # Precision, copies, settings.
 
 
