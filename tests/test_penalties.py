@@ -268,18 +268,26 @@ def test_without_a_refresh_the_error_is_a_random_walk():
 
 
 def test_values_at_the_previous_parameters_may_be_given():
-    ends = []
+    """The function is called once a step then, instead of twice but for a refresh."""
+    ends, calls = [], []
     for given in (False, True):
         model, rng = Point(START), np.random.default_rng(0)
-        objective, last = spider(model), Point(START)
-        for _ in range(15):
+        objective, last = spider(model, refresh_every=3), Point(START)
+        for _ in range(7):
             draw = rng.integers(1000)
-            inner = sample_values(model.w, np.random.default_rng(draw), 2)
+            values = sample_values(model.w, np.random.default_rng(draw), 2)
             past = sample_values(last.w, np.random.default_rng(draw), 2)() if given else None
             last = Point(model.w.detach())
+            calls.append(0)
+
+            def inner(values=values) -> Any:
+                calls[-1] += 1
+                return values()
+
             take_step(objective, inner, past=past)
         ends.append(model.w.detach().clone())
     assert torch.equal(*ends)
+    assert calls == [1, 2, 2, 1, 2, 2, 1] + 7 * [1]
 
 
 # Refusals.
