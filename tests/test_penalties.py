@@ -211,14 +211,14 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
         read="old",
     )  # fmt: skip
-    path = exact_run(objective, model, 2000)
+    path = exact_run(objective, model, 1000)
     assert spread(path) > 0.05
     model = Point(np.zeros(M))
     corrected = fcco.constrained(
         model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, "hinge",
         outer=fcco.SquaredHinge(rho), gamma=gamma, correction=1 - gamma,
     )  # fmt: skip
-    path = exact_run(corrected, model, 2000)
+    path = exact_run(corrected, model, 1000)
     assert spread(path) < 1e-6
     np.testing.assert_allclose(path[-1] - B, 0.7 / 41, atol=1e-6)
 
@@ -251,7 +251,7 @@ def test_without_a_refresh_the_error_is_a_random_walk():
     """E(u - g)^2 = k/S_2 times the variance of one difference, when every step moves alike."""
     w, move = torch.as_tensor(START), torch.full((4,), 0.01, dtype=DOUBLE)
     errors = []
-    for seed in range(40):
+    for seed in range(24):
         model, rng = Point(w), np.random.default_rng(seed)
         objective = spider(model, lr=0.0, refresh_every=1000)
         take_step(objective, lambda: (DATA.loss(model.w), full_values(model.w)))  # noqa: B023
