@@ -24,12 +24,12 @@ Runner = Callable[..., list[Outcome]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, apart from how."""
+    """The runs of a comparison."""
 
     task: str  # a name that every process knows, or `module:attribute`
     config_name: str  # for the folder
     config: Experiment  # with all methods and seeds
-    specs: tuple[RunSpec, ...]  # one for each run
+    specs: tuple[RunSpec, ...]
     quick: bool = False  # whether it is the fast version
 
 
@@ -62,17 +62,17 @@ def execute(
     fetching: AbstractContextManager[Progress] | None = None,
     runner: Runner = workers.run,
 ) -> list[Outcome]:
-    """Do what is not finished yet.
+    """Do the runs that are not finished yet.
 
     Args:
         plan: the runs.
-        out: their folder; one that cannot be used is refused before anything in it is touched.
-        resume: go on with what lies there; its methods and seeds stay in the comparison.
-        overwrite: delete the runs that lie there, after all checks.
+        out: their folder; one that cannot be used is refused before anything in it is changed.
+        resume: go on with the runs in the folder; their methods and seeds stay in the comparison.
+        overwrite: delete the runs in the folder, after all checks.
         workers_: processes.
         tensorboard: whether to write scalars for TensorBoard.
-        on_event: told what happens.
-        fetching: entered while the task brings its data to this machine, which it is told about.
+        on_event: called with each event.
+        fetching: entered while the task downloads its data; yields the `Progress` to call.
         runner: what does the runs.
     """
     distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
@@ -83,7 +83,7 @@ def execute(
         todo = [spec for spec in plan.specs if spec.label not in done_before]
         problem: Problem | None = None
         if todo:
-            with fetching or contextlib.nullcontext(_silent) as progress:
+            with fetching or contextlib.nullcontext(lambda *download: None) as progress:
                 problem = distributed.run_on_each_machine(lambda: workers.fetch(todo[0], progress))
         if runner is workers.run and workers.processes(todo, workers_) > 1:
             problem = None  # each process loads its own
@@ -107,21 +107,20 @@ def execute(
 def _open(
     plan: Plan, out: Path, resume: bool, overwrite: bool, lock: contextlib.ExitStack
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Check and lock a folder: what it will say, and the runs that are finished. Nothing in it is
-    touched.
-    """
+    """Check and lock a folder: its new `comparison.json`, and the labels of finished runs."""
     store.prepare(out, resume=resume, overwrite=overwrite)
     lock.enter_context(store.locked(out))
     # Again: another process may have been at work until now.
     store.prepare(out, resume=resume, overwrite=overwrite)
-    meta = _meta(plan, _before(plan, out) if resume else {})
     if not resume:
-        return meta, ()
+        return _meta(plan, {}), ()
+    meta = _meta(plan, _before(plan, out))
     lines = store.finished_in_fleets(out, plan.specs)
     return meta, tuple(
         spec.label
         for spec in plan.specs
-        if spec.label in lines or engine.check_folder(spec, spec.folder(out), resume=True)
+        if spec.label in lines
+        or engine.finished_result(spec, spec.folder(out), resume=True) is not None
     )
 
 
@@ -131,12 +130,8 @@ def _begin(out: Path, meta: dict[str, Any], overwrite: bool) -> None:
     store.write_json(out / COMPARISON, meta)
 
 
-def _silent(what: str, done: int, total: int | None) -> None:
-    """Tell nobody about downloads."""
-
-
 def _before(plan: Plan, out: Path) -> dict[str, Any]:
-    """What the folder says of its runs; refused when they are of another experiment."""
+    """`comparison.json` of earlier runs; refused when they are of another experiment."""
     if not (out / COMPARISON).exists():
         return {}
     meta = store.read_meta(out)
@@ -157,15 +152,15 @@ def _before(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def _common(config: Experiment, other: Experiment) -> dict[str, Any]:
-    """What must be the same in both: all but the methods that only one has, and the seeds."""
+    """What must be the same in both: all but the seeds and the methods that only one has."""
     values = plain(config)
-    methods = {name: values["methods"][name] for name in config.methods if name in other.methods}
-    rest = {key: value for key, value in values.items() if key not in ("methods", "seeds")}
-    return {"config": rest, "methods": methods}
+    del values["seeds"]
+    methods = values.pop("methods")
+    return {"config": values, "methods": {k: methods[k] for k in methods if k in other.methods}}
 
 
 def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
-    """What the folder will say, with the methods and seeds of its earlier runs first."""
+    """The new `comparison.json`, with the methods and seeds of earlier runs first."""
     config = plan.config
     if before:
         saved: Experiment = before["config"]
@@ -189,7 +184,7 @@ def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What is known after the runs."""
+    """What the command line shows after the runs."""
 
     page: Page
     rule: Rule | None  # None for a task that judges nothing

@@ -1,7 +1,7 @@
-"""Several processes for one run, as torchrun starts them. In a single process all this is idle.
+"""Several processes (ranks) for one run, as torchrun starts them. A single process is rank 0 of 1.
 
-Messages between ranks go over a gloo group of their own: they never mix with what a training sends,
-and no GPU waits for them.
+Messages go over a gloo group of their own: they never mix with the collectives of a training, and
+no GPU waits for them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=3)
 """Ranks wait while one downloads or loads; a process that dies is noticed at once."""
-_ALONE = 60.0  # seconds that a rank which diverged waits for the others
-_ASK_EVERY = 0.5  # seconds between two questions whether to stop
-_GO_ON, _STOP, _DIVERGED = range(3)
+_AGREE_EVERY = 0.5  # seconds between two exchanges whether to stop
 
 _group: tuple[Any, Any] = (None, None)  # the default group, and the one for messages
 
@@ -52,7 +50,7 @@ class Diverged(Exception):
         return self.args[0]
 
 
-# --- what torchrun says in the environment -------------------------------------------------------
+# --- environment variables of torchrun ------------------------------------------------------------
 
 
 def _number(variable: str, missing: int = 0) -> int:
@@ -69,15 +67,12 @@ def _local_rank() -> int:
 
 
 def launch_command() -> list[str]:
-    """The command line of torchrun, as far as its processes know; empty without it."""
+    """The command line of torchrun, as far as its processes know it; empty without torchrun."""
     if not _launched():
         return []
-    machines = _number("GROUP_WORLD_SIZE", 1)
-    return [
-        "torchrun",
-        *(["--standalone"] if machines == 1 else ["--nnodes", str(machines)]),
-        *["--nproc-per-node", str(_number("LOCAL_WORLD_SIZE", 1))],
-    ]
+    machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+    where = ["--standalone"] if machines == "1" else ["--nnodes", machines]
+    return ["torchrun", *where, "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
 
 
 def device(wanted: str = "auto") -> torch.device:
@@ -115,7 +110,7 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process writes and prints; known outside of `process_group`, too."""
+    """Whether this process writes and prints; also right outside of `process_group`."""
     return rank() == 0 if _ready() else not _launched() or _number("RANK") == 0
 
 
@@ -123,8 +118,8 @@ def is_first() -> bool:
 def process_group(wanted: str = "cpu") -> Iterator[None]:
     """Join the processes that torchrun started (on a `device`); does nothing for a single one.
 
-    Inside, an error that all ranks have (see `run_on_first` and `run_on_all`) leaves as usual. Any
-    other ends this process at once, because the other ranks wait for it.
+    An error that all ranks raise together (see `run_on_first` and `run_on_all`) leaves the block as
+    usual. Any other ends this process at once, because the other ranks wait for it.
     """
     if not _launched() or _ready():
         yield
@@ -151,7 +146,7 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
 
 def _close() -> None:
     with contextlib.suppress(RuntimeError):  # another rank may be gone by now
-        barrier()
+        all_gather(None)
     dist.destroy_process_group()
 
 
@@ -166,24 +161,9 @@ def _messages() -> Any:
 # --- messages ------------------------------------------------------------------------------------
 
 
-def _maximum(numbers: Sequence[int], patience: float | None = None) -> list[int]:
-    """Elementwise maximum over ranks; `RuntimeError` after so many seconds."""
-    if world_size() == 1:
-        return list(numbers)
-    values = torch.tensor(list(numbers))
-    work: Any = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_messages(), async_op=True)
-    work.wait() if patience is None else work.wait(timedelta(seconds=patience))
-    return values.tolist()
-
-
-def barrier() -> None:
-    """Wait for all ranks."""
-    _maximum([0])
-
-
 def any_rank(flag: bool) -> bool:
-    """Whether any rank says so."""
-    return _maximum([int(flag)])[0] > 0
+    """Whether the flag is true on any rank."""
+    return any(all_gather(flag))
 
 
 def broadcast(value: T) -> T:
@@ -208,26 +188,27 @@ def all_gather(value: T) -> list[T]:
 
 
 def run_on_first(call: Callable[[], T]) -> T:
-    """The result of rank 0, on every rank; if that is an error, all ranks raise it."""
-    if world_size() == 1:
-        return call()
-    value, error = _attempt(call) if rank() == 0 else (None, None)
-    result, failure = broadcast((value, None if error is None else _portable(error)))
-    if failure is not None:
-        raise _mark(error or failure)
-    return result  # type: ignore[return-value]
+    """Call on rank 0 and return its result on every rank; its error is raised on every rank."""
+    return broadcast(run_on_all(lambda: call() if rank() == 0 else None))  # type: ignore[return-value]
 
 
 def run_on_all(call: Callable[[], T]) -> T:
-    """Call on every rank; when any has an error, all raise that of the lowest rank."""
+    """Call on every rank; when any of them raises, all raise the error of the lowest such rank."""
     if world_size() == 1:
         return call()
-    value, error = _attempt(call)
-    failures = all_gather(None if error is None else _portable(error))
-    for place, failure in enumerate(failures):
-        if failure is not None:
-            raise _mark(error if place == rank() and error is not None else failure)
-    return value  # type: ignore[return-value]
+    value: Any = None
+    error = None
+    try:
+        value = call()
+    except Exception as raised:
+        error = raised
+    errors = all_gather(None if error is None else _portable(error))
+    for place, portable in enumerate(errors):
+        if portable is not None:
+            shared = error if place == rank() and error is not None else portable
+            shared.__dict__[_SHARED] = True
+            raise shared
+    return value
 
 
 def run_on_each_machine(call: Callable[[], T]) -> T | None:
@@ -235,24 +216,12 @@ def run_on_each_machine(call: Callable[[], T]) -> T | None:
     return run_on_all(lambda: call() if _local_rank() == 0 else None)
 
 
-def raised_on_all(error: BaseException) -> bool:
-    """Whether all ranks have raised this error together, so that they are still in step."""
-    return world_size() == 1 or _SHARED in error.__dict__
-
-
 _SHARED = "_of_all_ranks"
 
 
-def _mark(error: Exception) -> Exception:
-    error.__dict__[_SHARED] = True
-    return error
-
-
-def _attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
+def raised_on_all(error: BaseException) -> bool:
+    """Whether all ranks have raised this error together, so that they are still in step."""
+    return world_size() == 1 or _SHARED in error.__dict__
 
 
 def _portable(error: Exception) -> Exception:
@@ -285,83 +254,66 @@ def lost_connection(error: Exception) -> bool:
 class Consensus:
     """Whether a run goes on, stops or has diverged: the same answer at the same step on all ranks.
 
-    Asking after every step would cost an all-reduce each time. Rank 0 measures the steps and
-    chooses after how many to ask again, about half a second apart; a single process never asks.
+    Messages after every step would be slow. Rank 0 measures the steps and chooses after how many
+    the ranks exchange their states again, about half a second apart; a single process need not.
     Divergence is what the library and torch report as such: `NonFiniteValue`, `FloatingPointError`.
     """
 
     def __init__(self, stop: Callable[[], bool]) -> None:
         self._stop = stop
-        self._several = world_size() > 1
         self._interval, self._next = 1, 0
         self._last_step, self._last_time = 0, time.monotonic()
-        self._reason: tuple[int, str] | None = None
+        self._diverged: tuple[int, str] | None = None
 
-    def step(self, call: Callable[[], None], step: int, must_ask: bool) -> bool:
+    def step(self, call: Callable[[], None], step: int, agree: bool) -> bool:
         """Make a step; whether to stop after it.
 
-        A rank that diverges alone keeps stepping until the next question: the others need it in the
+        A rank that diverges alone keeps stepping until the next exchange: the others need it in the
         collectives of their steps. Then all raise `Diverged`.
 
         Args:
             call: `Training.step`, on every rank.
             step: steps made before.
-            must_ask: whether other messages follow, so that all ranks must agree first.
+            agree: whether other messages follow, so that all ranks must agree first.
         """
-        try:
-            call()
-        except (FloatingPointError, NonFiniteValue) as error:
-            self._reason = self._reason or (step, f"after {step} steps: {error}")
-        if not self._several:
-            self._raise_if_diverged(self._reason is not None)
-            return self._stop()
-        if not must_ask and step < self._next:
+        self._attempt(call, step)
+        if world_size() > 1 and not agree and step < self._next:
             return False
-        now, steps = time.monotonic(), step - self._last_step
-        per_second = steps / max(now - self._last_time, 1e-9)
+        now = time.monotonic()
+        per_second = (step - self._last_step) / max(now - self._last_time, 1e-9)
         # At most twice as many as before: the first steps are slow.
-        wanted = min(max(int(_ASK_EVERY * per_second), 1), 2 * self._interval)
-        status = self._ask(_STOP if self._stop() else _GO_ON, wanted)
+        interval = min(max(int(_AGREE_EVERY * per_second), 1), 2 * self._interval)
+        stop, self._interval = self._exchange(self._stop(), interval)
         self._next, self._last_step, self._last_time = step + self._interval, step, now
-        return status == _STOP
+        return stop
 
     def run(self, call: Callable[[], T], step: int) -> T:
-        """The result of an evaluation, after which all ranks agree that none diverged."""
-        value: Any = None
+        """The result of an evaluation after so many steps, unless any rank diverged."""
+        value = self._attempt(call, step)
+        self._exchange(False, 0)
+        return value  # type: ignore[return-value]
+
+    def _attempt(self, call: Callable[[], T], step: int) -> T | None:
         try:
-            value = call()
+            return call()
         except (FloatingPointError, NonFiniteValue) as error:
-            self._reason = step, f"after {step} steps: {error}"
-        self._ask(_GO_ON, self._interval)
-        return value
+            self._diverged = self._diverged or (step, f"after {step} steps: {error}")
+            return None
 
-    def _ask(self, status: int, interval: int) -> int:
-        """The highest status of all ranks; the interval is that of rank 0."""
-        if self._reason is not None:
-            status = _DIVERGED
-        try:
-            patience = _ALONE if self._reason is not None else None
-            given = interval if rank() == 0 else 0
-            status, self._interval = _maximum([status, given], patience)
-        except RuntimeError as late:  # the others wait in the middle of a step
-            if self._reason is None:
-                raise
-            raise RuntimeError(f"rank {rank()} alone diverged {self._reason[1]}") from late
-        self._raise_if_diverged(status == _DIVERGED)
-        return status
-
-    def _raise_if_diverged(self, diverged: bool) -> None:
-        if diverged:
-            step, text = min(filter(None, all_gather(self._reason)))
+    def _exchange(self, stop: bool, interval: int) -> tuple[bool, int]:
+        """Whether any rank stops, and the interval of rank 0; raises when any has diverged."""
+        stops, diverged, intervals = zip(*all_gather((stop, self._diverged, interval)), strict=True)
+        if any(diverged):
+            step, text = min(filter(None, diverged))
             raise Diverged(text, step)
+        return any(stops), intervals[0]
 
 
 def check_same_plan(specs: Sequence[RunSpec]) -> None:
     """Refuse ranks that want other runs than rank 0: their config files differ."""
-    plans = all_gather([spec.plain() for spec in specs])
+    plans = all_gather({str(place): spec.plain() for place, spec in enumerate(specs)})
     for place, other in enumerate(plans):
-        first, here = ({str(at): spec for at, spec in enumerate(p)} for p in (plans[0], other))
-        if changes := differences(first, here, ()):
+        if changes := differences(plans[0], other, ()):
             raise ConfigError(
                 f"Rank {place} has another plan than rank 0, run.setting: {changes[0]}. Give every "
                 "machine the same files and the same command."
@@ -369,7 +321,7 @@ def check_same_plan(specs: Sequence[RunSpec]) -> None:
 
 
 def fingerprint(problem: Problem) -> str:
-    """Of the data, which must be the same on all ranks."""
+    """The fingerprint of the data, which must be the same on all ranks."""
     prints = all_gather(problem.fingerprint())
     for place, other in enumerate(prints):
         if other != prints[0]:

@@ -7,10 +7,9 @@ import hashlib
 import math
 import os
 import random
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from . import distributed, environment, store, tasks
-from .config import dump
+from .config import dump, plain
 from .distributed import Consensus, Diverged, fingerprint
 from .store import Event, FolderError, Kind, Outcome, RunSpec
-from .task import Problem, Row, Task, Training
+from .task import FleetTraining, Problem, Row, Task, Training
 
 Tell = Callable[[Event], None]
 
-_EVERY = 0.2  # seconds between two progress events of a run
+TELL_EVERY = 0.2  # seconds between two progress events of a run
 
 
-def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
-    """Whether a run is finished; raises when its folder cannot be used, and touches nothing."""
+def finished_result(spec: RunSpec, folder: Path, *, resume: bool) -> dict[str, Any] | None:
+    """The result of a finished run; refuses a folder that cannot be used, and changes nothing."""
     if not store.has_run(folder):
-        return False
+        return None
     if not resume:
         raise FolderError(
             f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
@@ -45,7 +44,7 @@ def check_folder(spec: RunSpec, folder: Path, *, resume: bool) -> bool:
             f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
             "or start anew with --overwrite."
         )
-    return (folder / store.RESULT).is_file()
+    return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 
 def train(
@@ -67,14 +66,9 @@ def train(
     With `resume` a run goes on from its checkpoint, if there is one, and a finished one is left as
     it is. `stop` is asked after each step; when true, the run saves itself and ends.
 
-    On several ranks all of them call this with the same arguments. Rank 0 checks, writes and tells;
-    what it refuses, all refuse. They stop when any of them is asked to.
+    On several ranks all of them call this with the same arguments. Rank 0 checks, writes and sends
+    events; its errors are raised on all. They stop when any of them is asked to.
     """
-
-    def ended() -> Outcome | None:
-        if not check_folder(spec, folder, resume=resume):
-            return None
-        return Outcome(spec.label, _ending(store.read_result(folder)))
 
     def occupy() -> None:
         try:
@@ -83,8 +77,9 @@ def train(
             raise FolderError(f"{folder} cannot be made: {error.strerror}.") from error
         lock.enter_context(store.locked(folder))
 
-    if (outcome := distributed.run_on_first(ended)) is not None:
-        return outcome
+    result = distributed.run_on_first(lambda: finished_result(spec, folder, resume=resume))
+    if result is not None:
+        return outcome_of(spec.label, result)
     task = tasks.get(spec.task)
     if problem is None:
         problem = distributed.run_on_all(lambda: task.load(spec.config))
@@ -93,8 +88,10 @@ def train(
         return _Run(spec, folder, task, problem, on_event, stop).go(tensorboard)
 
 
-def _ending(result: Mapping[str, Any]) -> Kind:
-    return "finished" if result["diverged"] is None else "diverged"
+def outcome_of(label: str, result: Mapping[str, Any]) -> Outcome:
+    """How a run with this result ended."""
+    reason = result["diverged"]
+    return Outcome(label, "finished" if reason is None else "diverged", reason or "")
 
 
 class _Run:
@@ -117,7 +114,7 @@ class _Run:
         seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
         self.total = spec.config.epochs * self.training.steps_per_epoch
-        self.board: Board | None = None
+        self.board: Any = None  # a SummaryWriter
         self.consensus = Consensus(stop)
 
     @property
@@ -127,8 +124,7 @@ class _Run:
     def go(self, tensorboard: bool) -> Outcome:
         self._load()
         if self.first:
-            self._begin()
-            self.board = Board(self.folder, self.rows, tensorboard)
+            self._begin(tensorboard)
         self._tell("started")
         try:
             if self._loop():
@@ -143,14 +139,31 @@ class _Run:
                 self.board.close()
         return self._end(end, None)
 
-    def _begin(self) -> None:
-        """Say what this is before the first step."""
+    def _begin(self, tensorboard: bool) -> None:
+        """Write config, environment and the evaluations of the checkpoint, before the first step.
+
+        Evaluations after the checkpoint belong to steps that will be made again.
+        """
         store.write_text(self.folder / store.CONFIG, dump(self.spec.plain()))
         environment.write(
             self.folder / store.ENVIRONMENT, self.training.device, f"step {self.step}", self.step
         )
-        # Rows after the checkpoint belong to steps that will be made again.
         store.write_rows(self.folder / store.METRICS, self.rows)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+
+            shutil.rmtree(self.folder / store.TENSORBOARD, ignore_errors=True)
+            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD))
+            for row in self.rows:
+                self._add_scalars(row)
+
+    def _add_scalars(self, row: Row) -> None:
+        """One evaluation for TensorBoard; lists become one scalar for each entry."""
+        for key, value in row.items():
+            for place, entry in enumerate(value if isinstance(value, list) else [value]):
+                name = f"{key}/{place}" if isinstance(value, list) else key
+                if isinstance(entry, (int, float)):
+                    self.board.add_scalar(name, entry, row["step"])
 
     def _loop(self) -> bool:
         """Step until the end (False) or until asked to stop (True)."""
@@ -173,7 +186,7 @@ class _Run:
                 if save:
                     self._save()
                 start = time.perf_counter()
-            if evaluate or now - told > _EVERY:
+            if evaluate or now - told > TELL_EVERY:
                 told = now
                 self._tell("progress")
             if asked and not last:
@@ -182,13 +195,8 @@ class _Run:
 
     def _evaluate(self) -> None:
         figures = self.consensus.run(self.training.evaluate, self.step)
-        row: Row = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "samples": self.step * self.training.samples_per_step,
-            "seconds": self.seconds,
-            **{k: v.tolist() if hasattr(v, "tolist") else v for k, v in figures.items()},
-        }
+        figures = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in figures.items()}
+        row = evaluation(self.training, self.step, self.seconds, figures)
         row = distributed.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
         if wrong:
@@ -197,7 +205,7 @@ class _Run:
         if self.first:
             store.write_rows(self.folder / store.METRICS, self.rows)
         if self.board is not None:
-            self.board.add(row)
+            self._add_scalars(row)
 
     def _save(self) -> None:
         state: Any = self.training.state_dict()
@@ -231,13 +239,10 @@ class _Run:
     def _read(self) -> dict[str, Any] | None:
         """The checkpoint, refused when it is that of another run, of other data or shards."""
         path = self.folder / store.CHECKPOINT
-        way_out = f"Delete {self.folder} to start this run anew, or give --overwrite for all."
-        saved = read_checkpoint(path, lambda text: self._tell("note", text), way_out)
+        warn = lambda text: self._tell("note", text)  # noqa: E731
+        saved = read_checkpoint(path, self.spec.differences, self.data, warn)
         if saved is None:
             return None
-        check_bounds(path, saved, self.total, way_out)
-        changes = self.spec.differences(saved["spec"])
-        refuse_changes(path, changes, saved["fingerprint"], self.data, way_out)
         old = len(saved["training"]) if isinstance(saved["training"], list) else 0
         new = distributed.world_size() if self.training.sharded else 0
         if old != new:
@@ -246,30 +251,22 @@ class _Run:
             ]
             raise FolderError(
                 f"The checkpoint {path} holds {words[0]} but here it needs {words[1]}: start as "
-                f"many processes as before (torchrun --nproc-per-node). {way_out}"
+                "many processes as before (torchrun --nproc-per-node), or anew with --overwrite."
             )
         return saved
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
-        final = self.rows[-1] if self.rows else {}
-        result = {
-            "name": self.spec.name,
-            "seed": self.spec.seed,
-            "method": self.spec.plain()["method"],
-            "final": final,
-            "end": end,
-            "warnings": list(self.task.warnings(self.spec.config, final)) if final else [],
-            "seconds": self.seconds,
-            "samples": self.step * self.training.samples_per_step,
-            "diverged": diverged,
-            "fingerprint": self.data,
-        }
+        result = result_of(
+            self.spec, self.task, self.rows[-1] if self.rows else {}, end=end, diverged=diverged,
+            seconds=self.seconds, samples=self.step * self.training.samples_per_step,
+            fingerprint=self.data,
+        )  # fmt: skip
         if self.first:
             store.write_json(self.folder / store.RESULT, result)
             (self.folder / store.PREVIOUS).unlink(missing_ok=True)
-        kind = _ending(result)
-        self._tell(kind, diverged or "")
-        return Outcome(self.spec.label, kind, diverged or "")
+        outcome = outcome_of(self.spec.label, result)
+        self._tell(outcome.kind, outcome.text)
+        return outcome
 
     def _tell(self, kind: Kind, text: str = "") -> None:
         if self.first:
@@ -285,45 +282,33 @@ def epochs_of(step: int, per_epoch: int) -> float:
     return whole if rest == 0 else step / per_epoch
 
 
+def evaluation(training: Training | FleetTraining, step: int, seconds: float, figures: Row) -> Row:
+    """A row: the figures of a training after so many steps, and what they took."""
+    return {
+        "epoch": epochs_of(step, training.steps_per_epoch),
+        "step": step,
+        "samples": step * training.samples_per_step,
+        "seconds": seconds,
+        **figures,
+    }
+
+
+def result_of(spec: RunSpec, task: Task, final: Row, **facts: Any) -> dict[str, Any]:
+    """What is kept of a run that has ended: its last evaluation, warnings and more facts."""
+    return {
+        "name": spec.name,
+        "seed": spec.seed,
+        "method": plain(spec.method),
+        "final": final,
+        "warnings": list(task.warnings(spec.config, final)) if final else [],
+        **facts,
+    }
+
+
 def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-class Board:
-    """Writes the numbers of each evaluation as scalars for TensorBoard; idle unless wanted.
-
-    Rows from before this process are written again.
-    """
-
-    def __init__(self, folder: Path, rows: Iterable[Row], wanted: bool) -> None:
-        self._writer: Any = None
-        if not wanted:
-            return
-        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
-
-        # Events after the checkpoint would stand beside those of the steps made again.
-        shutil.rmtree(folder / store.TENSORBOARD, ignore_errors=True)
-        self._writer = SummaryWriter(str(folder / store.TENSORBOARD))
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: Row) -> None:
-        """One evaluation; lists become one scalar for each entry."""
-        if self._writer is None:
-            return
-        for key, value in row.items():
-            if isinstance(value, (int, float)):
-                self._writer.add_scalar(key, value, row["step"])
-            elif isinstance(value, list):
-                for place, entry in enumerate(value):
-                    self._writer.add_scalar(f"{key}/{place}", entry, row["step"])
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 # --- checkpoint files -----------------------------------------------------------------------------
@@ -331,15 +316,10 @@ class Board:
 # A file of `torch.save`, followed by a line with the version of the format and the sha256 of all
 # bytes before it. torch.load ignores what follows the archive, so it can open the file as well.
 
-_FORMAT = 2
-_LAST_LINE = re.compile(rb"fcco-checkpoint (\d{4}) ([0-9a-f]{64})\n")
-_LAST_LENGTH = len("fcco-checkpoint 0002 ") + 64 + 1
-
 
 class _HashingFile:
-    """What `torch.save` writes to: hashes all bytes, and remembers why writing failed.
-
-    torch replaces an error of `write` by one of its own that does not say why.
+    """A file that `torch.save` writes to. It keeps the reason of a write that fails (no space left,
+    say), which torch replaces by an error of its own.
     """
 
     def __init__(self, file: Any) -> None:
@@ -358,8 +338,8 @@ class _HashingFile:
         self.file.flush()
 
 
-def _last_line(digest: str, version: int = _FORMAT) -> bytes:
-    return f"fcco-checkpoint {version:04d} {digest}\n".encode()
+def _last_line(digest: str) -> bytes:
+    return f"fcco-checkpoint 0002 {digest}\n".encode()
 
 
 def previous(path: Path) -> Path:
@@ -387,76 +367,63 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
             os.replace(path, previous(path))
 
 
-def read_checkpoint(path: Path, warn: Callable[[str], None], way_out: str) -> dict[str, Any] | None:
+def read_checkpoint(
+    path: Path,
+    differences: Callable[[Mapping[str, Any]], list[str]],
+    fingerprint: str,
+    warn: Callable[[str], None],
+) -> dict[str, Any] | None:
     """The newest checkpoint that is intact; None where there is none.
 
-    `warn` is told when the newest is damaged and the one before takes its place; `way_out` is what
-    the user can do when none is intact.
+    Args:
+        path: the newest; where it is damaged, the one before takes its place and `warn` is called.
+        differences: of a saved `spec` to the present one; a checkpoint with any is refused.
+        fingerprint: of the data, likewise.
+        warn: called with a sentence.
     """
-    problem = None
+    way_out = f"Delete {path.with_suffix('')}*.pt to start anew, or give --overwrite for all runs."
+    damaged = None
     for file in (path, previous(path)):
         if not file.exists():
             continue
         try:
             content = _read_verified(file)
-        except FolderError as error:
-            problem = problem or error
+        except Exception as error:  # torch, pickle and zipfile raise different ones
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            damaged = damaged or f"The checkpoint {file} cannot be read: {reason}."
             continue
-        if problem is not None:
-            warn(f"{problem} Going on from the checkpoint before it.")
+        changes = differences(content["spec"])
+        if content["fingerprint"] != fingerprint:
+            words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
+            changes = [*changes, words]
+        if changes:
+            text = f"The checkpoint {file} is that of another run: {'; '.join(changes)}. {way_out}"
+            raise FolderError(text)
+        if damaged is not None:
+            warn(f"{damaged} Going on from the checkpoint before it.")
         if file != path:
             os.replace(file, path)  # or the next one would push the good one out
         return content
-    if problem is not None:
-        raise FolderError(f"{problem} {way_out}") from problem
+    if damaged is not None:
+        raise FolderError(f"{damaged} {way_out}")
     return None
 
 
 def _read_verified(path: Path) -> dict[str, Any]:
-    digest, left = hashlib.sha256(), max(path.stat().st_size - _LAST_LENGTH, 0)
-    try:
-        with path.open("rb") as file:
-            while left and (piece := file.read(min(left, 1 << 20))):
-                digest.update(piece)
-                left -= len(piece)
-            last = file.read()
-        if last != _last_line(digest.hexdigest()):
-            other = _LAST_LINE.fullmatch(last)
-            if other and last == _last_line(digest.hexdigest(), int(other[1])):
-                raise ValueError(f"it has format {int(other[1])}, this version reads {_FORMAT}")
-            raise ValueError("its checksum is wrong, it is damaged or of an older version")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, pickle and zipfile raise different ones
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FolderError(f"The checkpoint {path} cannot be read: {reason}.") from error
-    return content
+    digest, left = hashlib.sha256(), max(path.stat().st_size - len(_last_line("0" * 64)), 0)
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left -= len(piece)
+        if file.read() != _last_line(digest.hexdigest()):
+            raise ValueError("its checksum is wrong, it is damaged or of another version")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint and the one before it."""
     for file in (previous(path), path):
         file.unlink(missing_ok=True)
-
-
-def refuse_changes(path: Path, changes: list[str], old: str, new: str, way_out: str) -> None:
-    """Refuse a checkpoint of other settings (`changes`) or of other data (two fingerprints)."""
-    if old != new:
-        changes = [*changes, f"the data were {old[:12]} and are {new[:12]} now"]
-    if changes:
-        text = f"The checkpoint {path} is that of another run: {'; '.join(changes)}. {way_out}"
-        raise FolderError(text)
-
-
-def check_bounds(path: Path, content: dict[str, Any], total: int, way_out: str) -> None:
-    """Refuse a checkpoint whose counters cannot be those of a run of so many steps."""
-    bounds = {"step": (int, total), "seconds": (float, math.inf)}
-    for key, (kind, most) in bounds.items():
-        value: Any = content.get(key)
-        if type(value) is not kind or not 0 <= value <= most:
-            raise FolderError(
-                f"The checkpoint {path} has {key} = {value!r}, but it must be between 0 and "
-                f"{most}. {way_out}"
-            )
 
 
 # --- the global random generators -----------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -68,13 +70,13 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def write(path: Path, device: torch.device, progress: str, resumed: object) -> None:
-    """Describe this process in a file; to one that is there a line is added.
+    """Describe this process in a file.
 
     Args:
         path: the file.
-        device: what is trained on.
+        device: where it trains.
         progress: how far the training is, as `step 7`.
-        resumed: whether it goes on; if not, a file that is there is replaced.
+        resumed: whether it goes on: then a file that is there is kept, and a line added to it.
     """
     here = describe(device)
     if resumed and path.is_file():
@@ -90,18 +92,15 @@ def write(path: Path, device: torch.device, progress: str, resumed: object) -> N
 
 def _name(device: torch.device) -> str:
     """`cpu`, or `cuda` with the name of the GPU."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return device.type
-    return f"cuda: {torch.cuda.get_device_name(device)}"
+    return device.type if device.type == "cpu" else f"cuda: {torch.cuda.get_device_name(device)}"
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        if found is not None:
+            return found[1].strip()
+    return platform.processor()
 
 
 def _revision() -> str | None:

@@ -1,9 +1,9 @@
 """A runner that trains runs of one kind together, as fleets, in the place of `workers.run`.
 
-A finished run leaves one line, as `result.json` of a run that was trained alone: in `fleet.jsonl`,
-or in `fleet/lines-RANK.jsonl` where torchrun started several processes. Each of these trains a part
-of the runs on a device of its own; they meet at the start and at the end. Fleets under way have
-checkpoints in the folder `fleet`.
+A finished run leaves one line, with the content of `result.json` of a run that was trained alone:
+in `fleet.jsonl`, or in `fleet/lines-RANK.jsonl` where torchrun started several processes. Each of
+these trains a part of the runs on a device of its own; they exchange messages at the start and at
+the end. Fleets under way have checkpoints in the folder `fleet`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from . import distributed, engine, environment, store, tasks, workers
-from .config import from_plain, plain
+from . import distributed, engine, environment, store, tasks
+from .config import from_plain
 from .engine import Tell
 from .store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
 from .task import FleetTraining, Method, Problem, Row
+from .workers import keep_traceback, load, stoppable
+from .workers import run as run_alone
 
-_EVERY = 0.2  # seconds between two progress events
-_QUARTERS = 4
-_SHORT, _SHARE = 1.0, 20
-"""A checkpoint that takes longer than these seconds waits until it is that part of the time."""
 _ON_CPU = 64
 """More runs at a time do not fit into the caches of a CPU and take longer each."""
 
@@ -55,11 +53,9 @@ def run(
 
     Args:
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
-        chunk: runs of a fleet at most; unless given as many as fit, on a CPU into its caches.
+        chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU as many as fit. A fleet
+            that does not fit into memory is halved until it does.
     """
-    from .workers import load, stoppable
-    from .workers import run as run_alone
-
     if not specs:
         return []
     wanted = specs[0].config.preferred_device or device
@@ -101,21 +97,10 @@ def _prepared(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def capacity(
-    make: Callable[[int], Any],
-    step: Callable[[Any], object],
-    runs: int,
-    device: torch.device,
-    share: float = 0.8,
-) -> int:
-    """How many runs can be in one fleet on a GPU, from the peaks of memory of two small fleets.
+def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.device) -> int:
+    """How many runs fit into one fleet on a GPU, from the peaks of memory of two small fleets.
 
-    Args:
-        make: builds a fleet of so many runs.
-        step: makes its most expensive steps.
-        runs: the number of all runs.
-        device: the GPU.
-        share: of the free memory that may be used; peaks are not quite linear.
+    `make` builds a fleet of so many runs; there are no more than `runs`.
     """
     sizes, peaks = (16, 64), []
     if runs <= sizes[0]:
@@ -126,153 +111,122 @@ def capacity(
             gc.collect()
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
-            step(make(size))
+            fleet = make(size)
+            fleet.step()
+            fleet.step()
+            fleet.state_dict()
             torch.cuda.synchronize(device)
         except torch.OutOfMemoryError:
             return size // 2
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
+        del fleet
         gc.collect()  # the graphs of a fleet may refer to it
         torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     per_run = max(1.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
-    return max(1, min(runs, sizes[1] + int((share * free - peaks[1]) // per_run)))
+    # Not all of the free memory: peaks are not quite linear.
+    return max(1, min(runs, sizes[1] + int((0.8 * free - peaks[1]) // per_run)))
 
 
 class _FleetRun:
-    """Runs of one kind, trained together from the first step, or a checkpoint, to their lines.
+    """Runs of one kind, trained together from the first step, or a checkpoint, to their results.
 
-    They are evaluated before the first step, at every quarter and at the end. A run that leaves the
-    finite numbers keeps the last figures that it had.
+    They are evaluated before the first step, at every quarter and at the end. A run that diverges
+    keeps the last finite figures that it had.
     """
 
     def __init__(
-        self,
-        specs: Sequence[RunSpec],
-        training: FleetTraining,
-        data: str,
-        path: Path,
-        title: str,
-        tell: Tell,
+        self, specs: list[RunSpec], training: FleetTraining, data: str, path: Path, tell: Tell
     ) -> None:
-        self.specs, self.training, self.data = list(specs), training, data
-        self.path, self.title, self.tell, self.config = path, title, tell, specs[0].config
+        self.specs, self.training, self.data, self.path = specs, training, data, path
+        self.tell, self.config = tell, specs[0].config
         self.total = self.config.epochs * training.steps_per_epoch
         self.step, self.seconds = 0, 0.0
-        self.rows: list[Row] = []
-        self.reasons: list[str | None] = [None] * len(specs)
-        self._start = self._saved = time.perf_counter()
-        self._cost = 0.0
+        self.rows: list[Row] = [{} for _ in specs]
+        self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
+        self.saved_at, self.save_took = -math.inf, 0.0
 
-    @property
-    def epoch(self) -> float:
-        return engine.epochs_of(self.step, self.training.steps_per_epoch)
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint of the same runs."""
-        way_out = f"Delete {self.path} to start its runs anew."
-        engine.check_bounds(self.path, saved, self.total, way_out)
-        try:
-            self.training.load_state_dict(saved["training"])
-        except (KeyError, ValueError, RuntimeError) as error:
-            text = f"The checkpoint {self.path} does not fit: {error} {way_out}"
-            raise FolderError(text) from error
+    def load(self, saved: Mapping[str, Any]) -> None:
+        self.training.load_state_dict(saved["training"])
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.rows, self.reasons = list(saved["rows"]), list(saved["reasons"])
 
-    def go(self, stop: Callable[[], bool]) -> bool:
+    def go(self, title: str, stop: Callable[[], bool]) -> bool:
         """Train to the end (True), or until asked to stop (False): then all is saved."""
-        self._tell("started")
-        if not self.rows:
+        self._tell("started", title)
+        if self.step == 0:
             self._evaluate()
-        marks = {math.ceil(k * self.total / _QUARTERS) for k in range(1, _QUARTERS + 1)}
+        quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
         every = self.config.checkpoint_every * self.training.steps_per_epoch
-        told = self._start = self._saved = time.perf_counter()
+        told = start = time.perf_counter()
         while self.step < self.total:
             self.training.step()
             self.step += 1
             last = self.step == self.total
             asked = not last and stop()
-            evaluate = self.step in marks
-            due = not last and self.step % every == 0
-            if evaluate or asked or due:
-                self._pause()
+            evaluate = self.step in quarters
+            save = asked or (not last and self.step % every == 0 and self._worth_saving())
+            if evaluate or save:
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                self.seconds += time.perf_counter() - start
                 if evaluate:
                     self._evaluate()
-                if asked or (due and self._worth_it()):
+                if save:
                     self._save()
-                self._start = time.perf_counter()
-            now = time.perf_counter()
-            if evaluate or now - told > _EVERY:
-                told = now
-                self._tell("progress")
+                start = time.perf_counter()
+            if evaluate or time.perf_counter() - told > engine.TELL_EVERY:
+                told = time.perf_counter()
+                self._tell("progress", title)
             if asked:
-                self._tell("stopped")
+                self._tell("stopped", title)
                 return False
             if evaluate and None not in self.reasons:
-                break  # nobody is left
+                break  # all have diverged
         return True
 
-    def lines(self, warnings: Callable[[Row], Iterable[str]]) -> list[Row]:
-        """What is kept of each run."""
-        lines = []
+    def results(self) -> dict[str, Row]:
+        """What is kept of each run, by label."""
+        task, per_epoch = tasks.get(self.specs[0].task), self.training.steps_per_epoch
         ends = zip(self.specs, self.rows, self.reasons, self.training.died, strict=True)
+        results = {}
         for spec, row, reason, died in ends:
             step = self.step if died < 0 else died
-            line = {
-                "name": spec.name,
-                "seed": spec.seed,
-                "method": plain(spec.method),
-                "final": row,
-                "end": {},
-                "warnings": list(warnings(row)) if row else [],
-                "seconds": self.seconds / len(self.specs),
-                "samples": step * self.training.samples_per_step,
-                "diverged": reason,
-                "fingerprint": self.data,
-                "step": step,
-                "epoch": engine.epochs_of(step, self.training.steps_per_epoch),
-            }
-            lines.append(line)
-        return lines
-
-    def _pause(self) -> None:
-        """Stop the clock when the device has done what it was given."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.seconds += time.perf_counter() - self._start
+            results[spec.label] = engine.result_of(
+                spec, task, row, end={}, diverged=reason, seconds=self.seconds / len(self.specs),
+                samples=step * self.training.samples_per_step, fingerprint=self.data,
+                step=step, epoch=engine.epochs_of(step, per_epoch),
+            )  # fmt: skip
+        return results
 
     def _evaluate(self) -> None:
-        """Figures of the runs that are still there; those of the others stay as they were."""
-        figures, died = self.training.evaluate(), self.training.died
-        facts: Row = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "samples": self.step * self.training.samples_per_step,
-            "seconds": self.seconds / len(self.specs),
-        }
-        before = self.rows or [{} for _ in self.specs]
-        self.rows = []
-        for place, row in enumerate(figures):
-            wrong = [key for key, value in row.items() if not math.isfinite(value)]
-            if self.reasons[place] is None and died[place] >= 0:
+        """Figures of the runs that have not diverged."""
+        died, seconds = self.training.died, self.seconds / len(self.specs)
+        for place, figures in enumerate(self.training.evaluate()):
+            if self.reasons[place] is not None:
+                continue
+            row = engine.evaluation(self.training, self.step, seconds, figures)
+            wrong = [key for key, value in figures.items() if not math.isfinite(value)]
+            if died[place] >= 0:
                 self.reasons[place] = f"after {died[place]} steps: not finite"
-            elif self.reasons[place] is None and wrong:
-                self.reasons[place] = f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}"
-            self.rows.append(facts | row if self.reasons[place] is None else before[place])
+            elif wrong:
+                self.reasons[place] = f"not finite at epoch {row['epoch']:g}: {', '.join(wrong)}"
+            else:
+                self.rows[place] = row
 
-    def _worth_it(self) -> bool:
+    def _worth_saving(self) -> bool:
         """Thousands of runs are large: writing them must not take longer than training them."""
-        return self._cost < _SHORT or time.perf_counter() - self._saved > _SHARE * self._cost
+        since = time.perf_counter() - self.saved_at
+        return self.save_took < 1 or since > 20 * self.save_took
 
     def _save(self) -> None:
         start = time.perf_counter()
-        plain_specs = [spec.plain() for spec in self.specs]
+        specs = [spec.plain() for spec in self.specs]
         content = {
             "step": self.step,
             "seconds": self.seconds,
-            "task": plain_specs[0]["task"],
-            "config": plain_specs[0]["config"],
-            "runs": [{key: s[key] for key in ("name", "seed", "method")} for s in plain_specs],
+            "spec": {key: specs[0][key] for key in ("task", "config")},
+            "runs": [{key: spec[key] for key in ("name", "seed", "method")} for spec in specs],
             "rows": self.rows,
             "reasons": self.reasons,
             "fingerprint": self.data,
@@ -280,12 +234,12 @@ class _FleetRun:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         engine.write_checkpoint(self.path, content)
-        self._saved = time.perf_counter()
-        self._cost = self._saved - start
+        self.saved_at = time.perf_counter()
+        self.save_took = self.saved_at - start
 
-    def _tell(self, kind: Kind) -> None:
-        epochs, count = self.config.epochs, len(self.specs)
-        self.tell(Event(kind, self.title, self.epoch, epochs, count=count))
+    def _tell(self, kind: Kind, title: str) -> None:
+        epoch = engine.epochs_of(self.step, self.training.steps_per_epoch)
+        self.tell(Event(kind, title, epoch, self.config.epochs, count=len(self.specs)))
 
 
 class _Fleets:
@@ -293,7 +247,7 @@ class _Fleets:
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         like: RunSpec,
         out: Path,
         device: torch.device,
@@ -307,29 +261,26 @@ class _Fleets:
         self.outcomes: dict[str, Outcome] = {}
         self.rank, self.ranks = distributed.rank(), distributed.world_size()
         self.folder = out / FLEET_FOLDER
-        self.lines = (
-            out / FLEET_LINES if self.ranks == 1 else self.folder / f"lines-{self.rank}.jsonl"
-        )
+        self.path = self.folder / f"checkpoint-{self.rank}.pt"
+        own = self.folder / f"lines-{self.rank}.jsonl"
+        self.lines = out / FLEET_LINES if self.ranks == 1 else own
 
     def run(self, kinds: dict[Hashable, list[RunSpec]]) -> dict[str, Outcome]:
         """Outcomes of all runs, those of other ranks too; what was not begun is left out."""
         done = distributed.run_on_first(self._finished)
         claimed = distributed.run_on_all(lambda: self._claim(done))
         labels = [store.label(line) for saved in claimed.values() for line in saved["runs"]]
-        under_way = {label for some in distributed.all_gather(labels) for label in some}
-        left = {
-            kind: [spec for spec in group if spec.label not in done | under_way]
-            for kind, group in kinds.items()
-        }
-        if under_way or any(left.values()):
+        under_way = set().union(*distributed.all_gather(labels))
+        left = [[s for s in group if s.label not in under_way] for group in kinds.values()]
+        if under_way or any(left):
             distributed.run_on_first(self._describe)
-        for path in list(claimed):
-            self._resume(path, claimed.pop(path))
-        for group in left.values():
+        for path, saved in claimed.items():
+            self._resume(path, saved)
+        for group in left:
             self._train_all(group[self.rank :: self.ranks])
         everywhere: dict[str, Outcome] = {}
-        for some in distributed.all_gather(self.outcomes):
-            everywhere |= some
+        for outcomes in distributed.all_gather(self.outcomes):
+            everywhere |= outcomes
         ends = [everywhere[name].kind for name in everywhere.keys() - self.outcomes.keys()]
         if count := ends.count("finished") + ends.count("diverged"):
             epochs = self.like.config.epochs
@@ -350,30 +301,24 @@ class _Fleets:
 
     def _claim(self, done: set[str]) -> dict[Path, dict[str, Any]]:
         """Checkpoints that this process goes on with: its own, and those of ranks that are gone."""
-        names = [re.fullmatch(r"checkpoint-(\d+)\b.*", p.name) for p in self.folder.glob("*.pt")]
+
+        def differences(saved: Mapping[str, Any]) -> list[str]:
+            spec = {key: self.like.plain()[key] for key in ("task", "config")}
+            return store.differences(saved, spec, self.like.config.incidental)
+
+        warn = lambda text: self.tell(Event("note", "", text=text))  # noqa: E731
+        names = [re.match(r"checkpoint-(\d+)", path.name) for path in self.folder.glob("*.pt")]
         claimed = {}
         for number in sorted({int(name[1]) for name in names if name is not None}):
-            path = self.folder / f"checkpoint-{number}.pt"
-            if number % self.ranks != self.rank or (saved := self._read(path)) is None:
+            if number % self.ranks != self.rank:
                 continue
-            if all(store.label(line) in done for line in saved["runs"]):
-                engine.remove_checkpoint(path)  # it ended between two files
-            else:
+            path = self.folder / f"checkpoint-{number}.pt"
+            saved = engine.read_checkpoint(path, differences, self.data, warn)
+            if saved is not None and all(store.label(line) in done for line in saved["runs"]):
+                engine.remove_checkpoint(path)  # the process died between two files
+            elif saved is not None:
                 claimed[path] = saved
         return claimed
-
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        """A checkpoint, refused when it is that of another experiment or of other data."""
-        way_out = f"Delete {path} to start its runs anew, or give --overwrite for all."
-        warn = lambda text: self.tell(Event("note", "", text=text))  # noqa: E731
-        saved = engine.read_checkpoint(path, warn, way_out)
-        if saved is not None:
-            keys, spec = ("task", "config"), self.like.plain()
-            changes = store.differences(
-                {k: saved[k] for k in keys}, {k: spec[k] for k in keys}, self.like.config.incidental
-            )
-            engine.refuse_changes(path, changes, saved["fingerprint"], self.data, way_out)
-        return saved
 
     def _describe(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -384,46 +329,40 @@ class _Fleets:
             return
         specs = [
             RunSpec(
-                saved["task"], entry["name"], from_plain(Method, entry["method"], "checkpoint"),
-                entry["seed"], self.like.config,
+                self.like.task, line["name"], from_plain(Method, line["method"], "checkpoint"),
+                line["seed"], self.like.config,
             )
-            for entry in saved["runs"]
+            for line in saved["runs"]
         ]  # fmt: skip
         if not self._train(specs, path, _title(specs), saved):
-            self._train_all(specs, max(1, len(specs) // 2))
+            self._train_all(specs, len(specs) // 2)
 
     def _train_all(self, specs: list[RunSpec], size: int | None = None) -> None:
-        """All runs of one kind, as many at a time as fit, in parts of nearly equal size."""
-        whole, number, path = len(specs), 0, self.folder / f"checkpoint-{self.rank}.pt"
+        """All runs of one kind, at most `size` at a time, in parts of nearly equal size."""
+        whole, number = len(specs), 0
         while specs and not self.stop():
             try:
-                size = self._size(specs) if size is None else size
+                size = size or self._size(specs)
             except Exception as error:  # not one run fits, or the task cannot make a fleet
                 self._failed(specs, _title(specs), error)
                 return
             number += 1
-            parts = math.ceil(len(specs) / size)
-            part = specs[: math.ceil(len(specs) / parts)]
+            part = specs[: math.ceil(len(specs) / math.ceil(len(specs) / size))]
             title = _title(part) + (f", part {number}" if len(part) < whole else "")
-            if self._train(part, path, title):
+            if self._train(part, self.path, title):
                 specs = specs[len(part) :]
             else:
-                size = max(1, len(part) // 2)
+                size = len(part) // 2
 
-    def _size(self, specs: Sequence[RunSpec]) -> int:
+    def _size(self, specs: list[RunSpec]) -> int:
         """How many runs fit into one fleet."""
-        if self.chunk is not None or self.device.type != "cuda":
-            return self.chunk or _ON_CPU
 
-        def make(runs: int) -> Any:  # settings far apart: neighbours in a grid are alike
+        def make(runs: int) -> FleetTraining:  # settings far apart: neighbours in a grid are alike
             return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
 
-        def step(fleet: Any) -> None:
-            fleet.step()
-            fleet.step()
-            fleet.state_dict()
-
-        return capacity(make, step, len(specs), self.device)
+        if self.chunk is None and self.device.type == "cuda":
+            return capacity(make, len(specs), self.device)
+        return self.chunk or _ON_CPU
 
     def _fleet(self, specs: Sequence[RunSpec]) -> FleetTraining:
         return self.problem.fleet([(spec.method, spec.seed) for spec in specs], self.device)
@@ -433,17 +372,15 @@ class _Fleets:
     ) -> bool:
         """One fleet. False when it does not fit into memory: with fewer runs it may."""
         try:
-            fleet = _FleetRun(specs, self._fleet(specs), self.data, path, title, self.tell)
+            fleet = _FleetRun(specs, self._fleet(specs), self.data, path, self.tell)
             if saved is not None:
                 fleet.load(saved)
-            if fleet.go(self.stop):
-                self._end(fleet)
+            if fleet.go(title, self.stop):
+                self._end(fleet, title)
             else:
                 self._note(Outcome(spec.label, "stopped") for spec in specs)
             return True
-        except Exception as error:
-            if isinstance(error, FolderError) and self.ranks == 1:
-                raise
+        except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
                 self._failed(specs, title, error)
                 return True
@@ -454,27 +391,21 @@ class _Fleets:
         self.tell(Event("note", title, text=text))
         return False
 
-    def _end(self, fleet: _FleetRun) -> None:
-        task, config = tasks.get(self.like.task), fleet.config
-        lines = {store.label(ln): ln for ln in fleet.lines(lambda row: task.warnings(config, row))}
-        self.lines.parent.mkdir(parents=True, exist_ok=True)
-        store.write_rows(self.lines, (store.read_results(self.lines) | lines).values())
-        engine.remove_checkpoint(fleet.path)
-        self._note(
-            Outcome(name, "diverged" if line["diverged"] else "finished", line["diverged"] or "")
-            for name, line in lines.items()
-        )
-        wrong = [line["diverged"] for line in lines.values() if line["diverged"] is not None]
-        text = f"{len(wrong):,} of them diverged, the first {wrong[0]}" if wrong else ""
-        epochs = config.epochs
-        self.tell(Event("finished", fleet.title, epochs, epochs, text=text, count=len(lines)))
-
     def _failed(self, specs: Sequence[RunSpec], title: str, error: Exception) -> None:
-        """A fleet that breaks does not stop the others."""
-        details = workers.keep_traceback(self.folder / f"failure-{self.rank}.txt", error)
+        details = keep_traceback(self.folder / f"failure-{self.rank}.txt", error)
         text = str(error) or type(error).__name__
         self.tell(Event("failed", title, text=text, details=details, count=len(specs)))
         self._note(Outcome(spec.label, "failed", text) for spec in specs)
+
+    def _end(self, fleet: _FleetRun, title: str) -> None:
+        results, epochs = fleet.results(), fleet.config.epochs
+        self.lines.parent.mkdir(parents=True, exist_ok=True)
+        store.write_rows(self.lines, (store.read_results(self.lines) | results).values())
+        engine.remove_checkpoint(fleet.path)
+        self._note(engine.outcome_of(label, result) for label, result in results.items())
+        reasons = [result["diverged"] for result in results.values() if result["diverged"]]
+        text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
+        self.tell(Event("finished", title, epochs, epochs, text=text, count=len(results)))
 
     def _note(self, outcomes: Iterable[Outcome]) -> None:
         self.outcomes |= {outcome.run: outcome for outcome in outcomes}

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,18 +23,15 @@ from fcco._files import TEMPORARY, atomic
 from .config import ConfigError, fields_of, parse, plain
 from .task import Experiment, Method, Row
 
-# Of a run.
-CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE = (
-    "config.yaml", "environment.json", "metrics.jsonl", "result.json", "failure.txt",
-)  # fmt: skip
-CHECKPOINT, PREVIOUS, TENSORBOARD, LOCK = (
-    "checkpoint.pt", "checkpoint.previous.pt", "tensorboard", ".lock",
-)  # fmt: skip
+# Files of a run.
+CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
+RESULT, FAILURE = "result.json", "failure.txt"
+CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+TENSORBOARD, LOCK = "tensorboard", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOUS)
-# Of a comparison.
-COMPARISON, SWEEP, FLEET_LINES, FLEET_FOLDER = (
-    "comparison.json", "sweep.json.gz", "fleet.jsonl", "fleet",
-)  # fmt: skip
+# Files of a comparison.
+COMPARISON, SWEEP = "comparison.json", "sweep.json.gz"
+FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
 _SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
@@ -88,21 +85,22 @@ def clean(value: Any) -> Any:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
+    return _read(path, json.loads)
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        return parse(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, ConfigError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines as they are."""
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (ValueError, OSError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise FolderError(f"{path} is damaged: a line is no mapping.")
-    return rows
+def _read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
+    """Mappings that have these keys, from JSON lines; none where there is no file."""
+    if not path.is_file():
+        return []
+    rows = _read(path, lambda text: [json.loads(line) for line in text.splitlines()])
+    return [_require(path, row, kinds, f"line {number}") for number, row in enumerate(rows, 1)]
 
 
 def numbers(value: Any) -> Any:
@@ -116,11 +114,12 @@ def numbers(value: Any) -> Any:
 
 def _require(path: Path, value: Any, kinds: Mapping[str, type], at: str = "it") -> dict[str, Any]:
     """The mapping, if it has these keys with values of these types."""
-    there = value if isinstance(value, dict) else {}
-    wrong = [k for k, kind in kinds.items() if k not in there or not isinstance(there[k], kind)]
+    if not isinstance(value, dict):
+        raise FolderError(f"{path} is damaged: {at} is no mapping.")
+    wrong = [k for k, kind in kinds.items() if k not in value or not isinstance(value[k], kind)]
     if wrong:
         raise FolderError(f"{path} is damaged: {at} has no {', '.join(wrong)}.")
-    return there
+    return value
 
 
 # --- events and runs ------------------------------------------------------------------------------
@@ -171,14 +170,14 @@ class RunSpec:
 
     @property
     def label(self) -> str:
-        """For messages, and the folder inside that of the comparison."""
+        """For messages, and the path of its folder inside that of the comparison."""
         return f"{self.name}/seed-{self.seed}"
 
     def folder(self, out: Path) -> Path:
         """Where its files lie."""
         if not is_folder_name(self.name):
             raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
-        return out / self.name / f"seed-{self.seed}"
+        return out / self.label
 
     def plain(self) -> dict[str, Any]:
         """All that the run depends on: the config without other methods and seeds."""
@@ -414,47 +413,47 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def read_spec(folder: Path) -> dict[str, Any]:
     """`config.yaml` of a run: all that it depends on."""
     path = folder / CONFIG
-    try:
-        spec = parse(path.read_text(encoding="utf-8"), str(path)).plain()
-    except ConfigError as error:
-        raise FolderError(str(error)) from error
-    except (ValueError, OSError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
+    spec = _read(path, lambda text: parse(text, str(path)).plain())
     return _require(path, spec, {"name": str, "seed": int, "config": dict, "method": dict})
 
 
 def load_run(folder: Path) -> SavedRun:
     """Read back one run."""
-    spec = read_spec(folder)
-    metrics, result, environment = (folder / name for name in (METRICS, RESULT, ENVIRONMENT))
+    spec, environment = read_spec(folder), folder / ENVIRONMENT
     return SavedRun(
         folder=folder,
         name=spec["name"],
         seed=spec["seed"],
         config=spec["config"],
         method=spec["method"],
-        rows=numbers(read_lines(metrics)) if metrics.is_file() else [],
-        result=read_result(folder) if result.is_file() else None,
+        rows=numbers(_read_lines(folder / METRICS, {})),
+        result=read_result(folder) if (folder / RESULT).is_file() else None,
         environment=read_json(environment) if environment.is_file() else {},
     )
+
+
+_RESULT_KINDS = {"final": dict, "end": dict, "diverged": object}
+_LINE_KINDS = {"name": str, "seed": int, "method": dict, "fingerprint": str, **_RESULT_KINDS}
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """`result.json` of a run."""
     path = folder / RESULT
-    result = _require(path, read_json(path), {"final": dict, "end": dict, "diverged": object})
+    return _with_nan(_require(path, read_json(path), _RESULT_KINDS))
+
+
+def _with_nan(result: dict[str, Any]) -> dict[str, Any]:
     return result | {key: numbers(result[key]) for key in ("final", "end")}
-
-
-_LINE = {
-    "name": str, "seed": int, "method": dict, "final": dict, "end": dict, "fingerprint": str,
-    "diverged": object,
-}  # fmt: skip
 
 
 def label(line: Mapping[str, Any]) -> str:
     """The label of a run, as in its spec."""
     return f"{line['name']}/seed-{line['seed']}"
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Results of runs in fleets by label; none where there is no file."""
+    return {label(line): _with_nan(line) for line in _read_lines(path, _LINE_KINDS)}
 
 
 def read_fleet_lines(out: Path) -> dict[str, dict[str, Any]]:
@@ -465,24 +464,15 @@ def read_fleet_lines(out: Path) -> dict[str, dict[str, Any]]:
     return lines
 
 
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Results of runs by label; none where there is no file."""
-    lines = {}
-    for number, line in enumerate(read_lines(path) if path.is_file() else (), 1):
-        _require(path, line, _LINE, f"line {number}")
-        lines[label(line)] = line | {key: numbers(line[key]) for key in ("final", "end")}
-    return lines
-
-
 def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
     """Labels of the runs that have a line; refuses a line of other settings."""
     lines = read_fleet_lines(out)
     finished = [spec for spec in specs if spec.label in lines]
     for spec in finished:
         saved = {"method": lines[spec.label]["method"]}
-        if other := differences(saved, {"method": plain(spec.method)}):
+        if changes := differences(saved, {"method": plain(spec.method)}):
             raise FolderError(
-                f"{out / FLEET_LINES} has another run {spec.label}: {'; '.join(other)}. Choose "
+                f"{out / FLEET_LINES} has another run {spec.label}: {'; '.join(changes)}. Choose "
                 "another place with --out, or start anew with --overwrite."
             )
     return {spec.label for spec in finished}

@@ -11,14 +11,14 @@ its state is) nor the w_{t-1} of an objective, which are plain tensors of one ra
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from fcco import _checks
 from fcco.previous.swap import any_sharded, reshard
 
 from . import distributed
@@ -37,16 +37,10 @@ class Staged(nn.Module, abc.ABC):
 def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Module:
     """The model for all ranks; make the optimizer and the objective after this, from the result.
 
-    Every rank must come with the same weights. On GPUs batch norm that uses the statistics of a
-    batch takes those of all ranks; on CPUs torch has no such layer and each rank takes its own.
-
-    Args:
-        model: FSDP2 gathers the layers of its `Staged` parts one after another, and the rest at
-            once.
-        strategy: `"ddp"` or `"fsdp2"`.
-        device: of this rank.
+    Every rank must come with the same weights. On GPUs batch norm uses the statistics of the batch
+    of all ranks; on CPUs torch has no such layer and each rank uses its own. FSDP2 gathers the
+    layers of `Staged` parts one after another, and the rest at once.
     """
-    _checks.one_of("wrap", "strategy", strategy, ("ddp", "fsdp2"))
     place = torch.device(device)
     model = model.to(place)
     if distributed.world_size() == 1:
@@ -54,32 +48,22 @@ def wrap(model: nn.Module, strategy: str, device: torch.device | str) -> nn.Modu
     if place.type == "cuda":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if strategy == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
-
         return DistributedDataParallel(model, device_ids=[place] if place.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     # Of this device: torch would take a GPU when the machine has one.
     mesh = init_device_mesh(place.type, (distributed.world_size(),))
-    for layer in _layers(model):
-        fully_shard(layer, mesh=mesh)
+    staged = [module for module in model.modules() if isinstance(module, Staged)]
+    for layer in (layer for module in staged for stage in module.stages() for layer in stage):
+        if next(layer.parameters(), None) is not None:
+            fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Layers of the model's stages that have parameters."""
-    staged = [module for module in model.modules() if isinstance(module, Staged)]
-    for layer in (layer for module in staged for stage in module.stages() for layer in stage):
-        if next(layer.parameters(), None) is not None:
-            yield layer
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel; any other as it is."""
-    from torch.nn.parallel import DistributedDataParallel
-
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -132,8 +116,7 @@ def _unpacked(parts: Any, model: nn.Module) -> Any:
 
     mesh = next(p for p in model.parameters() if isinstance(p, DTensor)).device_mesh
 
-    def is_packed(value: Any) -> bool:
-        return isinstance(value, dict) and _SHARD in value
+    is_packed = lambda value: isinstance(value, dict) and _SHARD in value  # noqa: E731
 
     def unpack(value: Any) -> Any:
         if not is_packed(value):

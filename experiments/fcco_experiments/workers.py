@@ -1,7 +1,7 @@
-"""Many runs, in this process or over several worker processes: the same, bit for bit.
+"""Many runs, in this process or in several worker processes: the same numbers, bit for bit.
 
-Each worker has a pipe of its own: one that is killed takes no lock and no other run with it, as it
-would with a shared queue.
+Each worker has a pipe of its own. With a shared queue, a worker that is killed could keep its lock,
+and the others would wait for ever.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ def _loading() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Order:
-    """What is the same for all runs, see `run`."""
+    """The options that all runs have in common, see `run`."""
 
     out: Path
-    resume: bool = False
-    tensorboard: bool = False
-    threads: int = 1
+    resume: bool
+    tensorboard: bool
 
     def train(
         self, spec: RunSpec, problem: Problem, tell: Tell, stop: Callable[[], bool]
@@ -89,18 +88,17 @@ class Order:
 
 
 def _failed(spec: RunSpec, folder: Path, error: Exception, tell: Tell) -> Outcome:
-    """Keep the traceback and say what it was; ranks that are out of step cannot go on."""
+    """Keep the traceback and report the error; a rank that alone has it cannot go on."""
     text = str(error) or type(error).__name__
-    together = distributed.raised_on_all(error)
-    if distributed.lost_connection(error):  # the rank that caused it speaks, or torchrun does
+    shared = distributed.raised_on_all(error)
+    if distributed.lost_connection(error):  # the rank that caused it reports it, or torchrun does
         raise distributed.OutOfStep("the connection to another process was lost") from error
-    if not together:
+    if not shared:
         text += f" (rank {distributed.rank()} of {distributed.world_size()})"
-    if distributed.rank() == 0 or not together:  # what all have, the first says
-        tell(
-            Event("failed", spec.label, text=text, details=keep_traceback(folder / FAILURE, error))
-        )
-    if not together:
+    if distributed.rank() == 0 or not shared:
+        details = keep_traceback(folder / FAILURE, error)
+        tell(Event("failed", spec.label, text=text, details=details))
+    if not shared:
         raise distributed.OutOfStep(text)
     return Outcome(spec.label, "failed", text)
 
@@ -124,7 +122,6 @@ def run(
     tensorboard: bool = False,
     on_event: Tell = lambda event: None,
     problem: Problem | None = None,
-    threads: int = 1,
 ) -> list[Outcome]:
     """Do all runs; one that diverges or fails does not stop the others.
 
@@ -140,16 +137,15 @@ def run(
             whose memory they would share; 1 works in this process, as several ranks always do.
         resume: go on from checkpoints.
         tensorboard: whether to write scalars for TensorBoard.
-        on_event: told what happens, in this process.
-        problem: data and model, if they are there already; worker processes load their own.
-        threads: of torch in each process; another number may round differently.
+        on_event: called with each event, in this process.
+        problem: data and model, if they are loaded already; worker processes load their own.
     """
     if not specs:
         return []
-    order, number = Order(out, resume, tensorboard, threads), processes(specs, workers)
+    order, number = Order(out, resume, tensorboard), processes(specs, workers)
     with stoppable(on_event) as (tell, stop):
         if number > 1:
-            outcomes = Pool(specs, order, tell, stop, number).run()
+            outcomes = _Pool(specs, order, tell, stop, number).run()
         else:
             outcomes = _run_here(specs, order, tell, stop, problem)
     ended = {outcome.run: outcome for outcome in outcomes}
@@ -175,7 +171,7 @@ def _run_here(
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(1)  # another number may round differently
     try:
         problem = distributed.run_on_all(lambda: problem or load(specs[0], tell))
         for spec in specs:
@@ -198,7 +194,7 @@ if hasattr(signal, "SIGHUP"):  # the terminal or the connection is gone
 def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
     """Inside, a signal asks to stop; a second one raises `KeyboardInterrupt`.
 
-    Yields what to tell events, which outlives the terminal, and whether to stop (said once).
+    Yields `on_event` without the errors of a terminal that is gone, and whether to stop.
     """
     times, told = 0, False
 
@@ -234,14 +230,12 @@ def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
 
 # --- worker processes -----------------------------------------------------------------------------
 
-_LOOK_EVERY = 0.05  # seconds between two looks at the pipe in a worker
-
 
 def _work(pipe: Connection, order: Order) -> None:
-    """A worker process: takes a spec, sends events, then the outcome."""
-    for number in _SIGNALS:  # the parent decides, and says so
+    """A worker process: receives a spec, sends events, then the outcome."""
+    for number in _SIGNALS:  # the parent decides, and sends a message
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(1)
     parent = _ParentPipe(pipe)
     problem = None
     while (spec := parent.next()) is not None:
@@ -251,13 +245,13 @@ def _work(pipe: Connection, order: Order) -> None:
             except LoadError as error:
                 parent.send(error)
                 return
-            if parent.stop(at_once=True):
+            if parent.stop():
                 return
         parent.send(order.train(spec, problem, parent.send, parent.stop))
 
 
 class _ParentPipe:
-    """The worker's end of the pipe. When the parent is gone, that means: save and stop."""
+    """The worker's end of the pipe. When the parent is gone, the worker saves its run and stops."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.stopped, self.looked = pipe, False, 0.0
@@ -274,12 +268,12 @@ class _ParentPipe:
         except OSError:
             self.stopped = True
 
-    def stop(self, at_once: bool = False) -> bool:
+    def stop(self) -> bool:
         now = time.monotonic()
-        if not self.stopped and (at_once or now - self.looked > _LOOK_EVERY):
+        if not self.stopped and now - self.looked > 0.05:  # seconds; a look takes microseconds
             self.looked = now
             try:
-                self.stopped = self.pipe.poll()  # only one thing is said during a run
+                self.stopped = self.pipe.poll()  # any message during a run means: stop
             except OSError:
                 self.stopped = True
         return self.stopped
@@ -291,14 +285,14 @@ class _Worker:
 
     process: Any
     pipe: Connection
-    spec: RunSpec | None = None
+    spec: RunSpec | None = None  # what it trains
 
     def send(self, message: RunSpec | None) -> None:
-        with contextlib.suppress(OSError):  # a dead one is noticed when it is heard
+        with contextlib.suppress(OSError):  # it is dead, which `_Pool._receive` notices
             self.pipe.send(message)
 
 
-class Pool:
+class _Pool:
     """Workers (`number` processes), and the runs that wait for them."""
 
     def __init__(
@@ -317,27 +311,23 @@ class Pool:
         """The outcomes of the runs that were begun, in the order of their ends."""
         stopped = False
         try:
-            self._fill()
-            while self.workers:
-                pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers}
-                for ready in wait(list(pipes), timeout=0.1):
-                    self._hear(pipes[ready])
+            while self.workers or self.waiting:
                 if self.stop() and not stopped:
                     stopped = True
                     self.waiting.clear()
                     for worker in self.workers:
                         worker.send(None)
+                while self.waiting and len(self.workers) < self.number:
+                    self.workers.append(worker := self._start())
+                    self._assign(worker)
+                pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers}
+                for ready in wait(list(pipes), timeout=0.1):
+                    self._receive(pipes[ready])
         finally:
             for worker in self.workers:
                 worker.process.kill()
                 worker.process.join()
         return self.outcomes
-
-    def _fill(self) -> None:
-        while self.waiting and len(self.workers) < self.number and not self.stop():
-            worker = self._start()
-            self.workers.append(worker)
-            self._next(worker)
 
     def _start(self) -> _Worker:
         context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
@@ -349,13 +339,12 @@ class Pool:
         theirs.close()  # or the end of the worker would not end the pipe
         return _Worker(process, ours)
 
-    def _next(self, worker: _Worker) -> None:
+    def _assign(self, worker: _Worker) -> None:
+        """Send the next run, or None, after which the worker ends."""
         worker.spec = self.waiting.popleft() if self.waiting else None
         worker.send(worker.spec)
-        if worker.spec is None:
-            self._dismiss(worker)
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         try:
             message = worker.pipe.recv()
         except (EOFError, OSError):
@@ -363,20 +352,17 @@ class Pool:
             return
         if isinstance(message, Outcome):
             self.outcomes.append(message)
-            self._next(worker)
+            self._assign(worker)
         elif isinstance(message, Event):
             self.tell(message)
         else:
             raise message
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _ended(self, worker: _Worker) -> None:
+        """Remove a worker; one that ended during a run was killed, unless it was asked to stop."""
         worker.process.join()
         worker.pipe.close()
         self.workers.remove(worker)
-
-    def _ended(self, worker: _Worker) -> None:
-        """A worker went without a word: killed, or asked to stop before its first step."""
-        self._dismiss(worker)
         code = worker.process.exitcode
         if worker.spec is None or (code == 0 and self.stop()):
             return
@@ -384,7 +370,6 @@ class Pool:
         text = f"its process died ({how}); --resume goes on with it"
         self.outcomes.append(Outcome(worker.spec.label, "failed", text))
         self.tell(Event("failed", worker.spec.label, text=text))
-        self._fill()
 
 
 @contextlib.contextmanager

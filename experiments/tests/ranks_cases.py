@@ -215,7 +215,7 @@ def refusals(out: Path) -> dict[str, Any]:
     if distributed.rank() == 0:
         (out / "full").mkdir(parents=True)
         (out / "full/config.yaml").write_text("x")
-    distributed.barrier()
+    distributed.any_rank(False)
     full = raised(lambda: engine.train(spec(), out / "full"))
     nowhere = raised(lambda: workers.run([spec(data="nowhere")], out / "nowhere"))
     events: list[Event] = []
@@ -313,7 +313,7 @@ def main() -> None:
         found["fleet"] = fleet(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
         (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
-        distributed.barrier()
+        distributed.any_rank(False)
         with_trouble("break:fsdp2:1:7")
         workers.run([spec("fsdp2"), spec()], out / "broken", on_event=complain)
 

@@ -202,35 +202,13 @@ class Trap:
         return pytest.fail, ("code in a checkpoint was run",)
 
 
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"step": -5}, "has step = -5, but it must be between 0 and 24"),
-        ({"step": 25}, "has step = 25"),
-        ({"step": 2.0}, "has step = 2.0"),
-        ({"seconds": float("nan")}, "has seconds = nan"),
-        ({"rows": Trap()}, "cannot be read"),
-    ],
-)
-def test_contents_that_cannot_be_are_refused(changes, said, tmp_path):
+def test_no_code_of_a_checkpoint_is_run(tmp_path):
     """The checksum is right: somebody wrote this on purpose."""
     engine.train(spec(), tmp_path, stop=after(3))
     path = tmp_path / "checkpoint.pt"
-    engine.write_checkpoint(path, torch.load(path, weights_only=True) | changes)
+    engine.write_checkpoint(path, torch.load(path, weights_only=True) | {"rows": Trap()})
     (tmp_path / "checkpoint.previous.pt").unlink()
-    with pytest.raises(FolderError, match=said):
-        engine.train(spec(), tmp_path, resume=True)
-
-
-def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
-    engine.train(spec(), tmp_path, stop=after(3))
-    monkeypatch.setattr(engine, "_FORMAT", 3)
-    monkeypatch.setattr(engine._last_line, "__defaults__", (3,))
-    with pytest.raises(FolderError, match="it has format 2, this version reads 3"):
-        engine.train(spec(), tmp_path, resume=True)
-    path = tmp_path / "checkpoint.pt"
-    torch.save(torch.load(path, weights_only=True), path)  # as before there were checksums
-    with pytest.raises(FolderError, match="its checksum is wrong"):
+    with pytest.raises(FolderError, match="cannot be read"):
         engine.train(spec(), tmp_path, resume=True)
 
 
