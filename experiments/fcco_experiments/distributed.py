@@ -43,11 +43,8 @@ class Diverged(Exception):
     """Training has left the finite numbers after so many steps."""
 
     def __init__(self, text: str, step: int) -> None:
-        super().__init__(text, step)
+        super().__init__(text)
         self.step = step
-
-    def __str__(self) -> str:
-        return self.args[0]
 
 
 # --- environment variables of torchrun ------------------------------------------------------------

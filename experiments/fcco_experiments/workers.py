@@ -32,11 +32,8 @@ class LoadError(Exception):
     """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
 
     def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message, details)
+        super().__init__(message)
         self.details = details
-
-    def __str__(self) -> str:
-        return self.args[0]
 
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
@@ -65,7 +62,7 @@ def _loading() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Order:
+class _Options:
     """The options that all runs have in common, see `run`."""
 
     out: Path
@@ -142,12 +139,12 @@ def run(
     """
     if not specs:
         return []
-    order, number = Order(out, resume, tensorboard), processes(specs, workers)
+    options, number = _Options(out, resume, tensorboard), processes(specs, workers)
     with stoppable(on_event) as (tell, stop):
         if number > 1:
-            outcomes = _Pool(specs, order, tell, stop, number).run()
+            outcomes = _Pool(specs, options, tell, stop, number).run()
         else:
-            outcomes = _run_here(specs, order, tell, stop, problem)
+            outcomes = _run_here(specs, options, tell, stop, problem)
     ended = {outcome.run: outcome for outcome in outcomes}
     return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
@@ -164,7 +161,7 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
 
 def _run_here(
     specs: Sequence[RunSpec],
-    order: Order,
+    options: _Options,
     tell: Tell,
     stop: Callable[[], bool],
     problem: Problem | None,
@@ -177,7 +174,7 @@ def _run_here(
         for spec in specs:
             if distributed.any_rank(stop()):
                 break
-            outcomes.append(order.train(spec, problem, tell, stop))
+            outcomes.append(options.train(spec, problem, tell, stop))
     finally:
         torch.set_num_threads(threads)
     return outcomes
@@ -231,7 +228,7 @@ def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
 # --- worker processes -----------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, order: Order) -> None:
+def _work(pipe: Connection, options: _Options) -> None:
     """A worker process: receives a spec, sends events, then the outcome."""
     for number in _SIGNALS:  # the parent decides, and sends a message
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
@@ -247,7 +244,7 @@ def _work(pipe: Connection, order: Order) -> None:
                 return
             if parent.stop():
                 return
-        parent.send(order.train(spec, problem, parent.send, parent.stop))
+        parent.send(options.train(spec, problem, parent.send, parent.stop))
 
 
 class _ParentPipe:
@@ -298,12 +295,12 @@ class _Pool:
     def __init__(
         self,
         specs: Sequence[RunSpec],
-        order: Order,
+        options: _Options,
         tell: Tell,
         stop: Callable[[], bool],
         number: int,
     ) -> None:
-        self.waiting, self.order, self.tell, self.stop = deque(specs), order, tell, stop
+        self.waiting, self.options, self.tell, self.stop = deque(specs), options, tell, stop
         self.number, self.outcomes = number, list[Outcome]()
         self.workers: list[_Worker] = []
 
@@ -333,7 +330,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
         ours, theirs = context.Pipe()
         # Not a daemon: those may not have processes of their own, which data loaders need.
-        process = context.Process(target=_work, args=(theirs, self.order))
+        process = context.Process(target=_work, args=(theirs, self.options))
         with _blocked_signals():
             process.start()
         theirs.close()  # or the end of the worker would not end the pipe

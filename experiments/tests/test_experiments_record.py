@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -19,29 +18,20 @@ from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    """It is on disk before it takes its place, and a failure in the middle leaves the old one."""
+    calls = []
+    sync, move = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda n: (calls.append("sync"), sync(n)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(a.read_text()), move(a, b)))
     path = tmp_path / "metrics.jsonl"
     store.write_text(path, "old")
+    assert calls == ["sync", "old"]
     with pytest.raises(RuntimeError, match="disk"), store.replacing(path) as file:
         file.write(b"ne")
         raise RuntimeError("disk")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
-
-
-def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    calls = []
-    sync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda n: (calls.append("sync"), sync(n)))
-
-    def move(source: Path, target: Path) -> None:
-        assert Path(source).parent == Path(target).parent, "a move between disks is a copy"
-        calls.append(f"move {Path(source).read_text()}")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", move)
-    store.write_text(tmp_path / "a", "whole")
-    assert calls == ["sync", "move whole"]
 
 
 def test_json_has_no_nan(tmp_path):
@@ -58,16 +48,26 @@ def test_full_folders_are_refused_untouched(tmp_path):
     store.prepare(out, resume=False, overwrite=False)
     store.write_json(out / store.COMPARISON, {})
     store.prepare(out, resume=False, overwrite=False)  # the data were missing: no run was begun
-    run = out / "sonex/seed-0/config.yaml"
-    run.parent.mkdir(parents=True)
-    run.write_text("x")
+    write(out, "sonex/seed-0/config.yaml")
     with pytest.raises(FolderError, match=r"--resume.*--overwrite.*--out"):
         store.prepare(out, resume=False, overwrite=False)
     with pytest.raises(FolderError, match="exclude each other"):
         store.prepare(out, resume=True, overwrite=True)
     store.prepare(out, resume=True, overwrite=False)
     store.prepare(out, resume=False, overwrite=True)
-    assert run.exists(), "nothing is deleted here"
+    assert (out / "sonex/seed-0/config.yaml").exists(), "nothing is deleted here"
+
+
+@pytest.mark.parametrize("resume, overwrite", [(False, False), (True, False), (False, True)])
+def test_a_folder_of_something_else_is_never_used(tmp_path, resume, overwrite):
+    write(tmp_path, ".lock", ".comparison.json.77.fcco-tmp")  # as a process that died leaves them
+    store.prepare(tmp_path, resume=resume, overwrite=overwrite)
+    write(tmp_path, "thesis.tex")
+    with pytest.raises(FolderError, match=r"holds no comparison\.json"):
+        store.prepare(tmp_path, resume=resume, overwrite=overwrite)
+    assert (tmp_path / "thesis.tex").exists()
+    with pytest.raises(FolderError, match="is a file"):
+        store.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
 
 
 def write(root: Path, *names: str) -> None:
@@ -113,12 +113,9 @@ def test_only_what_is_ours_is_removed(tmp_path):
     "wrong",
     [
         {"methods": ["../victim"]},
-        {"methods": ["/etc"]},
         {"methods": [".."]},
-        {"methods": [""]},
         {"methods": [3]},
         {"seeds": ["0/../../.."]},
-        {"seeds": [-1]},
     ],
 )
 def test_no_name_leads_out_of_the_folder(wrong, tmp_path):
@@ -138,20 +135,6 @@ def test_a_method_whose_name_cannot_be_a_folder_is_refused(tmp_path):
         compare.plan("toy_task:TASK", "quadratic", base)
     with pytest.raises(FolderError, match="cannot be the name of a folder"):
         replace(spec(), name="a/../../b").folder(tmp_path)
-
-
-def test_a_place_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(FolderError, match=r"file/runs cannot be made or read: Not a directory"):
-        store.prepare(tmp_path / "file/runs", resume=False, overwrite=False)
-
-
-def test_what_a_dead_process_left_does_not_make_a_folder_full(tmp_path):
-    write(tmp_path, ".lock", ".comparison.json.77.fcco-tmp")
-    store.prepare(tmp_path, resume=False, overwrite=False)
-    (tmp_path / ".git").mkdir()
-    with pytest.raises(FolderError, match="does not look like a folder of runs"):
-        store.prepare(tmp_path, resume=False, overwrite=False)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
@@ -174,20 +157,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
             pass
     with store.locked(tmp_path, 0.1):
         pass
-
-
-def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
-    def full(number: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    for call in (
-        lambda: store.write_json(tmp_path / "a.json", {}),
-        lambda: engine.write_checkpoint(tmp_path / "a.pt", {"step": 1}),
-    ):
-        with pytest.raises(FolderError, match=r"a\.\w+ cannot be written: No space left on device"):
-            call()
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -219,16 +188,12 @@ def write_whole(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("comparison.json", b"{"),
         ("comparison.json", b"[]"),
-        ("comparison.json", b'{"task": "a", "config": {}, "methods": 3, "seeds": []}'),
         ("a/seed-0/config.yaml", b"{name: a"),
         ("a/seed-0/config.yaml", b"\xff\xfe"),
-        ("a/seed-0/config.yaml", b"3"),
         ("a/seed-0/config.yaml", b"name: a"),
         ("a/seed-0/metrics.jsonl", b'{"loss": 1.0}\n{"lo'),
         ("a/seed-0/metrics.jsonl", b"3\n"),
-        ("a/seed-0/result.json", b"{"),
         ("a/seed-0/result.json", b'{"final": 3}'),
     ],
 )
@@ -239,16 +204,6 @@ def test_damaged_files_are_named(name, content, tmp_path):
     with pytest.raises(FolderError) as caught:
         store.load_comparison(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
-
-
-@pytest.mark.parametrize("resume, overwrite", [(False, False), (True, False), (False, True)])
-def test_a_folder_of_something_else_is_never_used(tmp_path, resume, overwrite):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FolderError, match=r"holds no comparison\.json"):
-        store.prepare(tmp_path, resume=resume, overwrite=overwrite)
-    assert os.listdir(tmp_path) == ["thesis.tex"]
-    with pytest.raises(FolderError, match="is a file"):
-        store.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
 
 
 def test_differences_are_named():

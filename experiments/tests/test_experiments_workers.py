@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -68,30 +67,23 @@ def test_a_run_that_fails_leaves_its_traceback_and_the_others_go_on(tmp_path):
     assert event.details == str(tmp_path / "sox/seed-0/failure.txt")
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_data_that_cannot_be_loaded_stop_everything_at_once(number, tmp_path):
+def test_data_that_cannot_be_loaded_stop_everything_at_once(tmp_path):
+    """Also where a worker process says it."""
     with pytest.raises(workers.LoadError, match=r"no file nowhere\.csv") as caught:
-        workers.run(specs(data="nowhere"), tmp_path, workers=number)
+        workers.run(specs(data="nowhere"), tmp_path, workers=2)
     assert caught.value.details == ""  # the message says all
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_full_disk_is_a_clear_line(number, tmp_path, monkeypatch):
-    """No room even for the traceback; also where a worker process says it."""
+def test_a_full_disk_is_a_clear_line(tmp_path, monkeypatch):
+    """No room even for the traceback."""
     monkeypatch.setenv("TOY_FULL", "1")
     monkeypatch.setattr(os, "fsync", os.fsync)  # put back after the test
     events: list[Event] = []
-    ended = workers.run([spec(), spec(seed=1)], tmp_path, workers=number, on_event=events.append)
+    ended = workers.run([spec(), spec(seed=1)], tmp_path, workers=1, on_event=events.append)
     assert [outcome.kind for outcome in ended] == ["failed", "failed"]
     for event in (event for event in events if event.kind == "failed"):
         assert "cannot be written: No space left on device" in event.text and not event.details
-
-
-def test_data_are_built_once(tmp_path):
-    before = ToyProblem.built
-    compare.execute(plan(data="built", epochs=1), tmp_path, workers_=1)
-    assert ToyProblem.built == before + 1
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -153,75 +145,63 @@ def plan(**changes: Any) -> compare.Plan:
     return compare.plan("toy_task:TASK", "quadratic", base)
 
 
-def test_a_comparison_goes_on_where_it_was(tmp_path):
-    """Finished runs are left alone, new seeds are added, other settings refused untouched."""
-    done: list[list[str]] = []
-
-    def runner(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
-        done.append([one.label for one in todo])
-        return workers.run(todo, *args, **kwargs | {"workers": 1})
-
-    compare.execute(plan(), tmp_path, runner=runner)
-    held = (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns
-    meta = store.read_json(tmp_path / "comparison.json")
-    assert meta["methods"] == ["sonex", "sox", "alexr2"] and meta["seeds"] == [0]
-    assert config.from_plain(type(spec().config), meta["config"], "saved") == plan().config
-    with pytest.raises(FolderError, match="--resume"):
-        compare.execute(plan(), tmp_path, runner=runner)
-    with pytest.raises(FolderError, match=r"runs of another config: `config.epochs` was 6 and is"):
-        compare.execute(plan(epochs=9), tmp_path, resume=True, runner=runner)
-    (tmp_path / "sox/seed-1").mkdir()
-    foreign = spec("sox", 1, epochs=9)
-    store.write_text(tmp_path / "sox/seed-1/config.yaml", config.dump(foreign.plain()))
-    with pytest.raises(FolderError, match=r"sox/seed-1 has another run: `config.epochs` was 9"):
-        compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
-    shutil.rmtree(tmp_path / "sox/seed-1")
-    assert store.read_json(tmp_path / "comparison.json") == meta
-    compare.execute(plan(seeds=(0, 1)), tmp_path, resume=True, runner=runner)
-    assert done == [
-        ["sonex/seed-0", "sox/seed-0", "alexr2/seed-0"],
-        ["sonex/seed-1", "sox/seed-1", "alexr2/seed-1"],
-    ]
-    assert (tmp_path / "sonex/seed-0/result.json").stat().st_mtime_ns == held
-    again = store.load_comparison(tmp_path)
-    assert [(run.name, run.seed) for run in again.runs] == [
-        (name, seed) for name in ("sonex", "sox", "alexr2") for seed in (0, 1)
-    ]
-    assert again.meta["created"] == meta["created"]
-    compare.execute(plan(), tmp_path, overwrite=True, runner=runner)
-    assert done[-1] == done[0]
-    assert not (tmp_path / "sonex/seed-1").exists()
-
-
 def here(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
     return workers.run(todo, *args, **kwargs | {"workers": 1})
 
 
-def test_other_methods_and_seeds_are_added_to_those_there(tmp_path, monkeypatch):
+def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Finished runs are left alone, new methods and seeds are added."""
+    done: list[set[str]] = []
+
+    def runner(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
+        done.append({one.label for one in todo})
+        return here(todo, *args, **kwargs)
+
     full = plan().config
     monkeypatch.setattr(sys, "argv", ["fcco", "first"])
     only = {name: full.methods[name] for name in ("sox", "sonex")}
-    compare.execute(plan(methods=only, seeds=(3,)), tmp_path, runner=here)
+    compare.execute(plan(methods=only, seeds=(3,)), tmp_path, runner=runner)
+    before = store.load_comparison(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fcco", "second"])
     two = {name: full.methods[name] for name in ("alexr2", "sox")}
-    ended = compare.execute(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True, runner=here)
+    ended = compare.execute(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True, runner=runner)
     assert {each.run for each in ended} == {f"{n}/seed-{k}" for n in two for k in (0, 3)}
+    assert done == [
+        {"sox/seed-3", "sonex/seed-3"},
+        {"alexr2/seed-0", "sox/seed-0", "alexr2/seed-3"},
+    ]
     again = store.load_comparison(tmp_path)
     assert again.meta["methods"] == ["sox", "sonex", "alexr2"] and again.meta["seeds"] == [3, 0]
-    assert again.meta["command"] == "fcco first"
-    assert {(run.name, run.seed) for run in again.runs} == {
+    assert again.meta["command"] == "fcco first" and again.meta["created"] == before.meta["created"]
+    assert [(run.name, run.seed) for run in again.runs] == [
         ("sox", 3), ("sox", 0), ("sonex", 3), ("alexr2", 3), ("alexr2", 0),
-    }  # fmt: skip
+    ]  # fmt: skip
+    assert again.of("sonex") == before.of("sonex"), "left alone"
     read = config.from_plain(type(full), again.meta["config"], "saved")
     assert list(read.methods) == again.meta["methods"] and read.seeds == (3, 0)
-    before = store.read_json(tmp_path / "comparison.json")
-    other = {"sonex": replace(full.methods["sonex"], lr=0.5)}
-    with pytest.raises(FolderError, match=r"config: `methods.sonex.lr` was 0.02 and is 0.5 now\."):
-        compare.execute(plan(methods=other, seeds=(7,)), tmp_path, resume=True, runner=here)
-    with pytest.raises(FolderError, match=r"`task` was 'toy_task:TASK' and is 'fairness' now"):
-        compare.execute(replace(plan(), task="fairness"), tmp_path, resume=True, runner=here)
-    assert store.read_json(tmp_path / "comparison.json") == before
-    compare.execute(plan(checkpoint_every=1), tmp_path, resume=True, runner=here)
+    compare.execute(plan(checkpoint_every=1), tmp_path, resume=True, runner=runner)  # incidental
+    compare.execute(plan(), tmp_path, overwrite=True, runner=runner)
+    assert done[-1] == {"sonex/seed-0", "sox/seed-0", "alexr2/seed-0"}
+    assert not (tmp_path / "sox/seed-3").exists()
+
+
+def test_runs_of_another_experiment_are_refused_untouched(tmp_path):
+    compare.execute(plan(), tmp_path, runner=here)
+    foreign = spec("sox", 1, epochs=9)
+    (tmp_path / "sox/seed-1").mkdir()
+    store.write_text(tmp_path / "sox/seed-1/config.yaml", config.dump(foreign.plain()))
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    other = {"sonex": replace(plan().config.methods["sonex"], lr=0.5)}
+    for wanted, resume, said in (
+        (plan(), False, "--resume"),
+        (plan(epochs=9), True, r"runs of another config: `config.epochs` was 6 and is"),
+        (plan(methods=other), True, r"config: `methods.sonex.lr` was 0.02 and is 0.5 now\."),
+        (replace(plan(), task="fairness"), True, r"`task` was 'toy_task:TASK' and is 'fairness'"),
+        (plan(seeds=(0, 1)), True, r"sox/seed-1 has another run: `config.epochs` was 9"),
+    ):
+        with pytest.raises(FolderError, match=said):
+            compare.execute(wanted, tmp_path, resume=resume, runner=here)
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
 
 
 def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monkeypatch):
@@ -250,7 +230,7 @@ def test_a_registered_task_has_a_name_that_every_process_knows(monkeypatch):
     assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
 
 
-def test_data_are_fetched_once_before_the_runs_start(tmp_path, monkeypatch):
+def test_data_are_fetched_and_built_once_before_the_runs_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told: list[Any] = []
 
@@ -267,3 +247,6 @@ def test_data_are_fetched_once_before_the_runs_start(tmp_path, monkeypatch):
     assert [line.split()[0] for line in lines] == [str(os.getpid())]
     compare.execute(far, tmp_path / "out", resume=True)
     assert (tmp_path / "fetched.txt").read_text().splitlines() == lines, "nothing to do, no data"
+    before = ToyProblem.built
+    compare.execute(plan(data="built", epochs=1), tmp_path / "built", workers_=1)
+    assert ToyProblem.built == before + 1, "what was built to fetch the data is used"
