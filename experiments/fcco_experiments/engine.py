@@ -69,14 +69,6 @@ def train(
     On several ranks all of them call this with the same arguments. Rank 0 checks, writes and sends
     events; its errors are raised on all. They stop when any of them is asked to.
     """
-
-    def occupy() -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FolderError(f"{folder} cannot be made: {error.strerror}.") from error
-        lock.enter_context(store.locked(folder))
-
     result = distributed.run_on_first(lambda: finished_result(spec, folder, resume=resume))
     if result is not None:
         return outcome_of(spec.label, result)
@@ -84,7 +76,7 @@ def train(
     if problem is None:
         problem = distributed.run_on_all(lambda: task.load(spec.config))
     with contextlib.ExitStack() as lock:
-        distributed.run_on_first(occupy)
+        distributed.run_on_first(lambda: lock.enter_context(store.locked(folder)))
         return _Run(spec, folder, task, problem, on_event, stop).go(tensorboard)
 
 
@@ -195,7 +187,7 @@ class _Run:
 
     def _evaluate(self) -> None:
         figures = self.consensus.run(self.training.evaluate, self.step)
-        figures = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in figures.items()}
+        figures = {key: store.to_list(value) for key, value in figures.items()}
         row = evaluation(self.training, self.step, self.seconds, figures)
         row = distributed.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
@@ -243,15 +235,12 @@ class _Run:
         saved = read_checkpoint(path, self.spec.differences, self.data, warn)
         if saved is None:
             return None
-        old = len(saved["training"]) if isinstance(saved["training"], list) else 0
-        new = distributed.world_size() if self.training.sharded else 0
+        old = len(saved["training"]) if isinstance(saved["training"], list) else "no"
+        new = distributed.world_size() if self.training.sharded else "no"
         if old != new:
-            words = [
-                f"the shards of {n} processes" if n else "an unsharded state" for n in (old, new)
-            ]
             raise FolderError(
-                f"The checkpoint {path} holds {words[0]} but here it needs {words[1]}: start as "
-                "many processes as before (torchrun --nproc-per-node), or anew with --overwrite."
+                f"The checkpoint {path} holds {old} shards but here it needs {new}: start as many "
+                "processes as before (torchrun --nproc-per-node), or anew with --overwrite."
             )
         return saved
 
@@ -345,11 +334,6 @@ def _last_line(digest: str) -> bytes:
 def previous(path: Path) -> Path:
     """Where the checkpoint before the newest lies."""
     return path.with_suffix(f".previous{path.suffix}")
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has left one."""
-    return any((folder / name).is_file() for name in (store.CHECKPOINT, store.PREVIOUS))
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:

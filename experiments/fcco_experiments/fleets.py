@@ -62,16 +62,11 @@ def run(
     place = distributed.run_on_all(lambda: distributed.device(wanted))
     with stoppable(on_event) as (tell, stop), _prepared(place):
         problem = distributed.run_on_all(lambda: problem or load(specs[0], tell))
-        # What an earlier command has begun to train alone goes on so.
-        begun = distributed.run_on_first(
-            lambda: {s.label for s in specs if engine.has_checkpoint(s.folder(out))}
-        )
         together: dict[Hashable, list[RunSpec]] = {}
         alone: list[RunSpec] = []
         for spec in specs:
             kind = problem.fleet_kind(spec.method, spec.seed)
-            fits = kind is not None and spec.label not in begun
-            (together.setdefault(kind, []) if fits else alone).append(spec)
+            (alone if kind is None else together.setdefault(kind, [])).append(spec)
         done = _Fleets(problem, specs[0], out, place, chunk, tell, stop).run(together)
         stopped = distributed.any_rank(stop())
     if alone and not stopped:
@@ -116,7 +111,7 @@ def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.devi
             fleet.step()
             fleet.state_dict()
             torch.cuda.synchronize(device)
-        except torch.OutOfMemoryError:
+        except Exception:  # too large; any other error is that of the training, too, and told there
             return size // 2
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
         del fleet
@@ -341,11 +336,7 @@ class _Fleets:
         """All runs of one kind, at most `size` at a time, in parts of nearly equal size."""
         whole, number = len(specs), 0
         while specs and not self.stop():
-            try:
-                size = size or self._size(specs)
-            except Exception as error:  # not one run fits, or the task cannot make a fleet
-                self._failed(specs, _title(specs), error)
-                return
+            size = size or self._size(specs)
             number += 1
             part = specs[: math.ceil(len(specs) / math.ceil(len(specs) / size))]
             title = _title(part) + (f", part {number}" if len(part) < whole else "")
@@ -382,7 +373,10 @@ class _Fleets:
             return True
         except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
-                self._failed(specs, title, error)
+                details = keep_traceback(self.folder / f"failure-{self.rank}.txt", error)
+                text = str(error) or type(error).__name__
+                self.tell(Event("failed", title, text=text, details=details, count=len(specs)))
+                self._note(Outcome(spec.label, "failed", text) for spec in specs)
                 return True
         gc.collect()
         torch.cuda.empty_cache()
@@ -390,12 +384,6 @@ class _Fleets:
         text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
         self.tell(Event("note", title, text=text))
         return False
-
-    def _failed(self, specs: Sequence[RunSpec], title: str, error: Exception) -> None:
-        details = keep_traceback(self.folder / f"failure-{self.rank}.txt", error)
-        text = str(error) or type(error).__name__
-        self.tell(Event("failed", title, text=text, details=details, count=len(specs)))
-        self._note(Outcome(spec.label, "failed", text) for spec in specs)
 
     def _end(self, fleet: _FleetRun, title: str) -> None:
         results, epochs = fleet.results(), fleet.config.epochs

@@ -16,7 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+import numpy as np
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from fcco._files import TEMPORARY, atomic
 
@@ -70,10 +72,14 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
 
 
+def to_list(value: Any) -> Any:
+    """A tensor or an array as a list or a number; anything else as it is."""
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
+
+
 def clean(value: Any) -> Any:
     """Tensors and arrays as lists, tuples too; numbers that are not finite as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = to_list(value)
     if isinstance(value, Mapping):
         return {str(key): clean(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -231,9 +237,10 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Keep other processes out of a folder; wait some seconds for one that is about to stop."""
+    """Make a folder and keep other processes out; wait a little for one that is about to stop."""
     lock = FileLock(folder / LOCK, timeout=patience, poll_interval=0.05, thread_local=False)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         text = f"Another process is at work in {folder}; wait for it, or stop it."
