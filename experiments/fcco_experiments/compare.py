@@ -17,9 +17,7 @@ from .config import ConfigError, from_plain, plain
 from .stats import Table
 from .store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
 from .task import Experiment, Page, Problem, Progress, Rule
-
-Runner = Callable[..., list[Outcome]]
-"""Does runs, as `workers.run` does, or `fleets.run`, which trains them together."""
+from .workers import TrainFleets
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def execute(
     tensorboard: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
     fetching: AbstractContextManager[Progress] | None = None,
-    runner: Runner = workers.run,
+    fleets: TrainFleets | None = None,
 ) -> list[Outcome]:
     """Do the runs that are not finished yet.
 
@@ -73,7 +71,7 @@ def execute(
         tensorboard: whether to write scalars for TensorBoard.
         on_event: called with each event.
         fetching: entered while the task downloads its data; yields the `Progress` to call.
-        runner: what does the runs.
+        fleets: trains the runs that a fleet can hold together, as `fleets.train`.
     """
     distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
     with contextlib.ExitStack() as lock:
@@ -85,20 +83,15 @@ def execute(
         if todo:
             with fetching or contextlib.nullcontext(lambda *download: None) as progress:
                 problem = distributed.run_on_each_machine(lambda: workers.fetch(todo[0], progress))
-        if runner is workers.run and workers.processes(todo, workers_) > 1:
+        if fleets is None and workers.processes(todo, workers_) > 1:
             problem = None  # each process loads its own
         distributed.run_on_first(lambda: _begin(out, meta, overwrite))
         for label in done_before:
             on_event(Event("finished", label, text="was finished"))
-        ended = runner(
-            todo,
-            out,
-            workers=workers_,
-            resume=resume,
-            tensorboard=tensorboard,
-            on_event=on_event,
-            problem=problem,
-        )
+        ended = workers.run(
+            todo, out, workers=workers_, resume=resume, tensorboard=tensorboard, on_event=on_event,
+            problem=problem, fleets=fleets,
+        )  # fmt: skip
     done = {label: Outcome(label, "finished", "was finished") for label in done_before}
     done |= {outcome.run: outcome for outcome in ended}
     return [done[spec.label] for spec in plan.specs]

@@ -1,4 +1,4 @@
-"""A runner that trains runs of one kind together, as fleets, in the place of `workers.run`.
+"""Runs of one kind that are trained together, as fleets, each run as it would be alone.
 
 A finished run leaves one line, with the content of `result.json` of a run that was trained alone:
 in `fleet.jsonl`, or in `fleet/lines-RANK.jsonl` where torchrun started several processes. Each of
@@ -27,55 +27,45 @@ from .config import from_plain
 from .engine import Tell
 from .store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
 from .task import FleetTraining, Method, Problem, Row
-from .workers import keep_traceback, load, stoppable
-from .workers import run as run_alone
+from .workers import keep_traceback, load
 
 _ON_CPU = 64
 """More runs at a time do not fit into the caches of a CPU and take longer each."""
 
 
-def run(
+def train(
     specs: Sequence[RunSpec],
     out: Path,
+    problem: Problem | None,
+    tell: Tell,
+    stop: Callable[[], bool],
     *,
-    workers: int | None = None,
-    resume: bool = False,
-    tensorboard: bool = False,
-    on_event: Tell = lambda event: None,
-    problem: Problem | None = None,
     device: str = "auto",
     chunk: int | None = None,
-) -> list[Outcome]:
-    """Do all runs, as `workers.run` does: those that a fleet can hold together, the others alone.
+) -> tuple[Problem, dict[str, Outcome]]:
+    """Train the runs that a fleet can hold; the problem, and outcomes by label.
 
-    Runs of a fleet leave one line each and no curves. Each rank trains an equal part of the runs of
-    each kind. The arguments are those of `workers.run`, and:
+    They leave one line each and no curves. Each rank trains an equal part of the runs of each kind.
 
     Args:
+        specs: of one experiment; runs that no fleet can hold are left out.
+        out: folder of the comparison.
+        problem: data and model, if they are loaded already.
+        tell: called with each event.
+        stop: asked after each step; when true, the fleet saves itself and ends.
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
         chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU as many as fit. A fleet
             that does not fit into memory is halved until it does.
     """
-    if not specs:
-        return []
     wanted = specs[0].config.preferred_device or device
     place = distributed.run_on_all(lambda: distributed.device(wanted))
-    with stoppable(on_event) as (tell, stop), _prepared(place):
-        problem = distributed.run_on_all(lambda: problem or load(specs[0], tell))
-        together: dict[Hashable, list[RunSpec]] = {}
-        alone: list[RunSpec] = []
+    with _prepared(place):
+        loaded = distributed.run_on_all(lambda: problem or load(specs[0], tell))
+        kinds: dict[Hashable, list[RunSpec]] = {}
         for spec in specs:
-            kind = problem.fleet_kind(spec.method, spec.seed)
-            (alone if kind is None else together.setdefault(kind, [])).append(spec)
-        done = _Fleets(problem, specs[0], out, place, chunk, tell, stop).run(together)
-        stopped = distributed.any_rank(stop())
-    if alone and not stopped:
-        ended = run_alone(
-            alone, out, workers=workers, resume=resume, tensorboard=tensorboard, on_event=on_event,
-            problem=problem,
-        )  # fmt: skip
-        done |= {outcome.run: outcome for outcome in ended}
-    return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
+            kinds.setdefault(loaded.fleet_kind(spec.method, spec.seed), []).append(spec)
+        kinds.pop(None, None)
+        return loaded, _Fleets(loaded, specs[0], out, place, chunk, tell, stop).run(kinds)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,12 @@ from .environment import available_cores
 from .store import FAILURE, Event, FolderError, Outcome, RunSpec
 from .task import Problem, Progress
 
+TrainFleets = Callable[
+    [Sequence[RunSpec], Path, Problem | None, Tell, Callable[[], bool]],
+    tuple[Problem, dict[str, Outcome]],
+]
+"""As `fleets.train`: of runs, a folder, a problem, `tell` and `stop`, the problem and outcomes."""
+
 
 class LoadError(Exception):
     """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
@@ -119,6 +125,7 @@ def run(
     tensorboard: bool = False,
     on_event: Tell = lambda event: None,
     problem: Problem | None = None,
+    fleets: TrainFleets | None = None,
 ) -> list[Outcome]:
     """Do all runs; one that diverges or fails does not stop the others.
 
@@ -136,17 +143,23 @@ def run(
         tensorboard: whether to write scalars for TensorBoard.
         on_event: called with each event, in this process.
         problem: data and model, if they are loaded already; worker processes load their own.
+        fleets: trains the runs that a fleet can hold together, before the others.
     """
     if not specs:
         return []
-    options, number = _Options(out, resume, tensorboard), processes(specs, workers)
+    done: dict[str, Outcome] = {}
     with stoppable(on_event) as (tell, stop):
-        if number > 1:
-            outcomes = _Pool(specs, options, tell, stop, number).run()
-        else:
-            outcomes = _run_here(specs, options, tell, stop, problem)
-    ended = {outcome.run: outcome for outcome in outcomes}
-    return [ended.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
+        if fleets is not None:
+            problem, done = fleets(specs, out, problem, tell, stop)
+        alone = [spec for spec in specs if spec.label not in done]
+        if alone and not distributed.any_rank(stop()):
+            options, number = _Options(out, resume, tensorboard), processes(alone, workers)
+            if number > 1:
+                outcomes = _Pool(alone, options, tell, stop, number).run()
+            else:
+                outcomes = _run_here(alone, options, tell, stop, problem)
+            done |= {outcome.run: outcome for outcome in outcomes}
+    return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
 
 def processes(specs: Sequence[RunSpec], workers: int | None) -> int:

@@ -267,7 +267,7 @@ def fleet(out: Path) -> list[str]:
     kinds = []
     for name, step in (("whole", ""), ("stopped", "9")):
         os.environ["FLEET_STOP"] = step
-        ended = compare.execute(plan, out / "fleet" / name, workers_=1, runner=fleets.run)
+        ended = compare.execute(plan, out / "fleet" / name, workers_=1, fleets=fleets.train)
         kinds.append(" ".join(sorted({outcome.kind for outcome in ended})))
     return kinds
 

@@ -39,8 +39,8 @@ def plan(chosen: dict[str, Method], seeds: tuple[int, ...] = (0, 3), **changes: 
 
 
 def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options: Any) -> Any:
-    runner = functools.partial(fleets.run, chunk=chunk)
-    return compare.execute(wanted, Path(out), runner=runner, **options)
+    train = functools.partial(fleets.train, chunk=chunk)
+    return compare.execute(wanted, Path(out), fleets=train, **options)
 
 
 def lines(out: str = "o") -> dict[str, dict[str, Any]]:

@@ -191,7 +191,7 @@ def test_fleets_on_two_processes_equal_those_on_one(inside, tmp_path):
     at, found, _ = inside
     assert [own["fleet"] for own in found] == [["diverged finished", "stopped"]] * 2
     plan = compare.plan("fleet_toy:TASK", "config", ranks_cases.fleet_config())
-    run = functools.partial(compare.execute, plan, workers_=1, runner=fleets.run)
+    run = functools.partial(compare.execute, plan, workers_=1, fleets=fleets.train)
     run(tmp_path / "one")
     there = sorted(path.name for path in (at / "fleet/stopped/fleet").glob("checkpoint-?.pt"))
     assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcco_experiments import compare, config, store, sweep, tasks, workers
+from fcco_experiments import compare, config, store, sweep, tasks
 from fcco_experiments.config import ConfigError
 from fcco_experiments.task import Method
 from hypothesis import given
@@ -99,7 +99,7 @@ def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[sweep.Setti
         chosen,
         (7, 8),
     )
-    compare.execute(plan, folder, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
+    compare.execute(plan, folder, workers_=1)
     return sweep.choose(folder, chosen, BASE.seeds), chosen
 
 
@@ -136,7 +136,7 @@ def test_settings_that_diverge_come_last_and_never_win(tmp_path):
     wild = sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")])
     chosen = sweep.settings_of(wild, BASE)
     plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
-    compare.execute(plan, tmp_path, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
+    compare.execute(plan, tmp_path, workers_=1)
     told = sweep.choose(tmp_path, chosen, (0,))
     assert told["ranking"] == {"sox": ["sox@1", "sox@0"], "sonex": ["sonex@0"]}
     assert told["winners"] == {"sox": "sox@1"}
@@ -151,7 +151,7 @@ def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
         plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
         compare.execute(
             plan, tmp_path, resume=resume,
-            runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}),
+            workers_=1,
         )  # fmt: skip
         told = sweep.choose(tmp_path, chosen, (0,))
     assert [(e["name"], e["setting"]) for e in told["settings"]] == [

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import compare, config, store, tasks, workers
-from fcco_experiments.store import Event, FolderError, RunSpec
+from fcco_experiments.store import Event, FolderError, Outcome, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
 from toy_task import ToyProblem
 
@@ -145,31 +145,25 @@ def plan(**changes: Any) -> compare.Plan:
     return compare.plan("toy_task:TASK", "quadratic", base)
 
 
-def here(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
-    return workers.run(todo, *args, **kwargs | {"workers": 1})
+here = functools.partial(compare.execute, workers_=1)
 
 
 def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
     """Finished runs are left alone, new methods and seeds are added."""
-    done: list[set[str]] = []
 
-    def runner(todo: list[RunSpec], *args: Any, **kwargs: Any) -> list[Any]:
-        done.append({one.label for one in todo})
-        return here(todo, *args, **kwargs)
+    def trained(outcomes: list[Outcome]) -> set[str]:
+        return {outcome.run for outcome in outcomes if outcome.text != "was finished"}
 
     full = plan().config
     monkeypatch.setattr(sys, "argv", ["fcco", "first"])
     only = {name: full.methods[name] for name in ("sox", "sonex")}
-    compare.execute(plan(methods=only, seeds=(3,)), tmp_path, runner=runner)
+    assert trained(here(plan(methods=only, seeds=(3,)), tmp_path)) == {"sox/seed-3", "sonex/seed-3"}
     before = store.load_comparison(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fcco", "second"])
     two = {name: full.methods[name] for name in ("alexr2", "sox")}
-    ended = compare.execute(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True, runner=runner)
+    ended = here(plan(methods=two, seeds=(0, 3)), tmp_path, resume=True)
     assert {each.run for each in ended} == {f"{n}/seed-{k}" for n in two for k in (0, 3)}
-    assert done == [
-        {"sox/seed-3", "sonex/seed-3"},
-        {"alexr2/seed-0", "sox/seed-0", "alexr2/seed-3"},
-    ]
+    assert trained(ended) == {"alexr2/seed-0", "sox/seed-0", "alexr2/seed-3"}
     again = store.load_comparison(tmp_path)
     assert again.meta["methods"] == ["sox", "sonex", "alexr2"] and again.meta["seeds"] == [3, 0]
     assert again.meta["command"] == "fcco first" and again.meta["created"] == before.meta["created"]
@@ -179,14 +173,14 @@ def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
     assert again.of("sonex") == before.of("sonex"), "left alone"
     read = config.from_plain(type(full), again.meta["config"], "saved")
     assert list(read.methods) == again.meta["methods"] and read.seeds == (3, 0)
-    compare.execute(plan(checkpoint_every=1), tmp_path, resume=True, runner=runner)  # incidental
-    compare.execute(plan(), tmp_path, overwrite=True, runner=runner)
-    assert done[-1] == {"sonex/seed-0", "sox/seed-0", "alexr2/seed-0"}
+    here(plan(checkpoint_every=1), tmp_path, resume=True)  # may differ
+    ended = here(plan(), tmp_path, overwrite=True)
+    assert trained(ended) == {"sonex/seed-0", "sox/seed-0", "alexr2/seed-0"}
     assert not (tmp_path / "sox/seed-3").exists()
 
 
 def test_runs_of_another_experiment_are_refused_untouched(tmp_path):
-    compare.execute(plan(), tmp_path, runner=here)
+    here(plan(), tmp_path)
     foreign = spec("sox", 1, epochs=9)
     (tmp_path / "sox/seed-1").mkdir()
     store.write_text(tmp_path / "sox/seed-1/config.yaml", config.dump(foreign.plain()))
@@ -200,23 +194,23 @@ def test_runs_of_another_experiment_are_refused_untouched(tmp_path):
         (plan(seeds=(0, 1)), True, r"sox/seed-1 has another run: `config.epochs` was 9"),
     ):
         with pytest.raises(FolderError, match=said):
-            compare.execute(wanted, tmp_path, resume=resume, runner=here)
+            here(wanted, tmp_path, resume=resume)
     assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
 
 
 def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    compare.execute(plan(seeds=(0, 1)), out, runner=here)
+    here(plan(seeds=(0, 1)), out)
     (out / "notes.txt").write_text("mine")
     before = {each for each in out.rglob("*") if each.is_file()}
     monkeypatch.setattr(store, "locked", functools.partial(store.locked, patience=0.1))
     with store.locked(out), pytest.raises(FolderError, match="Another process is at work"):
-        compare.execute(plan(), out, overwrite=True, runner=here)
+        here(plan(), out, overwrite=True)
     assert {each for each in out.rglob("*") if each.is_file()} == before
     with pytest.raises(workers.LoadError, match="the network is down"):
-        compare.execute(plan(data="unreachable"), out, overwrite=True, runner=here)
+        here(plan(data="unreachable"), out, overwrite=True)
     assert {each for each in out.rglob("*") if each.is_file()} == before, "no data: nothing lost"
-    compare.execute(plan(), out, overwrite=True, runner=here)
+    here(plan(), out, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
     assert store.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fcco_experiments import compare, config, results, store, sweep, workers
+from fcco_experiments import compare, config, results, store, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.report import sweep as pages
 from fcco_experiments.store import FolderError
@@ -25,7 +25,7 @@ NAMES = ("sonex", "sox")
 
 
 def train(plan: compare.Plan, folder: Path) -> Path:
-    compare.execute(plan, folder, runner=lambda *a, **k: workers.run(*a, **k | {"workers": 1}))
+    compare.execute(plan, folder, workers_=1)
     return folder
 
 

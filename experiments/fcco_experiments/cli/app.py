@@ -181,7 +181,7 @@ def sweep(
     if device is not None and "device" in configs.fields_of(tasks.get(task).config):
         pairs, device = [*pairs, ("device", device)], None
     asked = o.resolve(context, pairs)
-    runner = o.runner(asked.task, device, context.params)
+    fleets = o.fleets(asked.task, device, context.params)
     if grid is None and not inline:
         grid = asked.task.grid_name(asked.config)
     whole = sweeps.Grid() if grid is None else sweeps.read_grid(asked.task, grid)
@@ -192,7 +192,7 @@ def sweep(
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
     plan = sweeps.plan_sweep(task, asked.name, asked.config, chosen, tuning, quick=quick)
     folder = asked.folder(out, "sweep")
-    failed = _train(context, plan, folder, hidden="test", **runner)
+    failed = _train(context, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
         _conclude_sweep(sweeps.choose(folder, chosen, asked.config.seeds), folder, context.params)
     raise typer.Exit(1 if failed else 0)
@@ -326,7 +326,7 @@ def _compare(context: typer.Context, asked: o.Asked, out: Path) -> None:
 
 
 def _train(
-    context: typer.Context, plan: Any, out: Path, hidden: str | None = None, **runner: Any
+    context: typer.Context, plan: Any, out: Path, hidden: str | None = None, fleets: Any = None
 ) -> int:
     """Train; exit with 130 when the user stopped it. The number of runs that failed.
 
@@ -361,7 +361,7 @@ def _train(
                 tensorboard=given["tensorboard"],
                 on_event=display,
                 fetching=None if quiet else fetching(),
-                **runner,
+                fleets=fleets,
             )
         kinds = [outcome.kind for outcome in outcomes]
         stopped = "Stopped, and saved." if "stopped" in kinds else ""

@@ -293,8 +293,8 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise fail(f"`{option}` must be whole numbers such as 0,1,2 but is: {text}") from None
 
 
-def runner(task: Any, device: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The runner of a sweep for `compare.execute`: fleets, or nothing for a process per run.
+def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
+    """`fleets` of `compare.execute` for a sweep; None where the runs are trained one by one.
 
     Args:
         task: whether it can train many runs at once.
@@ -312,7 +312,7 @@ def runner(task: Any, device: str | None, given: Mapping[str, Any]) -> dict[str,
         for option, value in (("--chunk", chunk), ("--device", device)):
             if value is not None:
                 raise fail(f"{option} is for fleets, but these runs are trained one by one.")
-        return {}
-    from .. import fleets
+        return None
+    from ..fleets import train
 
-    return {"runner": functools.partial(fleets.run, device=device or "auto", chunk=chunk)}
+    return functools.partial(train, device=device or "auto", chunk=chunk)
