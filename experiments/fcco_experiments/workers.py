@@ -7,6 +7,7 @@ and the others would wait for ever.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import signal
 import threading
@@ -14,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from .environment import available_cores
 from .store import FAILURE, Event, FolderError, Outcome, RunSpec
 from .task import Problem, Progress
 
+Stop = Callable[[], bool]
+Train = Callable[[RunSpec, Problem, Tell, Stop], Outcome]
 TrainFleets = Callable[
-    [Sequence[RunSpec], Path, Problem | None, Tell, Callable[[], bool]],
-    tuple[Problem, dict[str, Outcome]],
+    [Sequence[RunSpec], Path, Problem | None, Tell, Stop], tuple[Problem, dict[str, Outcome]]
 ]
 """As `fleets.train`: of runs, a folder, a problem, `tell` and `stop`, the problem and outcomes."""
 
@@ -67,43 +69,27 @@ def _loading() -> Iterator[None]:
         raise LoadError(text, "" if clear else traceback.format_exc()) from error
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options that all runs have in common, see `run`."""
-
-    out: Path
-    resume: bool
-    tensorboard: bool
-
-    def train(
-        self, spec: RunSpec, problem: Problem, tell: Tell, stop: Callable[[], bool]
-    ) -> Outcome:
-        """One run. Its failure is an outcome; the traceback lies in `failure.txt`."""
-        folder = spec.folder(self.out)
-        try:
-            (folder / FAILURE).unlink(missing_ok=True)
-            return engine.train(
-                spec, folder, problem, resume=self.resume, stop=stop, on_event=tell,
-                tensorboard=self.tensorboard,
-            )  # fmt: skip
-        except Exception as error:
-            return _failed(spec, folder, error, tell)
-
-
-def _failed(spec: RunSpec, folder: Path, error: Exception, tell: Tell) -> Outcome:
-    """Keep the traceback and report the error; a rank that alone has it cannot go on."""
-    text = str(error) or type(error).__name__
-    shared = distributed.raised_on_all(error)
-    if distributed.lost_connection(error):  # the rank that caused it reports it, or torchrun does
-        raise distributed.OutOfStep("the connection to another process was lost") from error
-    if not shared:
-        text += f" (rank {distributed.rank()} of {distributed.world_size()})"
-    if distributed.rank() == 0 or not shared:
-        details = keep_traceback(folder / FAILURE, error)
-        tell(Event("failed", spec.label, text=text, details=details))
-    if not shared:
-        raise distributed.OutOfStep(text)
-    return Outcome(spec.label, "failed", text)
+def _train(
+    spec: RunSpec, problem: Problem, tell: Tell, stop: Stop, *, out: Path, **options: bool
+) -> Outcome:
+    """One run. Its failure is an outcome, but a rank that alone has failed cannot go on."""
+    folder = spec.folder(out)
+    try:
+        (folder / FAILURE).unlink(missing_ok=True)
+        return engine.train(spec, folder, problem, stop=stop, on_event=tell, **options)
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        shared = distributed.raised_on_all(error)
+        if distributed.lost_connection(error):  # the rank that caused it reports it, or torchrun
+            raise distributed.OutOfStep("the connection to another process was lost") from error
+        if not shared:
+            text += f" (rank {distributed.rank()} of {distributed.world_size()})"
+        if distributed.rank() == 0 or not shared:
+            details = keep_traceback(folder / FAILURE, error)
+            tell(Event("failed", spec.label, text=text, details=details))
+        if not shared:
+            raise distributed.OutOfStep(text) from error
+        return Outcome(spec.label, "failed", text)
 
 
 def keep_traceback(path: Path, error: Exception) -> str:
@@ -153,11 +139,12 @@ def run(
             problem, done = fleets(specs, out, problem, tell, stop)
         alone = [spec for spec in specs if spec.label not in done]
         if alone and not distributed.any_rank(stop()):
-            options, number = _Options(out, resume, tensorboard), processes(alone, workers)
+            train = functools.partial(_train, out=out, resume=resume, tensorboard=tensorboard)
+            number = processes(alone, workers)
             if number > 1:
-                outcomes = _Pool(alone, options, tell, stop, number).run()
+                outcomes = _Pool(deque(alone), train, tell, stop, number).run()
             else:
-                outcomes = _run_here(alone, options, tell, stop, problem)
+                outcomes = _run_here(alone, train, tell, stop, problem)
             done |= {outcome.run: outcome for outcome in outcomes}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
@@ -173,11 +160,7 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
 
 
 def _run_here(
-    specs: Sequence[RunSpec],
-    options: _Options,
-    tell: Tell,
-    stop: Callable[[], bool],
-    problem: Problem | None,
+    specs: Sequence[RunSpec], train: Train, tell: Tell, stop: Stop, problem: Problem | None
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
@@ -187,7 +170,7 @@ def _run_here(
         for spec in specs:
             if distributed.any_rank(stop()):
                 break
-            outcomes.append(options.train(spec, problem, tell, stop))
+            outcomes.append(train(spec, problem, tell, stop))
     finally:
         torch.set_num_threads(threads)
     return outcomes
@@ -201,7 +184,7 @@ if hasattr(signal, "SIGHUP"):  # the terminal or the connection is gone
 
 
 @contextlib.contextmanager
-def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
+def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Stop]]:
     """Inside, a signal asks to stop; a second one raises `KeyboardInterrupt`.
 
     Yields `on_event` without the errors of a terminal that is gone, and whether to stop.
@@ -241,7 +224,7 @@ def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Callable[[], bool]]]:
 # --- worker processes -----------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, options: _Options) -> None:
+def _work(pipe: Connection, train: Train) -> None:
     """A worker process: receives a spec, sends events, then the outcome."""
     for number in _SIGNALS:  # the parent decides, and sends a message
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
@@ -257,7 +240,7 @@ def _work(pipe: Connection, options: _Options) -> None:
                 return
             if parent.stop():
                 return
-        parent.send(options.train(spec, problem, parent.send, parent.stop))
+        parent.send(train(spec, problem, parent.send, parent.stop))
 
 
 class _ParentPipe:
@@ -302,20 +285,17 @@ class _Worker:
             self.pipe.send(message)
 
 
+@dataclass
 class _Pool:
     """Workers (`number` processes), and the runs that wait for them."""
 
-    def __init__(
-        self,
-        specs: Sequence[RunSpec],
-        options: _Options,
-        tell: Tell,
-        stop: Callable[[], bool],
-        number: int,
-    ) -> None:
-        self.waiting, self.options, self.tell, self.stop = deque(specs), options, tell, stop
-        self.number, self.outcomes = number, list[Outcome]()
-        self.workers: list[_Worker] = []
+    waiting: deque[RunSpec]
+    train: Train
+    tell: Tell
+    stop: Stop
+    number: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    workers: list[_Worker] = field(default_factory=list)
 
     def run(self) -> list[Outcome]:
         """The outcomes of the runs that were begun, in the order of their ends."""
@@ -343,7 +323,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
         ours, theirs = context.Pipe()
         # Not a daemon: those may not have processes of their own, which data loaders need.
-        process = context.Process(target=_work, args=(theirs, self.options))
+        process = context.Process(target=_work, args=(theirs, self.train))
         with _blocked_signals():
             process.start()
         theirs.close()  # or the end of the worker would not end the pipe

@@ -45,12 +45,11 @@ class Config(Experiment):
 
 
 def build() -> Config:
-    """Three methods: the strategy is a setting, so that one start of processes tries both."""
+    """Two methods: the strategy is a setting, so that one start of processes tries both."""
     common = {"smoothing": 0.1, "gamma": 0.3, "correction": 0.6}
     ddp = Method("cvar", 0.05, settings={"strategy": "ddp", **common})
     fsdp2 = replace(ddp, settings={**ddp.settings, "strategy": "fsdp2"})
-    double = replace(fsdp2, settings={**fsdp2.settings, "inner_steps": 5})
-    methods = {"ddp": ddp, "fsdp2": fsdp2, "double": double}
+    methods = {"ddp": ddp, "fsdp2": fsdp2}
     return Config(data="grouped", epochs=4, seeds=(0,), methods=methods, checkpoint_every=1)
 
 
@@ -74,15 +73,11 @@ class Training(task.Training):
 
     def __init__(self, method: Method, seed: int) -> None:
         settings: dict[str, Any] = dict(method.settings)
-        word, inner = settings.pop("strategy"), settings.pop("inner_steps", None)
-        self.model = strategy.wrap(Net().double(), word, "cpu")
+        self.word = settings.pop("strategy")
+        self.model = strategy.wrap(Net().double(), self.word, "cpu")
         self.sharded = strategy.is_sharded(self.model)
-        self.word = word if inner is None else "double"
-        optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=method.lr)
-        if inner is not None:
-            optimizer = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=inner)
-        self.objective: Any = fcco.CVaRGroupDRO(self.model, optimizer, GROUPS, 0.4, **settings)
-        self.optimizer = optimizer
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=method.lr)
+        self.objective: Any = fcco.CVaRGroupDRO(self.model, self.optimizer, GROUPS, 0.4, **settings)
         self.sampler = fcco.GroupBatchSampler(GROUP, 3, 4, seed=seed)
         self.done = 0
         torch.rand(distributed.rank())  # from here on, each rank has a random stream of its own

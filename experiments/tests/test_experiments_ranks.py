@@ -112,7 +112,7 @@ def close(one: Any, other: Any) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "double"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_ranks_equal_one_process(inside, alone, name):
     one, two = alone / name, inside[0] / "whole" / name
     assert [row["step"] for row in rows(one)] == [row["step"] for row in rows(two)]
@@ -137,7 +137,7 @@ def test_group_dro_on_two_ranks_equals_one_process(inside, tmp_path, name):
             assert before[key] == pytest.approx(after[key], abs=1e-5), key
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "double"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
     at, found, _ = inside
     for own in found:
