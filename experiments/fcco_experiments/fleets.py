@@ -101,8 +101,10 @@ def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.devi
             fleet.step()
             fleet.state_dict()
             torch.cuda.synchronize(device)
-        except Exception:  # too large; any other error is that of the training, too, and told there
+        except torch.OutOfMemoryError:
             return size // 2
+        except Exception:  # which the training of all runs will raise again, and report
+            return runs
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
         del fleet
         gc.collect()  # the graphs of a fleet may refer to it
@@ -129,7 +131,7 @@ class _FleetRun:
         self.step, self.seconds = 0, 0.0
         self.rows: list[Row] = [{} for _ in specs]
         self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
-        self.saved_at, self.save_took = -math.inf, 0.0
+        self.saved_at, self.save_took = 0.0, 0.0
 
     def load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(saved["training"])
