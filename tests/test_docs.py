@@ -427,7 +427,7 @@ def test_docstring_to_markdown():
 
 def test_citation_agrees_with_the_package():
     config = pytest.importorskip("fcco_experiments.config")
-    citation = config.parse((ROOT / "CITATION.cff").read_text(), "CITATION.cff").plain()
+    citation = config.parse((ROOT / "CITATION.cff").read_text(), "CITATION.cff").values
     assert citation["version"] == fcco.__version__
     paper = citation["preferred-citation"]
     readme = (ROOT / "README.md").read_text()

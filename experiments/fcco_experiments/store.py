@@ -420,7 +420,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def read_spec(folder: Path) -> dict[str, Any]:
     """`config.yaml` of a run: all that it depends on."""
     path = folder / CONFIG
-    spec = _read(path, lambda text: parse(text, str(path)).plain())
+    spec = _read(path, lambda text: parse(text, str(path)).values)
     return _require(path, spec, {"name": str, "seed": int, "config": dict, "method": dict})
 
 

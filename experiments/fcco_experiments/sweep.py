@@ -78,7 +78,7 @@ class Setting:
 
 def read_grid(task: Task, name: str) -> Grid:
     """A grid by name or path."""
-    return configs.build(Grid, *configs.layers_of(task, "grid", name))
+    return configs.build(Grid, configs.read(task, "grid", name))
 
 
 def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
@@ -86,7 +86,7 @@ def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
     methods = dict(grid.methods)
     for key, text in inline:
         name, dot, inside = key.partition(".")
-        values = configs.parse(text, configs.COMMAND_LINE, lines=False).plain()
+        values = configs.parse(text, configs.COMMAND_LINE, lines=False).values
         if not dot or not isinstance(values, list) or not values:
             raise ConfigError(
                 f"{configs.COMMAND_LINE}: `grid.{key}`: write --grid.METHOD.KEY '[value, value]', "
