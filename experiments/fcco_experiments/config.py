@@ -45,6 +45,7 @@ Keys = tuple[Any, ...]
 COMMAND_LINE = "command line"
 CONFIGS = Path(__file__).parent / "configs"
 DEFAULT = "default"
+TABLE = "table"  # the config for a table of the user
 _TEXT = "tag:yaml.org,2002:str"
 
 
@@ -409,7 +410,7 @@ def names(task: Task, kind: str = "config") -> list[str]:
 
 def data_sets(task: Task) -> list[str]:
     """The data sets that a task has configs for."""
-    return list(settings_in(_folder(task, "config")))
+    return [name for name in settings_in(_folder(task, "config")) if name != TABLE]
 
 
 @functools.cache

@@ -29,8 +29,7 @@ def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
         block: its `{% block NAME %}`.
         values: names that the template uses.
     """
-    found = _templates().get_template(template)
-    context = found.new_context(values)
-    text = "".join(found.blocks[block](context))
+    page = _templates().get_template(template)
+    text = "".join(page.blocks[block](page.new_context(values)))
     joined = (" ".join(part.split()) for part in text.split("\n\n"))
     return tuple(part for part in joined if part)

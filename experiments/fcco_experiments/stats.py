@@ -31,7 +31,7 @@ def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
         figures = [run.figures for run in finished]
         row = result[name] = {}
         for metric in metrics:
-            values = [each[metric.key] for each in figures if _is_number(each.get(metric.key))]
+            values = [run[metric.key] for run in figures if _is_number(run.get(metric.key))]
             if values:
                 mean, deviation = spread(values)
                 row[metric.key] = {"mean": mean, "std": deviation, "runs": len(values)}
@@ -42,11 +42,11 @@ def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and standard deviation over runs (0 of a single one); NaN of nothing or NaN."""
-    kept = list(values)
-    if not kept or not all(map(math.isfinite, kept)):
+    """Mean and standard deviation (0 of one value); NaN without values, or if one is not finite."""
+    runs = list(values)
+    if not runs or not all(map(math.isfinite, runs)):
         return math.nan, math.nan
-    return statistics.fmean(kept), statistics.stdev(kept) if len(kept) > 1 else 0.0
+    return statistics.fmean(runs), statistics.stdev(runs) if len(runs) > 1 else 0.0
 
 
 def _is_number(value: Any) -> bool:
@@ -90,12 +90,9 @@ def winner(
 
 
 def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False) -> list[Metric]:
-    """Columns of the first table: objective, constraint, seconds, then the other headline metrics.
+    """Columns of the first table: objective, constraint and seconds; `wide`, all headline metrics.
 
-    Args:
-        metrics: of the page.
-        rule: what is judged; without an objective, the first two headline metrics are the first.
-        wide: the other headline metrics too.
+    Without a rule the first two headline metrics take the place of objective and constraint.
     """
     known = {metric.key: metric for metric in metrics}
     headline = [metric.key for metric in metrics if metric.headline and metric.key != "seconds"]
@@ -112,32 +109,26 @@ def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False)
 def cells(
     shown: Table, metrics: Sequence[Metric], rule: Rule | None = None, *, wide: bool = False
 ) -> list[list[str]]:
-    """A table as text: a header, then a row for each method; ✓ or ✗ beside what is limited.
-
-    Args:
-        shown: from `table`.
-        metrics: of the page.
-        rule: what is judged.
-        wide: all headline metrics; otherwise objective, constraint and seconds.
-    """
+    """The first table as text: a header, then a row for each method."""
     return _cells(shown, columns(metrics, rule, wide=wide), rule)
 
 
 def _cells(shown: Table, metrics: Sequence[Metric], rule: Rule | None) -> list[list[str]]:
-    some = [metric for metric in metrics if any(metric.key in row for row in shown.values())]
-    head = ["method"]
-    for metric in some:
+    """Metrics that some method has; the limited one has its limit in the head, then ✓ or ✗."""
+    metrics = [metric for metric in metrics if any(metric.key in row for row in shown.values())]
+    rows = [["method"]]
+    for metric in metrics:
         limited = rule is not None and metric.key == rule.constraint
         limit = f" ≤ {rule.limit:g}" if limited and rule is not None else ""
-        head.append(f"{metric.label} {ARROWS[metric.better]}{limit}".rstrip())
-    rows = [head]
+        rows[0].append(f"{metric.label} {ARROWS[metric.better]}{limit}".rstrip())
     for name, row in shown.items():
-        texts = [_cell(row.get(each.key), each.digits) for each in some]
-        for k, metric in enumerate(some):
-            if rule is not None and metric.key == rule.constraint and metric.key in row:
-                texts[k] += " ✓" if met(row, rule) else " ✗"
         share = row.get(DIVERGED)
-        rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)", *texts])
+        rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)"])
+        for metric in metrics:
+            text = _cell(row.get(metric.key), metric.digits)
+            if rule is not None and metric.key == rule.constraint and metric.key in row:
+                text += " ✓" if met(row, rule) else " ✗"
+            rows[-1].append(text)
     return rows
 
 
@@ -154,12 +145,13 @@ def _cell(value: Mapping[str, float] | None, digits: int) -> str:
 def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> str:
     """The first table and the one of all metrics, as a Markdown file."""
     parts = []
-    for title, some in (("Headline", columns(metrics, rule, wide=True)), ("All figures", metrics)):
-        head, *rows = _cells(shown, some, rule)
+    first = columns(metrics, rule, wide=True)
+    for title, chosen in (("Headline", first), ("All figures", metrics)):
+        head, *rows = _cells(shown, chosen, rule)
         lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append(f"## {title}\n\n{body}\n")
-    meanings = [f"* **{each.label}**: {each.meaning}" for each in metrics if each.meaning]
+    meanings = [f"* **{metric.label}**: {metric.meaning}" for metric in metrics if metric.meaning]
     several = any(value["runs"] > 1 for row in shown.values() for value in row.values())
     note = "Mean ± standard deviation over seeds.\n" if several else "One seed.\n"
     return "\n".join([*parts, note, *meanings]).rstrip() + "\n"
@@ -192,21 +184,21 @@ def paired(left: Sequence[float], right: Sequence[float], level: float = 0.95) -
         level: confidence.
 
     Example:
-        >>> found = paired([0.5, 0.6, 0.7], [0.4, 0.4, 0.4])
-        >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3), found.decided
+        >>> gap = paired([0.5, 0.6, 0.7], [0.4, 0.4, 0.4])
+        >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3), gap.decided
         (0.2, -0.048, 0.448, False)
     """
     if len(left) != len(right) or not left:
         raise ValueError(f"`paired` needs pairs but got {len(left)} and {len(right)} values.")
     gaps = [a - b for a, b in zip(left, right, strict=True)]
-    number, mean = len(gaps), math.fsum(gaps) / len(gaps)
-    if number < 2:
-        return Interval(mean, math.nan, math.nan, number)
+    pairs, mean = len(gaps), math.fsum(gaps) / len(gaps)
+    if pairs < 2:
+        return Interval(mean, math.nan, math.nan, pairs)
     from scipy import stats
 
-    error = statistics.stdev(gaps) / math.sqrt(number)
-    reach = float(stats.t.ppf((1 + level) / 2, number - 1)) * error
-    return Interval(mean, mean - reach, mean + reach, number)
+    error = statistics.stdev(gaps) / math.sqrt(pairs)
+    reach = float(stats.t.ppf((1 + level) / 2, pairs - 1)) * error
+    return Interval(mean, mean - reach, mean + reach, pairs)
 
 
 def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]:
@@ -216,13 +208,13 @@ def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]
         value: Any = run.figures.get(key)
         if _is_number(value) and math.isfinite(value):
             values.setdefault(run.name, {})[run.seed] = float(value)
-    own = values.get(first, {})
-    found = {}
+    base = values.get(first, {})
+    intervals = {}
     for name in comparison.meta["methods"]:
-        shared = [seed for seed in own if seed in values.get(name, {})]
-        if name != first and shared:
-            found[name] = paired([values[name][s] for s in shared], [own[s] for s in shared])
-    return found
+        seeds = [seed for seed in base if seed in values.get(name, {})]
+        if name != first and seeds:
+            intervals[name] = paired([values[name][s] for s in seeds], [base[s] for s in seeds])
+    return intervals
 
 
 def frontier(

@@ -112,13 +112,23 @@ def settings_of(
     problems: list[str] = []
     for name, part in grid.methods.items():
         most = next((n for n in (limit, part.limit, grid.limit) if n is not None), None)
-        try:
-            base = _base(name, part, config)
-            for index, values in enumerate(spread(part.grid, most)):
-                method = _method(base, values, f"{source}: methods.{name}")
+        if part.base is None and name not in config.methods:
+            hint = configs.did_you_mean(name, config.methods)
+            problems.append(
+                f"grid: `methods.{name}` needs a `base`, for the config has no such method{hint} "
+                f"It has: {', '.join(config.methods)}."
+            )
+            continue
+        base = plain(config.methods[name]) if part.base is None else part.base
+        for index, values in enumerate(spread(part.grid, most)):
+            full = base
+            for key, value in values.items():
+                full = configs.with_value(full, key.split("."), value)
+            try:
+                method = from_plain(Method, full, f"{source}: methods.{name}")
                 settings.append(Setting(name, index, values, method))
-        except ConfigError as error:
-            problems += error.problems
+            except ConfigError as error:
+                problems += error.problems
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return settings
@@ -149,29 +159,6 @@ def spread(grid: Mapping[str, Sequence[Any]], limit: int | None) -> list[Values]
         {key: grid[key][index] for key, index in zip(grid, point, strict=True)}
         for point in sorted(chosen)
     ]
-
-
-def _base(name: str, part: MethodGrid, config: Experiment) -> Values:
-    if part.base is not None:
-        return part.base
-    if name not in config.methods:
-        hint = configs.did_you_mean(name, config.methods)
-        raise ConfigError(
-            f"grid: `methods.{name}` needs a `base`, for the config has no such method{hint} "
-            f"It has: {', '.join(config.methods)}."
-        )
-    return plain(config.methods[name])
-
-
-def _method(base: Values, values: Values, source: str) -> Method:
-    full = plain(base)
-    for key, value in values.items():
-        *path, last = key.split(".")
-        inner = full
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return from_plain(Method, full, source)
 
 
 def plan_sweep(
@@ -216,9 +203,9 @@ def rule_of(task: Task, config: Any) -> Rule:
 def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
     """Rank the settings of each method; write `sweep.json.gz`, `runs.jsonl`, `winners.yaml`.
 
-    A setting's score is the task's score of its last figures, averaged over the tuning seeds
-    first: a limit is compared with the mean, not with each noisy figure. The task never sees
-    figures whose name begins with `test`. A setting with a run that diverged comes last.
+    The task scores the last figures of a setting, averaged over the tuning seeds: a limit is
+    compared with the mean, not with each noisy figure. Figures whose name begins with `test` are
+    left out before. A setting with a run that diverged comes last.
 
     Args:
         out: folder of the sweep.
@@ -289,8 +276,7 @@ def _earlier(out: Path, config: Any, settings: Sequence[Setting]) -> list[Settin
     for name, method in config.methods.items():
         family, _, index = name.rpartition("@")
         if name not in names and family:
-            chosen = values[name] if name in values else plain(method)
-            earlier.append(Setting(family, int(index), chosen, method))
+            earlier.append(Setting(family, int(index), values.get(name, plain(method)), method))
     return earlier
 
 

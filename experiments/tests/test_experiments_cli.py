@@ -363,7 +363,7 @@ def test_run_takes_the_keys_of_its_method(fast):
     "words, said",
     [
         (["compare", "fairnes", "--data", "a"], "no task `fairnes`; did you mean `fairness`?"),
-        (["compare", TOY], "Say which data: --data NAME (or --config FILE). Configs: quad"),
+        (["compare", TOY], "Say which data: --data NAME (or --config FILE). There are: qua"),
         (["compare", TOY, "--config", "quadratic", "--setting", "x"], "leave out --setting"),
         (["compare", TOY, "--data", "quadratic", "--lr", "3"], "write --methods.NAME.lr."),
         (["compare", TOY, "--data", "quadratic", "--weight-decay=3"], "--methods.NAME.weight_deca"),

@@ -15,8 +15,8 @@ from typer import Argument, Option
 
 from .. import __version__
 from .. import config as configs
+from ..config import ConfigError
 from . import options as o
-from .options import fail
 
 _KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
 --data NAME` prints them. Columns of your own table: --label, --group, --features, --text, --image,
@@ -24,9 +24,8 @@ _KEYS = """Every key of the config is an option, with dots for what is nested; `
 """
 
 
-def _examples(*lines: str, keys: bool = False) -> str:
-    shown = "\n".join(f"  {line}" for line in lines)
-    return f"{_KEYS if keys else ''}\n\b\nExamples:\n{shown}"
+def _examples(*lines: str) -> str:
+    return "\n".join(["\n\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 app = typer.Typer(
@@ -45,6 +44,16 @@ app = typer.Typer(
 )
 
 
+def command(
+    *examples: str, name: str | None = None, keys: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command; with `keys` every key of the config is an option."""
+    if not keys:
+        return app.command(name, cls=o.Command, epilog=_examples(*examples))
+    epilog = f"{_KEYS}{_examples(*examples)}"
+    return app.command(name, cls=o.Command, context_settings=o.FREE, epilog=epilog)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
@@ -60,14 +69,9 @@ def fcco(
     """Train for the worst group, under constraints, without forgetting: experiments as commands."""
 
 
-@app.command(
-    cls=o.Command,
-    context_settings=o.FREE,
-    epilog=_examples(
-        "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
-        "fcco run group-dro --data people.csv --label income --group sex,race",
-        keys=True,
-    ),
+@command(
+    "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
+    "fcco run group-dro --data people.csv --label income --group sex,race",
 )
 def run(
     context: typer.Context,
@@ -89,23 +93,20 @@ def run(
 ) -> None:
     """Train one method once. Keys of the method need no prefix here."""
     if any(key == "seeds" for key, _ in o.extras(context)):
-        raise fail("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
+        raise ConfigError("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
     if method is not None and "," in method:
-        raise fail("`run` trains one method: give --method NAME. Several: fcco compare --methods.")
-    asked = o.resolve(context)
-    _compare(context, asked, asked.folder(out, *asked.config.methods, f"seed-{seed}"))
+        raise ConfigError(
+            "`run` trains one method: give --method NAME. Several: fcco compare --methods."
+        )
+    request = o.resolve(context)
+    _compare(context, request, request.folder(out, *request.config.methods, f"seed-{seed}"))
 
 
-@app.command(
-    cls=o.Command,
-    context_settings=o.FREE,
-    epilog=_examples(
-        "fcco compare fairness --data synthetic --quick",
-        "fcco compare group-dro --data celeba --methods sonex,erm --seeds 0,1",
-        "fcco compare fairness --data adult --setting paper --methods.sonex.lr 0.003",
-        "fcco compare fairness --data people.csv --label income --group sex",
-        keys=True,
-    ),
+@command(
+    "fcco compare fairness --data synthetic --quick",
+    "fcco compare group-dro --data celeba --methods sonex,erm --seeds 0,1",
+    "fcco compare fairness --data adult --setting paper --methods.sonex.lr 0.003",
+    "fcco compare fairness --data people.csv --label income --group sex",
 )
 def compare(
     context: typer.Context,
@@ -127,21 +128,16 @@ def compare(
     quiet: o.Quiet = False,
 ) -> None:
     """Train several methods with several seeds: table and report."""
-    asked = o.resolve(context)
-    if not (asked.config.methods and asked.config.seeds):
-        raise fail("There is nothing to run: the config has no methods or no seeds.")
-    _compare(context, asked, asked.folder(out))
+    request = o.resolve(context)
+    if not (request.config.methods and request.config.seeds):
+        raise ConfigError("There is nothing to run: the config has no methods or no seeds.")
+    _compare(context, request, request.folder(out))
 
 
-@app.command(
-    cls=o.Command,
-    context_settings=o.FREE,
-    epilog=_examples(
-        "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
-        "fcco sweep group-dro --data sentiment --grid.sonex.lr '[0.01, 0.1]'",
-        "fcco compare fairness --config runs/my-sweep/winners.yaml",
-        keys=True,
-    ),
+@command(
+    "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
+    "fcco sweep group-dro --data sentiment --grid.sonex.lr '[0.01, 0.1]'",
+    "fcco compare fairness --config runs/my-sweep/winners.yaml",
 )
 def sweep(
     context: typer.Context,
@@ -180,31 +176,29 @@ def sweep(
     pairs = [pair for pair in pairs if pair[0][:5] != "grid."]
     if device is not None and "device" in configs.fields_of(tasks.get(task).config):
         pairs, device = [*pairs, ("device", device)], None
-    asked = o.resolve(context, pairs)
-    fleets = o.fleets(asked.task, device, context.params)
+    request = o.resolve(context, pairs)
+    fleets = o.fleets(request.task, device, context.params)
     if grid is None and not inline:
-        grid = asked.task.grid_name(asked.config)
-    whole = sweeps.Grid() if grid is None else sweeps.read_grid(asked.task, grid)
+        grid = request.task.grid_name(request.config)
+    whole = sweeps.Grid() if grid is None else sweeps.read_grid(request.task, grid)
     whole = sweeps.with_inline(whole, inline)
     if methods is not None:
         whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
-    chosen = sweeps.settings_of(whole, asked.config, limit=limit, source=grid or "command line")
+    chosen = sweeps.settings_of(whole, request.config, limit=limit, source=grid or "command line")
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
-    plan = sweeps.plan_sweep(task, asked.name, asked.config, chosen, tuning, quick=quick)
-    folder = asked.folder(out, "sweep")
+    plan = sweeps.plan_sweep(task, request.name, request.config, chosen, tuning, quick=quick)
+    folder = request.folder(out, "sweep")
     failed = _train(context, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
-        _conclude_sweep(sweeps.choose(folder, chosen, asked.config.seeds), folder, context.params)
+        _conclude_sweep(sweeps.choose(folder, chosen, request.config.seeds), folder, context.params)
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command(
-    cls=o.Command,
-    epilog=_examples(
-        "fcco report runs/fairness-adult",
-        "fcco report runs/fairness-adult --publish docs/results/mine",
-        "fcco report runs/mine --task my_module:TASK",
-    ),
+@command(
+    "fcco report runs/fairness-adult",
+    "fcco report runs/fairness-adult --publish docs/results/mine",
+    "fcco report runs/mine --task my_module:TASK",
+    keys=False,
 )
 def report(
     context: typer.Context,
@@ -239,15 +233,10 @@ def report(
             typer.echo(f"Published: {path}", err=True)
 
 
-@app.command(
-    "config",
-    cls=o.Command,
-    context_settings=o.FREE,
-    epilog=_examples(
-        "fcco config fairness --data adult > mine.yaml",
-        "fcco compare fairness --config mine.yaml",
-        keys=True,
-    ),
+@command(
+    "fcco config fairness --data adult > mine.yaml",
+    "fcco compare fairness --config mine.yaml",
+    name="config",
 )
 def show_config(
     context: typer.Context,
@@ -263,9 +252,11 @@ def show_config(
     typer.echo(configs.dump(o.resolve(context).config), nl=False)
 
 
-@app.command(
-    "methods",
-    epilog=_examples("fcco methods --constraints all", "fcco methods --problem S4 --json"),
+@command(
+    "fcco methods --constraints all",
+    "fcco methods --problem S4 --json",
+    name="methods",
+    keys=False,
 )
 def show_methods(
     constraints: Annotated[
@@ -289,7 +280,7 @@ def show_methods(
         ("--problem", "problems", problem, tuple(methods.registry.PROBLEMS)),
     ):
         if value is not None and value not in allowed:
-            raise fail(f"{option} must be one of {', '.join(allowed)} but is: {value}")
+            raise ConfigError(f"{option} must be one of {', '.join(allowed)} but is: {value}")
         chosen = chosen if value is None else chosen.only(**{fact: value})
     if as_json:
         typer.echo(json.dumps(chosen.as_dicts()))
@@ -313,12 +304,14 @@ def data_sets(context: typer.Context) -> None:
 # --- What the commands do alike ------------------------------------------------------------------
 
 
-def _compare(context: typer.Context, asked: o.Asked, out: Path) -> None:
+def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
     """Train and conclude; exit with 1 when a run failed."""
     from .. import compare as comparisons
     from .. import distributed
 
-    plan = comparisons.plan(context.params["task"], asked.name, asked.config, quick=asked.quick)
+    plan = comparisons.plan(
+        context.params["task"], request.name, request.config, quick=request.quick
+    )
     failed = _train(context, plan, out)
     if distributed.is_first() and failed < len(plan.specs):
         _conclude(out, context.params)
@@ -338,10 +331,10 @@ def _train(
 
     given = context.params
     if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise fail("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
+        raise ConfigError("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
     if (folder := given["data_folder"]) is not None:
         if not folder.is_dir():
-            raise fail(f"--data-folder: there is no folder {folder}.")
+            raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
 
     def say(text: str) -> None:

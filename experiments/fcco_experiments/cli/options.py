@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..config import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
-WRONG, INTERRUPTED = 2, 130
+INTERRUPTED = 130  # exit code
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that take any key of the config."""
 COLUMNS = ("label", "group", "text", "image", "features", "split", "files")
@@ -28,82 +29,71 @@ LISTS = ("group", "features")
 TABLES = (".csv", ".tsv", ".parquet")
 
 
-def fail(text: str, code: int = WRONG) -> typer.Exit:
-    """Say what is wrong, of several processes (torchrun) on the first alone; to be raised."""
-    from .. import distributed
-
-    if distributed.is_first():
-        typer.echo(f"Error: {text}", err=True)
-    return typer.Exit(code)
-
-
 class Command(TyperCommand):
-    """Lists in its help what the config files have; a mistake is a few lines, not a traceback."""
+    """A command whose help lists what the config files have, and whose errors are a few lines."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        lists = _Lists()
         parameter: Any
         for parameter in self.params:
-            parameter.help = (parameter.help or "").format_map(lists)
+            if "{" in (parameter.help or ""):
+                parameter.help = parameter.help.format(**_lists())
         super().format_help(ctx, formatter)
+        # Metavars and texts say it all: types and ranges of typer are left out.
+        text = re.sub(r"\s+\[x>=\d\]|(?<=\d); x>=\d", "", "".join(formatter.buffer))
+        text = re.sub(r"\{([A-Z]+)\}", r"\1", text)
+        formatter.buffer = [re.sub(r"<(str|path)>", lambda match: " " * len(match[0]), text)]
 
     def invoke(self, ctx: Any) -> Any:
+        from .. import distributed
         from ..store import FolderError
         from ..workers import LoadError
 
+        code = 2
         try:
             return super().invoke(ctx)
         except ConfigError as error:
             several = [""] if len(error.problems) > 1 else []
-            raise fail("\n  ".join([*several, *error.problems])) from error
+            text, cause = "\n  ".join([*several, *error.problems]), error
         except FolderError as error:
-            raise fail(str(error)) from error
+            text, cause = str(error), error
         except LoadError as error:
-            raise fail("\n".join(filter(None, [str(error), error.details]))) from error
+            text, cause = f"{error}\n{error.details}".rstrip(), error
         except OSError as error:
             if error.filename is None:
                 raise
-            raise fail(f"{error.filename}: {error.strerror}.") from error
-        except KeyboardInterrupt:
-            raise fail("Interrupted.", INTERRUPTED) from None
+            text, cause = f"{error.filename}: {error.strerror}.", error
+        except KeyboardInterrupt as error:
+            text, cause, code = "Interrupted.", error, INTERRUPTED
+        if distributed.is_first():  # of the processes of torchrun
+            typer.echo(f"Error: {text}", err=True)
+        raise typer.Exit(code) from cause
 
 
-class _Lists(dict[str, str]):
-    """`"fairness: adult, compas; group-dro: ..."` by kind; the files are read when asked for."""
-
-    def __missing__(self, kind: str) -> str:
-        folders = sorted(folder for folder in configs.CONFIGS.iterdir() if folder.is_dir())
-        if kind == "tasks":
-            return ", ".join(folder.name for folder in folders)
-        lists = {}
-        for folder in folders:
-            found = configs.settings_in(folder / "grids" if kind == "grids" else folder)
-            names = list(found)
-            if kind == "settings":
-                names = sorted({setting for settings in found.values() for setting in settings})
-            elif kind == "grids":
-                names = [
-                    n
-                    for name, own in found.items()
-                    for n in ([f"{name}-{s}" for s in own] or [name])
-                ]
-            lists[folder.name] = ", ".join(names)
-        return "; ".join(f"{task}: {names}" for task, names in lists.items())
-
-
-def _task_first(name: str) -> str:
-    if name.startswith("-"):
-        raise fail(f"Name the task first: fcco COMMAND TASK {name} ...")
-    return name
+@functools.cache
+def _lists() -> dict[str, str]:
+    """`"fairness: adult, compas; group-dro: ..."` for data sets, settings and grids; the tasks."""
+    folders = sorted(folder for folder in configs.CONFIGS.iterdir() if folder.is_dir())
+    data, settings, grids = {}, {}, {}
+    for folder in folders:
+        files = {k: v for k, v in configs.settings_in(folder).items() if k != configs.TABLE}
+        data[folder.name] = files
+        settings[folder.name] = sorted({name for names in files.values() for name in names})
+        grids[folder.name] = [
+            grid
+            for name, variants in configs.settings_in(folder / "grids").items()
+            for grid in [f"{name}-{variant}" for variant in variants] or [name]
+        ]
+    lists = {
+        kind: "; ".join(f"{task}: {', '.join(names)}" for task, names in found.items())
+        for kind, found in (("data", data), ("settings", settings), ("grids", grids))
+    }
+    return lists | {"tasks": ", ".join(folder.name for folder in folders)}
 
 
 TaskName = Annotated[
     str,
-    Argument(
-        metavar="TASK", callback=_task_first,
-        help="The experiment: {tasks}; or module:attribute of your own.",
-    ),
-]  # fmt: skip
+    Argument(metavar="TASK", help="The experiment: {tasks}; or module:attribute of your own."),
+]
 Data = Annotated[
     str | None,
     Option(metavar="NAME", help="The data set ({data}); or your own table, with --label."),
@@ -152,12 +142,12 @@ Chunk = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command is about: a task, its config, and the name of that config for folders."""
+class Request:
+    """What the options of a command ask for."""
 
     task: Any
     config: Any
-    name: str
+    name: str  # of the config, for folders
     quick: bool
 
     def folder(self, out: Path | None, *more: str) -> Path:
@@ -168,6 +158,8 @@ class Asked:
 
 def extras(context: typer.Context) -> list[tuple[str, str]]:
     """What is left on the command line, as pairs: `--key value`, `--key=value`, `key=value`."""
+    if (task := context.params["task"]).startswith("-"):
+        raise ConfigError(f"Name the task first: fcco COMMAND TASK {task} ...")
     pairs: list[tuple[str, str]] = []
     words = list(context.args)
     while words:
@@ -177,12 +169,12 @@ def extras(context: typer.Context) -> list[tuple[str, str]]:
             flag = not words or words[0].startswith("--")
             value = "true" if flag else words.pop(0)
         elif not equals or not key or key.startswith("-"):
-            raise fail(f"`{word}` is not understood; keys of the config are --key value.")
+            raise ConfigError(f"`{word}` is not understood; keys of the config are --key value.")
         pairs.append((key, value))
     return pairs
 
 
-def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Asked:
+def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Request:
     """The config that the options of a command ask for.
 
     Args:
@@ -194,17 +186,16 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
     given: dict[str, Any] = {"methods": None, "seeds": None} | context.params
     data, setting, quick = given["data"], given["setting"], given["quick"]
     task, keys = tasks.get(given["task"]), extras(context) if pairs is None else pairs
-    if given["config"] is None and data is None:
-        there = ", ".join(configs.names(task))
-        raise fail(f"Say which data: --data NAME (or --config FILE). Configs: {there or 'none'}.")
     if given["config"] is not None and setting is not None:
-        raise fail("--config names the whole config: leave out --setting, or --config.")
+        raise ConfigError("--config names the whole config: leave out --setting, or --config.")
     _refuse_options(context, [key for key, _ in keys], configs.fields_of(task.config))
     table = data is not None and data.lower().removesuffix(".gz").endswith(TABLES)
     if table and setting is None:  # the settings `text` and `image` have a network for them
         there = [word for word in ("text", "image") if word in dict(keys)]
         setting = next((word for word in there if f"table-{word}" in configs.names(task)), None)
-    name = given["config"] or task.config_name("table" if table else str(data), setting)
+    if given["config"] is None and not table:
+        _check_data(task, data)
+    name = given["config"] or task.config_name(configs.TABLE if table else str(data), setting)
     folder = Path(str(data)).name.partition(".")[0] if table else Path(name).stem
     method = None
     if "method" in given:
@@ -220,20 +211,32 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
     if method is not None:
         config = replace(config, methods={method: config.methods[method]}, seeds=(given["seed"],))
     if "grid" in given:  # methods and seeds of a sweep are those of its grid
-        return Asked(task, config, folder, quick)
+        return Request(task, config, folder, quick)
     if given["methods"] is not None:
         config = replace(config, methods=pick(config.methods, given["methods"]))
     if given["seeds"] is not None:
         seeds = numbers("--seeds", given["seeds"])
         config = configs.changed(config, configs.COMMAND_LINE, seeds=seeds)
-    return Asked(task, config, folder, quick)
+    return Request(task, config, folder, quick)
+
+
+def _check_data(task: Any, data: str | None) -> None:
+    known = configs.data_sets(task)
+    there = f"There are: {', '.join(known)}; or your own table ({', '.join(TABLES)})."
+    if data is None:
+        raise ConfigError(f"Say which data: --data NAME (or --config FILE). {there}")
+    if data not in known and data not in configs.names(task):  # such as adult-paper
+        hint = did_you_mean(data, known)
+        raise ConfigError(f"There is no data set `{data}` for {task.name}{hint} {there}")
 
 
 def _check_table(data: str, overrides: Sequence[str]) -> None:
     if not any(override.startswith("columns.label=") for override in overrides):
-        raise fail(f"--data {data} is a table: say which column is the label with --label COLUMN.")
+        raise ConfigError(
+            f"--data {data} is a table: say which column is the label with --label COLUMN."
+        )
     if not Path(data).is_file():
-        raise fail(f"--data: there is no file {data}.")
+        raise ConfigError(f"--data: there is no file {data}.")
 
 
 def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -> Iterator[str]:
@@ -267,9 +270,9 @@ def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequenc
         if "." in key or key.replace("-", "_") in fields or key in COLUMNS:
             continue
         if option in options:
-            raise fail(f"`{option}` needs no value here, or stands twice.")
+            raise ConfigError(f"`{option}` needs no value here, or stands twice.")
         if close := difflib.get_close_matches(option, known, n=1, cutoff=0.8):
-            raise fail(f"There is no option `{option}`; did you mean `{close[0]}`?")
+            raise ConfigError(f"There is no option `{option}`; did you mean `{close[0]}`?")
 
 
 def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
@@ -277,7 +280,7 @@ def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
     for name in _split(names):
         if name not in methods:
             hint = did_you_mean(name, methods)
-            raise fail(f"There is no method `{name}`{hint} There are: {', '.join(methods)}.")
+            raise ConfigError(f"There is no method `{name}`{hint} There are: {', '.join(methods)}.")
     return {name: methods[name] for name in _split(names)}
 
 
@@ -290,7 +293,9 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in _split(text))
     except ValueError:
-        raise fail(f"`{option}` must be whole numbers such as 0,1,2 but is: {text}") from None
+        raise ConfigError(
+            f"`{option}` must be whole numbers such as 0,1,2 but is: {text}"
+        ) from None
 
 
 def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
@@ -301,18 +306,21 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
         device: of fleets; None where it is a key of the config.
         given: the options fleet, chunk and tensorboard.
     """
-    fleet, chunk, tensorboard = given["fleet"], given["chunk"], given["tensorboard"]
-    if fleet and not task.fleets:
-        raise fail(f"--fleet: the task {task.name} cannot train runs together; leave it out.")
-    if fleet and tensorboard:
-        raise fail("--fleet: a fleet has no curves for --tensorboard; leave one of them out.")
+    reasons = {
+        f"the task {task.name} cannot train runs together": not task.fleets,
+        "a fleet has no curves for --tensorboard": given["tensorboard"],
+        "--no-fleet was given": given["fleet"] is False,
+    }
+    reason = next((text for text, applies in reasons.items() if applies), None)
+    for option, value in (
+        ("--fleet", given["fleet"]), ("--chunk", given["chunk"]), ("--device", device)
+    ):  # fmt: skip
+        if reason is not None and value:
+            raise ConfigError(f"{option} is for fleets of runs, but {reason}.")
     if device not in (None, "auto", "cpu", "cuda"):
-        raise fail(f"--device must be auto, cpu or cuda but is: {device}.")
-    if fleet is False or not task.fleets or tensorboard:
-        for option, value in (("--chunk", chunk), ("--device", device)):
-            if value is not None:
-                raise fail(f"{option} is for fleets, but these runs are trained one by one.")
+        raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
+    if reason is not None:
         return None
     from ..fleets import train
 
-    return functools.partial(train, device=device or "auto", chunk=chunk)
+    return functools.partial(train, device=device or "auto", chunk=given["chunk"])
