@@ -131,12 +131,8 @@ _Representer.add_representer(str, _Representer.represent_str)
 def parse(text: str, source: str, *, lines: bool = True) -> Layer:
     """Read YAML 1.2: `1e-3` is a number, `no` and `2020-01-01` are text, `010` is ten.
 
-    Keys are texts; those that come twice and aliases are refused.
-
-    Args:
-        text: what to read.
-        source: the file, for errors.
-        lines: whether the places have line numbers.
+    Keys are texts; those that come twice and aliases are refused. `lines` puts line numbers into
+    the places.
 
     Example:
         >>> parse("lr: 1e-3", "mine.yaml")
@@ -302,13 +298,9 @@ def did_you_mean(word: str, allowed: Iterable[str], before: str = "") -> str:
 def load(
     task: Task, name: str | Path, *, quick: bool = False, overrides: Iterable[str] = ()
 ) -> Any:
-    """The config `name` of a task.
+    """The config of a task with a name such as `celeba` or `celeba-beta`, or in a YAML file.
 
-    Args:
-        task: whose dataclass it becomes.
-        name: of a config in the package (`celeba`, `celeba-beta`), or the path of a YAML file.
-        quick: whether to put the part `quick` on top.
-        overrides: `"a.b.c=value"` each, the value written as YAML.
+    `overrides` are `"a.b.c=value"` each, the value written as YAML.
     """
     layer = _with_variants(read(task, "config", name, quick))
     problems: list[str] = []

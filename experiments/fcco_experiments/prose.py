@@ -22,12 +22,9 @@ def _templates() -> Any:
 
 
 def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
-    """The paragraphs of one block of a template; an empty line ends a paragraph.
+    """The paragraphs of one `{% block NAME %}` of a template such as `"fairness/page.j2"`.
 
-    Args:
-        template: a file below `tasks` or `report/templates`, such as `"fairness/page.j2"`.
-        block: its `{% block NAME %}`.
-        values: names that the template uses.
+    An empty line ends a paragraph; `values` are the names that the template uses.
     """
     page = _templates().get_template(template)
     text = "".join(page.blocks[block](page.new_context(values)))

@@ -178,11 +178,6 @@ def paired(left: Sequence[float], right: Sequence[float], level: float = 0.95) -
     .. math::
         \bar d \pm t_{n-1,\,(1+\text{level})/2}\; s_d / \sqrt n
 
-    Args:
-        left: a figure of one method, one value for each seed.
-        right: that of another, seeds in the same order.
-        level: confidence.
-
     Example:
         >>> gap = paired([0.5, 0.6, 0.7], [0.4, 0.4, 0.4])
         >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3), gap.decided

@@ -100,13 +100,9 @@ def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
 def settings_of(
     grid: Grid, config: Experiment, *, limit: int | None = None, source: str = "grid"
 ) -> list[Setting]:
-    """All points of a grid, or a spread of them.
+    """All points of a grid, or `limit` of each method, which wins over the limits of the grid.
 
-    Args:
-        grid: what to try.
-        config: has the methods that have no base in the grid.
-        limit: of each method; wins over the file.
-        source: of the grid, for errors.
+    `config` has the methods that have no base in the grid.
     """
     settings: list[Setting] = []
     problems: list[str] = []
@@ -205,12 +201,8 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
 
     The task scores the last figures of a setting, averaged over the tuning seeds: a limit is
     compared with the mean, not with each noisy figure. Figures whose name begins with `test` are
-    left out before. A setting with a run that diverged comes last.
-
-    Args:
-        out: folder of the sweep.
-        settings: those of this sweep; those of earlier sweeps in the folder are added.
-        final_seeds: those that `winners.yaml` is to be compared with.
+    left out before. A setting with a run that diverged comes last. Settings of earlier sweeps in
+    the folder are ranked too; `winners.yaml` gets the final seeds.
     """
     comparison = store.load_comparison(out)
     task = tasks.get(comparison.meta["task"], saved=True)

@@ -54,9 +54,10 @@ def fcco(*arguments: str, code: int = 0) -> Any:
 
 def process(*arguments: str, slow: float) -> subprocess.Popen[str]:
     """A command whose steps last `slow` seconds, which changes nothing else."""
-    path = os.pathsep.join([str(TESTS), *sys.path])
+    path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     return subprocess.Popen(
-        [sys.executable, "-m", "fcco_experiments", *arguments],
+        # As the console script, which does not put the current folder on the path.
+        [sys.executable, "-P", "-m", "fcco_experiments", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -95,10 +96,23 @@ def test_kill_9_in_the_middle_then_resume_gives_the_same_weights(fast):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(fast):
-    """Two worker processes; the signal goes to the whole group, as from a terminal."""
+    """Two worker processes, which import a task of the current folder.
+
+    The signal goes to the whole group, as from a terminal.
+    """
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from toy_task import ToyConfig, ToyTask\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(ToyConfig):\n"
+        "    colour: str = 'red'\n"
+        "class Task(ToyTask):\n"
+        "    config = Mine\n"
+        "TASK = Task()\n"
+    )
     words = [
-        "compare", TOY, "--data", "quadratic", "--methods", "sonex,alexr2", "--seeds", "0,1",
-        "--workers", "2", "--out", "c",
+        "compare", "mine:TASK", "--data", "quadratic", "--methods", "sonex,alexr2",
+        "--seeds", "0,1", "--colour", "blue", "--workers", "2", "--out", "c",
     ]  # fmt: skip
     running = process(*words, slow=0.4)
     begun = [Path(f"c/{name}/seed-0") for name in ("sonex", "alexr2")]
@@ -116,6 +130,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(fast):
     done = fcco(*again, "--json")
     table = json.loads(done.stdout.splitlines()[-1])["methods"]
     assert list(table) == ["sonex", "alexr2"]
+    assert store.read_meta(Path("c"))["config"]["colour"] == "blue"
     for one in (spec(name, seed) for name in table for seed in (0, 1)):
         engine.train(one, Path("whole") / one.label)
         assert equal(weights(Path("c") / one.label), weights(Path("whole") / one.label))
@@ -146,13 +161,11 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("0.1.0\n") and done.stdout.count("Examples:") == 4
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not re.search(r"<str>|x>=|\{", done.stdout), "metavars say it"
+    for words in (["run"], ["report"], ["config"], ["data"], ["data", "list"]):
+        assert " ".join(words) in fcco(*words, "-h").stdout
     grids = (path.stem for path in config.CONFIGS.glob("*/grids/*.yaml") if path.stem != "refine")
     assert {*data.names(), *grids} <= set(re.findall(r"[\w-]+", done.stdout))
-
-
-@pytest.mark.parametrize("words", [["run"], ["report"], ["config"], ["data"], ["data", "list"]])
-def test_h_works_everywhere(words):
-    assert " ".join(words) in fcco(*words, "-h").stdout
 
 
 def test_methods():
@@ -241,13 +254,6 @@ def test_an_interrupted_report_says_how_to_make_it(monkeypatch, fast):
     assert done.stderr.splitlines()[-1] == "  fcco report r"
 
 
-def test_quiet_and_quick(fast):
-    done = fcco("run", TOY, "--data", "quadratic", "--quick", "--quiet", "--seed", "3")
-    assert done.output == ""
-    run = store.load_run(Path("runs/toy-quadratic-quick-sonex-seed-3/sonex/seed-3"))
-    assert run.config["epochs"] == 2 and run.seed == 3
-
-
 def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     done = fcco("sweep", TOY, "--data", "quadratic", "--workers", "1", "--json", "--limit", "2")
     out = Path("runs/toy-quadratic-sweep")
@@ -309,13 +315,12 @@ def test_the_time_left_ignores_what_was_done_before(monkeypatch):
         now[0] = 100.0  # a download
         display(Event("finished", "a/seed-0", 10.0, 10, text="was finished"))
         display(Event("started", "a/seed-1", 6.0, 10))
-        assert display._left() == "time left not known yet"
         now[0] = 340.0
         display(Event("finished", "a/seed-1", 10.0, 10))  # 4 epochs in 4 minutes, 20 to go
     assert written.getvalue() == "a/seed-1: finished (2/4, about 20.0 min left)\n"
 
 
-def test_the_bars_begin_where_an_earlier_process_stopped(monkeypatch):
+def test_the_bars_begin_where_an_earlier_process_stopped():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
     with Display(2, 10, console=console) as display:
         assert not display.bars.live.is_started, "downloads have bars of their own"
@@ -323,7 +328,7 @@ def test_the_bars_begin_where_an_earlier_process_stopped(monkeypatch):
         display(Event("started", "a/seed-1", 6.0, 10))
         whole, one = display.bars.tasks
         assert (whole.completed, one.completed) == (16, 6)
-        assert not whole._progress and not one._progress, "no speed yet"
+        assert whole.time_remaining is None and one.time_remaining is None, "no speed yet"
 
 
 # --- configs on the command line ---------------------------------------------------------------
@@ -350,13 +355,14 @@ def test_any_key_is_an_option():
 
 
 def test_run_takes_the_keys_of_its_method(fast):
-    fcco(
-        "run", TOY, "--data", "quadratic", "--method", "sox", "--lr", "1e-3",
-        "--settings.penalty", "7", "--weight-decay=0.1", "--epochs", "1", "--out", "r",
+    done = fcco(
+        "run", TOY, "--data", "quadratic", "--method", "alexr2", "--lr", "1e-3", "--quick",
+        "--settings.penalty", "7", "--weight-decay=0.1", "--seed", "3", "--quiet",
     )  # fmt: skip
-    run = store.load_run(Path("r/sox/seed-0"))
+    assert done.output == ""
+    run = store.load_run(Path("runs/toy-quadratic-quick-alexr2-seed-3/alexr2/seed-3"))
     assert run.method["lr"] == 1e-3 and run.method["settings"]["penalty"] == 7
-    assert run.method["weight_decay"] == 0.1 and run.config["epochs"] == 1
+    assert run.method["weight_decay"] == 0.1 and run.config["epochs"] == 2 and run.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -365,11 +371,8 @@ def test_run_takes_the_keys_of_its_method(fast):
         (["compare", "fairnes", "--data", "a"], "no task `fairnes`; did you mean `fairness`?"),
         (["compare", TOY], "Say which data: --data NAME (or --config FILE). There are: qua"),
         (["compare", TOY, "--config", "quadratic", "--setting", "x"], "leave out --setting"),
-        (["compare", TOY, "--data", "quadratic", "--lr", "3"], "write --methods.NAME.lr."),
         (["compare", TOY, "--data", "quadratic", "--weight-decay=3"], "--methods.NAME.weight_deca"),
         (["compare", TOY, "--data", "quadratic", "--seeds", "1,1"], "line: `seeds` must be diff"),
-        (["compare", TOY, "--data", "quadratic", "--seeds=-1"], "command line: `seeds` must be"),
-        (["compare", TOY, "--data", "quadratic", "--checkpoint-every=0"], "must be at least 1"),
         (["compare", TOY, "--data", "quadratic", "--data-folder", "no"], "there is no folder no"),
         (["run", TOY, "--data", "quadratic", "--method", "sox,sonex"], "trains one method"),
         (["run", TOY, "--config", "quadratic", "--data", "unreachable"], "the network is down"),
@@ -382,61 +385,37 @@ def test_run_takes_the_keys_of_its_method(fast):
         (["compare", TOY, "--data", "quadratix"], "did you mean `quadratic`? There are: quad"),
         (["compare", TOY, "--data", "quadratic", "--epocs", "3"], "did you mean `epochs`? Allowed"),
         (["compare", TOY, "--data", "quadratic", "--worker", "3"], "did you mean `--workers`?"),
-        (["compare", TOY, "--data", "quadratic", "--epochs", "x"], "valid integer but is: 'x'"),
         (["compare", TOY, "--data", "quadratic", "--lable", "x"], "did you mean `--label`?"),
         (["compare", TOY, "--data", "no.csv", "--label", "x"], "there is no file no.csv"),
         (["compare", TOY, "--data", "toy.tsv.gz"], "column is the label with --label"),
-        (["compare", TOY, "--data", "quadratic", "--out", "/proc/no/folder"], "/proc/no"),
         (["compare", TOY, "--data", "quadratic", "--methods", "sonx"], "did you mean `sonex`?"),
         (["compare", TOY, "--data", "quadratic", "--seeds", "a"], "whole numbers such as 0,1,2"),
         (["compare", TOY, "--data", "quadratic", "stray"], "`stray` is not understood"),
         (["run", TOY, "--data", "quadratic", "--seeds", "1,2"], "give --seed NUMBER"),
-        (["run", TOY, "--data", "quadratic", "--method", "soxx"], "did you mean `sox`?"),
         (["run", TOY, "--data", "quadratic", "--settings.z", "1"], "has no setting `z`"),
         (["sweep", TOY, "--data", "quadratic", "--grid", "x"], "no grid `x`"),
         (["report", "nowhere"], "nowhere holds no comparison.json"),
         (["run", "--epochs", "3", TOY], "Name the task first"),
+        (["run", TOY, "--data", "quadratic", "--out", "file/a"], "Error: file/a cannot be made or"),
+        (
+            ["run", TOY, "--config", "latin.yaml"],
+            "Error: latin.yaml: this is not a text file in UT",
+        ),
+        (["run", TOY, "--config", "quadratic", "--data", "nowhere"], "Error: no file nowhere.csv"),
+        (
+            ["config", TOY, "--data", "quadratic", "--epochs", "x", "--a.b", "1"],
+            "'x'\n  command line: unknown key `a`",
+        ),
     ],
 )
 def test_mistakes_get_a_clear_line_and_exit_code_2(words, said):
-    done = fcco(*words, code=2)
-    assert done.stderr.startswith("Error: ") and said in done.stderr
-    assert "Traceback" not in done.output and done.stdout == ""
-    assert not Path("runs/toy-quadratic").exists()
-
-
-def test_data_that_cannot_be_loaded_are_a_clear_line():
-    done = fcco("run", TOY, "--config", "quadratic", "--data", "nowhere", code=2)
-    assert done.stderr.splitlines() == [
-        "Loading nowhere ...",
-        "Error: no file nowhere.csv in any of the places",
-    ]
-
-
-def test_places_that_cannot_be_used_are_a_clear_line():
     Path("file").write_text("x")
     Path("latin.yaml").write_bytes("note: caf\u00e9".encode("latin-1"))
-    done = fcco("run", TOY, "--data", "quadratic", "--out", "file/a", code=2)
-    assert done.stderr.startswith("Error: file/a cannot be made or read: Not a directory")
-    done = fcco("run", TOY, "--config", "latin.yaml", code=2)
-    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
-    done = fcco("sweep", TOY, "--data", "quadratic", "--grid", "latin.yaml", code=2)
-    assert done.stderr.startswith("Error: latin.yaml: this is not a text file in UTF-8")
-
-
-def test_damaged_files_are_a_clear_line(fast):
-    words = ["compare", TOY, "--data", "quadratic", "--workers", "1", "--out", "c", "--quiet"]
-    fcco(*words, "--seeds", "0", "--epochs", "1")
-    for name in ("comparison.json", "sonex/seed-0/config.yaml", "sonex/seed-0/metrics.jsonl"):
-        path = Path("c") / name
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2] + b"\xff{")
-        assert f"c/{name}" in fcco("report", "c", code=2).stderr
-        if not name.endswith("jsonl"):  # a resumed run writes its rows anew
-            said = fcco(*words, "--seeds", "0,1", "--epochs", "1", "--resume", code=2).stderr
-            assert f"c/{name}" in said
-        path.write_bytes(whole)
-    fcco("report", "c", "--quiet")
+    done = fcco(*words, code=2)
+    assert done.stderr.removeprefix("Loading nowhere ...\n").startswith("Error: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.output and done.stdout == ""
+    assert not Path("runs/toy-quadratic").exists()
 
 
 def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monkeypatch):
@@ -448,36 +427,3 @@ def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monk
     assert done.stderr.splitlines()[:2] == ["fetching far.csv", "Loading far ..."]
     spec_text = Path("runs/toy-quadratic/sonex/seed-0/config.yaml").read_text()
     assert "mine" not in spec_text, "where the data lie does not change a run"
-    fcco(*words, "--overwrite", "--workers", "1", "--quiet")
-    assert os.environ["FCCO_DATA"] == str(Path("mine").resolve())
-
-
-def test_a_task_in_the_current_folder_works_in_every_process():
-    """As with the console script, which does not put the current folder on the path."""
-    Path("mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from toy_task import ToyConfig, ToyTask\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(ToyConfig):\n"
-        "    colour: str = 'red'\n"
-        "class Task(ToyTask):\n"
-        "    config = Mine\n"
-        "TASK = Task()\n"
-    )
-    path = os.pathsep.join([str(TESTS), *(each for each in sys.path if each)])
-    words = "compare mine:TASK --data quadratic --seeds 0 --workers 2 --epochs 1 --json"
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "fcco_experiments", *words.split(), "--colour", "blue"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout.splitlines()[-1])["methods"]) == ["sonex", "sox", "alexr2"]
-    assert store.read_meta(Path("runs/toy-quadratic"))["config"]["colour"] == "blue"
-
-
-def test_several_mistakes_are_told_at_once():
-    lines = fcco("config", TOY, "--data", "quadratic", "--epochs", "x", "--a.b", "1", code=2).stderr
-    assert "\n  command line: unknown key `a`" in lines
-    assert "\n  command line: `epochs` must be a valid integer" in lines

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcco_experiments import compare, config, store, sweep, tasks
+from fcco_experiments import compare, config, store, sweep
 from fcco_experiments.config import ConfigError
 from fcco_experiments.task import Method
 from hypothesis import given
@@ -62,13 +62,12 @@ def test_grids_are_read_and_expanded():
 
 
 def test_a_grid_on_the_command_line():
-    made = sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e-1, 1e-2]"), ("sox.beta", "[1.0]")])
-    found = sweep.settings_of(made, BASE)
+    found = settings_of(("sox.lr", "[1e-1, 1e-2]"), ("sox.beta", "[1.0]"))
     assert [each.method.lr for each in found] == [0.1, 0.01]
     assert all(each.method.method == "li2024" and each.method.beta == 1.0 for each in found)
     for key, text in (("sox", "[1]"), ("sox.lr", "0.1"), ("sox.lr", "[]")):
         with pytest.raises(ConfigError, match=r"write --grid\.METHOD\.KEY"):
-            sweep.with_inline(sweep.Grid(), [(key, text)])
+            settings_of((key, text))
 
 
 def test_wrong_grids(tmp_path):
@@ -89,23 +88,25 @@ def test_wrong_grids(tmp_path):
         sweep.read_grid(TASK, "nothing")
 
 
-def make(folder: Path, **changes: Any) -> tuple[dict[str, Any], list[sweep.Setting]]:
-    grid = sweep.read_grid(TASK, "quadratic")
-    chosen = sweep.settings_of(grid, replace(BASE, **changes), limit=6)
-    plan = sweep.plan_sweep(
-        "toy_task:TASK",
-        "quadratic",
-        replace(BASE, epochs=30, checkpoint_every=30, evaluate_every=30, **changes),
-        chosen,
-        (7, 8),
-    )
-    compare.execute(plan, folder, workers_=1)
-    return sweep.choose(folder, chosen, BASE.seeds), chosen
+def settings_of(*inline: tuple[str, str]) -> list[sweep.Setting]:
+    """Of a grid on the command line."""
+    return sweep.settings_of(sweep.with_inline(sweep.Grid(), inline), BASE)
+
+
+def make(
+    folder: Path, chosen: list[sweep.Setting], seeds: tuple[int, ...] = (7,),
+    base: Any = BASE, resume: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    plan = sweep.plan_sweep("toy_task:TASK", "quadratic", base, chosen, seeds)
+    compare.execute(plan, folder, resume=resume, workers_=1)
+    return sweep.choose(folder, chosen, BASE.seeds)
 
 
 def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
     """Recomputed from the files: violation above 0.05, then loss, means over both seeds."""
-    told, chosen = make(tmp_path)
+    chosen = sweep.settings_of(sweep.read_grid(TASK, "quadratic"), BASE, limit=6)
+    longer = replace(BASE, epochs=30, checkpoint_every=30, evaluate_every=30)
+    told = make(tmp_path, chosen, (7, 8), longer)
     assert told["rule"].startswith("violation above 0.05 first") and told["seeds"] == [7, 8]
 
     def score(name: str) -> tuple[float, float]:
@@ -133,11 +134,7 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
 
 
 def test_settings_that_diverge_come_last_and_never_win(tmp_path):
-    wild = sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")])
-    chosen = sweep.settings_of(wild, BASE)
-    plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
-    compare.execute(plan, tmp_path, workers_=1)
-    told = sweep.choose(tmp_path, chosen, (0,))
+    told = make(tmp_path, settings_of(("sox.lr", "[1e80, 1e-3]"), ("sonex.lr", "[1e80]")))
     assert told["ranking"] == {"sox": ["sox@1", "sox@0"], "sonex": ["sonex@0"]}
     assert told["winners"] == {"sox": "sox@1"}
     assert [entry["diverged"] for entry in told["settings"]] == [1, 0, 1]
@@ -145,15 +142,8 @@ def test_settings_that_diverge_come_last_and_never_win(tmp_path):
 
 
 def test_a_sweep_that_goes_on_with_more_ranks_all(tmp_path):
-    first = sweep.settings_of(sweep.with_inline(sweep.Grid(), [("sox.lr", "[1e-3, 1e-2]")]), BASE)
-    more = sweep.settings_of(sweep.with_inline(sweep.Grid(), [("sonex.lr", "[1e-2]")]), BASE)
-    for chosen, resume in ((first, False), (more, True)):
-        plan = sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, chosen, (7,))
-        compare.execute(
-            plan, tmp_path, resume=resume,
-            workers_=1,
-        )  # fmt: skip
-        told = sweep.choose(tmp_path, chosen, (0,))
+    make(tmp_path, settings_of(("sox.lr", "[1e-3, 1e-2]")))
+    told = make(tmp_path, settings_of(("sonex.lr", "[1e-2]")), resume=True)
     assert [(e["name"], e["setting"]) for e in told["settings"]] == [
         ("sox@0", {"lr": 1e-3}), ("sox@1", {"lr": 1e-2}), ("sonex@0", {"lr": 1e-2}),
     ]  # fmt: skip
@@ -169,4 +159,3 @@ def test_a_task_without_a_rule_is_refused_before_training(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="no settings"):
         sweep.plan_sweep("toy_task:TASK", "quadratic", BASE, [], (7,))
-    assert tasks.get("toy_task:TASK") is TASK

@@ -223,11 +223,11 @@ def report(
 
     if task is not None:
         tasks.get(task)
-    told = sweep.read(folder)
-    if told is None:
+    saved = sweep.read(folder)
+    if saved is None:
         _conclude(folder, context.params)
     else:
-        _conclude_sweep(told, folder, context.params)
+        _conclude_sweep(saved, folder, context.params)
     if publish is not None:
         for path in results.publish(folder, publish):
             typer.echo(f"Published: {path}", err=True)
@@ -301,17 +301,15 @@ def data_sets(context: typer.Context) -> None:
     )
 
 
-# --- What the commands do alike ------------------------------------------------------------------
+# --- Parts of several commands -------------------------------------------------------------------
 
 
 def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
     """Train and conclude; exit with 1 when a run failed."""
-    from .. import compare as comparisons
-    from .. import distributed
+    from .. import compare, distributed
 
-    plan = comparisons.plan(
-        context.params["task"], request.name, request.config, quick=request.quick
-    )
+    task = context.params["task"]
+    plan = compare.plan(task, request.name, request.config, quick=request.quick)
     failed = _train(context, plan, out)
     if distributed.is_first() and failed < len(plan.specs):
         _conclude(out, context.params)
@@ -321,9 +319,9 @@ def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
 def _train(
     context: typer.Context, plan: Any, out: Path, hidden: str | None = None, fleets: Any = None
 ) -> int:
-    """Train; exit with 130 when the user stopped it. The number of runs that failed.
+    """Train, and return the number of runs that failed; exit with 130 when the user stopped it.
 
-    Of several processes (torchrun) the first alone shows how it goes; failures, any.
+    Of several processes (torchrun) the first alone shows progress; each shows its failures.
     """
     from .. import compare, distributed, environment
     from .data import fetching
@@ -336,10 +334,6 @@ def _train(
         if not folder.is_dir():
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
-
-    def say(text: str) -> None:
-        if distributed.is_first():
-            typer.echo(text, err=True)
 
     quiet = given["quiet"] or not distributed.is_first()
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
@@ -360,11 +354,15 @@ def _train(
         stopped = "Stopped, and saved." if "stopped" in kinds else ""
     except KeyboardInterrupt:
         kinds, stopped = [], "Killed; what was saved before is kept."
+    failed, text = kinds.count("failed"), ""
     if stopped:
-        say(f"{stopped} Go on with:\n  {environment.command('--resume')}")
+        text = f"{stopped} Go on with:\n  {environment.command('--resume')}"
+    elif failed:
+        text = f"{failed} of {len(kinds)} runs failed, see above."
+    if text and distributed.is_first():
+        typer.echo(text, err=True)
+    if stopped:
         raise typer.Exit(o.INTERRUPTED)
-    if failed := kinds.count("failed"):
-        say(f"{failed} of {len(kinds)} runs failed, see above.")
     return failed
 
 
@@ -387,19 +385,19 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
     printer.json({"methods": done.table})
 
 
-def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
+def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats
     from ..report.sweep import conclude
     from .display import Printer
 
-    done = _interruptible(out, lambda: conclude(out, told))
+    done = _interruptible(out, lambda: conclude(out, sweep))
     printer = Printer(given)
-    settings = {entry["name"]: entry for entry in told["settings"]}
-    printer.text(f"Chosen by: {told['rule']}.")
-    for name, ranked in told["ranking"].items():
+    settings = {entry["name"]: entry for entry in sweep["settings"]}
+    printer.text(f"Chosen by: {sweep['rule']}.")
+    for name, ranked in sweep["ranking"].items():
         text = "none came to its end"
-        if won := settings.get(told["winners"].get(name)):
+        if won := settings.get(sweep["winners"].get(name)):
             values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
             text = ", ".join(f"{key} {value}" for key, value in values.items())
             text += "" if won["feasible"] else "; not feasible"
@@ -408,12 +406,12 @@ def _conclude_sweep(told: dict[str, Any], out: Path, given: Mapping[str, Any]) -
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
     if (winners := out / "winners.yaml").is_file():
-        printer.line(f"Compare the winners: fcco compare {told['task']} --config {winners}")
+        printer.line(f"Compare the winners: fcco compare {sweep['task']} --config {winners}")
     printer.json({"methods": done.table})
 
 
 def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
-    """What `work` returns; a user who stops it is told how to do it again."""
+    """What `work` returns; a user who stops it is sweep how to do it again."""
     from .. import environment
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,14 +24,9 @@ _OTHERS = _BAR + 18  # columns of bar, percentage, time left and the spaces betw
 
 
 class Display:
-    """Shows events; use it as a context and call it with each.
+    """Shows the events it is called with: bars on a terminal, lines elsewhere; use it in `with`.
 
-    Args:
-        runs: how many there are.
-        epochs: of each.
-        quiet: show nothing but failures.
-        hidden: figures whose names begin so are not shown.
-        console: where to.
+    `quiet` shows failures alone; figures whose names begin with `hidden` are not shown.
     """
 
     def __init__(
@@ -178,10 +174,7 @@ class Display:
 
 
 class Printer:
-    """Prints results as the options `json`, `quiet` and `wide` say.
-
-    With `json` stdout is for JSON alone, and all else goes to stderr.
-    """
+    """Prints results; with the option `json` stdout is for JSON alone, all else goes to stderr."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.as_json = given.get("as_json", False)
@@ -192,28 +185,23 @@ class Printer:
     def text(self, *paragraphs: str, mark: str = "") -> None:
         """Paragraphs, each after a mark; lines that are too long go on below the text."""
         for paragraph in paragraphs:
-            grid = Table.grid(*([Column(no_wrap=True)] if mark else []), Column(overflow="fold"))
-            grid.add_row(*([mark] if mark else []), paragraph.replace("`", ""))
-            self.console.print(grid, markup=False, highlight=False)
+            text = f"{mark}{paragraph.replace('`', '')}"
+            indent = " " * len(mark)
+            self.line(textwrap.fill(text, self.console.width, subsequent_indent=indent))
 
     def line(self, text: str) -> None:
         """A line that is never broken, such as a path."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
-        """A table with a header between empty lines; cells that are too long are folded.
-
-        Args:
-            rows: the first is the header, the first column a name.
-            numbers: whether the other columns are.
-        """
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for place, head in enumerate(rows[0]):
-            aligned: Any = "right" if place and numbers else "left"
-            shown.add_column(head, justify=aligned, overflow="fold", no_wrap=not place)
+        """A header and rows between empty lines, the first column a name; long cells are folded."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column, head in enumerate(rows[0]):
+            aligned: Any = "right" if column and numbers else "left"
+            table.add_column(head, justify=aligned, overflow="fold", no_wrap=not column)
         for row in rows[1:]:
-            shown.add_row(*row)
-        self.console.print("", shown, "", sep="\n", markup=False, highlight=False)
+            table.add_row(*row)
+        self.console.print("", table, "", sep="\n", markup=False, highlight=False)
 
     def json(self, value: Any) -> None:
         """The last line on stdout, if asked for."""

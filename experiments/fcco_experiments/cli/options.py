@@ -175,11 +175,9 @@ def extras(context: typer.Context) -> list[tuple[str, str]]:
 
 
 def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Request:
-    """The config that the options of a command ask for.
+    """The config that a command asks for; a command with an option `method` is for a single run.
 
-    Args:
-        context: of the command. One with an option `method` is for a single run.
-        pairs: keys and values of the config, those of the context unless given.
+    `pairs` are keys and values of the config, those of the context unless given.
     """
     from .. import tasks
 
@@ -301,10 +299,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
     """`fleets` of `compare.execute` for a sweep; None where the runs are trained one by one.
 
-    Args:
-        task: whether it can train many runs at once.
-        device: of fleets; None where it is a key of the config.
-        given: the options fleet, chunk and tensorboard.
+    `device` is that of fleets, None where it is a key of the config.
     """
     reasons = {
         f"the task {task.name} cannot train runs together": not task.fleets,
