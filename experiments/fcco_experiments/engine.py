@@ -401,7 +401,11 @@ def _read_verified(path: Path) -> dict[str, Any]:
             left -= len(piece)
         if file.read() != _last_line(digest.hexdigest()):
             raise ValueError("its checksum is wrong, it is damaged or of another version")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("step", "seconds"):
+        if not 0 <= content[key] < math.inf:
+            raise ValueError(f"`{key}` must be at least 0 but is: {content[key]}")
+    return content
 
 
 def remove_checkpoint(path: Path) -> None:

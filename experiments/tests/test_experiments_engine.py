@@ -202,13 +202,18 @@ class Trap:
         return pytest.fail, ("code in a checkpoint was run",)
 
 
-def test_no_code_of_a_checkpoint_is_run(tmp_path):
-    """The checksum is right: somebody wrote this on purpose."""
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"rows": Trap()}, "cannot be read"), ({"step": -5}, "`step` must be at least 0")],
+    ids=["code", "bounds"],
+)
+def test_a_checkpoint_that_somebody_wrote_on_purpose_is_refused(tmp_path, change, said):
+    """Its checksum is right, but no code in it is run, and no step lies before the first."""
     engine.train(spec(), tmp_path, stop=after(3))
     path = tmp_path / "checkpoint.pt"
-    engine.write_checkpoint(path, torch.load(path, weights_only=True) | {"rows": Trap()})
+    engine.write_checkpoint(path, torch.load(path, weights_only=True) | change)
     (tmp_path / "checkpoint.previous.pt").unlink()
-    with pytest.raises(FolderError, match="cannot be read"):
+    with pytest.raises(FolderError, match=said):
         engine.train(spec(), tmp_path, resume=True)
 
 
