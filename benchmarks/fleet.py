@@ -136,13 +136,7 @@ def measure(
     single = problem.start(*runs[0])
     fit = size
     if size >= LARGE and device == "cuda":
-        fit = fleets.capacity(
-            lambda r: problem.fleet(runs[:r], where),
-            lambda training: [training.step() for _ in range(3)],
-            size,
-            where,
-            share=0.7,
-        )
+        fit = fleets.capacity(lambda number: problem.fleet(runs[:number], where), size, where)
         runs = runs[:fit]
     meter = Meter(device, options.seconds, options.threads)
     found: dict[str, Measure] = {
