@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: install demo test check docs clean
+.PHONY: install demo test check lint types unit docs clean
 
 install: .venv/installed
 
@@ -27,10 +27,17 @@ test:
 
 # The checks of `make test` in an environment that is already there.
 VENV ?= .venv
-check:
+check: lint
+	$(MAKE) --jobs 2 types unit VENV=$(VENV)
+
+lint:
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+types:
+	$(VENV)/bin/pyright --level error --pythonpath $(VENV)/bin/python
+
+unit:
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 
 docs: install
