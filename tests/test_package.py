@@ -62,6 +62,7 @@ MAY_USE = {
     "constraints": CALLS | {"report"},
     "storm": CALLS,
     "contrastive": CALLS,
+    "xrisk": CALLS,
     "methods": CALLS | {"group_dro", "constraints", "storm"},
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods"},

@@ -26,7 +26,8 @@ step inside a proximal point, switch between loss and constraints (`fcco.optim`,
 | OSS, ICPPAC | `LagrangianTerm` | the batch | `ProximalRound` |
 
 Entry points: `CVaRGroupDRO` for the worst groups, `constrained(..., method="sonex")` for
-constraints, `GlobalContrastive` for two towers, `Compositional` for any terms.
+constraints, `GlobalContrastive` for two towers, `fcco.xrisk` for average precision, partial AUC and
+ranking, `Compositional` for any terms.
 `loss = objective(function, index)` gives a scalar whose gradient is the method's estimator;
 `loss.backward(); optimizer.step()` stay yours.
 """
@@ -70,7 +71,7 @@ from .tracker import (
 )
 
 if _TYPE_CHECKING:
-    from . import contrastive, diagnostics, fleet, theory
+    from . import contrastive, diagnostics, fleet, theory, xrisk
     from .contrastive import ContrastiveTerm, GlobalContrastive
 
 __version__ = "0.1.0"
@@ -83,6 +84,7 @@ _LAZY = {
     "diagnostics": "diagnostics",
     "fleet": "fleet",
     "theory": "theory",
+    "xrisk": "xrisk",
 }
 
 __all__ = [
@@ -143,6 +145,7 @@ __all__ = [
     "terms",
     "theory",
     "tracker",
+    "xrisk",
 ]
 
 

@@ -3,10 +3,18 @@
 A batch of a coupled compositional problem has two levels: B1 blocks (groups, constraints) drawn
 uniformly without replacement out of n, and B2 samples of each. `GroupBatchSampler` draws such
 batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i), and
-`BlockSampler` draws the first level alone.
+`BlockSampler` draws the first level alone. `PositiveBatchSampler` draws batches with a fixed number
+of rare positives.
 """
 
 from .means import GroupMeans, group_mean
-from .samplers import BlockSampler, GroupBatchSampler, ResumableSampler
+from .samplers import BlockSampler, GroupBatchSampler, PositiveBatchSampler, ResumableSampler
 
-__all__ = ["BlockSampler", "GroupBatchSampler", "GroupMeans", "ResumableSampler", "group_mean"]
+__all__ = [
+    "BlockSampler",
+    "GroupBatchSampler",
+    "GroupMeans",
+    "PositiveBatchSampler",
+    "ResumableSampler",
+    "group_mean",
+]

@@ -24,7 +24,7 @@ from torch.utils.data import Sampler
 from .. import _checks
 from .means import Ids
 
-__all__ = ["BlockSampler", "GroupBatchSampler", "ResumableSampler"]
+__all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
 
 Batch_co = TypeVar("Batch_co", covariant=True)
 Loaded = TypeVar("Loaded")
@@ -259,8 +259,11 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         while True:
             chosen = _draw_sorted(generator, self.num_groups, self.groups_per_batch)
             batch = self._next_samples(chosen, members, position, generator)
-            low, high = (len(batch) * r // self.world_size for r in (self.rank, self.rank + 1))
-            yield batch[low:high].tolist()
+            yield self._of_this_rank(batch).tolist()
+
+    def _of_this_rank(self, batch: Ints) -> Ints:
+        low, high = (len(batch) * r // self.world_size for r in (self.rank, self.rank + 1))
+        return batch[low:high]
 
     def _next_samples(
         self, chosen: Ints, members: Ints, position: Ints, generator: np.random.Generator
@@ -288,6 +291,77 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         # One sort shuffles all groups: the integer part keeps each within its own slots.
         keys = generator.random(len(slots)) + np.repeat(np.arange(len(groups)), sizes)
         members[slots] = members[slots[np.argsort(keys)]]
+
+
+class PositiveBatchSampler(GroupBatchSampler):
+    """Batches with a fixed number of positives, for data in which they are rare.
+
+    Positives and negatives are each read in shuffled passes, as the groups of `GroupBatchSampler`;
+    on several ranks each gets its share of both. Objectives of `fcco.xrisk` know the sizes of the
+    classes, so that the share of positives in a batch does not change what they estimate.
+
+    Args:
+        labels: 0 or 1 for each sample, (N,); or (N, T) for T labels: a sample with any of them
+            counts as positive, NaN as 0.
+        batch_size: samples in a batch, on all ranks together.
+        positives: how many of them are positives; half of them, at most all there are, unless
+            given.
+        batches_per_epoch: one pass over the negatives unless given.
+        seed: seed of all draws.
+        rank: this process; taken from `torch.distributed`, if initialised, unless given.
+        world_size: number of processes; likewise.
+
+    Example:
+        >>> from fcco.groups import PositiveBatchSampler
+        >>> labels = [1] * 3 + [0] * 12
+        >>> sampler = PositiveBatchSampler(labels, batch_size=4, positives=1, seed=0)
+        >>> [sum(labels[i] for i in batch) for batch in sampler]
+        [1, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        batch_size: int = 64,
+        positives: int | None = None,
+        *,
+        batches_per_epoch: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        call = "PositiveBatchSampler"
+        table = np.asarray(torch.as_tensor(labels).detach().cpu())
+        positive = (table == 1) if table.ndim == 1 else (table == 1).any(1)
+        number = int(positive.sum())
+        if not 0 < number < len(positive):
+            raise ValueError(
+                f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has {number} "
+                f"positives among {len(positive)} samples."
+            )
+        _checks.integer(call, "batch_size", batch_size, 2)
+        if positives is None:
+            positives = min(batch_size // 2, number)
+        _checks.integer(call, "positives", positives, 1)
+        _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
+        self.batch_size, self.positives = batch_size, positives
+        negatives = batch_size - positives
+        if batches_per_epoch is None:
+            batches_per_epoch = -(-(len(positive) - number) // negatives)
+        super().__init__(
+            positive.astype(np.int64),
+            2,
+            max(positives, negatives),
+            batches_per_epoch=batches_per_epoch,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
+        self._samples_per_batch = np.array([negatives, positives])
+
+    def _of_this_rank(self, batch: Ints) -> Ints:
+        # Every so-many-th sample: positives stand together, and each rank shall have some.
+        return batch[self.rank :: self.world_size]
 
 
 class BlockSampler(ResumableSampler[Tensor]):

@@ -17,6 +17,7 @@
 | `TwoSidedHinge` | w [abs(u_1 - u_2) - kappa]_+ | convex, on R^2 |
 | `TauLog` | tau log(u + e), u >= 0 | concave, monotone, smooth |
 | `AveragePrecision` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
+| `ClassSeparation` | spread in two classes and [m + b - a]_+^2 | smooth, on R^4 |
 | `Power` | u^p, u >= 0 | convex, monotone, smooth |
 | `NDCG` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
 | `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
@@ -42,7 +43,15 @@ from .projections import (
     project_simplex,
     project_subsimplex,
 )
-from .smooth import NDCG, AveragePrecision, LogMeanExp, Power, SquaredHinge, TauLog
+from .smooth import (
+    NDCG,
+    AveragePrecision,
+    ClassSeparation,
+    LogMeanExp,
+    Power,
+    SquaredHinge,
+    TauLog,
+)
 from .support import CVaR, EuclideanNorm, Maximum, PositiveMaximum, SeparableHinge, TopMean
 from .weakly_convex import MCP, SCAD, AbsoluteSquareGap, LogTruncatedHinge, OneSidedMCP
 
@@ -56,6 +65,7 @@ __all__ = [
     "AveragePrecision",
     "CVaR",
     "CVaRHinge",
+    "ClassSeparation",
     "Custom",
     "DeadZone",
     "EuclideanNorm",

@@ -7,6 +7,8 @@
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR v2 |
 | `multipliers` | multipliers that find their own steps | constraints without settings |
+| `nested` | a function of the mean of functions of u_i | two-way partial AUC by KL, bags |
+| `parameters` | numbers that belong to blocks: thresholds, temperatures | CVaR, `fcco.xrisk` |
 | `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
 """
 
@@ -16,9 +18,12 @@ from .cvar import CVaRTerm, exact_threshold
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
 from .multipliers import MultiplierTerm
+from .nested import NestedTerm
+from .parameters import BlockParameters
 
 __all__ = [
     "AbstractTerm",
+    "BlockParameters",
     "CVaRTerm",
     "CoupledTerm",
     "DualAscent",
@@ -26,6 +31,7 @@ __all__ = [
     "GroupWeights",
     "Limits",
     "MultiplierTerm",
+    "NestedTerm",
     "OuterTerm",
     "TermNumbers",
     "exact_threshold",

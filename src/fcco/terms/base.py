@@ -11,6 +11,7 @@ from torch import Tensor
 from .._state import KeepsPrecision
 from ..previous import PreviousParameters
 from ..tracker import InnerTracker, Tracked
+from .parameters import BlockParameters
 
 __all__ = ["AbstractTerm"]
 
@@ -33,6 +34,7 @@ class AbstractTerm(KeepsPrecision):
         replayable: the loss depends on w, u and `numbers()` alone, so that it can be computed
             again for another step.
         looks_back: `look_back` wants to be called before the forward pass.
+        tables: further state whose steps end with those of the tracker, see `keep`.
     """
 
     tracker: InnerTracker
@@ -42,6 +44,7 @@ class AbstractTerm(KeepsPrecision):
     replayable: ClassVar[bool] = False
     looks_back: bool = False
     replaces_objective: bool = False
+    tables: tuple[BlockParameters | InnerTracker, ...] = ()
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
@@ -92,11 +95,23 @@ class AbstractTerm(KeepsPrecision):
 
         A step on another loss, or the second of two optimizers, ends nothing here.
         """
-        return self.tracker.close()
+        took_part = self.tracker.close()
+        for table in self.tables:
+            table.close()
+        return took_part
 
     def rollback(self) -> None:
         """Undo what was done since the last optimizer step."""
         self.tracker.rollback()
+        for table in self.tables:
+            table.rollback()
+
+    def keep(self, name: str, table: BlockParameters | InnerTracker) -> None:
+        """Own a table of parameters or a second tracker: it is saved and closed with this term."""
+        if isinstance(table, InnerTracker):
+            table.wait_for_close()
+        self.add_module(name, table)
+        self.tables = (*self.tables, table)
 
     def table(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

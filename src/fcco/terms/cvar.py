@@ -15,6 +15,7 @@ from .._schedules import Smoothing
 from ..outer import CVaR, CVaRHinge
 from ..tracker import InnerTracker, Tracked
 from .coupled import OuterTerm
+from .parameters import BlockParameters
 
 __all__ = ["CVaRTerm", "cvar_mean", "exact_threshold", "hard_threshold", "smooth_threshold"]
 
@@ -211,7 +212,6 @@ class CVaRTerm(OuterTerm):
         threshold_lr: step size of the two gradient rules.
     """
 
-    threshold: Tensor
     kink: Tensor
 
     def __init__(
@@ -234,11 +234,18 @@ class CVaRTerm(OuterTerm):
         # f is for the checks of lambda and for reports; `loss` uses the closed form `cvar_mean`.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio, self.threshold_rule, self.threshold_lr = ratio, threshold, threshold_lr
-        self._slopes: list[Tensor] = []  # of the batches of the open step
         self._started = False
-        self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
+        like = tracker.value
+        self.thresholds = BlockParameters(1, dtype=like.dtype, device=like.device)
+        self.keep("thresholds", self.thresholds)
+        self.__dict__["thresholds"] = self.thresholds  # from where it is found without a search
         # The subgradient taken at u_i = s: the exact s of the hard CVaR always sits on a kink.
         self.register_buffer("kink", tracker.value.new_tensor(0.0))
+
+    @property
+    def threshold(self) -> Tensor:
+        """The current s, NaN before the first batch: a view of the only row of `thresholds`."""
+        return self.thresholds.value[0]
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
@@ -263,8 +270,12 @@ class CVaRTerm(OuterTerm):
                 threshold = best
         value, slope = cvar_mean(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
         if updating and self.threshold_rule == "gradient":
-            self._slopes.append(slope.sum())
+            self.thresholds.propose(None, self._stepped(threshold, slope))
         return tracked.as_loss(value, slope)
+
+    def _stepped(self, threshold: Tensor, slope: Tensor) -> Tensor:
+        """A gradient step on s: the derivative of the objective is 1 - mean f'."""
+        return torch.add(threshold, slope.sum() - 1, alpha=self.threshold_lr).view(1)
 
     def _width_at_first(self, losses: Tensor, seen: Tensor | None) -> Tensor:
         """So wide that all groups count alike: lambda is far above the differences of losses."""
@@ -275,28 +286,18 @@ class CVaRTerm(OuterTerm):
     def close(self) -> bool:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
         # This counts the step: a scheduled lambda below is that of the next step, which s is for.
-        took_part = self.tracker.close()
+        took_part = super().close()
         if not (took_part and self._started):
             return took_part
         if self.threshold_rule == "exact":
             if self.tracker.read == "old" and self._buffers["width"] is None:
                 self._set(*self._minimiser(self.tracker.seen_rows()))
             return True
-        slopes = self._slopes
         if self.threshold_rule == "table":
             self.set_width()
-            _, slope = self._mean(self.table())
-            slopes.append(slope.sum())
-        if slopes:  # none when every entry was dropped
-            mean = slopes[0] if len(slopes) == 1 else torch.stack(slopes).mean()
-            self.threshold.add_(mean - 1, alpha=self.threshold_lr)
-        slopes.clear()
+            slope = self._mean(self.table())[1]
+            self.thresholds.set(None, self._stepped(self.threshold, slope))
         return True
-
-    def rollback(self) -> None:
-        """Undo what was done since the last optimizer step; s follows at the next loss or step."""
-        self._slopes.clear()
-        super().rollback()
 
     def _mean(self, losses: Tensor) -> tuple[Tensor, Tensor]:
         return cvar_mean(
@@ -342,7 +343,7 @@ class CVaRTerm(OuterTerm):
         self._set(*self._minimiser(self.table()))
 
     def _set(self, threshold: Tensor | float, kink: Tensor) -> None:
-        self.threshold.fill_(threshold)
+        self.thresholds.set(None, threshold)
         if kink is not self.kink:  # `_minimiser` gives the buffer itself when nothing is new
             self.kink.copy_(kink)
         if not self._started:  # nn.Module is slow to set attributes of
@@ -366,6 +367,6 @@ class CVaRTerm(OuterTerm):
         return {"started": self._started}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore it; slopes of an open step are forgotten."""
+        """Restore it; an open step is forgotten."""
         self._started = state["started"]
-        self._slopes.clear()
+        self.thresholds.rollback()

@@ -1,0 +1,202 @@
+"""AUC and average precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from ..outer import AveragePrecision as MinusRatio
+from ..outer import ClassSeparation, Power
+from ..terms import CoupledTerm
+from ..tracker import for_model
+from .base import BinaryRisk, Label, Proposals
+from .pairs import Members, PairMean, pair_means
+from .surrogates import Surrogate, find_surrogate
+
+__all__ = ["AUC", "AveragePrecision"]
+
+
+class AUC(BinaryRisk):
+    r"""Maximise the area under the ROC curve.
+
+    With scores h, positives i and negatives j,
+
+    .. math::
+        \text{"margin": } \min_w\; \operatorname{Var}_+ h + \operatorname{Var}_- h
+            + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2, \qquad
+        \text{"pairwise": } \min_w\; \operatorname*{mean}_{i,j}\, \ell(h_j - h_i)
+
+    and `"squared"` is `"margin"` without the hinge, the mean of (m + h_j - h_i)^2 over all pairs.
+    One block; g is the vector of the class means of h and h^2, which is tracked, and f is
+    `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The
+    pairwise form is a plain mean and needs no tracking.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown, and the risk is the mean over labels.
+        loss: see above.
+        margin: m, of the first two forms and of the surrogate.
+        surrogate: l of the pairwise form, a name or a `Surrogate`.
+        gamma: weight of the new class means; `"auto"` weighs noise against lag.
+        names: names of the labels.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
+        >>> risk = xrisk.AUC(model, optimizer, labels=y)
+        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
+    """
+
+    per_positive = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        loss: Literal["margin", "squared", "pairwise"] = "margin",
+        margin: float = 1.0,
+        surrogate: str | Surrogate = "squared_hinge",
+        gamma: float | Literal["auto"] = "auto",
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
+    ) -> None:
+        _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
+        _checks.positive("AUC", "margin", margin)
+        own = isinstance(surrogate, Surrogate)
+        self._settings = loss, gamma
+        self._mean = PairMean(find_surrogate("AUC", surrogate, None if own else margin))
+        self._outer = ClassSeparation(margin, hinge=loss == "margin")
+        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+
+    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
+        """The function of the class means, or the mean itself."""
+        loss, gamma = self._settings
+        if loss == "pairwise":
+            return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+        options = {"gamma": gamma, "correction": 0.0, "read": "new"}
+        return CoupledTerm(self._outer, for_model(model, 1, 4, **options))
+
+    def values(
+        self,
+        term: CoupledTerm,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """The class means of h and h^2, or the mean over pairs."""
+        if term.tracker.dim == 1:
+            return pair_means(self._mean, positives, negatives).mean().view(1)
+        sides = [positives.mean(), positives.square().mean()]
+        sides += [negatives.mean(), negatives.square().mean()]
+        return torch.stack(sides).view(1, 4)
+
+
+class AveragePrecision(BinaryRisk):
+    r"""Maximise average precision (AP), the area under the precision-recall curve.
+
+    Precision at the score of positive i is its rank among the positives over its rank among all.
+    With ranks made smooth by a surrogate l of the pairs (l(0) = 1),
+
+    .. math::
+        \min_w\; -\frac1{n_+}\sum_{i:\,y_i=1} \frac{r_i^+(w)}{r_i(w)}, \qquad
+        r_i^+ = 1 + \sum_{j \ne i:\,y_j=1} \ell(h_j - h_i), \quad
+        r_i = r_i^+ + \sum_{j:\,y_j=0} \ell(h_j - h_i).
+
+    A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
+    sums are estimated as class sizes times means over the class, without bias however many
+    positives the batch holds. The value of the loss is minus the estimated (surrogate) AP.
+
+    **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
+    top of the list: from random weights it learns slowly or not at all, after cross-entropy it
+    moves what matters.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown: the risk is then the mean over labels (mAP).
+        surrogate: l, a name or a `Surrogate`.
+        margin: of the surrogate; 1 unless given.
+        gamma: weight of the new ranks; `"auto"` weighs noise against lag.
+        names: names of the labels.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
+        >>> risk = xrisk.AveragePrecision(model, optimizer, labels=y)
+        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
+        convergence, 2021 (SOAP). B. Wang and T. Yang, Finite-sum coupled compositional stochastic
+        optimization: theory and applications, 2022 (SOX).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float | None = None,
+        gamma: float | Literal["auto"] = "auto",
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
+    ) -> None:
+        self._mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin))
+        self._gamma: Any = gamma
+        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+
+    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
+        """The ratio of the two ranks of each positive."""
+        options = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
+        return _RankTerm(label, for_model(model, label.positives, 2, **options))
+
+    def values(
+        self,
+        term: Any,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """The two ranks of each positive of the batch, estimated for the whole training set."""
+        number = len(positives)
+        above = 0.0  # of the other positives; unknown, and taken as none, if there is no other
+        if number > 1:
+            own = Members(own=torch.arange(number, device=positives.device))
+            above = (term.positives - 1) * pair_means(self._mean, positives, positives, None, own)
+        below = term.negatives * pair_means(self._mean, positives, negatives)
+        rank = 1 + above + torch.zeros_like(below)
+        return torch.stack([rank, rank + below], dim=1)
+
+
+class _RankTerm(CoupledTerm):
+    """Minus the ratio of two ranks; knows the sizes of the classes."""
+
+    def __init__(self, label: Label, tracker: Any) -> None:
+        super().__init__(MinusRatio(), tracker)
+        self.positives, self.negatives = label.positives, label.negatives

@@ -1,0 +1,363 @@
+"""Partial AUC, one-way and two-way: exact by CVaR, smooth by KL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks
+from .._schedules import Smoothing
+from ..outer import LogMeanExp, Power
+from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
+from ..tracker import for_model
+from .base import BinaryRisk, Label, Proposals
+from .pairs import PairMean, pair_means, share_above
+from .surrogates import Surrogate, find_surrogate
+
+__all__ = ["PartialAUC", "TwoWayPartialAUC"]
+
+
+class _Partial(BinaryRisk):
+    """What both have in common: the value of a positive against the hardest negatives."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        max_fpr: float,
+        form: Literal["cvar", "kl"],
+        surrogate: str | Surrogate,
+        margin: float | None,
+        gamma: float | Literal["auto"],
+        temperature: float,
+        threshold: Literal["shared", "own"],
+        threshold_lr: float,
+        names: Sequence[str] | None,
+        process_group: Any,
+    ) -> None:
+        call = type(self).__name__
+        _checks.in_interval(call, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
+        _checks.one_of(call, "form", form, ("cvar", "kl"))
+        _checks.one_of(call, "threshold", threshold, ("shared", "own"))
+        _checks.positive(call, "temperature", temperature)
+        _checks.positive(call, "threshold_lr", threshold_lr)
+        found = find_surrogate(call, surrogate, margin)
+        if not found.monotone:
+            raise ValueError(
+                f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
+                "are those with the largest scores."
+            )
+        kind = "cvar" if form == "cvar" else "log_mean_exp"
+        self._mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
+        self._gamma: Any = (0.5 if form == "kl" else "auto") if gamma == "auto" else gamma
+        self._threshold, self._threshold_lr = threshold, threshold_lr
+        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"gamma": self._gamma, "correction": 0.0, "read": "new"}
+
+    def _keep_thresholds(self, term: AbstractTerm, model: nn.Module, label: Label) -> None:
+        """Give a term the state behind s_i."""
+        if self._threshold == "shared":
+            options = {"gamma": "auto", "correction": 0.0, "read": "new"}
+            term.keep("cutoff", for_model(model, 1, **options))
+        else:
+            like = term.tracker.value
+            table = BlockParameters(label.positives, dtype=like.dtype, device=like.device)
+            term.keep("thresholds_of_positives", table)
+
+    def _of_positives(
+        self,
+        term: AbstractTerm,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """g_i of each positive of the batch."""
+        if self._mean.kind != "cvar":
+            return pair_means(self._mean, positives, negatives)
+        learns = self.learning
+        with torch.no_grad():
+            level = self._level(term.tables[-1], positives, negatives, block, proposals, learns)
+        return pair_means(self._mean, positives, negatives, level)
+
+    def _level(
+        self,
+        state: Any,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+        learns: bool,
+    ) -> Tensor:
+        """The thresholds s_i of the positives of the batch."""
+        surrogate, share = self._mean.surrogate, self._mean.share
+        cutoff = torch.quantile(negatives, 1 - share)  # of this batch
+        if not isinstance(state, BlockParameters):
+            if learns:
+                entries = state.entries(state.blocks(), cutoff.view(1))
+                with torch.enable_grad():  # a tracker learns only then
+                    cutoff = state.update(entries).value.to(cutoff).squeeze(0)
+            return surrogate.value_and_slope(cutoff - positives)[0]
+        first = surrogate.value_and_slope(cutoff - positives)[0]
+        if not self.training:
+            return first
+        block = block.to(state.value.device)
+        level = state.read(block, first).to(first)
+        # The step is in units of the spread of the losses, so that their scale does not matter.
+        spread = surrogate.value_and_slope(negatives - positives.mean())[0].std(correction=0)
+        slope = 1 - share_above(self._mean, positives, negatives, level) / share
+        proposals.append((state, block, level - self._threshold_lr * spread * slope))
+        return level
+
+
+class PartialAUC(_Partial):
+    r"""Maximise the area under the ROC curve up to a false positive rate (one-way partial AUC).
+
+    Only the negatives with the largest scores matter, a share of `max_fpr` of them. With scores h,
+    positives i, negatives j, and a surrogate l of the pairs,
+
+    .. math::
+        \text{"cvar": } \min_{w,s}\; \frac1{n_+}\sum_{i} \Bigl( s_i
+            + \frac1{\text{max\_fpr}}\operatorname*{mean}_j\,[\,\ell(h_j - h_i) - s_i\,]_+ \Bigr),
+        \qquad
+        \text{"kl": } \min_w\; \frac1{n_+}\sum_i \tau\log\operatorname*{mean}_j
+            e^{\ell(h_j - h_i)/\tau}.
+
+    The first is exact: the mean of l over all positives and the hardest negatives. l never falls,
+    so these are the same negatives for every positive, those above one cut-off q, and s_i is
+    l(q - h_i). `threshold="shared"` tracks q, which every batch sees; `"own"` keeps and steps an
+    s_i for each positive, which is seen once in a while (SOPA). The second replaces the hardest
+    negatives by soft weights on all of them, by a temperature instead of a share; a block is a
+    positive, g_i is the mean of exponentials, tracked in log space, and f = tau log.
+
+    Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown: the risk is then the mean over labels.
+        max_fpr: the largest false positive rate that counts; 1 is AUC.
+        form: see above; `"kl"` has a temperature in place of `max_fpr`.
+        surrogate: l, a name or a `Surrogate`; it must not fall.
+        margin: of the surrogate; 1 unless given.
+        gamma: weight of the new g_i, for `"kl"`: 0.5 unless given.
+        temperature: tau of `"kl"`.
+        threshold: see above.
+        threshold_lr: step size of `"own"`, in units of the spread of the pair losses.
+        names: names of the labels.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
+        >>> risk = xrisk.PartialAUC(model, optimizer, labels=y, max_fpr=0.5)
+        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
+        convergence guarantee, 2022 (SOPA, SOPA-s).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        max_fpr: float,
+        form: Literal["cvar", "kl"] = "cvar",
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float | None = None,
+        gamma: float | Literal["auto"] = "auto",
+        temperature: float = 1.0,
+        threshold: Literal["shared", "own"] = "shared",
+        threshold_lr: float = 0.1,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
+    ) -> None:
+        self.per_positive = form == "kl"
+        super().__init__(
+            model,
+            optimizer,
+            labels,
+            max_fpr=max_fpr,
+            form=form,
+            surrogate=surrogate,
+            margin=margin,
+            gamma=gamma,
+            temperature=temperature,
+            threshold=threshold,
+            threshold_lr=threshold_lr,
+            names=names,
+            process_group=process_group,
+        )
+
+    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
+        """The mean over positives, or of the logarithms of their tracked means."""
+        if self._mean.kind == "log_mean_exp":
+            tracker = for_model(model, label.positives, log_space=True, **self._options)
+            return CoupledTerm(LogMeanExp(self._mean.temperature), tracker)
+        # f is linear: there is nothing to gain from tracking.
+        term = CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+        self._keep_thresholds(term, model, label)
+        return term
+
+    def values(
+        self,
+        term: CoupledTerm,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """g_i of each positive, or their mean."""
+        values = self._of_positives(term, positives, negatives, block, proposals)
+        return values if self.per_positive else values.mean().view(1)
+
+
+class TwoWayPartialAUC(_Partial):
+    r"""Maximise the part of the ROC curve with large true and small false positive rates.
+
+    Only the positives with the lowest scores, a share of 1 - `min_tpr`, and the negatives with the
+    largest, a share of `max_fpr`, matter. With scores h, positives i, negatives j, and a surrogate
+    l of the pairs,
+
+    .. math::
+        \text{"cvar": } \min_w\;
+        \mathrm{CVaR}_{1-\text{min\_tpr}}\bigl(g_1(w), \dots, g_{n_+}(w)\bigr), \qquad
+        g_i(w) = \mathrm{CVaR}_{\text{max\_fpr}}\bigl\{\ell(h_j - h_i)\bigr\}_j
+
+    .. math::
+        \text{"kl": } \min_w\; \tau'\log\operatorname*{mean}_i
+            \Bigl(\operatorname*{mean}_j e^{\ell(h_j - h_i)/\tau}\Bigr)^{\tau/\tau'}
+
+    The first is exact and has a non-smooth outer function, the case that SONEX was made for: a
+    block is a positive, g_i (see `PartialAUC`) is tracked, and f = [. - s]_+ / (1 - min_tpr) is
+    rounded as far as the estimates are off, with the exact s (`fcco.CVaRTerm`). The second has
+    three levels (`fcco.terms.NestedTerm`), soft weights on both sides, and temperatures instead of
+    rates.
+
+    Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown: the risk is then the mean over labels.
+        min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
+        max_fpr: the largest false positive rate that counts.
+        form: see above.
+        surrogate: l, a name or a `Surrogate`; it must not fall.
+        margin: of the surrogate; 1 unless given.
+        smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
+        gamma: weight of the new g_i; `"auto"` weighs noise against lag; for `"kl"` it is 0.5.
+        temperature: tau of `"kl"`, for the negatives.
+        positive_temperature: tau' of `"kl"`, for the positives.
+        threshold: see `PartialAUC`; `"own"` is that of STACO.
+        threshold_lr: see `PartialAUC`.
+        names: names of the labels.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
+        >>> risk = xrisk.TwoWayPartialAUC(model, optimizer, labels=y, min_tpr=0.5, max_fpr=0.5)
+        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        D. Zhu et al., When AUC meets DRO, 2022 (SOTA-s). L. Zhou et al., Stochastic primal-dual
+        block coordinate methods for two-way partial AUC maximization, 2025 (STACO). X. Chen et al.,
+        Stochastic momentum methods for non-smooth non-convex finite-sum coupled compositional
+        optimization, 2025 (SONEX).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        min_tpr: float,
+        max_fpr: float,
+        form: Literal["cvar", "kl"] = "cvar",
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float | None = None,
+        smoothing: Smoothing = "auto",
+        gamma: float | Literal["auto"] = "auto",
+        temperature: float = 1.0,
+        positive_temperature: float = 1.0,
+        threshold: Literal["shared", "own"] = "shared",
+        threshold_lr: float = 0.1,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
+    ) -> None:
+        _checks.in_interval("TwoWayPartialAUC", "min_tpr", min_tpr, 0.0, 1.0, open_high=True)
+        _checks.positive("TwoWayPartialAUC", "positive_temperature", positive_temperature)
+        self._ratio = 1 - min_tpr
+        self._smoothing: Smoothing = smoothing
+        self._positive_temperature = positive_temperature
+        super().__init__(
+            model,
+            optimizer,
+            labels,
+            max_fpr=max_fpr,
+            form=form,
+            surrogate=surrogate,
+            margin=margin,
+            gamma=gamma,
+            temperature=temperature,
+            threshold=threshold,
+            threshold_lr=threshold_lr,
+            names=names,
+            process_group=process_group,
+        )
+
+    def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
+        """CVaR over the positives, or the nested logarithms."""
+        if self._mean.kind == "log_mean_exp":
+            options = {"log_space": True, **self._options}
+            return NestedTerm(
+                LogMeanExp(self._positive_temperature),
+                self._log_mean,
+                for_model(model, label.positives, **options),
+                for_model(model, 1, **options),
+            )
+        measure = {"measure": self._smoothing == "auto"}
+        tracker = for_model(model, label.positives, **measure, **self._options)
+        term = CVaRTerm(tracker, self._ratio, smoothing=self._smoothing)
+        self._keep_thresholds(term, model, label)
+        return term
+
+    def _log_mean(self, u: Tensor, index: Tensor) -> Tensor:
+        """The logarithm of the mean of u_i^(tau / tau'), from log u_i."""
+        power = self._mean.temperature / self._positive_temperature
+        return ((power * u).logsumexp(0) - math.log(len(u))).view(1)
+
+    def values(
+        self,
+        term: AbstractTerm,
+        positives: Tensor,
+        negatives: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """g_i of each positive of the batch."""
+        return self._of_positives(term, positives, negatives, block, proposals)

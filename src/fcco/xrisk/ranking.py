@@ -1,0 +1,472 @@
+"""Risks of ranked lists: NDCG, of the whole list or its top, and listwise cross-entropy."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .. import _checks
+from .._distributed import find_group, gather_rows, row_counts
+from .._watch import warn
+from ..inputs import mean_loss
+from ..objective import Compositional
+from ..outer import NDCG as Discount
+from ..outer import AbstractOuter, LogMeanExp
+from ..terms import AbstractTerm, BlockParameters
+from ..tracker import InnerTracker, Tracked, for_model
+from .base import Proposals
+from .pairs import Members, PairMean, gather_scores, pair_means
+from .surrogates import Linear, Surrogate, find_surrogate
+
+__all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
+
+Floats = NDArray[np.float64]
+
+
+class RankingTerm(AbstractTerm):
+    r"""A weighted sum over the relevant items of a list, averaged over lists.
+
+    .. math::
+        \frac1Q\sum_{q=1}^Q \sum_{i \in q} c_i\, f\bigl(g_i(w)\bigr)
+
+    A batch that holds some of the relevant items of a list stands for all of them.
+
+    Args:
+        outer: f.
+        tracker: the tracker of g_i, one block per relevant item.
+        weight: c_i, (n,).
+        list_of: number of the list of each item, (n,).
+    """
+
+    weight: Tensor
+    list_of: Tensor
+    items: Tensor
+
+    def __init__(
+        self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
+    ) -> None:
+        super().__init__(tracker)
+        self.outer = outer
+        self.register_buffer("weight", weight.to(tracker.value))
+        self.register_buffer("list_of", list_of.to(tracker.value.device))
+        self.register_buffer("items", torch.bincount(self.list_of))
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The mean over the lists of the batch."""
+        values, slope = self.outer.value_and_gradient(tracked.value)
+        index = tracked.index
+        _, which, present = torch.unique(
+            self.list_of[index], return_inverse=True, return_counts=True
+        )
+        share = self.items[self.list_of[index]] / present[which] / max(len(present), 1)
+        weight = self.weight[index] * share
+        slope = slope * (weight if slope.dim() == 1 else weight.unsqueeze(1))
+        return tracked.as_loss((values * weight).sum(), slope)
+
+    def value(self) -> Tensor:
+        """The sum at the tracked values, over the items seen, averaged over their lists."""
+        seen = self.tracker.seen
+        lists = self.list_of[seen].unique()
+        total = (self.outer(self.table()) * self.weight[seen]).sum()
+        return total / len(lists) if len(lists) else total.new_tensor(math.nan)
+
+
+@dataclass(frozen=True)
+class _TopDiscount(AbstractOuter):
+    """-u_2 / log2(1 + u_1): the discount at a rank, for an item that is in the top to a degree."""
+
+    dim = 2
+    smooth = True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        rank, top = u.unbind(-1)
+        return -top * math.log(2) / torch.log1p(rank)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        rank, top = u.unbind(-1)
+        log = torch.log1p(rank) / math.log(2)
+        return torch.stack([top / (log * log * (1 + rank) * math.log(2)), -1 / log], dim=-1)
+
+
+class RankingRisk(Compositional):
+    """Base of risks over lists of items with relevance grades.
+
+    Call it with a function that returns the scores of a batch of items, and the number of each
+    item in the training set, which says its list and relevance. Give whole lists where they are
+    short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
+    a sample of each with at least two items. On several ranks an item is compared with those of
+    its list on all ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        relevance: Any,
+        query: Any,
+        *,
+        process_group: Any,
+    ) -> None:
+        call = type(self).__name__
+        grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
+        lists = np.asarray(torch.as_tensor(query))
+        if grades.ndim != 1 or lists.shape != grades.shape or grades.size == 0:
+            raise ValueError(
+                f"`{call}(relevance=..., query=...)` must be one number and one list per item, two "
+                f"vectors of equal length, but have shapes {grades.shape} and {lists.shape}."
+            )
+        if not (np.isfinite(grades).all() and (grades >= 0).all()):
+            raise ValueError(f"`{call}(relevance=...)` must be finite and at least 0.")
+        _, number = np.unique(lists, return_inverse=True)
+        sizes = np.bincount(number)
+        # An item without any other in its list has no rank to learn; one of grade 0 no weight.
+        relevant = (grades > 0) & (sizes[number] > 1)
+        if not relevant.any():
+            raise ValueError(
+                f"`{call}(relevance=..., query=...)` has no list of two items or more with one of "
+                "relevance above 0: there is nothing to rank."
+            )
+        weight = self.weights(grades, number)[relevant]
+        # Lists without a relevant item do not count: numbers of the others without gaps.
+        counted, list_of = np.unique(number[relevant], return_inverse=True)
+        term = self.make_term(model, torch.tensor(weight), torch.tensor(list_of), len(counted))
+        super().__init__(model, optimizer, term, process_group=None)
+        self._ranks = process_group
+        self._list = torch.tensor(number)
+        self._others = torch.tensor(sizes[number] - 1.0)
+        self._block = torch.tensor(np.where(relevant, np.cumsum(relevant) - 1, -1))
+        self._said_empty = False
+
+    @abc.abstractmethod
+    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
+        """c_i of every item, from grades and list numbers."""
+
+    @abc.abstractmethod
+    def make_term(
+        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
+    ) -> RankingTerm:
+        """The term over the relevant items."""
+
+    @abc.abstractmethod
+    def values(
+        self,
+        anchors: Tensor,
+        scores: Tensor,
+        members: Members,
+        others: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """The inner values of the relevant items of a batch.
+
+        Args:
+            anchors: their scores, (P,).
+            scores: those of all items, (B,).
+            members: which pairs are of one list.
+            others: how many other items the list of each has in the training set, (P,).
+            block: number of each among the relevant items, (P,).
+            proposals: takes what is to be proposed to tables of parameters, if the call succeeds.
+        """
+
+    def forward(self, function: Callable[[], Any], index: Any = None, **options: Any) -> Tensor:  # type: ignore[override]
+        """The loss of one batch.
+
+        Args:
+            function: runs the model and returns the scores, (B,), or (loss, scores).
+            index: number of each item in the training set, (B,); None if the batch is the training
+                set in order.
+            options: further arguments of `Compositional`, but those of an independent batch.
+        """
+        name, number = type(self).__name__, len(self._list)
+        ids = torch.arange(number) if index is None else torch.as_tensor(index).cpu()
+        if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(
+                f"`{name}`: `index` must be integers of shape (B,) but has shape "
+                f"{tuple(ids.shape)} and dtype {ids.dtype}."
+            )
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= number):
+            raise IndexError(
+                f"`{name}`: `index` must lie in [0, {number - 1}], the items of the training set, "
+                f"but reaches from {int(ids.min())} to {int(ids.max())}."
+            )
+        local, group, sizes = len(ids), find_group(self._ranks), None
+        device = self.term.tracker.value.device
+        if group is not None:
+            rows = ids.double().unsqueeze(1).to(device)
+            sizes = row_counts(rows, group)
+            ids = gather_rows(rows, group, sizes).squeeze(1).long().cpu()
+        lists = self._list[ids]
+        present = torch.bincount(lists, minlength=1)[lists]
+        # An item alone in its list says nothing: the others of the list are not in the batch.
+        anchor = ((self._block[ids] >= 0) & (present > 1)).nonzero().squeeze(1)
+        block, others = self._block[ids[anchor]].to(device), self._others[ids[anchor]].to(device)
+        lists = lists.to(device)
+        anchor = anchor.to(device)
+        members = Members(own=anchor, row=lists[anchor], column=lists)
+        proposals: Proposals = []
+
+        def entries() -> Any:
+            result = function()
+            loss, scores = result if isinstance(result, tuple) else (None, result)
+            if not isinstance(scores, Tensor) or scores.numel() != local:
+                shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                raise ValueError(
+                    f"The function given to `{name}` must return one score per item, shape "
+                    f"({local},), but returned: {shape}."
+                )
+            scores = scores.reshape(-1).to(torch.promote_types(scores.dtype, torch.float32))
+            if group is not None:
+                scores = gather_scores(scores, group, sizes or [])
+            if not len(anchor):
+                return scores.sum() * 0 if loss is None else mean_loss(loss, group), None
+            learns = self.training and torch.is_grad_enabled()
+            if learns:
+                proposals.clear()
+            values = self.values(
+                scores[anchor], scores, members, others.to(scores), block,
+                proposals if learns else [],
+            )  # fmt: skip
+            return values if loss is None else (mean_loss(loss, group), values)
+
+        if not len(anchor):
+            if self.training and not self._said_empty:
+                self._said_empty = True
+                warn(
+                    f"A batch of `{name}` holds no list with a relevant item and another one, and "
+                    "so no pair to learn from; draw whole lists with `GroupBatchSampler`."
+                )
+            return entries()[0]
+        loss = super().forward(entries, block, **options)
+        for table, rows, value in proposals:
+            table.propose(rows, value)
+        return loss
+
+
+def _ranks_in_lists(grades: Floats, number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rank (from 1) of each item in its list by falling grade."""
+    order = np.lexsort((-grades, number))
+    first = np.r_[0, np.flatnonzero(np.diff(number[order])) + 1]
+    start = np.repeat(first, np.diff(np.r_[first, len(order)]))
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order)) - start + 1
+    return ranks
+
+
+class NDCG(RankingRisk):
+    r"""Maximise the normalised discounted cumulative gain of ranked lists.
+
+    With scores h, lists (queries) q, relevance grades y and a surrogate l of the pairs,
+
+    .. math::
+        \min_w\; -\frac1Q\sum_q \frac1{Z_q}\sum_{i\in q} \frac{2^{y_i} - 1}{\log_2(1 + r_i(w))},
+        \qquad r_i = 1 + \sum_{j\in q,\,j\ne i} \ell(h_j - h_i),
+
+    Z_q being the gain of the best order. A block is an item of relevance above 0; g_i = r_i is
+    tracked, so that a batch need not hold the whole list; f is the discount. For the top k of the
+    list each gain is multiplied by sigmoid((h_i - lambda_q) / spread), where lambda_q, between the
+    k-th and the next score of list q, is kept in a table of parameters: the quantile of the items
+    in the batch, exact when the batch holds the list.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        relevance: grade of each item of the training set, at least 0, (N,).
+        query: list of each item, integers, (N,).
+        k: None for the whole list, or the length of the top.
+        gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
+        surrogate: l, a name or a `Surrogate`.
+        margin: of the surrogate; 1 unless given.
+        gamma: weight of the new ranks; `"auto"` weighs noise against lag.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
+        >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
+        >>> risk = xrisk.NDCG(model, optimizer, grade, query, k=2)
+        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
+        with provable convergence, 2022 (SONG, K-SONG).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        relevance: Any,
+        query: Any,
+        *,
+        k: int | None = None,
+        gain: Literal["exponential", "linear"] = "exponential",
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float | None = None,
+        gamma: float | Literal["auto"] = "auto",
+        process_group: Any = "auto",
+    ) -> None:
+        if k is not None:
+            _checks.integer("NDCG", "k", k, 1)
+        _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
+        self._mean = PairMean(find_surrogate("NDCG", surrogate, margin))
+        self.k, self._gain, self._gamma = k, gain, gamma
+        super().__init__(model, optimizer, relevance, query, process_group=process_group)
+
+    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
+        """The gain of each item over that of the best order of its list."""
+        gains = np.exp2(grades) - 1 if self._gain == "exponential" else grades
+        ranks = _ranks_in_lists(grades, number)
+        counted = ranks <= (self.k or len(ranks))
+        best = np.bincount(number, counted * gains / np.log2(1 + ranks))
+        return gains / np.where(best > 0, best, 1)[number]
+
+    def make_term(
+        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
+    ) -> RankingTerm:
+        """The discounted gain at the tracked ranks."""
+        dim, outer = (1, Discount(-1.0)) if self.k is None else (2, _TopDiscount())
+        options: dict[str, Any] = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
+        term = RankingTerm(outer, for_model(model, len(weight), dim, **options), weight, list_of)
+        if self.k is not None:
+            like = term.tracker.value
+            table = BlockParameters(lists, dtype=like.dtype, device=like.device)
+            term.keep("cutoffs", table)
+        return term
+
+    def values(
+        self,
+        anchors: Tensor,
+        scores: Tensor,
+        members: Members,
+        others: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """The ranks, and to what degree each item is in the top."""
+        ranks = 1 + others * pair_means(self._mean, anchors, scores, None, members)
+        if self.k is None:
+            return ranks
+        with torch.no_grad():
+            cutoff, spread = self._cutoffs(scores, members, others, block, proposals)
+        top = torch.sigmoid((anchors - cutoff) / spread)
+        return torch.stack([ranks, top], dim=1)
+
+    def _cutoffs(
+        self, scores: Tensor, members: Members, others: Tensor, block: Tensor, proposals: Proposals
+    ) -> tuple[Tensor, Tensor]:
+        """The lambda_q and the spread of the scores of its list, for each relevant item."""
+        assert self.k is not None and members.row is not None and members.column is not None
+        lists, which = torch.unique(members.row, return_inverse=True)
+        total = torch.zeros(len(lists)).to(others).index_copy_(0, which, others + 1)
+        # Sorted by list and falling score, the k-th of a list stands k places after its first.
+        inside = torch.isin(members.column, lists)
+        of_list = torch.searchsorted(lists, members.column[inside])
+        found = scores[inside]
+        order = torch.argsort(found, descending=True)
+        order = order[torch.argsort(of_list[order], stable=True)]
+        ordered, count = found[order], torch.bincount(of_list, minlength=len(lists))
+        first = count.cumsum(0) - count
+        # A batch with b of n items has about k b/n of the top k. Half-way to the next score.
+        place = (self.k * count / total).round().long().clamp(min=1)
+        place = torch.minimum(place, count - 1)
+        best = (ordered[first + place - 1] + ordered[first + place]) / 2
+        # A list that is no longer than k is in its own top as a whole.
+        best = torch.where(total > self.k, best, ordered[first + count - 1] - 1e6)
+        mean = torch.zeros_like(best).index_add_(0, of_list, found) / count
+        square = torch.zeros_like(best).index_add_(0, of_list, (found - mean[of_list]) ** 2)
+        spread = (square / count).sqrt() + 1e-6
+        if not self.training:
+            return best[which], spread[which]
+        # A sample of the list moves lambda_q by its share, the whole list sets it.
+        table, rows, share = self.term.tables[-1], self.term.list_of[block], count / total
+        old = table.read(rows, best[which]).to(best)
+        cutoff = torch.lerp(old, best[which], share[which].to(best).clamp(max=1))
+        proposals.append((table, rows, cutoff))
+        return cutoff, spread[which]
+
+
+class ListwiseCrossEntropy(RankingRisk):
+    r"""Cross-entropy between the relevance of the items of a list and the softmax of their scores.
+
+    .. math::
+        \min_w\; \frac1Q\sum_q \sum_{i\in q} p_i \log\sum_{j\in q} e^{h_j - h_i},
+        \qquad p_i = \frac{y_i}{\sum_{k\in q} y_k}
+
+    A block is an item of relevance above 0; g_i = sum_{j != i} exp(h_j - h_i) is tracked in log
+    space, so that a list may be longer than a batch; f = log(1 + .). Extreme classification is the
+    case of lists with one relevant item.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        relevance: grade of each item of the training set, at least 0, (N,).
+        query: list of each item, integers, (N,).
+        gamma: weight of the new sums.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch
+        >>> from fcco import xrisk
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
+        >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
+        >>> risk = xrisk.ListwiseCrossEntropy(model, optimizer, grade, query)
+        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    References:
+        Z. Cao et al., Learning to rank: from pairwise approach to listwise approach, 2007
+        (ListNet).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        relevance: Any,
+        query: Any,
+        *,
+        gamma: float = 0.9,
+        process_group: Any = "auto",
+    ) -> None:
+        _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
+        self._mean, self._gamma = PairMean(Linear(), "log_mean_exp"), gamma
+        super().__init__(model, optimizer, relevance, query, process_group=process_group)
+
+    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
+        """The share of each item in the relevance of its list."""
+        total = np.bincount(number, grades)
+        return grades / np.where(total > 0, total, 1)[number]
+
+    def make_term(
+        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
+    ) -> RankingTerm:
+        """The logarithm of the tracked sums."""
+        options: dict[str, Any] = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
+        tracker = for_model(model, len(weight), log_space=True, **options)
+        return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
+
+    def values(
+        self,
+        anchors: Tensor,
+        scores: Tensor,
+        members: Members,
+        others: Tensor,
+        block: Tensor,
+        proposals: Proposals,
+    ) -> Tensor:
+        """The logarithm of the sum over the other items, estimated for the whole list."""
+        return pair_means(self._mean, anchors, scores, None, members) + others.log()
