@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
 from .._watch import warn
 from ..inputs import ONLY, mean_loss
@@ -62,10 +63,12 @@ class BinaryRisk(Compositional):
         optimizer: torch.optim.Optimizer,
         labels: Any,
         *,
+        activation: Literal["sigmoid"] | None = None,
         names: Sequence[str] | None,
         process_group: Any,
     ) -> None:
         call = type(self).__name__
+        _checks.one_of(call, "activation", activation, ("sigmoid", None))
         table = as_labels(f"{call}(labels=...)", labels)
         several = table.dim() == 2
         columns = table.unbind(1) if several else (table,)
@@ -93,6 +96,7 @@ class BinaryRisk(Compositional):
         )
         self._ranks, self._labels, self._table = process_group, found, table
         self._several, self._said_empty = several, False
+        self._activation = activation
 
     @abc.abstractmethod
     def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
@@ -229,7 +233,8 @@ class BinaryRisk(Compositional):
                 f"shape {wanted}, but they have shape {tuple(scores.shape)}."
             )
         # Differences of scores in half precision would be wrong in the third digit.
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return scores if self._activation is None else scores.sigmoid()
 
     def _rows(
         self, y: Tensor, ids: Tensor

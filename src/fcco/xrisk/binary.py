@@ -15,7 +15,7 @@ from ..terms import CoupledTerm
 from ..tracker import for_model
 from .base import BinaryRisk, Label, Proposals
 from .pairs import Members, PairMean, pair_means
-from .surrogates import Surrogate, find_surrogate
+from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
 __all__ = ["AUC", "AveragePrecision"]
 
@@ -78,9 +78,9 @@ class AUC(BinaryRisk):
     ) -> None:
         _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
         _checks.positive("AUC", "margin", margin)
-        own = isinstance(surrogate, Surrogate)
         self._settings = loss, gamma
-        self._mean = PairMean(find_surrogate("AUC", surrogate, None if own else margin))
+        own = None if isinstance(surrogate, Surrogate) else margin
+        self._mean = PairMean(find_surrogate("AUC", surrogate, own))
         self._outer = ClassSeparation(margin, hinge=loss == "margin")
         super().__init__(model, optimizer, labels, names=names, process_group=process_group)
 
@@ -132,8 +132,10 @@ class AveragePrecision(BinaryRisk):
         optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
             unknown: the risk is then the mean over labels (mAP).
+        activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
+            differences, so that no pair outweighs all others; your scores are logits then.
         surrogate: l, a name or a `Surrogate`.
-        margin: of the surrogate; 1 unless given.
+        margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
         names: names of the labels.
         process_group: see `Compositional`.
@@ -160,15 +162,24 @@ class AveragePrecision(BinaryRisk):
         optimizer: torch.optim.Optimizer,
         labels: Any,
         *,
+        activation: Literal["sigmoid"] | None = "sigmoid",
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
     ) -> None:
-        self._mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin))
+        usual = 1.0 if activation else LOGIT_MARGIN
+        self._mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
         self._gamma: Any = gamma
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        super().__init__(
+            model,
+            optimizer,
+            labels,
+            activation=activation,
+            names=names,
+            process_group=process_group,
+        )
 
     def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
         """The ratio of the two ranks of each positive."""

@@ -16,7 +16,7 @@ from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, Nested
 from ..tracker import for_model
 from .base import BinaryRisk, Label, Proposals
 from .pairs import PairMean, pair_means, share_above
-from .surrogates import Surrogate, find_surrogate
+from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
 __all__ = ["PartialAUC", "TwoWayPartialAUC"]
 
@@ -32,6 +32,7 @@ class _Partial(BinaryRisk):
         *,
         max_fpr: float,
         form: Literal["cvar", "kl"],
+        activation: Literal["sigmoid"] | None,
         surrogate: str | Surrogate,
         margin: float | None,
         gamma: float | Literal["auto"],
@@ -47,7 +48,7 @@ class _Partial(BinaryRisk):
         _checks.one_of(call, "threshold", threshold, ("shared", "own"))
         _checks.positive(call, "temperature", temperature)
         _checks.positive(call, "threshold_lr", threshold_lr)
-        found = find_surrogate(call, surrogate, margin)
+        found = find_surrogate(call, surrogate, margin, 1.0 if activation else LOGIT_MARGIN)
         if not found.monotone:
             raise ValueError(
                 f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
@@ -57,7 +58,14 @@ class _Partial(BinaryRisk):
         self._mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
         self._gamma: Any = (0.5 if form == "kl" else "auto") if gamma == "auto" else gamma
         self._threshold, self._threshold_lr = threshold, threshold_lr
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        super().__init__(
+            model,
+            optimizer,
+            labels,
+            activation=activation,
+            names=names,
+            process_group=process_group,
+        )
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -148,8 +156,9 @@ class PartialAUC(_Partial):
             unknown: the risk is then the mean over labels.
         max_fpr: the largest false positive rate that counts; 1 is AUC.
         form: see above; `"kl"` has a temperature in place of `max_fpr`.
+        activation: `"sigmoid"` compares probabilities instead of the scores themselves.
         surrogate: l, a name or a `Surrogate`; it must not fall.
-        margin: of the surrogate; 1 unless given.
+        margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
         gamma: weight of the new g_i, for `"kl"`: 0.5 unless given.
         temperature: tau of `"kl"`.
         threshold: see above.
@@ -180,6 +189,7 @@ class PartialAUC(_Partial):
         *,
         max_fpr: float,
         form: Literal["cvar", "kl"] = "cvar",
+        activation: Literal["sigmoid"] | None = None,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
@@ -196,6 +206,7 @@ class PartialAUC(_Partial):
             labels,
             max_fpr=max_fpr,
             form=form,
+            activation=activation,
             surrogate=surrogate,
             margin=margin,
             gamma=gamma,
@@ -261,8 +272,9 @@ class TwoWayPartialAUC(_Partial):
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
         max_fpr: the largest false positive rate that counts.
         form: see above.
+        activation: `"sigmoid"` compares probabilities instead of the scores themselves.
         surrogate: l, a name or a `Surrogate`; it must not fall.
-        margin: of the surrogate; 1 unless given.
+        margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
         gamma: weight of the new g_i; `"auto"` weighs noise against lag; for `"kl"` it is 0.5.
         temperature: tau of `"kl"`, for the negatives.
@@ -298,6 +310,7 @@ class TwoWayPartialAUC(_Partial):
         min_tpr: float,
         max_fpr: float,
         form: Literal["cvar", "kl"] = "cvar",
+        activation: Literal["sigmoid"] | None = None,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         smoothing: Smoothing = "auto",
@@ -320,6 +333,7 @@ class TwoWayPartialAUC(_Partial):
             labels,
             max_fpr=max_fpr,
             form=form,
+            activation=activation,
             surrogate=surrogate,
             margin=margin,
             gamma=gamma,

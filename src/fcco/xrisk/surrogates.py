@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _checks
 
 __all__ = [
+    "LOGIT_MARGIN",
     "SURROGATES",
     "Hinge",
     "Linear",
@@ -125,8 +126,14 @@ SURROGATES = {
 """The surrogates by name."""
 
 
-def find_surrogate(call: str, surrogate: str | Surrogate, margin: float | None) -> Surrogate:
-    """Read `surrogate=...` and `margin=...` of a call."""
+LOGIT_MARGIN = 5.0
+"""The margin between logits that a trained classifier has room for."""
+
+
+def find_surrogate(
+    call: str, surrogate: str | Surrogate, margin: float | None, usual: float = 1.0
+) -> Surrogate:
+    """Read `surrogate=...` and `margin=...` of a call; `usual` is the margin unless given."""
     if isinstance(surrogate, Surrogate):
         if margin is not None:
             raise ValueError(
@@ -136,6 +143,6 @@ def find_surrogate(call: str, surrogate: str | Surrogate, margin: float | None) 
         return surrogate
     _checks.one_of(call, "surrogate", surrogate, tuple(SURROGATES))
     if margin is None:
-        return SURROGATES[surrogate]()
+        return SURROGATES[surrogate](usual)
     _checks.positive(call, "margin", margin)
     return SURROGATES[surrogate](margin)
