@@ -68,7 +68,8 @@ class BinaryRisk(Compositional):
         process_group: Any,
     ) -> None:
         call = type(self).__name__
-        _checks.one_of(call, "activation", activation, ("sigmoid", None))
+        if activation is not None:
+            _checks.one_of(call, "activation", activation, ("sigmoid",))
         table = as_labels(f"{call}(labels=...)", labels)
         several = table.dim() == 2
         columns = table.unbind(1) if several else (table,)
