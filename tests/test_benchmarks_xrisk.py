@@ -55,7 +55,7 @@ def test_batches() -> None:
     part = problems.Part(torch.zeros(1000, 1), y)
     draw = training.batches(part, False, 0)
     for rows in (next(draw) for _ in range(20)):
-        assert len(rows.unique()) == training.BATCH
+        assert len(rows) == training.BATCH
         assert y[rows].sum() == training.POSITIVES
     query = torch.arange(90) // 3
     queries = training.batches(problems.Part(torch.zeros(90, 1), y[:90], query), False, 0)
@@ -102,7 +102,9 @@ def arrays(tmp_path: Path) -> Path:
 def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The shape of the JSON; the file of finished runs is continued."""
     out = arrays / "runs.jsonl"
-    words = f"--quick --json --steps 30 --arrays {arrays} --out {out} --method bce focal listwise"
+    words = (
+        f"--quick --json --steps 30 --arrays {arrays} --out {out} --method bce focal listwise ours"
+    )
     threads = torch.get_num_threads()
     try:
         command.main(words.split())
@@ -111,13 +113,13 @@ def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert {data: list(rows) for data, rows in figures.items()} == {
             "hiv": ["AP", "pAUC", "tpAUC"], "ranking": ["NDCG@5", "NDCG@10"],
         }  # fmt: skip
-        assert set(figures["hiv"]["AP"]) == {"bce", "focal"}
+        assert set(figures["hiv"]["AP"]) == {"bce", "focal", "ours"}
         assert figures["hiv"]["AP"]["bce"]["mean"] > 0.5  # guessing has 0.2
         assert "toxicity is left out" in told.err
-        # One run for all metrics: two losses and one, two seeds.
-        assert out.read_text().count("\n") == 6
+        # Two seeds: one run of each plain loss for all metrics, one of ours for each.
+        assert out.read_text().count("\n") == 2 * (2 + 3) + 2 * (1 + 2)
         command.main([*words.split(), "--seeds", "3", "--metric", "AP"])
-        assert out.read_text().count("\n") == 8
+        assert out.read_text().count("\n") == 16 + 3
     finally:
         torch.set_num_threads(threads)
 

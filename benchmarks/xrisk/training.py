@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcco.groups import PositiveBatchSampler
 from research.constrained.training import Job
 
 from ..models import mlp
@@ -51,13 +52,9 @@ def shuffled(size: int, batch: int, seed: int) -> Iterator[Tensor]:
 
 
 def with_positives(y: Tensor, seed: int) -> Iterator[Tensor]:
-    positive, negative = y.nonzero().squeeze(1), (y == 0).nonzero().squeeze(1)
-    own = min(POSITIVES, len(positive))
-    rest = min(BATCH - own, len(negative))
-    both = zip(
-        shuffled(len(positive), own, seed), shuffled(len(negative), rest, seed + 1), strict=False
-    )
-    yield from (torch.cat([positive[some], negative[others]]) for some, others in both)
+    sampler = PositiveBatchSampler(y, BATCH, POSITIVES, seed=seed)
+    while True:
+        yield from map(torch.tensor, sampler)
 
 
 def whole_queries(query: Tensor, seed: int) -> Iterator[Tensor]:
