@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise
+import sys
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.xrisk import __main__ as command
-from benchmarks.xrisk import methods, problems, training
+from benchmarks.xrisk import methods, problems, speed, training
+from research.constrained.training import Job
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -128,11 +130,10 @@ def test_choice_and_paired_interval(arrays: Path, monkeypatch: pytest.MonkeyPatc
     """The setting that is best on validation data, not on test data; the interval by hand."""
     settings = methods.PLAIN["bce"].grid
 
-    def told(job, arrays):  # noqa: ANN
+    def told(job: Job, arrays: Path) -> training.Figures:
         place = settings.index(job.setting)
-        return training.Figures(
-            {"AP": [0.1, 0.4, 0.3, 0.2][place]}, {"AP": 0.5 - place / 10}, {}, 0
-        )
+        val, test = [0.1, 0.4, 0.3, 0.2][place], 0.5 - place / 10
+        return training.Figures({"AP": val}, {"AP": test}, {}, 0)
 
     monkeypatch.setattr(command, "run", told)
     words = ["--data", "hiv", "--metric", "AP", "--method", "bce", "--arrays", str(arrays)]
@@ -152,3 +153,24 @@ def test_every_method_of_a_metric_has_as_many_settings() -> None:
     for rows in methods.METHODS.values():
         counts = [len(method.grid) for method in rows.values()]
         assert all(one == other for one, other in pairwise(counts))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("mib", [4, 32])
+def test_memory_of_a_known_allocation(mib: int) -> None:
+    """A large process that starts the measuring one must not hide it."""
+    large = torch.ones(300, 2**18)
+    code = f"print(speed.growth(lambda: speed.torch.ones({mib}, 2**18)))"
+    assert speed.in_process(code) == pytest.approx(mib, abs=2)
+    assert large.all()
+
+
+@pytest.mark.parametrize("problem, method, first", [("hiv / AP", "ours", 22), ("hiv", "bce", 2)])
+def test_no_checkpoint_of_the_warm_start_counts(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, problem: str, method: str, first: int
+) -> None:
+    """All X-risks share it: choosing one would compare cross-entropy with itself."""
+    falling = count()
+    monkeypatch.setitem(training.METRICS, "AP", lambda part, scores: -float(next(falling)))
+    figures = training.run(Job(problem, method, {"lr": 1e-3}, 0, evaluations=60), arrays)
+    assert figures.step["AP"] == first  # of 60 steps, 20 of warm start, a checkpoint every 2

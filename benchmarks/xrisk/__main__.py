@@ -9,7 +9,8 @@ A multilayer perceptron on fixed features. Every X-risk starts from the same cro
 of the steps) and takes the same batches; cross-entropy and focal loss have as many steps in all.
 Each method has four settings, chosen by the metric itself on validation data (mean of two seeds);
 then come fresh seeds with the chosen one. Of each run counts the checkpoint that is best on
-validation data. Reported is the metric on test data:
+validation data: for an X-risk one after its start, for the plain losses any. Reported is the metric
+on test data:
 
 | metric | meaning |
 |---|---|

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from .methods import METHODS, OURS, Step, cross_entropy, missing
 from .problems import Part
 
 PAIRS = {"AP": "libauc SOAP", "pAUC": "libauc SOPA", "tpAUC": "libauc STACO"}
-SIZE = 10_000  # training set
+SIZE = 1280  # training set; the time of a step does not depend on it
 BATCH = 128
 LARGE = 4096  # of the loss alone
 
@@ -32,10 +32,15 @@ def cases() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, ...], int
     yield "cnn", small_cnn, (3, 32, 32), 30, 1
 
 
-def random_part(shape: tuple[int, ...], rows: int, size: int = SIZE) -> Part:
-    """Half positive; features only of the rows that are used."""
-    y = (torch.arange(size) % 2).float()
-    return Part(torch.randn(rows, *shape), y)
+def random_part(shape: tuple[int, ...], size: int = SIZE) -> Part:
+    """Every second row is positive."""
+    return Part(torch.randn(size, *shape), (torch.arange(size) % 2).float())
+
+
+def in_turn(step: Step) -> Callable[[], None]:
+    """The step on one batch after the other."""
+    batches = cycle(torch.arange(SIZE).split(BATCH))
+    return lambda: step(next(batches))
 
 
 def make_step(method: str, metric: str, model: nn.Module, part: Part) -> Step:
@@ -49,14 +54,13 @@ def times(quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     others = {} if "libauc" in missing() else PAIRS
     for name, make, shape, rounds, steps in cases():
-        part, rows = random_part(shape, BATCH), torch.arange(BATCH)
-        plain = make()
-        candidates = {"bce": cross_entropy(plain, part, "AP", {"lr": 1e-4})}
+        part = random_part(shape)
+        candidates = {"bce": cross_entropy(make(), part, "AP", {"lr": 1e-4})}
         for metric in PAIRS:
             candidates[f"{OURS} {metric}"] = make_step(OURS, metric, make(), part)
             if metric in others:
                 candidates[others[metric]] = make_step(others[metric], metric, make(), part)
-        calls = {key: partial(step, rows) for key, step in candidates.items()}
+        calls = {key: in_turn(step) for key, step in candidates.items()}
         count = max(3, rounds // 20) if quick else rounds
         timings = interleave(calls, count, steps, clock=time.thread_time)
         row: dict[str, Any] = {"bce_ms": round(1000 * timings.median("bce"), 4)}
@@ -89,14 +93,23 @@ class _Scores(nn.Module):
 def peak(method: str, metric: str, batch: int) -> None:
     """In a process of its own: print by how many MiB steps raise the peak resident set."""
     torch.set_num_threads(1)
-    part, model = random_part((1,), LARGE), _Scores()
-    step = make_step(method, metric, model, part)
+    step = make_step(method, metric, _Scores(), random_part((1,), LARGE))
     step(torch.arange(64))  # what is imported and allocated once
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(growth(lambda: step(torch.arange(batch))))
+
+
+def growth(run: Callable[[], object]) -> float:
+    """By how many MiB a few calls raise the peak resident set of this process (Linux)."""
+    before = _peak_resident()
     for _ in range(3):
-        step(torch.arange(batch))
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print((after - before) / 1024)
+        run()
+    return (_peak_resident() - before) / 1024
+
+
+def _peak_resident() -> int:
+    """In KiB. Not `ru_maxrss`: a process inherits that of the one that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def memory() -> dict[str, Any]:
@@ -113,8 +126,17 @@ def memory() -> dict[str, Any]:
 
 
 def _peak_of(method: str, metric: str) -> float:
-    code = f"from benchmarks.xrisk import speed; speed.peak({method!r}, {metric!r}, {LARGE})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return in_process(f"speed.peak({method!r}, {metric!r}, {LARGE})")
+
+
+def in_process(code: str) -> float:
+    """The number that the code prints in a fresh process ."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from benchmarks.xrisk import speed\n{code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return round(float(done.stdout.splitlines()[-1]), 1)
 
 
