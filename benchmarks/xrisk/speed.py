@@ -29,7 +29,7 @@ def cases() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, ...], int
     """Name, model, shape of a row, rounds, steps of a round."""
     yield "mlp64", lambda: mlp(64), (128,), 300, 5
     yield "mlp256", lambda: mlp(256), (128,), 200, 5
-    yield "cnn", small_cnn, (3, 32, 32), 30, 1
+    yield "cnn", small_cnn, (3, 32, 32), 15, 1
 
 
 def random_part(shape: tuple[int, ...], size: int = SIZE) -> Part:
