@@ -35,7 +35,8 @@ STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
 FEW = {
     "fsdp-layers": (
         "sonex log-space accumulation penalized-named automatic-accumulation alexr2-dual "
-        "empty-rank several-terms float32 contrast-learned contrast-old"
+        "empty-rank several-terms float32 contrast-learned contrast-old "
+        "contrast-individual"
     ),
     "fsdp-unsharded": "sonex alexr2 several-terms",
 }
@@ -431,7 +432,8 @@ def contrast(
         settings: Any = {"gamma": 0.5, "correction": 0.2} | options
         settings |= {} if corrected else {"correction": 0.0}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        return fcco.GlobalContrastive(model, optimizer, PAIRS, temperature=temperature, **settings)
+        settings = {"temperature": temperature} | settings
+        return fcco.GlobalContrastive(model, optimizer, PAIRS, **settings)
 
     def arguments(model: nn.Module, step: int, batches: Batches) -> Any:
         ids = pairs(step, batches)
@@ -466,6 +468,9 @@ def contrastive_values() -> dict[str, Any]:
 SPIDER: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "read": "new", "refresh_every": 5}
 LOGS: dict[str, Any] = {"outer": fcco.outer.LogMeanExp(0.5), "smoothing": 0.0, "log_space": True}
 ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
+INDIVIDUAL: dict[str, Any] = {
+    "temperature": "individual", "first_temperature": 0.4, "radius": 1.0, "temperature_lr": 0.05
+}  # fmt: skip
 SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
     "sonex": Case(sonex(), per_sample),
@@ -515,6 +520,10 @@ CASES: dict[str, Case] = {
     "contrast-old": contrast(labels=3, correction=0.0, read="old"),
     "contrast-learned": contrast("forward", radius=0.5, chunk=2),
     "contrast-unscaled": contrast("parameter", scaled=False),
+    "contrast-individual": contrast(**INDIVIDUAL),
+    "contrast-individual-everything": contrast(
+        labels=4, anchors=True, loss=True, chunk=3, **INDIVIDUAL
+    ),
     "contrast-everything": contrast(
         "parameter", labels=4, anchors=True, loss=True, chunk=3, radius=0.2, offset=0.1
     ),

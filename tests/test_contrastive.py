@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference_contrastive import Training, full_loss, loop_means, naive_means
+from reference_contrastive import (
+    IndividualTraining,
+    Training,
+    full_loss,
+    loop_means,
+    naive_means,
+)
 from torch import Tensor, nn
 
 import fcco
@@ -19,6 +25,9 @@ from fcco.contrastive import log_means
 
 LABEL = [0, 0, 1, 2, 3, 3, 3]
 ANCHOR = [True, False, True, True, False, False, True]
+INDIVIDUAL: dict[str, Any] = {
+    "temperature": "individual", "first_temperature": 0.3, "radius": 1.5, "temperature_lr": 0.02
+}  # fmt: skip
 OPTIONS = [(None, None, None), (LABEL, None, 1), (None, ANCHOR, 3), (LABEL, ANCHOR, 20)]
 
 
@@ -96,6 +105,28 @@ def test_inner_values_and_their_gradient(label, anchor, chunk):
     ours = torch.autograd.grad((weights * entries).sum(), (x, t, tau))
     theirs = torch.autograd.grad((weights * naive).sum(), (x, t, tau))
     for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("label", "anchor", "chunk"), OPTIONS)
+def test_a_temperature_for_each_value(label, anchor, chunk):
+    x, t = (each.requires_grad_() for each in features(7))
+    rows = list(range(7)) if anchor is None else [i for i in range(7) if anchor[i]]
+    draw = torch.Generator().manual_seed(1)
+    taus = 0.3 + torch.rand(7, 2, generator=draw, dtype=torch.float64)
+    own = taus[rows].clone().requires_grad_()
+    entries = log_means(x, t, own, chunk=chunk, **tensors(label, anchor))
+    for k, i in enumerate(rows):
+        for side in (0, 1):
+            tau = float(taus[i, side])
+            expected = loop_means(x.detach(), t.detach(), tau, label, None)[i, side]
+            assert entries[k, side].item() == pytest.approx(expected, abs=1e-13)
+    wide = taus.clone().requires_grad_()
+    naive = naive_means(x, t, wide, label, anchor).log()
+    weights = torch.randn(entries.shape, dtype=torch.float64)
+    ours = torch.autograd.grad((weights * entries).sum(), (x, t, own))
+    theirs = torch.autograd.grad((weights * naive).sum(), (x, t, wide))
+    for one, two in zip(ours, (*theirs[:2], theirs[2][rows]), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
@@ -274,10 +305,119 @@ def test_steps_equal_a_transcription(read, correction, case):
         np.testing.assert_allclose(tracker.value[i].exp().numpy(), u, rtol=1e-10)
 
 
+# --- individual temperatures ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "correction", "case"),
+    [("old", 0.15, "plain"), ("new", 0.0, "plain"), ("new", 0.15, "labels and anchors")],
+)
+def test_individual_temperatures_equal_a_transcription(read, correction, case):
+    number, gamma, lr = 24, 0.6, 0.05
+    ours, theirs = Backbones(number), Backbones(number)
+    objective, optimizer = build(
+        ours, lr, gamma=gamma, correction=correction, read=read, **INDIVIDUAL
+    )
+    reference = IndividualTraining(
+        theirs.units, list(theirs.parameters()), theirs.tau, number, gamma, correction, read, lr,
+        radius=1.5, first=0.3, tau_lr=0.02,
+    )  # fmt: skip
+    draw = torch.Generator().manual_seed(3)
+    for step in range(60):
+        ids = torch.randperm(number, generator=draw)[:5]
+        extra: dict[str, Any] = {}
+        if case != "plain":
+            extra = {"label": (ids % 4).tolist(), "anchor": [True, True, False, True, step % 2 > 0]}
+            if len(set(extra["label"])) == 1:
+                continue
+        loss = objective(
+            lambda ids=ids: ours(ids), ids, **{k: torch.tensor(v) for k, v in extra.items()}
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(reference.step(ids.tolist(), **extra), abs=1e-10)
+    for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+    taus = objective.term.temperature()
+    expected = np.array([reference.taus.get(i, np.full(2, 0.3)) for i in range(number)])
+    np.testing.assert_allclose(taus.numpy(), expected, rtol=0, atol=1e-10)
+    assert taus.std() > 0.01 and (taus - 0.3).abs().max() > 0.1, "the temperatures must move"
+    seen = sorted(reference.u)
+    u, tau = np.array([reference.u[i] for i in seen]), expected[seen]
+    value = (tau * (np.log(u + 1 / (number - 1)) + 1.5)).sum(1).mean()
+    assert objective.value().item() == pytest.approx(value, abs=1e-10)
+
+
+def test_a_temperature_steps_along_its_gradient():
+    """With all pairs in the batch and gamma 1, u is g: finite differences of the loss itself."""
+    number, radius, lr = 6, 0.7, 0.01
+    model = Backbones(number)
+    objective, optimizer = build(
+        model, 0.0, gamma=1.0, correction=0.0, temperature="individual", radius=radius,
+        first_temperature=0.4, temperature_lr=lr,
+    )  # fmt: skip
+    for _ in range(2):
+        before = objective.term.temperature().clone()
+        objective(lambda: model(slice(None))).backward()
+        optimizer.step()
+        moved = objective.term.temperature() - before
+        with torch.no_grad():
+            x, t = model.units(slice(None))
+
+            def loss(taus: Tensor, x: Tensor = x, t: Tensor = t) -> float:
+                logs = (naive_means(x, t, taus) + 1 / (number - 1)).log() + radius
+                return float((taus * logs).sum())
+
+            for place in itertools.product(range(number), (0, 1)):
+                nudge = torch.zeros_like(before)
+                nudge[place] = 1e-5
+                slope = (loss(before + nudge) - loss(before - nudge)) / 2e-5
+                assert float(moved[place]) == pytest.approx(-lr * slope, abs=1e-9)
+
+
+def test_micro_batches_average_the_steps_of_a_temperature():
+    def trained(*batches: list[int]) -> Tensor:
+        model = Backbones(10)
+        objective, optimizer = build(model, gamma=1.0, correction=0.0, read="old", **INDIVIDUAL)
+        objective.warm_up([(lambda: model(torch.arange(10)), torch.arange(10))])
+        for ids in batches:
+            objective(lambda ids=ids: model(ids), ids).backward()
+        assert torch.equal(
+            objective.term.temperature(), torch.full((10, 2), 0.3, dtype=torch.float64)
+        )
+        optimizer.step()
+        return objective.term.temperature()
+
+    one, two = [0, 1, 2], [2, 3, 4]
+    both, first, second = trained(one, two), trained(one), trained(two)
+    torch.testing.assert_close(both[:2], first[:2], rtol=0, atol=1e-12)
+    torch.testing.assert_close(both[3:], second[3:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(both[2], (first[2] + second[2]) / 2, rtol=0, atol=1e-12)
+    assert not torch.allclose(first[2], second[2], atol=1e-4)
+
+
+@pytest.mark.parametrize("handling", ["skip", "deferred"])
+def test_pairs_with_values_that_are_not_finite_keep_their_temperature(handling):
+    model, ids = Backbones(6), torch.arange(6)
+    label = torch.tensor([0, 0, 1, 1, 1, 1])
+    objective, optimizer = build(model, correction=0.0, on_nonfinite=handling, **INDIVIDUAL)
+    for bad in (False, True):
+        before = objective.term.temperature().clone()
+        # Pair 1 is a negative of 2 to 5, but not of 0, which has the same label.
+        spoiled = torch.zeros(6, 1, dtype=torch.float64)
+        spoiled[1] = torch.nan if bad else 0.0
+        objective(lambda s=spoiled: (model(ids)[0] + s, model(ids)[1]), ids, label=label)
+        optimizer.step()
+        moved = (objective.term.temperature() != before).any(1)
+        assert moved.tolist() == [True, *[not bad] * 5]
+
+
 # --- state ----------------------------------------------------------------------------------------
 
 
-def test_a_saved_state_continues_to_the_last_bit():
+@pytest.mark.parametrize("options", [{}, INDIVIDUAL])
+def test_a_saved_state_continues_to_the_last_bit(options):
     """The tracked means were not in `state_dict`, and lost."""
 
     def train(steps: range, model: Backbones, objective: Any, optimizer: Any) -> None:
@@ -288,20 +428,21 @@ def test_a_saved_state_continues_to_the_last_bit():
             optimizer.zero_grad()
 
     model = Backbones(12)
-    objective, optimizer = build(model, gamma=0.5, correction=0.2)
+    objective, optimizer = build(model, gamma=0.5, correction=0.2, **options)
     train(range(8), model, objective, optimizer)
     saved = copy.deepcopy([each.state_dict() for each in (model, objective, optimizer)])
     assert any("value" in key for key in saved[1])
     train(range(8, 16), model, objective, optimizer)
     other = Backbones(12, seed=5)
     other.x, other.t = model.x, model.t
-    resumed, again = build(other, gamma=0.5, correction=0.2)
+    resumed, again = build(other, gamma=0.5, correction=0.2, **options)
     for each, state in zip((other, resumed, again), saved, strict=True):
         each.load_state_dict(state)
     train(range(8, 16), other, resumed, again)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert torch.equal(objective.term.tracker.value, resumed.term.tracker.value)
+    for one, two in zip(objective.buffers(), resumed.buffers(), strict=True):
+        assert torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
 def pickled(value: Any) -> Any:
@@ -309,8 +450,9 @@ def pickled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_a_copy_with_a_fixed_temperature_continues_like_the_original(copied):
-    objective, _ = build(Backbones(8), temperature=0.3, gamma=0.6)
+@pytest.mark.parametrize("options", [{"temperature": 0.3}, INDIVIDUAL])
+def test_a_copy_without_a_function_continues_like_the_original(copied, options):
+    objective, _ = build(Backbones(8), gamma=0.6, **options)
 
     def train(objective: fcco.GlobalContrastive, steps: range) -> list[Tensor]:
         model, optimizer = objective.model, objective.optimizer
@@ -345,9 +487,10 @@ def test_conversions_reach_the_table_and_never_narrow_it():
     assert term.to("meta").tracker.value.device.type == "meta"
 
 
-def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
+@pytest.mark.parametrize("options", [{}, INDIVIDUAL])
+def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing(options):
     model = Backbones(10)
-    objective, optimizer = build(model, gamma=0.5, correction=0.1)
+    objective, optimizer = build(model, gamma=0.5, correction=0.1, **options)
     objective(lambda: model([0, 1, 2]), torch.tensor([0, 1, 2])).backward()
     optimizer.step()
     before = copy.deepcopy(objective.state_dict())
@@ -355,11 +498,19 @@ def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing():
     loss = objective(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
     with torch.no_grad():
         without_grad = objective.train()(lambda: model([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4]))
-    inner = np.exp(model.means([1, 2, 3, 4]))
-    expected = model.tau().item() * np.log(inner + 1 / 9).sum(1).mean()
+    taus, radius = model.tau() * torch.ones(4, 2).double(), objective.term.radius
+    if options:
+        taus = objective.term.temperature(torch.tensor([1, 2, 3, 4]))
+        assert len(taus.unique()) > 2, "some temperatures must have moved"
+    with torch.no_grad():
+        inner = naive_means(*model.units([1, 2, 3, 4]), taus)
+        expected = float((taus * ((inner + 1 / 9).log() + radius)).sum(1).mean())
     assert loss.item() == without_grad.item() == pytest.approx(expected, abs=1e-12)
     after = objective.state_dict()
-    assert all(torch.equal(after[k], v) for k, v in before.items() if isinstance(v, Tensor))
+    optimizer.step()  # nothing was proposed either
+    for key, value in before.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(after[key].nan_to_num(), value.nan_to_num())
 
 
 # --- objectives -----------------------------------------------------------------------------------
@@ -463,6 +614,18 @@ X, T = features(4)
         (lambda: fcco.ContrastiveTerm(5, temperature=-1.0), r"temperature=...\)` must be positive"),
         (lambda: fcco.ContrastiveTerm(5, offset=-1.0), r"`ContrastiveTerm\(offset=...\)` must lie"),
         (lambda: fcco.ContrastiveTerm(5, radius=1.0, scaled=False), "would only add a constant"),
+        (
+            lambda: fcco.ContrastiveTerm(5, temperature="individual"),
+            r"needs a `radius` above 0.*falls to its lower bound",
+        ),
+        (
+            lambda: fcco.ContrastiveTerm(5, temperature="own"),  # type: ignore[arg-type]
+            r"temperature=...\)` must be.*individ",
+        ),
+        (
+            lambda: fcco.ContrastiveTerm(9, temperature="individual", radius=1.0).inner(X, T),
+            r"`ContrastiveTerm.inner\(index=...\)` must hold the numbers of 4 pairs.*all 9 pairs",
+        ),
         (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "must return .image feat"),
     ],
 )

@@ -1,18 +1,19 @@
 r"""Logarithms of both inner means of every pair; at most one B x B matrix is kept for backward.
 
-Let :math:`s_{ij} = \langle x_i, t_j\rangle` be the scores, :math:`\ell_i = \log\sum_j
-e^{s_{ij}/\tau}` and :math:`\ell'_i = \log\sum_j e^{s_{ji}/\tau}` over the negatives j of pair i,
-and a, b the gradients with respect to the two values of each pair. Then the gradient with respect
-to the scores is
+Let :math:`s_{ij} = \langle x_i, t_j\rangle` be the scores, :math:`\tau_i, \tau'_i` the temperatures
+of the two sides of pair i, often all the same, :math:`\ell_i = \log\sum_j e^{s_{ij}/\tau_i}` and
+:math:`\ell'_i = \log\sum_j e^{s_{ji}/\tau'_i}` over the negatives j of pair i, and a, b the
+gradients with respect to the two values of each pair, divided by the temperatures. Then the
+gradient with respect to the scores is
 
 .. math::
-    \frac{\partial}{\partial s_{ij}} = \frac1\tau\Bigl(a_i e^{s_{ij}/\tau - \ell_i}
-        + b_j e^{s_{ij}/\tau - \ell'_j}\Bigr)\ (i \ne j), \qquad
-    \frac{\partial}{\partial s_{ii}} = -\frac{a_i + b_i}\tau .
+    \frac{\partial}{\partial s_{ij}} = a_i e^{s_{ij}/\tau_i - \ell_i}
+        + b_j e^{s_{ij}/\tau'_j - \ell'_j}\ (i \ne j), \qquad
+    \frac{\partial}{\partial s_{ii}} = -(a_i + b_i).
 
-Every exponential is at most 1, and besides the scores only these four vectors are needed. On
-several ranks each computes the rows of its own images and of its own texts, forward and backward.
-Only the four vectors of the other ranks are gathered then, not gradients of their features.
+Every exponential is at most 1, and besides the scores only these vectors are needed. On several
+ranks each computes the rows of its own images and of its own texts, forward and backward. Only the
+vectors of the other ranks are gathered then, not gradients of their features.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
 
-__all__ = ["compute_dtype", "log_means"]
+__all__ = ["compute_dtype", "log_means", "log_means_and_slopes"]
 
 # Numbers in a temporary without `chunk`: 64 MiB in float32, enough to keep a GPU busy.
 _BLOCK = 2**24
@@ -67,8 +68,8 @@ def log_means(
     Args:
         images: features x_i, shape (B, d), row i belongs to row i of `texts`.
         texts: features t_i, shape (B, d).
-        temperature: tau, a positive number or a tensor of one element (with gradient if wanted);
-            a tensor that is not positive makes every value NaN.
+        temperature: tau, a positive number, a tensor of one element, or one for each value,
+            shape (A, 2) (with gradient if wanted); where a tensor is not positive, values are NaN.
         label: integers, shape (B,): pairs with the same label are no negatives of each other. Give
             it on all ranks or on none.
         anchor: booleans, shape (B,): only these pairs get a row, in order; all are negatives.
@@ -87,25 +88,51 @@ def log_means(
         tensor([[-1., -2.],
                 [-2., -1.]])
     """
+    return log_means_and_slopes(
+        images, texts, temperature, False,
+        label=label, anchor=anchor, chunk=chunk, process_group=process_group,
+    )[0]  # fmt: skip
+
+
+def log_means_and_slopes(
+    images: Tensor,
+    texts: Tensor,
+    temperature: float | Tensor,
+    slopes: bool = True,
+    *,
+    label: Tensor | None = None,
+    anchor: Tensor | None = None,
+    chunk: int | None = None,
+    process_group: Any = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """`log_means`, and the derivative of each value by its own temperature, without gradient.
+
+    The arguments are those of `log_means`, and `slopes`, whether the derivatives are wanted.
+    """
     if not isinstance(temperature, Tensor):
         _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
         _checks.integer("log_means", "chunk", chunk, 1)
     dtype = compute_dtype(images, texts)
+    batch = _global_batch(images, texts, label, anchor, find_group(process_group))
     if isinstance(temperature, Tensor):
-        if temperature.numel() != 1:
+        rows = len(images) if batch.anchor is None else len(batch.anchor)
+        if temperature.numel() != 1 and temperature.shape != (rows, 2):
             raise ValueError(
-                "`log_means(temperature=...)` must be a number or a tensor of one element but has "
-                f"shape {tuple(temperature.shape)}."
+                "`log_means(temperature=...)` must be a number, a tensor of one element, or of "
+                f"shape {(rows, 2)}, one for each value, but has shape {tuple(temperature.shape)}."
             )
-        tau = temperature.reshape(()).to(images.device, dtype)
+        tau = temperature.to(images.device, dtype)
+        tau = tau.reshape(()) if tau.numel() == 1 else tau.T
         # Below 0 the loss would change its sign. An `if` would make the CPU wait for the GPU; NaN
         # does not, and the tracker refuses it.
         tau = torch.where(tau > 0, tau, torch.nan)
+        if tau.dim() and batch.anchor is not None:  # that of a pair without a row does not matter
+            tau = tau.new_ones((2, len(images))).index_copy(1, batch.anchor, tau)
     else:
         tau = images.new_full((), temperature, dtype=dtype)
-    batch = _global_batch(images, texts, label, anchor, find_group(process_group))
-    return _LogMeans.apply(images.to(dtype), texts.to(dtype), tau, batch, chunk)  # type: ignore[return-value]
+    result: Any = _LogMeans.apply(images.to(dtype), texts.to(dtype), tau, batch, chunk, slopes)
+    return result
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -138,11 +165,12 @@ class _GlobalBatch:
     group: Group | None
     sizes: list[int] | None
 
-    def gather(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """All ranks' rows of two tensors of equal shape, in one message."""
+    def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """All ranks' rows of tensors of equal shape, in one message."""
         if self.group is None:
-            return first, second
-        return gather_rows(torch.cat([first, second], 1), self.group, self.sizes).chunk(2, 1)
+            return tensors
+        rows = gather_rows(torch.cat(tensors, 1), self.group, self.sizes)
+        return rows.chunk(len(tensors), 1)
 
     def log_negatives(self, dtype: torch.dtype) -> Tensor | float:
         """The logarithm of the number of negatives; 0 for a pair without any (it is no anchor)."""
@@ -239,7 +267,7 @@ class _Side(NamedTuple):
     Attributes:
         queries: features of this rank, shape (b, d).
         keys: features of the other kind of all ranks, shape (total, d).
-        tau: the temperature.
+        tau: the temperature, or that of each query, shape (b, 1).
         batch: which pairs are negatives of which.
         chunk: rows at a time, or None.
         scores: queries @ keys.T if it is kept, shape (b, total).
@@ -258,9 +286,12 @@ class _Side(NamedTuple):
         for first in range(0, len(self.queries), step):
             rows = slice(first, min(first + step, len(self.queries)))
             if self.scores is None:
-                yield rows, (self.queries[rows] @ self.keys.T).div_(self.tau)
+                yield rows, (self.queries[rows] @ self.keys.T).div_(self._tau(rows))
             else:
-                yield rows, self.scores[rows] / self.tau
+                yield rows, self.scores[rows] / self._tau(rows)
+
+    def _tau(self, rows: slice) -> Tensor:
+        return self.tau[rows] if self.tau.dim() else self.tau
 
     def log_sums(self, means: Tensor | None) -> Tensor:
         """The log-sum-exp of s_ij / tau over the negatives j of each local pair i.
@@ -279,19 +310,27 @@ class _Side(NamedTuple):
         return sums
 
     def gradient(
-        self, weight: Tensor, log_sum: Tensor, key_weight: Tensor, key_log_sum: Tensor
+        self,
+        weight: Tensor,
+        log_sum: Tensor,
+        key_weight: Tensor,
+        key_log_sum: Tensor,
+        key_tau: Tensor | None,
     ) -> Tensor:
-        """The gradient with respect to `queries`, times tau and without the part of s_ii.
+        """The gradient with respect to `queries`, without the part of s_ii.
 
         Args:
             weight: a_i of the local pairs, shape (b,).
             log_sum: l_i of the local pairs.
             key_weight: b_j of the other side, for the pairs of all ranks, shape (total,).
             key_log_sum: l'_j of these.
+            key_tau: tau'_j of these; None if there is one temperature for all.
         """
         result = torch.empty_like(self.queries)
         for rows, block in self.blocks():
             slopes = torch.exp(block - log_sum[rows].unsqueeze(1)).mul_(weight[rows].unsqueeze(1))
+            if key_tau is not None:
+                block.mul_(self._tau(rows)).div_(key_tau)
             slopes.add_(block.sub_(key_log_sum).exp_().mul_(key_weight))
             result[rows] = self.batch.fill_others_(slopes, rows.start, 0.0) @ self.keys
         return result
@@ -302,8 +341,14 @@ class _LogMeans(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, images: Tensor, texts: Tensor, tau: Tensor, batch: _GlobalBatch, chunk: int | None
-    ) -> Tensor:
+        ctx: Any,
+        images: Tensor,
+        texts: Tensor,
+        tau: Tensor,
+        batch: _GlobalBatch,
+        chunk: int | None,
+        slopes: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         local = batch.local
         with torch.autocast(images.device.type, enabled=False):
             images, texts = batch.gather(images, texts)
@@ -313,7 +358,8 @@ class _LogMeans(torch.autograd.Function):
                 if batch.group is not None:  # on one process it is the transpose of the first
                     scores.append(texts[local] @ images.T)
             log_sums = images.new_empty((2, local.stop - local.start))
-            means = torch.empty_like(log_sums) if ctx.needs_input_grad[2] else None
+            wanted = slopes or ctx.needs_input_grad[2]
+            means = torch.empty_like(log_sums) if wanted else None
             for k, side in enumerate(_sides(images, texts, tau, batch, chunk, scores)):
                 log_sums[k] = side.log_sums(None if means is None else means[k])
             matching = (images[local] * texts[local]).sum(1) / tau  # s_ii / tau
@@ -322,7 +368,11 @@ class _LogMeans(torch.autograd.Function):
             means -= matching
         ctx.batch, ctx.chunk = batch, chunk
         ctx.save_for_backward(images, texts, tau, log_sums, means, *scores)
-        return result.contiguous() if batch.anchor is None else result[batch.anchor]
+        by_tau = (means / -tau).T if means is not None and slopes else None
+        if by_tau is not None:
+            by_tau = by_tau.contiguous() if batch.anchor is None else by_tau[batch.anchor]
+            ctx.mark_non_differentiable(by_tau)
+        return result.contiguous() if batch.anchor is None else result[batch.anchor], by_tau
 
     @staticmethod
     @once_differentiable
@@ -334,20 +384,23 @@ class _LogMeans(torch.autograd.Function):
             weights = gradients[0].T.to(log_sums.dtype)  # a and b, shape (2, b)
             if batch.anchor is not None:  # pairs without a row have weight 0
                 weights = torch.zeros_like(log_sums).index_copy_(1, batch.anchor, weights)
-            if means is not None:
+            weights = weights / tau
+            if means is not None and ctx.needs_input_grad[2]:
                 # The mean of a pair without negatives is not finite: 0 times it must be 0.
-                slopes[2] = torch.where(weights == 0, 0, weights * means).sum() / -tau
-            all_weights, all_log_sums = batch.gather(weights.T, log_sums.T)
+                by_tau = torch.where(weights == 0, 0, weights * means).neg_()
+                slopes[2] = by_tau if tau.dim() else by_tau.sum()
+            vectors = (weights.T, log_sums.T, tau.T) if tau.dim() else (weights.T, log_sums.T)
+            gathered = batch.gather(*vectors)
             sides = _sides(images, texts, tau, batch, ctx.chunk, scores)
             for k, side in enumerate(sides):
                 if ctx.needs_input_grad[k]:
                     other = 1 - k
-                    slope = side.gradient(
-                        weights[k], log_sums[k], all_weights[:, other], all_log_sums[:, other]
-                    )
+                    keys = [vector[:, other] for vector in gathered]
+                    key_tau = keys[2] if tau.dim() else None
+                    slope = side.gradient(weights[k], log_sums[k], keys[0], keys[1], key_tau)
                     matching = weights.sum(0).unsqueeze(1) * side.keys[batch.local]
-                    slopes[k] = slope.sub_(matching).div_(tau)
-        return *slopes, None, None
+                    slopes[k] = slope.sub_(matching)
+        return *slopes, None, None, None
 
 
 def _sides(
@@ -362,7 +415,8 @@ def _sides(
     first, second = (scores[0], scores[-1]) if scores else (None, None)
     if len(scores) == 1:
         second = scores[0].T
+    one, two = tau.unsqueeze(2) if tau.dim() else (tau, tau)
     return (
-        _Side(images[batch.local], texts, tau, batch, chunk, first),
-        _Side(texts[batch.local], images, tau, batch, chunk, second),
+        _Side(images[batch.local], texts, one, batch, chunk, first),
+        _Side(texts[batch.local], images, two, batch, chunk, second),
     )

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
+from .._distributed import find_group
 from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import LogMeanExp
-from ..terms import AbstractTerm
+from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, Tracked, for_model, value_of
-from .kernel import compute_dtype, log_means
+from .kernel import compute_dtype, log_means_and_slopes
 
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
+
+
+class _Values(NamedTuple):
+    """What a step of individual temperatures needs of a batch, without gradient.
+
+    Attributes:
+        index: number of each pair, (A,).
+        entries: log g_i, (A, 2).
+        slopes: their derivatives by tau_i.
+    """
+
+    index: Tensor  # type: ignore[assignment]
+    entries: Tensor
+    slopes: Tensor
 
 
 class ContrastiveTerm(AbstractTerm):
@@ -46,6 +61,18 @@ class ContrastiveTerm(AbstractTerm):
     has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the paper's
     Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since u_i was updated.
 
+    With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
+    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
+
+    .. math::
+        \frac{\partial}{\partial\tau_i}\,\tau_i\bigl[\log(g_i + e) + \text{radius}\bigr]
+        = \log(u_i + e) + \text{radius}
+        - \frac1{u_i + e}\operatorname*{mean}_j e^{d_{ij}/\tau_i}\,\frac{d_{ij}}{\tau_i},
+        \qquad d_{ij} = s_{ij} - s_{ii},
+
+    with the mean over the batch: pairs with many similar negatives get a large tau, rare ones a
+    small one. Values at w_{t-1} are computed with the current tau_i.
+
     Micro-batches between two optimizer steps are separate batches: negatives come only from the
     same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
     image or a text, and a pair drawn twice, are no negatives of each other: give them one `label`.
@@ -57,12 +84,16 @@ class ContrastiveTerm(AbstractTerm):
             must depend on parameters of the model only, so that it can be computed at w_{t-1} too.
             The function is called after the forward pass; under FSDP2, where parameters are
             gathered only during the forward pass, return a tensor that this pass computed.
+            Or `"individual"`, see above; `radius` must be above 0 then.
         gamma: weight of the new means (gamma_1); 1 uses the current batch alone.
         correction: gamma_1' of MSVR; 0 is a moving average and needs no second forward pass.
         offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
             that a pair has in the data set.
         radius: rho of the robust form, tau (log(g + e) + rho): a learned tau then has a positive
             optimum instead of falling to 0 (iSogCLR, FastCLIP v3).
+        first_temperature: individual tau_i before their first step.
+        temperature_lr: step size of individual tau_i.
+        temperature_bounds: interval of individual tau_i.
         scaled: multiply by tau; False is CLIP's form.
         normalize: scale the features to unit length first, in float32.
         chunk: see `log_means`.
@@ -96,11 +127,14 @@ class ContrastiveTerm(AbstractTerm):
         self,
         num_pairs: int,
         *,
-        temperature: float | Callable[[], Tensor] = 0.05,
+        temperature: float | Callable[[], Tensor] | Literal["individual"] = 0.05,
         gamma: float = 0.8,
         correction: float | Literal["theory", "auto"] = 0.1,
         offset: float | None = None,
         radius: float = 0.0,
+        first_temperature: float = 0.05,
+        temperature_lr: float = 1e-3,
+        temperature_bounds: tuple[float, float] = (0.005, 1.0),
         scaled: bool = True,
         normalize: bool = True,
         chunk: int | None = None,
@@ -109,7 +143,18 @@ class ContrastiveTerm(AbstractTerm):
     ) -> None:
         call = "ContrastiveTerm"
         _checks.integer(call, "num_pairs", num_pairs, 2)
-        if not callable(temperature):
+        if isinstance(temperature, str):
+            _checks.one_of(call, "temperature", temperature, ("individual",))
+            _checks.positive(call, "temperature_lr", temperature_lr)
+            _checks.positive(call, "temperature_bounds", temperature_bounds[0])
+            low, high = temperature_bounds
+            _checks.in_interval(call, "first_temperature", first_temperature, low, high)
+            if not radius > 0:
+                raise ValueError(
+                    f"`{call}(temperature='individual')` needs a `radius` above 0: otherwise every "
+                    "tau_i falls to its lower bound."
+                )
+        elif not callable(temperature):
             _checks.positive(call, "temperature", temperature)
         if offset is not None:
             _checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
@@ -128,6 +173,15 @@ class ContrastiveTerm(AbstractTerm):
             )
         )
         self._temperature = temperature
+        self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
+        self._last: _Values | None = None
+        self.temperatures: BlockParameters | None = None
+        if temperature == "individual":
+            like = self.tracker.value
+            self.temperatures = BlockParameters(
+                num_pairs, 2, bounds=temperature_bounds, dtype=like.dtype, device=like.device
+            )
+            self.keep("temperatures", self.temperatures)
         self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
         self.chunk, self._process_group = chunk, process_group
@@ -141,14 +195,23 @@ class ContrastiveTerm(AbstractTerm):
             )
         return self.__dict__
 
-    def temperature(self) -> float | Tensor:
-        """The current tau, with gradient if it is learned."""
-        return self._temperature() if callable(self._temperature) else self._temperature
+    def temperature(self, index: Tensor | None = None) -> float | Tensor:
+        """The current tau, with gradient if it is learned.
+
+        Args:
+            index: pairs whose individual temperatures are wanted, (A, 2); None for all pairs.
+        """
+        tau, table = self._temperature, self.temperatures
+        if isinstance(tau, str):
+            assert table is not None
+            return table.read(index, table.value.new_tensor(self.first_temperature))
+        return tau() if callable(tau) else tau
 
     def inner(
         self,
         images: Tensor,
         texts: Tensor,
+        index: Any = None,
         *,
         label: Tensor | None = None,
         anchor: Tensor | None = None,
@@ -158,6 +221,7 @@ class ContrastiveTerm(AbstractTerm):
         Args:
             images: features (B, d); row i belongs to row i of `texts`.
             texts: features (B, d).
+            index: what you give the objective, for individual temperatures; others do not need it.
             label: integers (B,); pairs with the same label are no negatives of each other.
             anchor: booleans (B,); only these pairs get a row, but all are negatives. The index
                 that you give the objective then has one entry for each anchor.
@@ -168,43 +232,88 @@ class ContrastiveTerm(AbstractTerm):
             with torch.autocast(images.device.type, enabled=False):
                 images = unit_length(images.to(dtype), dim=-1)
                 texts = unit_length(texts.to(dtype), dim=-1)
-        return log_means(
-            images,
-            texts,
-            self.temperature(),
-            label=label,
-            anchor=anchor,
-            chunk=self.chunk,
-            process_group=self._process_group,
-        )
+        table = self.temperatures
+        ids = None if table is None else self._pairs(index, images, anchor)
+        entries, slopes = log_means_and_slopes(
+            images, texts, self.temperature(ids), table is not None and self.tracker.updating,
+            label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
+        )  # fmt: skip
+        if slopes is not None and ids is not None:
+            self._last = _Values(ids, entries.detach(), slopes)
+        return entries
+
+    def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
+        """The numbers of the pairs that get a row."""
+        number, device = self.tracker.num_inner, self.tracker.value.device
+        rows = len(images) if anchor is None else int(anchor.sum())
+        ids = torch.arange(number) if index is None else torch.as_tensor(index)
+        if ids.shape != (rows,):
+            missing = f"none is given, which means all {number} pairs"
+            raise ValueError(
+                f"`ContrastiveTerm.inner(index=...)` must hold the numbers of {rows} pairs, since "
+                "each has a temperature of its own, but "
+                f"{missing if index is None else f'has shape {tuple(ids.shape)}'}."
+            )
+        return ids.to(device)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean over the sampled pairs, which estimates the mean over all."""
-        tau = self.temperature()
-        known = tau.detach().reshape(()).to(tracked.value) if isinstance(tau, Tensor) else tau
+        tau = self.temperature(tracked.index)
+        known = tau.detach().to(tracked.value) if isinstance(tau, Tensor) else tau
         share = 1 / max(tracked.index.shape[0], 1)
         values, slope = self.outer.value_and_gradient(tracked.value)
-        logs, slope = (values + self.radius).sum() * share, slope * share
+        logs, slope = values + self.radius, slope * share
         if not self.scaled:
-            return tracked.as_loss(logs, slope)
-        loss = tracked.as_loss(logs * known, slope * known)
+            return tracked.as_loss(logs.sum() * share, slope)
+        last, self._last = self._last, None
+        if last is not None and self.tracker.updating:
+            self._step_temperatures(last, tracked, logs)
+        loss = tracked.as_loss((logs * known).sum() * share, slope * known)
         if isinstance(tau, Tensor) and tau.requires_grad:
             # The entries carry the gradient of their own tau; this adds that of the factor tau.
             # All ranks add the same, and DDP averages.
-            factor = tau.reshape(()).to(logs)
-            loss = value_of(loss, gradient_of=logs * factor)
+            loss = value_of(loss, gradient_of=logs.sum() * share * tau.reshape(()).to(logs))
         return loss
 
-    def evaluate(self, entries: Tensor) -> Tensor:
-        """The loss at inner values log g_i, shape (A, 2), with gradient and without tracking."""
-        logs = (self.outer(entries) + self.radius).sum() / max(len(entries), 1)
-        return logs * self.temperature() if self.scaled else logs
+    def _step_temperatures(self, last: _Values, tracked: Tracked, logs: Tensor) -> None:
+        """A step of tau_i along its gradient; the entries of a pair are averaged.
+
+        Args:
+            last: values of this rank that carry the gradient.
+            tracked: u of the pairs of all ranks.
+            logs: log(u_i + e) + radius of these.
+        """
+        table, number = self.temperatures, tracked.index.shape[0]
+        if table is None or number == 0:
+            return
+        index, entries, slopes = last
+        tau = table.read(index, table.value.new_tensor(self.first_temperature))
+        place = torch.searchsorted(tracked.index, index).clamp(max=number - 1)
+        u, logs = tracked.value[place], logs[place]
+        # d(log u) = dg / u, as in `Tracked.factors`, and d(log g) / d(tau) of the batch.
+        factors = self.outer.gradient(u) * torch.exp((entries.to(u) - u).clamp(max=60))
+        stepped = tau - self.temperature_lr * (logs + tau * factors * slopes.to(u))
+        # A pair whose values are not finite is skipped by the tracker, and keeps its tau.
+        there = (tracked.index[place] == index) & stepped.isfinite().all(1)
+        stepped = torch.where(there.unsqueeze(1), stepped, tau)
+        table.propose(index, stepped, find_group(self._process_group))
+
+    def evaluate(self, entries: Tensor, index: Tensor | None = None) -> Tensor:
+        """The loss at inner values log g_i, shape (A, 2), with gradient and without tracking.
+
+        Args:
+            entries: log g_i.
+            index: the pairs, for individual temperatures; None for all in order.
+        """
+        logs = self.outer(entries) + self.radius
+        logs = logs * self.temperature(index) if self.scaled else logs
+        return logs.sum() / max(len(entries), 1)
 
     def value(self) -> Tensor:
         """The loss at the tracked u, over the pairs seen so far; NaN if there are none."""
         with torch.no_grad():
-            table = self.table()
-            return self.evaluate(table) if len(table) else table.new_tensor(math.nan)
+            table, seen = self.table(), self.tracker.seen.nonzero().squeeze(1)
+            return self.evaluate(table, seen) if len(table) else table.new_tensor(math.nan)
 
 
 class GlobalContrastive(Compositional):
@@ -228,7 +337,8 @@ class GlobalContrastive(Compositional):
         process_group: see `Compositional`.
         offload: keep the copy of w_{t-1} in host memory, see `Compositional`.
         options: options of `ContrastiveTerm` (`temperature`, `gamma`, `correction`, `offset`,
-            `radius`, `scaled`, `normalize`, `chunk`, and those of `InnerTracker`).
+            `radius`, `first_temperature`, `temperature_lr`, `temperature_bounds`, `scaled`,
+            `normalize`, `chunk`, and those of `InnerTracker`).
 
     Example:
         >>> import torch, fcco
@@ -315,7 +425,7 @@ class GlobalContrastive(Compositional):
                     f"{type(result).__name__}."
                 )
             loss, features = (None, result) if isinstance(result[1], Tensor) else result
-            values = self.term.inner(*features, label=label, anchor=anchor)
+            values = self.term.inner(*features, index, label=label, anchor=anchor)
             return values if loss is None else (loss, values)
 
         if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
