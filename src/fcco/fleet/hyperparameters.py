@@ -35,10 +35,11 @@ SMOOTHING = "estimator.smoothing"
 
 
 class RunHyperparameters(NamedTuple):
-    """All hyperparameters of a run: named tuples of its update and its estimator."""
+    """All hyperparameters of a run: named tuples of its update, its estimator and its values."""
 
     update: Any
     estimator: Any
+    values: Any = None
 
 
 class LimitHyperparameters(NamedTuple):

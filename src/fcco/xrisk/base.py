@@ -97,7 +97,7 @@ class BinaryRisk(Compositional):
         )
         self._ranks, self._labels, self._table = process_group, found, table
         self._several, self._said_empty = several, False
-        self._activation = activation
+        self.activation = activation
 
     @abc.abstractmethod
     def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
@@ -116,6 +116,12 @@ class BinaryRisk(Compositional):
             block: number of each positive, (P,).
             proposals: takes what is to be proposed to tables of parameters, if the call succeeds.
         """
+
+    @property
+    def label(self) -> Label:
+        """The only label."""
+        (label,) = self._labels.values()
+        return label
 
     @property
     def learning(self) -> bool:
@@ -235,7 +241,7 @@ class BinaryRisk(Compositional):
             )
         # Differences of scores in half precision would be wrong in the third digit.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return scores if self._activation is None else scores.sigmoid()
+        return scores if self.activation is None else scores.sigmoid()
 
     def _rows(
         self, y: Tensor, ids: Tensor

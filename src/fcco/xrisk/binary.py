@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,41 @@ from .pairs import Members, PairMean, pair_means
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
 __all__ = ["AUC", "AveragePrecision"]
+
+
+def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
+    """The means of h and h^2 of both classes, (1, 4); pure."""
+    sides = [positives.mean(), positives.square().mean()]
+    sides += [negatives.mean(), negatives.square().mean()]
+    return torch.stack(sides).view(1, 4)
+
+
+def smooth_ranks(
+    means: Callable[..., Tensor],
+    mean: PairMean,
+    positives: Tensor,
+    negatives: Tensor,
+    all_positives: Any,
+    all_negatives: Any,
+) -> Tensor:
+    """The rank of each positive of a batch among the positives and among all, (P, 2); pure.
+
+    Args:
+        means: `pair_means` or `all_pair_means`.
+        mean: what is computed of the pairs.
+        positives: scores of the positives, (P,).
+        negatives: scores of the negatives, (M,).
+        all_positives: number of positives of the training set.
+        all_negatives: number of its negatives.
+    """
+    number = len(positives)
+    above: Any = 0.0  # of the other positives; unknown, and taken as none, if there is no other
+    if number > 1:
+        own = Members(own=torch.arange(number, device=positives.device))
+        above = (all_positives - 1) * means(mean, positives, positives, None, own)
+    below = all_negatives * means(mean, positives, negatives)
+    rank = 1 + above + torch.zeros_like(below)
+    return torch.stack([rank, rank + below], dim=1)
 
 
 class AUC(BinaryRisk):
@@ -80,7 +115,7 @@ class AUC(BinaryRisk):
         _checks.positive("AUC", "margin", margin)
         self._settings = loss, gamma
         own = None if isinstance(surrogate, Surrogate) else margin
-        self._mean = PairMean(find_surrogate("AUC", surrogate, own))
+        self.pair_mean = PairMean(find_surrogate("AUC", surrogate, own))
         self._outer = ClassSeparation(margin, hinge=loss == "margin")
         super().__init__(model, optimizer, labels, names=names, process_group=process_group)
 
@@ -102,10 +137,8 @@ class AUC(BinaryRisk):
     ) -> Tensor:
         """The class means of h and h^2, or the mean over pairs."""
         if term.tracker.dim == 1:
-            return pair_means(self._mean, positives, negatives).mean().view(1)
-        sides = [positives.mean(), positives.square().mean()]
-        sides += [negatives.mean(), negatives.square().mean()]
-        return torch.stack(sides).view(1, 4)
+            return pair_means(self.pair_mean, positives, negatives).mean().view(1)
+        return class_moments(positives, negatives)
 
 
 class AveragePrecision(BinaryRisk):
@@ -170,7 +203,7 @@ class AveragePrecision(BinaryRisk):
         process_group: Any = "auto",
     ) -> None:
         usual = 1.0 if activation else LOGIT_MARGIN
-        self._mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
+        self.pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
         self._gamma: Any = gamma
         super().__init__(
             model,
@@ -184,7 +217,7 @@ class AveragePrecision(BinaryRisk):
     def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
         """The ratio of the two ranks of each positive."""
         options = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-        return _RankTerm(label, for_model(model, label.positives, 2, **options))
+        return RankTerm(label, for_model(model, label.positives, 2, **options))
 
     def values(
         self,
@@ -195,17 +228,11 @@ class AveragePrecision(BinaryRisk):
         proposals: Proposals,
     ) -> Tensor:
         """The two ranks of each positive of the batch, estimated for the whole training set."""
-        number = len(positives)
-        above = 0.0  # of the other positives; unknown, and taken as none, if there is no other
-        if number > 1:
-            own = Members(own=torch.arange(number, device=positives.device))
-            above = (term.positives - 1) * pair_means(self._mean, positives, positives, None, own)
-        below = term.negatives * pair_means(self._mean, positives, negatives)
-        rank = 1 + above + torch.zeros_like(below)
-        return torch.stack([rank, rank + below], dim=1)
+        sizes = term.positives, term.negatives
+        return smooth_ranks(pair_means, self.pair_mean, positives, negatives, *sizes)
 
 
-class _RankTerm(CoupledTerm):
+class RankTerm(CoupledTerm):
     """Minus the ratio of two ranks; knows the sizes of the classes."""
 
     def __init__(self, label: Label, tracker: Any) -> None:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from .._distributed import Group, gather_rows
 from .surrogates import Surrogate
 
-__all__ = ["Members", "PairMean", "gather_scores", "pair_means", "share_above"]
+__all__ = ["Members", "PairMean", "all_pair_means", "gather_scores", "pair_means", "share_above"]
 
 _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
@@ -94,7 +94,9 @@ class Members(NamedTuple):
         if self.row is None:
             assert self.own is not None
             own = self.own[rows]
-            table = like.new_full((len(own), columns), 1 / max(columns - 1, 1))
+            shape, share = (len(own), columns), 1 / max(columns - 1, 1)
+            # `new_full` would make one table per run in a fleet, which `scatter_` has no rule for.
+            table = torch.full(shape, share, dtype=like.dtype, device=like.device)
             return table.scatter_(1, own.unsqueeze(1), 0.0)
         assert self.column is not None
         table = (self.row[rows].unsqueeze(1) == self.column).to(like)
@@ -130,6 +132,18 @@ def pair_means(
         tensor([2., 0.])
     """
     return _PairMeans.apply(anchors, others, level, mean, members or Members())  # type: ignore[return-value]
+
+
+def all_pair_means(
+    mean: PairMean,
+    anchors: Tensor,
+    others: Tensor,
+    level: Tensor | None = None,
+    members: Members | None = None,
+) -> Tensor:
+    """`pair_means` by plain operations, which `torch.func` can map; all pairs stay in memory."""
+    rows = slice(0, len(anchors))
+    return _block(anchors, others, level, mean, members or Members(), rows)[0]
 
 
 class _PairMeans(torch.autograd.Function):

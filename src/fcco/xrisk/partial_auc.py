@@ -55,9 +55,9 @@ class _Partial(BinaryRisk):
                 "are those with the largest scores."
             )
         kind = "cvar" if form == "cvar" else "log_mean_exp"
-        self._mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
+        self.pair_mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
         self._gamma: Any = (0.5 if form == "kl" else "auto") if gamma == "auto" else gamma
-        self._threshold, self._threshold_lr = threshold, threshold_lr
+        self.threshold, self.threshold_lr = threshold, threshold_lr
         super().__init__(
             model,
             optimizer,
@@ -73,7 +73,7 @@ class _Partial(BinaryRisk):
 
     def _keep_thresholds(self, term: AbstractTerm, model: nn.Module, label: Label) -> None:
         """Give a term the state behind s_i."""
-        if self._threshold == "shared":
+        if self.threshold == "shared":
             options = {"gamma": "auto", "correction": 0.0, "read": "new"}
             term.keep("cutoff", for_model(model, 1, **options))
         else:
@@ -90,12 +90,12 @@ class _Partial(BinaryRisk):
         proposals: Proposals,
     ) -> Tensor:
         """g_i of each positive of the batch."""
-        if self._mean.kind != "cvar":
-            return pair_means(self._mean, positives, negatives)
+        if self.pair_mean.kind != "cvar":
+            return pair_means(self.pair_mean, positives, negatives)
         learns = self.learning
         with torch.no_grad():
             level = self._level(term.tables[-1], positives, negatives, block, proposals, learns)
-        return pair_means(self._mean, positives, negatives, level)
+        return pair_means(self.pair_mean, positives, negatives, level)
 
     def _level(
         self,
@@ -107,7 +107,7 @@ class _Partial(BinaryRisk):
         learns: bool,
     ) -> Tensor:
         """The thresholds s_i of the positives of the batch."""
-        surrogate, share = self._mean.surrogate, self._mean.share
+        surrogate, share = self.pair_mean.surrogate, self.pair_mean.share
         cutoff = torch.quantile(negatives, 1 - share)  # of this batch
         if not isinstance(state, BlockParameters):
             if learns:
@@ -122,8 +122,8 @@ class _Partial(BinaryRisk):
         level = state.read(block, first).to(first)
         # The step is in units of the spread of the losses, so that their scale does not matter.
         spread = surrogate.value_and_slope(negatives - positives.mean())[0].std(correction=0)
-        slope = 1 - share_above(self._mean, positives, negatives, level) / share
-        proposals.append((state, block, level - self._threshold_lr * spread * slope))
+        slope = 1 - share_above(self.pair_mean, positives, negatives, level) / share
+        proposals.append((state, block, level - self.threshold_lr * spread * slope))
         return level
 
 
@@ -219,9 +219,9 @@ class PartialAUC(_Partial):
 
     def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
         """The mean over positives, or of the logarithms of their tracked means."""
-        if self._mean.kind == "log_mean_exp":
+        if self.pair_mean.kind == "log_mean_exp":
             tracker = for_model(model, label.positives, log_space=True, **self._options)
-            return CoupledTerm(LogMeanExp(self._mean.temperature), tracker)
+            return CoupledTerm(LogMeanExp(self.pair_mean.temperature), tracker)
         # f is linear: there is nothing to gain from tracking.
         term = CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
         self._keep_thresholds(term, model, label)
@@ -346,7 +346,7 @@ class TwoWayPartialAUC(_Partial):
 
     def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
         """CVaR over the positives, or the nested logarithms."""
-        if self._mean.kind == "log_mean_exp":
+        if self.pair_mean.kind == "log_mean_exp":
             options = {"log_space": True, **self._options}
             return NestedTerm(
                 LogMeanExp(self._positive_temperature),
@@ -362,7 +362,7 @@ class TwoWayPartialAUC(_Partial):
 
     def _log_mean(self, u: Tensor, index: Tensor) -> Tensor:
         """The logarithm of the mean of u_i^(tau / tau'), from log u_i."""
-        power = self._mean.temperature / self._positive_temperature
+        power = self.pair_mean.temperature / self._positive_temperature
         return ((power * u).logsumexp(0) - math.log(len(u))).view(1)
 
     def values(

@@ -58,7 +58,7 @@ class SquaredHinge(_Margin):
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
         """The values and derivatives."""
-        excess = (difference / self.margin + 1).clamp_(min=0)
+        excess = (difference / self.margin + 1).relu_()
         return excess * excess, excess * (2 / self.margin)
 
 
@@ -68,7 +68,7 @@ class Hinge(_Margin):
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
         """The values and derivatives; 0 at the kink."""
-        excess = (difference / self.margin + 1).clamp_(min=0)
+        excess = (difference / self.margin + 1).relu_()
         return excess, (excess > 0).to(excess) / self.margin
 
 
