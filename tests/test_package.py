@@ -65,7 +65,7 @@ MAY_USE = {
     "xrisk": CALLS,
     "methods": CALLS | {"group_dro", "constraints", "storm"},
     "continual": {"_checks", "_files"} | RANKS,
-    "fleet": CALLS | {"group_dro", "constraints", "methods"},
+    "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
 }
 
 
