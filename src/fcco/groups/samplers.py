@@ -214,7 +214,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         world_size: int | None = None,
         small_groups: str = "repeat",
     ) -> None:
-        call = "GroupBatchSampler"
+        call = type(self).__name__
         ids = _as_ids(call, groups)
         _checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
         # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
@@ -344,6 +344,12 @@ class PositiveBatchSampler(GroupBatchSampler):
             positives = min(batch_size // 2, number)
         _checks.integer(call, "positives", positives, 1)
         _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
+        ranks = _rank_and_world_size(call, rank, world_size)[1]
+        if batch_size < ranks:
+            raise ValueError(
+                f"`{call}(batch_size=...)` must be at least the number of ranks, {ranks}, but is: "
+                f"{batch_size} (a rank would get no samples)."
+            )
         self.batch_size, self.positives = batch_size, positives
         negatives = batch_size - positives
         if batches_per_epoch is None:
