@@ -79,13 +79,19 @@ class NestedTerm(AbstractTerm):
         """F at the tracked mean, with the gradient of the chain rule."""
         if tracked.index.shape[0] == 0:
             return tracked.as_loss(tracked.value.sum(), tracked.value)
-        with torch.enable_grad():
-            u = tracked.value.detach().requires_grad_()
-            fresh = self.middle(u, tracked.index).unsqueeze(0)
-        # The mode of this module decides, not that of gradients, which is on here.
-        with torch.set_grad_enabled(self.tracker.updating):
-            entries = self.mean.entries(self.mean.blocks(), fresh)
-            v = self.mean.update(entries)
+        updating = self.tracker.updating
+        try:
+            with torch.enable_grad():
+                u = tracked.value.detach().requires_grad_()
+                fresh = self.middle(u, tracked.index).unsqueeze(0)
+                entries = self.mean.entries(self.mean.blocks(), fresh)
+            # The mode of this module decides, not that of gradients, which is on above.
+            with torch.set_grad_enabled(updating):
+                v = self.mean.update(entries)
+        except Exception:  # u of this batch is written already
+            if updating:
+                self.tracker.rollback()
+            raise
         with torch.enable_grad():
             value, slope = self.outer.value_and_gradient(v.value)
             top = v.as_loss(value.sum(), slope)
