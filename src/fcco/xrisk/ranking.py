@@ -66,8 +66,9 @@ class RankingTerm(AbstractTerm):
         _, which, present = torch.unique(
             self.list_of[index], return_inverse=True, return_counts=True
         )
-        share = self.items[self.list_of[index]] / present[which] / max(len(present), 1)
-        weight = self.weight[index] * share
+        # In the precision of the weights: a ratio of integers would be in single precision.
+        weight = self.weight[index] * self.items[self.list_of[index]]
+        weight = weight / (present[which] * max(len(present), 1))
         slope = slope * (weight if slope.dim() == 1 else weight.unsqueeze(1))
         return tracked.as_loss((values * weight).sum(), slope)
 
