@@ -70,7 +70,7 @@ class MultiInstanceAUC(Compositional):
         process_group: Any = "auto",
     ) -> None:
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
-        table = as_labels("MultiInstanceAUC(labels=...)", labels)
+        table = as_labels("`MultiInstanceAUC(labels=...)`", labels)
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
             raise ValueError(
                 "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "
@@ -87,6 +87,11 @@ class MultiInstanceAUC(Compositional):
     def _class_means(self, u: Tensor, index: Tensor) -> Tensor:
         """The class means of H and H^2 over some bags."""
         scores, positive = self.temperature * u, self.labels[index] == 1
+        if bool(positive.all()) or not bool(positive.any()):
+            raise ValueError(
+                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
+                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
+            )
         sides = [scores[positive], scores[~positive]]
         return torch.stack([part for h in sides for part in (h.mean(), h.square().mean())])
 

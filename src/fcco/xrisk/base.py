@@ -15,14 +15,14 @@ from .._distributed import Group, find_group, gather_rows, row_counts
 from .._watch import warn
 from ..inputs import ONLY, mean_loss
 from ..objective import Compositional
-from ..terms import AbstractTerm, BlockParameters
+from ..terms import AbstractTerm
 from .pairs import gather_scores
 
 __all__ = ["BinaryRisk", "Label", "Proposals", "as_labels"]
 
 Scores = Callable[[], Any]
-Proposals = list[tuple[BlockParameters, Tensor, Tensor]]
-"""New rows for tables of parameters: the table, the blocks, the rows."""
+Proposals = list[Callable[[], None]]
+"""What writes the state behind thresholds; called when the batch was not refused."""
 
 
 class Label:
@@ -70,7 +70,7 @@ class BinaryRisk(Compositional):
         call = type(self).__name__
         if activation is not None:
             _checks.one_of(call, "activation", activation, ("sigmoid",))
-        table = as_labels(f"{call}(labels=...)", labels)
+        table = as_labels(f"`{call}(labels=...)`", labels)
         several = table.dim() == 2
         columns = table.unbind(1) if several else (table,)
         if several and names is not None and len(set(names)) != len(columns):
@@ -114,7 +114,7 @@ class BinaryRisk(Compositional):
             positives: scores of the positives, (P,).
             negatives: scores of the negatives, (M,).
             block: number of each positive, (P,).
-            proposals: takes what is to be proposed to tables of parameters, if the call succeeds.
+            proposals: takes what writes the state behind thresholds, if the call succeeds.
         """
 
     @property
@@ -141,7 +141,7 @@ class BinaryRisk(Compositional):
                 training set in order.
             options: further arguments of `Compositional`, but those of an independent batch.
         """
-        y = as_labels(f"{type(self).__name__}: `labels`", labels)
+        y = as_labels(f"`{type(self).__name__}`: `labels`", labels)
         ids = torch.arange(len(self._table)) if index is None else torch.as_tensor(index)
         self._check_batch(y, ids, index is None)
         group, sizes = find_group(self._ranks), None
@@ -180,8 +180,8 @@ class BinaryRisk(Compositional):
         if not self.per_positive:
             places = {key: torch.zeros(1, dtype=torch.int64) for key in rows}
         loss = super().forward(entries, places if self._several else places[ONLY], **options)
-        for table, block, value in proposals:
-            table.propose(block, value)
+        for write in proposals:
+            write()
         return loss / len(self._labels) if self._several else loss
 
     def value(self) -> Tensor:
@@ -264,7 +264,7 @@ def as_labels(place: str, labels: Any) -> Tensor:
     table = table.to(torch.float32)
     if table.dim() not in (1, 2):
         raise ValueError(
-            f"`{place}` must have shape (N,), or (N, T) for T labels, but has {tuple(table.shape)}."
+            f"{place} must have shape (N,), or (N, T) for T labels, but has {tuple(table.shape)}."
         )
     wrong = ~((table == 0) | (table == 1))
     if bool(wrong.any()):
@@ -272,7 +272,7 @@ def as_labels(place: str, labels: Any) -> Tensor:
         if bool(wrong.any()) or table.dim() == 1:
             value = table[wrong][0] if bool(wrong.any()) else math.nan
             raise ValueError(
-                f"`{place}` must be 0 (negative) or 1 (positive)"
+                f"{place} must be 0 (negative) or 1 (positive)"
                 f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {value:g}."
             )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from .._schedules import Smoothing
 from ..outer import LogMeanExp, Power
 from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
 from ..tracker import for_model
+from ..tracker.tracker import refuse_nonfinite
 from .base import BinaryRisk, Label, Proposals
 from .pairs import PairMean, pair_means, share_above
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
@@ -111,9 +113,10 @@ class _Partial(BinaryRisk):
         cutoff = torch.quantile(negatives, 1 - share)  # of this batch
         if not isinstance(state, BlockParameters):
             if learns:
-                entries = state.entries(state.blocks(), cutoff.view(1))
-                with torch.enable_grad():  # a tracker learns only then
-                    cutoff = state.update(entries).value.to(cutoff).squeeze(0)
+                update, tracked = state.propose(state.entries(state.blocks(), cutoff.view(1)))
+                refuse_nonfinite({"": (state, update)}, None)
+                proposals.append(functools.partial(state.write, update))
+                cutoff = tracked.value.to(cutoff).squeeze(0)
             return surrogate.value_and_slope(cutoff - positives)[0]
         first = surrogate.value_and_slope(cutoff - positives)[0]
         if not self.training:
@@ -123,7 +126,8 @@ class _Partial(BinaryRisk):
         # The step is in units of the spread of the losses, so that their scale does not matter.
         spread = surrogate.value_and_slope(negatives - positives.mean())[0].std(correction=0)
         slope = 1 - share_above(self.pair_mean, positives, negatives, level) / share
-        proposals.append((state, block, level - self.threshold_lr * spread * slope))
+        moved = level - self.threshold_lr * spread * slope
+        proposals.append(functools.partial(state.propose, block, moved))
         return level
 
 

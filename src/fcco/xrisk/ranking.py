@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ class RankingRisk(Compositional):
             members: which pairs are of one list.
             others: how many other items the list of each has in the training set, (P,).
             block: number of each among the relevant items, (P,).
-            proposals: takes what is to be proposed to tables of parameters, if the call succeeds.
+            proposals: takes what writes the state behind cut-offs, if the call succeeds.
         """
 
     def forward(self, function: Callable[[], Any], index: Any = None, **options: Any) -> Tensor:  # type: ignore[override]
@@ -246,8 +247,8 @@ class RankingRisk(Compositional):
                 )
             return entries()[0]
         loss = super().forward(entries, block, **options)
-        for table, rows, value in proposals:
-            table.propose(rows, value)
+        for write in proposals:
+            write()
         return loss
 
 
@@ -391,11 +392,11 @@ class NDCG(RankingRisk):
         if not self.training:
             return best[which], spread[which]
         # A sample of the list moves lambda_q by its share, the whole list sets it.
-        table, rows, share = self.term.tables[-1], self.term.list_of[block], count / total
-        old = table.read(rows, best[which]).to(best)
-        cutoff = torch.lerp(old, best[which], share[which].to(best).clamp(max=1))
-        proposals.append((table, rows, cutoff))
-        return cutoff, spread[which]
+        table, share = self.term.tables[-1], (count / total).to(best).clamp(max=1)
+        rows = torch.zeros_like(lists).index_copy_(0, which, self.term.list_of[block])
+        cutoff = torch.lerp(table.read(rows, best).to(best), best, share)
+        proposals.append(functools.partial(table.propose, rows, cutoff))
+        return cutoff[which], spread[which]
 
 
 class ListwiseCrossEntropy(RankingRisk):
