@@ -166,7 +166,7 @@ class BinaryRisk(Compositional):
                     proposals if learns else [],
                 )  # fmt: skip
             if loss is not None:  # the sum of all is divided by the number of labels below
-                loss = mean_loss(loss, group) * len(self._labels)
+                loss = mean_loss(loss, group, check=learns) * len(self._labels)
             elif not values:  # nothing to learn from, but still a loss that can be differentiated
                 loss = scores.sum() * 0
             if not self._several and values:
@@ -280,7 +280,8 @@ def as_labels(place: str, labels: Any) -> Tensor:
 
 def _over_ranks(y: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, Tensor, list[int]]:
     """Labels and sample numbers of all ranks, and how many each has."""
-    rows = torch.cat([ids.double().unsqueeze(1), y.double().reshape(len(y), -1)], 1)
+    columns = y if y.dim() == 2 else y.unsqueeze(1)  # of a rank without samples, too
+    rows = torch.cat([ids.double().unsqueeze(1), columns.double()], 1)
     sizes = row_counts(rows, group)
     rows = gather_rows(rows, group, sizes)
     return rows[:, 1:].to(y).reshape(-1, *y.shape[1:]), rows[:, 0].long(), sizes

@@ -227,16 +227,18 @@ class RankingRisk(Compositional):
             scores = scores.reshape(-1).to(torch.promote_types(scores.dtype, torch.float32))
             if group is not None:
                 scores = gather_scores(scores, group, sizes or [])
-            if not len(anchor):
-                return scores.sum() * 0 if loss is None else mean_loss(loss, group), None
             learns = self.training and torch.is_grad_enabled()
+            if loss is not None:
+                loss = mean_loss(loss, group, check=learns)
+            if not len(anchor):
+                return scores.sum() * 0 if loss is None else loss, None
             if learns:
                 proposals.clear()
             values = self.values(
                 scores[anchor], scores, members, others.to(scores), block,
                 proposals if learns else [],
             )  # fmt: skip
-            return values if loss is None else (mean_loss(loss, group), values)
+            return values if loss is None else (loss, values)
 
         if not len(anchor):
             if self.training and not self._said_empty:
