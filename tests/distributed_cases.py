@@ -26,6 +26,7 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
+from fcco import xrisk
 from fcco.contrastive import log_means
 from fcco.methods import alexr, icppac, msvr, ooa, oss, ssg
 from fcco.previous.swap import reshard
@@ -35,8 +36,8 @@ STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
 FEW = {
     "fsdp-layers": (
         "sonex log-space accumulation penalized-named automatic-accumulation alexr2-dual "
-        "empty-rank several-terms float32 contrast-learned contrast-old "
-        "contrast-individual"
+        "empty-rank several-terms float32 contrast-learned contrast-old contrast-individual "
+        "risk-two-way risk-ndcg"
     ),
     "fsdp-unsharded": "sonex alexr2 several-terms",
 }
@@ -465,6 +466,42 @@ def contrastive_values() -> dict[str, Any]:
     }
 
 
+def scored(model: nn.Module, ids: Tensor) -> Tensor:
+    return model(X[ids]).squeeze(1)
+
+
+def labelled(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+    return (lambda: scored(model, ids), POSITIVE[ids], ids), {}
+
+
+def twice_labelled(model: nn.Module, step: int, batches: Batches) -> Any:
+    """A second label that is unknown for some, and an ordinary loss."""
+    ids = torch.cat(batches)
+
+    def inner() -> Any:
+        score = scored(model, ids)
+        return 0.1 * score.square(), torch.stack([score, -score], 1)
+
+    return (inner, BOTH[ids], ids), {}
+
+
+def numbered(model: nn.Module, step: int, batches: Batches) -> Any:
+    ids = torch.cat(batches)
+    return (lambda: scored(model, ids), ids), {}
+
+
+def risk(make: Any, *data: Any, **options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+    return lambda model, corrected: make(model, momentum(model), *data, **options)
+
+
+POSITIVE = (Y > 0).long()
+for _rank, _step in ((1, 1), (0, 2), (1, 4)):  # a rank without positives
+    POSITIVE[draw(_step, 0, uneven(_step))[_rank]] = 0
+BOTH = torch.stack([POSITIVE, GROUP % 2], 1).double()
+BOTH[::7, 1] = torch.nan
+GRADE = torch.randint(4, (SAMPLES,), generator=_draw)
+RATES: dict[str, Any] = {"min_tpr": 0.4, "max_fpr": 0.6}
 SPIDER: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "read": "new", "refresh_every": 5}
 LOGS: dict[str, Any] = {"outer": fcco.outer.LogMeanExp(0.5), "smoothing": 0.0, "log_space": True}
 ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
@@ -527,7 +564,37 @@ CASES: dict[str, Case] = {
     "contrast-everything": contrast(
         "parameter", labels=4, anchors=True, loss=True, chunk=3, radius=0.2, offset=0.1
     ),
-}
+    "risk-auc": Case(risk(xrisk.AUC, POSITIVE), labelled, sensitive=False),
+    "risk-ap": Case(risk(xrisk.AveragePrecision, POSITIVE), labelled, sensitive=False),
+    "risk-labels": Case(
+        risk(xrisk.AveragePrecision, BOTH), twice_labelled, sizes=sometimes_empty, sensitive=False
+    ),
+    "risk-partial": Case(risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6), labelled, sensitive=False),
+    "risk-partial-own": Case(
+        risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6, threshold="own"),
+        labelled, micro=2, sensitive=False,
+    ),
+    "risk-partial-kl": Case(
+        risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6, form="kl", surrogate="logistic"),
+        labelled, sensitive=False,
+    ),
+    "risk-two-way": Case(
+        risk(xrisk.TwoWayPartialAUC, POSITIVE, **RATES), labelled, sensitive=False
+    ),
+    "risk-two-way-kl": Case(
+        risk(xrisk.TwoWayPartialAUC, POSITIVE, **RATES, form="kl", surrogate="logistic"),
+        labelled, sizes=sometimes_empty, sensitive=False,
+    ),
+    "risk-ndcg": Case(
+        risk(xrisk.NDCG, GRADE, GROUP, k=9), numbered, sizes=sometimes_empty, sensitive=False
+    ),
+    "risk-listwise": Case(
+        risk(xrisk.ListwiseCrossEntropy, GRADE, GROUP), numbered, micro=2, sensitive=False
+    ),
+    "risk-bags": Case(
+        risk(xrisk.MultiInstanceAUC, [1, 0, 1, 0, 0, 1]), entries(scored), sensitive=False
+    ),
+}  # fmt: skip
 
 
 def names_of(strategy: str) -> list[str]:
@@ -673,6 +740,14 @@ def refused(
     return {"text": text, "unchanged": unchanged, "parameters": parameters, "state": state}
 
 
+NAN_IN = {
+    "second term": "several-terms",
+    "score": "risk-partial",
+    "loss beside scores": "risk-partial",
+}
+"""The cases of `nan_on_one_rank`, `sonex` unless named."""
+
+
 def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
     """A NaN on rank 1 only: every rank refuses the batch, and training goes on."""
     ids = draw(50, 0, (6, 6))[dist.get_rank()]
@@ -685,6 +760,10 @@ def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
         bad = lambda: losses(model, ids) + spoiled  # noqa: E731
         if where == "gradient batch":
             return objective(clean, GROUP[ids], gradient=bad)
+        if where == "score":
+            return objective(bad, POSITIVE[ids], ids)
+        if where == "loss beside scores":
+            return objective(lambda: (spoiled, clean()), POSITIVE[ids], ids)
         values = {
             "value": bad,
             "surrogate": lambda: fcco.Measured(clean().detach(), bad()),
@@ -692,7 +771,7 @@ def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
         }
         return objective(values[where], GROUP[ids])
 
-    return refused(CASES["several-terms" if where == "second term" else "sonex"], wrap, call)
+    return refused(CASES[NAN_IN.get(where, "sonex")], wrap, call)
 
 
 def out_of_step(wrap: Wrap) -> dict[str, Any]:
@@ -926,7 +1005,7 @@ def jobs(strategy: str, folder: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     wrap, ddp = wrap_of(strategy), strategy == "ddp"
     for name in names_of(strategy):
         yield name, lambda c=CASES[name]: vars(train(c, wrap, [dist.get_rank()]))
-    for where in ("value", "gradient batch", "surrogate", "second term") if ddp else ("value",):
+    for where in ("value", "gradient batch", "surrogate", *NAN_IN) if ddp else ("value",):
         yield f"nan in {where}", lambda w=where: nan_on_one_rank(wrap, w)
     yield "resume", lambda: resume(wrap)
     if ddp:

@@ -133,6 +133,12 @@ def test_cases_hold_what_they_promise():
         empty += 0 in cases.sometimes_empty(number)
     assert shared > 0.9 * cases.STEPS and empty > 5
     assert {len(set(cases.uneven(n))) for n in range(3)} == {1, 2}
+    without = [
+        int(cases.POSITIVE[batch].sum()) == 0
+        for number in range(cases.STEPS)
+        for batch in cases.draw(number, 0, cases.uneven(number))
+    ]
+    assert 3 <= sum(without) <= 8, "a rank without positives now and then"
     assert apart(alone("g0-scalar"), alone("g0-vector")) > 1e-4
 
 
@@ -140,6 +146,7 @@ def test_cases_hold_what_they_promise():
     ("strategy", "where"),
     [
         ("ddp", "value"), ("ddp", "gradient batch"), ("ddp", "surrogate"), ("ddp", "second term"),
+        ("ddp", "score"), ("ddp", "loss beside scores"),
         ("fsdp-layers", "value"), ("fsdp-unsharded", "value"),
     ],
 )  # fmt: skip
@@ -150,7 +157,7 @@ def test_nan_on_one_rank(ranks, strategy, where):
     assert "NaN or infinite" in said[0]["text"] and "nothing was updated" in said[0]["text"]
     if where == "second term":
         assert "`mean`" in said[0]["text"]
-    reference = alone("several-terms" if where == "second term" else "sonex", steps=10)
+    reference = alone(cases.NAN_IN.get(where, "sonex"), steps=10)
     for result in said:
         assert result["unchanged"]
         assert_close(result["parameters"], reference.parameters)
