@@ -13,7 +13,7 @@ from ..objective import Compositional
 from ..outer import ClassSeparation
 from ..terms import NestedTerm
 from ..tracker import for_model
-from .base import as_labels
+from .base import as_labels, check_gamma
 
 __all__ = ["MultiInstanceAUC"]
 
@@ -70,6 +70,9 @@ class MultiInstanceAUC(Compositional):
         process_group: Any = "auto",
     ) -> None:
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
+        _checks.positive("MultiInstanceAUC", "margin", margin)
+        _checks.in_interval("MultiInstanceAUC", "gamma", gamma, 0.0, 1.0, open_low=True)
+        check_gamma("MultiInstanceAUC", gamma_classes, "gamma_classes")
         table = as_labels("`MultiInstanceAUC(labels=...)`", labels)
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
             raise ValueError(
@@ -109,6 +112,13 @@ class MultiInstanceAUC(Compositional):
         def entries() -> Any:
             result = function()
             loss, scores = result if isinstance(result, tuple) else (None, result)
-            return scores / self.temperature if loss is None else (loss, scores / self.temperature)
+            if not isinstance(scores, Tensor):
+                raise TypeError(
+                    "The function given to `MultiInstanceAUC` must return scores, a tensor, or "
+                    f"(loss, scores) but returned: {type(scores).__name__}."
+                )
+            # A quotient in half precision would be wrong in the third digit.
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / self.temperature
+            return scores if loss is None else (loss, scores)
 
         return super().forward(entries, bag, **options)

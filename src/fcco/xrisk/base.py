@@ -18,7 +18,7 @@ from ..objective import Compositional
 from ..terms import AbstractTerm
 from .pairs import gather_scores
 
-__all__ = ["BinaryRisk", "Label", "Proposals", "as_labels"]
+__all__ = ["BinaryRisk", "Label", "Proposals", "as_labels", "check_gamma"]
 
 Scores = Callable[[], Any]
 Proposals = list[Callable[[], None]]
@@ -256,6 +256,12 @@ class BinaryRisk(Compositional):
                 rows[key] = positive, negative
                 blocks[key] = label.block[ids[positive].to(label.block.device)]
         return rows, blocks
+
+
+def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
+    """Refuse a weight of new values outside (0, 1], before a tracker speaks of it."""
+    if gamma != "auto":
+        _checks.in_interval(call, name, gamma, 0.0, 1.0, open_low=True)
 
 
 def as_labels(place: str, labels: Any) -> Tensor:

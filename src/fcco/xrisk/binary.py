@@ -13,7 +13,7 @@ from ..outer import AveragePrecision as MinusRatio
 from ..outer import ClassSeparation, Power
 from ..terms import CoupledTerm
 from ..tracker import for_model
-from .base import BinaryRisk, Label, Proposals
+from .base import BinaryRisk, Label, Proposals, check_gamma
 from .pairs import Members, PairMean, pair_means
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
@@ -113,6 +113,7 @@ class AUC(BinaryRisk):
     ) -> None:
         _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
         _checks.positive("AUC", "margin", margin)
+        check_gamma("AUC", gamma)
         self._settings = loss, gamma
         own = None if isinstance(surrogate, Surrogate) else margin
         self.pair_mean = PairMean(find_surrogate("AUC", surrogate, own))
@@ -202,6 +203,7 @@ class AveragePrecision(BinaryRisk):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
     ) -> None:
+        check_gamma("AveragePrecision", gamma)
         usual = 1.0 if activation else LOGIT_MARGIN
         self.pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
         self._gamma: Any = gamma

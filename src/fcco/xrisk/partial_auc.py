@@ -16,7 +16,7 @@ from ..outer import LogMeanExp, Power
 from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
 from ..tracker import for_model
 from ..tracker.tracker import refuse_nonfinite
-from .base import BinaryRisk, Label, Proposals
+from .base import BinaryRisk, Label, Proposals, check_gamma
 from .pairs import PairMean, pair_means, share_above
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
@@ -50,6 +50,7 @@ class _Partial(BinaryRisk):
         _checks.one_of(call, "threshold", threshold, ("shared", "own"))
         _checks.positive(call, "temperature", temperature)
         _checks.positive(call, "threshold_lr", threshold_lr)
+        check_gamma(call, gamma)
         found = find_surrogate(call, surrogate, margin, 1.0 if activation else LOGIT_MARGIN)
         if not found.monotone:
             raise ValueError(
@@ -328,6 +329,8 @@ class TwoWayPartialAUC(_Partial):
     ) -> None:
         _checks.in_interval("TwoWayPartialAUC", "min_tpr", min_tpr, 0.0, 1.0, open_high=True)
         _checks.positive("TwoWayPartialAUC", "positive_temperature", positive_temperature)
+        if isinstance(smoothing, int | float):
+            _checks.at_least("TwoWayPartialAUC", "smoothing", smoothing, 0.0)
         self._ratio = 1 - min_tpr
         self._smoothing: Smoothing = smoothing
         self._positive_temperature = positive_temperature

@@ -23,7 +23,7 @@ from ..outer import NDCG as Discount
 from ..outer import AbstractOuter, LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, Tracked, for_model
-from .base import Proposals
+from .base import Proposals, check_gamma
 from .pairs import Members, PairMean, gather_scores, pair_means
 from .surrogates import Linear, Surrogate, find_surrogate
 
@@ -324,6 +324,7 @@ class NDCG(RankingRisk):
         if k is not None:
             _checks.integer("NDCG", "k", k, 1)
         _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
+        check_gamma("NDCG", gamma)
         self._mean = PairMean(find_surrogate("NDCG", surrogate, margin))
         self.k, self._gain, self._gamma = k, gain, gamma
         super().__init__(model, optimizer, relevance, query, process_group=process_group)
