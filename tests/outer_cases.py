@@ -58,6 +58,11 @@ def scad(t: Array, s: float, a: float) -> Array:
     return np.where(t <= s, s * t, np.where(t <= a * s, middle, s**2 * (a + 1) / 2))
 
 
+def separation(gap: Array, u: Array) -> Array:
+    """Two variances, from the means of scores and of their squares, and a squared gap."""
+    return u[..., 1] - u[..., 0] ** 2 + u[..., 3] - u[..., 2] ** 2 + gap**2
+
+
 def cvar(u: Array, r: float) -> Array:
     """Rockafellar and Uryasev: the best threshold is one of the entries."""
     size = u.shape[-1]
@@ -126,6 +131,14 @@ VECTOR_CONVEX = [
 SMOOTH_ONLY = [
     Case(
         fo.AveragePrecision(), lambda u: -u[..., 0] / u[..., 1], size=2, low=0.3, domain=(1e-6, INF)
+    ),
+    Case(
+        fo.ClassSeparation(0.8), lambda u: separation(plus(0.8 + u[..., 2] - u[..., 0]), u), size=4
+    ),
+    Case(
+        fo.ClassSeparation(0.8, hinge=False),
+        lambda u: separation(0.8 + u[..., 2] - u[..., 0], u),
+        size=4,
     ),
     Case(fo.Power(3.0), lambda u: u**3, low=0.0, domain=(0.0, INF)),
     Case(fo.NDCG(), lambda u: 1 / np.log2(1 + u), low=0.3, domain=(1e-6, INF)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +17,16 @@ import reference_xrisk as reference
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import fcco
 from fcco import xrisk
+from fcco.groups import PositiveBatchSampler
+from fcco.terms import BlockParameters, NestedTerm
+from fcco.tracker import NonFiniteValue
+from fcco.xrisk import pairs
+from fcco.xrisk.pairs import Members, PairMean, pair_means
 
 SIZE, SHARE, GAMMA, MIDDLE = 24, 0.37, 0.3, 0.6
 _draw = np.random.default_rng(3)
@@ -369,7 +380,7 @@ def test_thresholds_of_positives_find_the_quantile():
     assert loss == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (3, 2), (9, 1)])
+@pytest.mark.parametrize("shape", [(2, 1), (3, 1), (9, 2)])
 def test_ranks_are_estimated_without_bias(shape):
     """The mean over all batches with fixed numbers of positives and negatives is the rank."""
     run, h = Run("ap"), torch.tensor(X[:, 0])
@@ -419,3 +430,520 @@ def test_several_labels_are_their_mean():
         only = torch.tensor([3])  # unknown, 1 or 0, 1 or 0: no pair of any label
         assert several(lambda: model(torch.tensor(X)[only]), labels[only], only) == 0
     assert same(before, dict(several.named_buffers()))
+
+
+# --- state ------------------------------------------------------------------------------------
+
+
+def trained(name: str) -> tuple[Run, PositiveBatchSampler]:
+    """A run with automatic settings and its sampler after three steps."""
+    run, sampler = Run(name, momentum=0.5), PositiveBatchSampler(Y, 14, 6, seed=2)
+    for _ in range(3):
+        run.step(sampler.draw())
+    return run, sampler
+
+
+@ALL
+def test_resume_is_exact(name):
+    run, sampler = trained(name)
+    parts = {"model": run.model, "optimizer": run.optimizer, "risk": run.risk, "sampler": sampler}
+    file = io.BytesIO()
+    torch.save({key: part.state_dict() for key, part in parts.items()}, file)
+    file.seek(0)
+    other, again = Run(name, momentum=0.5), PositiveBatchSampler(Y, 14, 6, seed=7)
+    state = torch.load(file)
+    for key, part in zip(parts, (other.model, other.optimizer, other.risk, again), strict=True):
+        part.load_state_dict(state[key])
+    for _ in range(3):
+        assert run.step(sampler.draw()) == other.step(again.draw())
+    assert same(run.state(), other.state())
+
+
+@ALL
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_go_their_own_way(name, how):
+    run, sampler = trained(name)
+    parts = (run.model, run.optimizer, run.risk)
+    other = Run(name)
+    other.model, other.optimizer, other.risk = (
+        copy.deepcopy(parts) if how == "deepcopy" else pickle.loads(pickle.dumps(parts))
+    )
+    before, batches = run.state(), [sampler.draw() for _ in range(3)]
+    said = [other.step(ids) for ids in batches]
+    assert same(before, run.state()) and not same(before, other.state())
+    assert said == [run.step(ids) for ids in batches]
+    assert same(run.state(), other.state())
+
+
+@ALL
+def test_evaluation_changes_nothing(name):
+    run, sampler = trained(name)
+    before, ids = run.state(), sampler.draw()
+    with torch.no_grad():
+        run.call(ids)
+    run.risk.eval()
+    loss = run.call(ids)
+    assert run.gradient(loss).norm() > 0, "it can be differentiated all the same"
+    assert same(before, run.state())
+
+
+@ALL
+def test_precision_follows_the_model_and_is_never_narrowed(name):
+    run, _ = trained(name)
+    before = run.state()
+    run.risk.half()
+    kinds = {b.dtype for b in run.risk.term.buffers() if b.is_floating_point()}
+    assert kinds == {torch.float64}
+    run.risk.double()
+    trackers = [m for m in run.risk.modules() if isinstance(m, fcco.InnerTracker)]
+    assert trackers and all(torch.equal(t.value, before[_name_of(run, t)]) for t in trackers)
+    small = run.case.build(model := nn.Linear(3, 1), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert small.term.tracker.value.dtype == torch.float32
+    assert small.double().term.tracker.value.dtype == torch.float64
+
+
+def _name_of(run: Run, tracker: nn.Module) -> str:
+    return next(f"risk.{n}.value" for n, m in run.risk.named_modules() if m is tracker)
+
+
+# --- what went wrong elsewhere ----------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 1e200])
+def test_a_bad_batch_is_refused_as_a_whole(name, factor):
+    """Training goes on as if it had not been: no entry is dead, NaN or infinite."""
+    run, sampler = trained(name)
+    other = copy.deepcopy(run)
+    before, ids = run.state(), sampler.draw()
+    spoiled = torch.ones(len(ids), dtype=torch.float64)
+    spoiled[[0, -1]] = factor  # a negative and a positive
+    for factors in (spoiled, factor):
+        try:
+            run.call(ids, lambda x, run=run, by=factors: run.scores(x) * by)
+        except NonFiniteValue:
+            assert same(before, run.state())
+        else:  # a score that is only large, or on the right side, has a value
+            assert not math.isnan(factor)
+            assert all(b.isfinite().all() for b in run.risk.term.tracker.buffers())
+            run = copy.deepcopy(other)
+    for _ in range(3):
+        ids = sampler.draw()
+        assert run.step(ids) == other.step(ids)
+    assert same(run.state(), other.state())
+
+
+def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
+    run, sampler = trained("partial-shared")
+    run.call(sampler.draw())
+    before = run.state()
+    with pytest.raises(NonFiniteValue):
+        run.call(sampler.draw(), lambda x: run.scores(x) * 1e200)
+    assert same(before, run.state())
+
+
+@ALL
+def test_the_gradient_does_not_grow_with_the_batch(name):
+    case, number, norms = CASES[name], 512, []
+    torch.manual_seed(0)
+    x = torch.randn(number, 3, dtype=torch.float64)
+    label = (x[:, 0] + torch.randn(number) > 0).long()
+    data = {"labels": (label,), "lists": (label, 0 * label), "bags": (torch.arange(8) % 2,)}
+    model = nn.Linear(3, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in (16, 64, 256):
+        total = torch.zeros(1, 3, dtype=torch.float64)
+        for _ in range(20):
+            risk = case.make(model, optimizer, *data[case.data], **case.options)
+            ids = torch.randperm(number)[:size]
+            last = {"labels": (label[ids], ids), "lists": (ids,), "bags": (ids % 8,)}[case.data]
+            loss = risk(lambda ids=ids: model(x[ids]).squeeze(1), *last)
+            total += torch.autograd.grad(loss, model.weight)[0].abs()
+            risk.detach_hooks()
+        norms.append(total.norm().item())
+    assert norms[2] < 1.2 * norms[1] < 1.5 * norms[0]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNTRACKED])
+def test_a_first_visit_is_not_inflated(name):
+    """It counts as it is, whatever gamma is."""
+    runs = [Run(name, gamma=gamma) for gamma in (0.01, 1.0)]
+    ids = batches_of(name, 1)[0]
+    losses = [run.call(ids) for run in runs]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*(r.gradient(v) for r, v in zip(runs, losses, strict=True)))
+
+
+def test_random_generators_are_left_alone():
+    run, drawn = Run("two-way-shared"), []
+    for used in (False, True):
+        np.random.seed(5)
+        torch.manual_seed(5)
+        if used:
+            for ids in PositiveBatchSampler(Y, 8, seed=1):
+                run.step(ids)
+            run.case.build(run.model, run.optimizer)
+        drawn.append((np.random.random(), torch.rand(()).item()))
+    assert drawn[0] == drawn[1]
+
+
+@BINARY
+def test_batches_without_a_pair(name):
+    """Of one sample, of one class: no gradient, no change, one warning."""
+    run, _ = trained(name)
+    before, positive = run.state(), np.flatnonzero(Y == 1)
+    with pytest.warns(UserWarning, match="no pair to learn from") as said:
+        for ids in (positive[:1], positive, np.flatnonzero(Y == 0)):
+            loss = run.call(ids)
+            assert loss.item() == 0 and run.gradient(loss).norm() == 0
+    assert len(said) == 1 and same(before, run.state())
+    loss = run.call(positive[:3], lambda x: (run.scores(x).square(), run.scores(x)))
+    torch.testing.assert_close(loss, run.scores(torch.tensor(X)[positive[:3]]).square().mean())
+
+
+@pytest.mark.parametrize("name", ["ndcg-top", "listwise"])
+def test_items_without_others_of_their_list(name):
+    run, _ = trained(name)
+    before = run.state()
+    with pytest.warns(UserWarning, match="no pair to learn from"):
+        for ids in ([0], [23], [0, 8, 14], [1, 3, 5]):  # alone; nothing relevant
+            assert run.call(ids).item() == 0
+    assert same(before, run.state())
+
+
+@ALL
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_scores_in_half_precision(name, kind):
+    """Only the rounding of the scores is felt: differences are taken in single precision."""
+    run, ids = Run(name, lr=0.0), batches_of(name, 1)[0]
+    half = run.call(ids, lambda x: run.scores(x).to(kind))
+    run.step(ids)
+    other = Run(name, lr=0.0)
+    full = other.call(ids, lambda x: other.scores(x).to(kind).float())
+    assert half.item() == full.item() and run.gradient(half).isfinite().all()
+
+
+@pytest.mark.parametrize("name", xrisk.SURROGATES)
+@pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])
+def test_surrogates(name, margin):
+    make = xrisk.SURROGATES[name]
+    d = torch.linspace(-4, 4, 31, dtype=torch.float64).requires_grad_()
+    value, slope = make(margin).value_and_slope(d)
+    torch.testing.assert_close(value, PAIR[name](d / margin))
+    torch.testing.assert_close(slope, torch.autograd.grad(PAIR[name](d / margin).sum(), d)[0])
+    assert make(margin).value_and_slope(torch.zeros(1))[0] == 1
+    assert make(margin).monotone == bool((value.diff() >= 0).all())
+    far = torch.tensor([-1e4, 1e4])
+    value, slope = make(1.0).value_and_slope(far)
+    assert value.isfinite().all() and slope.isfinite().all()
+    if name == "logistic":
+        torch.testing.assert_close(value, torch.tensor([0.0, 1e4 / math.log(2)]))
+        torch.testing.assert_close(slope, torch.tensor([0.0, 1 / math.log(2)]))
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation gives."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [t.numel() for t in tree_leaves(result) if isinstance(t, Tensor)]
+        self.size = max([self.size, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("kind", ["mean", "cvar", "log_mean_exp"])
+@pytest.mark.parametrize("members", ["all", "own", "lists"])
+def test_many_pairs_are_never_in_memory_at_once(kind, members):
+    number = 4096
+    h = torch.randn(number, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    where = torch.arange(number)
+    chosen = {"own": Members(own=where), "lists": Members(where, where % 7, where % 7)}
+    mean = PairMean(xrisk.SURROGATES["squared_hinge"](), kind, share=0.3)
+    with Largest() as largest:
+        pair_means(mean, h, h, h.detach().abs(), chosen.get(members)).sum().backward()
+        pairs.share_above(mean, h.detach(), h.detach(), h.detach().abs())
+    assert number <= largest.size <= 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["mean", "cvar", "log_mean_exp"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_pairs_in_parts_are_those_at_once(monkeypatch, kind, lists):
+    draw = torch.Generator().manual_seed(1)
+    a, b, level, up = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (9, 11, 9, 9))
+    row, column = torch.arange(9) % 3, torch.arange(11) % 3
+    members = Members(torch.arange(9), row, column) if lists else None
+    mean = PairMean(xrisk.SURROGATES["logistic"](), kind, 0.4, 0.7)
+    results = []
+    for kept, chunk in ((1000, 1000), (0, 25)):
+        monkeypatch.setattr(pairs, "_KEPT", kept)
+        monkeypatch.setattr(pairs, "_CHUNK", chunk)
+        x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+        value = pair_means(mean, x, y, level, members)
+        results.append([value, *torch.autograd.grad((value * up).sum(), (x, y))])
+    x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+    losses = PAIR["logistic"](y[None] - x[:, None])
+    counted = torch.ones_like(losses)
+    if lists:
+        counted = (row[:, None] == column[None]).double()
+        counted[range(9), range(9)] = 0
+    weight = counted / counted.sum(1, keepdim=True)
+    by_hand = {
+        "mean": (weight * losses).sum(1),
+        "cvar": level + (weight * relu(losses - level[:, None])).sum(1) / 0.4,
+        "log_mean_exp": (weight * (losses / 0.7).exp()).sum(1).log(),
+    }[kind]
+    exact = [by_hand, *torch.autograd.grad((by_hand * up).sum(), (x, y))]
+    for result in results:
+        torch.testing.assert_close(result, exact)
+
+
+def test_positive_batch_sampler():
+    """Counts, passes, ranks and resuming."""
+    draw = np.random.default_rng(0)
+    labels = (draw.random(97) < 0.2).astype(int)
+    number = int(labels.sum())
+    sampler = PositiveBatchSampler(labels, 12, 4, seed=3)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == -(-(97 - number) // 8)
+    assert {(len(b), int(labels[b].sum())) for b in batches} == {(12, 4)}
+    for kind, size in ((0, 97 - number), (1, number)):
+        read = [i for batch in batches for i in batch if labels[i] == kind]
+        for start in range(0, len(read), size):  # each once before any again
+            part = read[start : start + size]
+            assert len(set(part)) == len(part)
+    assert sampler.epoch == 1 and next(iter(sampler)) != batches[0]
+    ranks = [
+        list(PositiveBatchSampler(labels, 12, 4, seed=3, rank=r, world_size=3)) for r in range(3)
+    ]
+    for whole_batch, *parts in zip(batches, *ranks, strict=True):
+        assert sorted(itertools.chain(*parts)) == sorted(whole_batch)
+        assert all(0 < labels[part].sum() < len(part) for part in parts)
+    half = PositiveBatchSampler(labels, 12, 4, seed=3)
+    for _ in range(5):
+        half.draw()
+    other = PositiveBatchSampler(labels, 12, 4, seed=9)
+    other.load_state_dict(half.state_dict())
+    assert list(other) == batches[5:]
+    several = np.stack([labels, np.zeros(97), np.full(97, np.nan)], 1)
+    assert list(PositiveBatchSampler(several, 12, 4, seed=3)) == batches
+    few = PositiveBatchSampler([1, 1] + [0] * 20, 12)
+    assert few.positives == 2 and {len(set(batch)) for batch in few} == {12}
+
+
+def test_block_parameters():
+    """Rows are NaN until set; proposals of a step are averaged at its end, or forgotten."""
+    table, one = BlockParameters(4, bounds=(-1.0, 2.0), dtype=torch.float64), torch.tensor([1])
+    assert table.value.isnan().all()
+    first = torch.tensor([5.0, 6.0])
+    assert table.read(torch.tensor([1, 3]), first).tolist() == [5.0, 6.0]
+    table.propose(torch.tensor([1, 3, 1]), torch.tensor([1.0, 7.0, 0.5]))
+    table.propose(one, torch.tensor([0.0]))
+    assert table.value.isnan().all(), "nothing is final before the step ends"
+    table.close()
+    torch.testing.assert_close(table.value[[1, 3]], torch.tensor([0.5, 2.0], dtype=torch.float64))
+    assert table.value[[0, 2]].isnan().all()
+    table.propose(one, torch.tensor([9.0]))
+    table.rollback()
+    table.close()
+    assert table.read(torch.tensor([1, 2]), first).tolist() == [0.5, 6.0]
+    other = BlockParameters(4, dtype=torch.float64)
+    other.load_state_dict(table.state_dict())
+    assert same({"": other.value}, {"": table.value})
+    table.propose(None, torch.arange(4.0))
+    table.propose(one, torch.tensor([0.0]))
+    table.close()
+    assert table.value.tolist() == [0.0, 0.5, 2.0, 2.0]
+    assert table.half().value.dtype == torch.float64
+    vectors = BlockParameters(2, dim=3)
+    vectors.propose(torch.tensor([1, 1]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+    vectors.close()
+    assert vectors.value[1].tolist() == [2.0, 2.0, 2.0] and vectors.value[0].isnan().all()
+    with pytest.raises(ValueError, match="bounds"):
+        BlockParameters(2, bounds=(1.0, 0.0))
+
+
+def test_nested_term():
+    """F(v) = v^3 of the tracked mean of u_1 u_2^2 over blocks, u tracking two values each."""
+    model = nn.Linear(3, 2, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.2, 0.4, -0.1], [0.3, -0.2, 0.5]]))
+    options: Any = {"dtype": torch.float64, "correction": 0.0, "read": "new"}
+    tracker = fcco.InnerTracker(6, 2, gamma=0.4, **options)
+    mean = fcco.InnerTracker(1, gamma=0.3, **options)
+    term = NestedTerm(
+        fcco.outer.Power(3.0),
+        lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),
+        tracker,
+        mean,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    objective = fcco.Compositional(model, optimizer, term)
+    assert objective.value().isnan()
+    w = model.weight.detach().numpy().copy()
+    u, v, draw = np.full((6, 2), np.nan), math.nan, np.random.default_rng(0)
+    for _ in range(6):
+        ids = draw.choice(SIZE, 8, replace=False)
+        block = ids % 6
+        x = torch.tensor(X)[torch.tensor(ids)]
+        loss = objective(lambda x=x: model(x).square(), torch.tensor(block))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        h = X[ids] @ w.T
+        distinct, count = np.unique(block, return_counts=True)
+        for b in distinct:
+            g = (h[block == b] ** 2).mean(0)
+            u[b] = g if np.isnan(u[b, 0]) else 0.6 * u[b] + 0.4 * g
+        fresh = np.mean((distinct + 1) * u[distinct, 0] * u[distinct, 1] ** 2)
+        v = fresh if np.isnan(v) else 0.7 * v + 0.3 * fresh
+        inner = np.stack([u[:, 1] ** 2, 2 * u[:, 0] * u[:, 1]], 1) * (np.arange(6) + 1)[:, None]
+        slope = 3 * v**2 * inner / len(distinct)
+        share = slope[block] / np.array([count[distinct == b][0] for b in block])[:, None]
+        assert loss.item() == pytest.approx(v**3, rel=1e-12)
+        w -= 0.01 * (share * 2 * h).T @ X[ids]
+        np.testing.assert_allclose(model.weight.detach(), w, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(tracker.value, u, rtol=1e-12)
+    assert mean.value.item() == pytest.approx(v, rel=1e-12)
+    middle = np.mean((np.arange(6) + 1) * u[:, 0] * u[:, 1] ** 2)
+    assert objective.value().item() == pytest.approx(middle**3, rel=1e-12)
+
+
+def test_warm_start():
+    """The losses of an epoch fall; unknown labels are left out, and the mode is restored."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.0)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.tensor(X).float()
+    y = torch.tensor(Y).float()
+    y[5] = math.nan
+    known = ~y.isnan()
+    (loss,) = xrisk.warm_start(model, optimizer, [(x, y, "more")])
+    expected = nn.functional.binary_cross_entropy_with_logits(model(x[known]).squeeze(1), y[known])
+    assert loss == pytest.approx(expected.item(), rel=1e-6) and not model.training
+    optimizer.param_groups[0]["lr"] = 0.5
+    losses = xrisk.warm_start(model, optimizer, [(x, y)] * 3, epochs=4)
+    assert losses == sorted(losses, reverse=True) and len(losses) == 4
+    with pytest.raises(ValueError, match="no batch in epoch 2"):
+        xrisk.warm_start(model, optimizer, iter([(x, y)]), epochs=2)
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "AUC": {"labels": Y},
+    "AveragePrecision": {"labels": Y},
+    "PartialAUC": {"labels": Y, "max_fpr": 0.5},
+    "TwoWayPartialAUC": {"labels": Y, **RATES},
+    "NDCG": {"relevance": GRADE, "query": QUERY},
+    "ListwiseCrossEntropy": {"relevance": GRADE, "query": QUERY},
+    "MultiInstanceAUC": {"labels": BAG_LABEL},
+    "PositiveBatchSampler": {"labels": Y, "batch_size": 8},
+    "warm_start": {"loader": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "words"),
+    [
+        ("AUC", {"labels": 2 * Y - 1}, "labels.*-1"),
+        ("AUC", {"labels": np.ones(4)}, "4 and 0"),
+        ("AUC", {"labels": np.array([1, 0, np.nan])}, "nan"),
+        ("AUC", {"labels": np.zeros((2, 2, 2))}, "shape"),
+        ("AUC", {"loss": "hinge"}, "loss"),
+        ("AUC", {"margin": 0.0}, "margin"),
+        ("AUC", {"gamma": 1.5}, "gamma"),
+        ("AveragePrecision", {"surrogate": "cubic"}, "surrogate"),
+        ("AveragePrecision", {"margin": -1.0}, "margin"),
+        ("AveragePrecision", {"gamma": 1.5}, "gamma"),
+        ("AveragePrecision", {"labels": np.stack([Y, 1 - Y], 1), "names": ["a", "a"]}, "2 diff"),
+        ("AveragePrecision", {"labels": np.stack([Y, 0 * Y], 1)}, "label 1"),
+        ("PartialAUC", {"max_fpr": 0.0}, "max_fpr"),
+        ("PartialAUC", {"form": "chi2"}, "form"),
+        ("PartialAUC", {"form": "kl", "gamma": 1.5}, "gamma"),
+        ("PartialAUC", {"threshold": "mean"}, "threshold"),
+        ("PartialAUC", {"threshold_lr": 0}, "threshold_lr"),
+        ("PartialAUC", {"surrogate": "squared"}, "never fall"),
+        ("PartialAUC", {"surrogate": xrisk.SURROGATES["hinge"](), "margin": 2.0}, "margin"),
+        ("TwoWayPartialAUC", {"min_tpr": 1.0}, "min_tpr"),
+        ("TwoWayPartialAUC", {"positive_temperature": 0.0}, "positive_temperature"),
+        ("TwoWayPartialAUC", {"smoothing": -1.0}, "smoothing"),
+        ("NDCG", {"query": QUERY[:5]}, "equal length"),
+        ("NDCG", {"relevance": -GRADE}, "at least 0"),
+        ("NDCG", {"query": np.arange(SIZE)}, "nothing to rank"),
+        ("NDCG", {"k": 0}, "k="),
+        ("NDCG", {"gain": "cubic"}, "gain"),
+        ("NDCG", {"gamma": 1.5}, "gamma"),
+        ("ListwiseCrossEntropy", {"gamma": 0.0}, "gamma"),
+        ("MultiInstanceAUC", {"labels": [1, 1]}, "negative"),
+        ("MultiInstanceAUC", {"temperature": 0.0}, "temperature"),
+        ("MultiInstanceAUC", {"margin": 0.0}, "margin"),
+        ("MultiInstanceAUC", {"gamma": 1.5}, "gamma"),
+        ("PositiveBatchSampler", {"labels": [1, 1]}, "negatives"),
+        ("PositiveBatchSampler", {"positives": 8}, "positives"),
+        ("PositiveBatchSampler", {"seed": -1}, "seed"),
+        ("PositiveBatchSampler", {"rank": 0, "world_size": 9}, "batch_size"),
+        ("warm_start", {"epochs": 0}, "epochs"),
+        ("warm_start", {}, "loader"),
+    ],
+)
+def test_settings_are_refused_in_the_words_of_the_call(call, options, words):
+    model: Any = nn.Linear(3, 1)
+    first: Any = model, torch.optim.SGD(model.parameters())
+    make: Any = getattr(xrisk, call, PositiveBatchSampler)
+    with pytest.raises((ValueError, TypeError), match=words) as said:
+        make(*(first if make is not PositiveBatchSampler else ()), **DEFAULTS[call] | options)
+    assert f"`{call}(" in str(said.value)
+
+
+@pytest.mark.parametrize("name", ["ap", "partial-shared", "partial-own", "two-way-kl"])
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((2 * Y - 1, None), ValueError, "-1"),
+        ((Y[:5], np.arange(-1, 4)), IndexError, r"\[0, 23\]"),
+        ((Y[:5], np.arange(20, 25)), IndexError, "reaches from 20 to 24"),
+        ((Y[:5], np.arange(5.0)), ValueError, "integers"),
+        ((Y[:5], np.arange(4)), ValueError, "`index`"),
+        ((Y[:5], None), ValueError, "no `index`"),
+        ((1 - Y, None), ValueError, "differ from those of the training set"),
+        ((np.stack([Y, Y], 1), None), ValueError, "shape"),
+    ],
+)
+def test_calls_are_refused_before_anything_changes(name, arguments, error, words):
+    run, _ = trained(name)
+    before, x = run.state(), torch.tensor(X)[: len(arguments[0])]
+    with pytest.raises(error, match=words):
+        run.risk(lambda: run.scores(x), *arguments)
+    for wrong in (
+        lambda: [1.0],
+        lambda: run.scores(x)[1:],
+        lambda: torch.stack([run.scores(x)] * 2, 1),
+    ):
+        with pytest.raises((ValueError, TypeError), match=type(run.risk).__name__):
+            run.risk(wrong, Y[: len(x)], np.arange(len(x)))
+    assert same(before, run.state())
+
+
+@pytest.mark.parametrize("name", ["ndcg-top", "listwise"])
+def test_calls_of_ranking_risks_are_refused(name):
+    run, _ = trained(name)
+    before, x = run.state(), torch.tensor(X)
+    for index, words in ((range(-1, 23), "reaches from -1"), (np.arange(24.0), "integers")):
+        with pytest.raises((IndexError, ValueError), match=words):
+            run.risk(lambda: run.scores(x), list(index))
+    with pytest.raises(ValueError, match="one score per item"):
+        run.risk(lambda: run.scores(x)[1:], None)
+    assert same(before, run.state())
+
+
+def test_bags_of_one_class_are_refused():
+    run, _ = trained("bags")
+    before, only = run.state(), np.flatnonzero(np.isin(BAG, [1, 2]))
+    with pytest.raises(ValueError, match="both classes"):
+        run.call(only)
+    assert same(before, run.state())
