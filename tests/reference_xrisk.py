@@ -99,7 +99,16 @@ def per_block(block: Array, jacobian: Array, slope: Array) -> Array:
 
 
 class Reference:
-    """An objective on data x with weights w, trained by plain gradient descent."""
+    """An objective on data x with weights w, trained by plain gradient descent.
+
+    `activated`: scores become probabilities before they are compared; `margin`: that of l.
+    """
+
+    activated, margin, surrogate = False, 1.0, "squared_hinge"
+
+    def pair(self, d: Array) -> tuple[Array, Array]:
+        value, slope = SURROGATES[self.surrogate](d / self.margin)
+        return value, slope / self.margin
 
     def __init__(self, x: Array, w: Array, lr: float, **averages: float) -> None:
         self.x, self.w, self.lr = x, w.copy(), lr
@@ -117,8 +126,11 @@ class Reference:
     def step(self, *batches: Array) -> list[float]:
         losses, gradient = [], np.zeros_like(self.w)
         for ids in batches:
-            value, slope = self.loss(ids, self.x[ids] @ self.w)
+            h = self.x[ids] @ self.w
+            value, slope = self.loss(ids, sigmoid(h) if self.activated else h)
             losses.append(value)
+            h = h[: len(slope)]
+            slope = slope * sigmoid(h) * sigmoid(-h) if self.activated else slope
             gradient += slope @ self.x[ids][: len(slope)] / len(batches)
         self.w -= self.lr * gradient
         for each in (*self.averages.values(), self.table):
@@ -131,7 +143,7 @@ class Binary(Reference):
 
     def __init__(self, x: Array, w: Array, lr: float, y: Array, pair: str, **averages: float):
         super().__init__(x, w, lr, **averages)
-        self.y, self.pair, self.block = y, SURROGATES[pair], np.cumsum(y) - 1
+        self.y, self.surrogate, self.block = y, pair, np.cumsum(y) - 1
         self.positives, self.negatives = int(y.sum()), int((1 - y).sum())
 
     def split(self, ids: Array, h: Array) -> Any:
@@ -273,7 +285,7 @@ class Ranking(Reference):
 
     def __init__(self, x: Array, w: Array, lr: float, y: Array, query: Array, pair: str, **gamma):
         super().__init__(x, w, lr, **gamma)
-        self.y, self.query, self.pair = y, query, SURROGATES[pair]
+        self.y, self.query, self.surrogate = y, query, pair
         self.weight = np.zeros(len(y))
         for q in np.unique(query):
             at = np.flatnonzero(query == q)

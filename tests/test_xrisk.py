@@ -76,14 +76,16 @@ class Case:
         return kind(X, w, lr, *data.get(self.data, (BAG_LABEL, BAG)), **gamma)
 
 
-def partial(pair: str = "squared_hinge", two: bool = False, **options: Any) -> Case:
+def partial(
+    pair: str = "squared_hinge", two: bool = False, margin: float | None = None, **options: Any
+) -> Case:
     own = options.get("threshold") == "own"
-    settings: dict[str, Any] = {"share": SHARE, "own": own}
+    settings: dict[str, Any] = {"share": SHARE, "own": own, "margin": margin or 5.0}
     if two:
         settings |= {"ratio": 0.5, "smoothing": options["smoothing"]}
     make = xrisk.TwoWayPartialAUC if two else xrisk.PartialAUC
     rates = RATES if two else {"max_fpr": SHARE}
-    options |= {"surrogate": pair, **rates}
+    options |= {"surrogate": pair, "margin": margin, **rates}
     return Case(make, options, reference.PartialAUC, pair, settings=settings)
 
 
@@ -99,28 +101,35 @@ CASES: dict[str, Case] = {
         "squared",
         settings={"form": "pairwise"},
     ),
-    "ap": Case(xrisk.AveragePrecision, {}, reference.AveragePrecision),
-    "ap-sigmoid": Case(
-        xrisk.AveragePrecision, {"surrogate": "sigmoid"}, reference.AveragePrecision, "sigmoid"
+    "ap": Case(
+        xrisk.AveragePrecision, {}, reference.AveragePrecision, settings={"activated": True}
+    ),
+    "ap-logits": Case(
+        xrisk.AveragePrecision,
+        {"surrogate": "sigmoid", "activation": None},
+        reference.AveragePrecision,
+        "sigmoid",
+        settings={"margin": 5.0},
     ),
     "partial-shared": partial(threshold="shared"),
-    "partial-own": partial("logistic", threshold="own"),
+    "partial-own": partial("logistic", margin=1.0, threshold="own"),
     "partial-kl": Case(
         xrisk.PartialAUC,
-        {"max_fpr": SHARE, "form": "kl", "surrogate": "hinge", "temperature": 0.7},
+        {"max_fpr": SHARE, "form": "kl", "surrogate": "hinge", "temperature": 0.7}
+        | {"activation": "sigmoid"},
         reference.SoftPartialAUC,
         "hinge",
-        settings={"tau": 0.7},
+        settings={"tau": 0.7, "activated": True},
     ),
-    "two-way-shared": partial(two=True, smoothing=0.4, threshold="shared"),
+    "two-way-shared": partial(two=True, margin=1.0, smoothing=0.4, threshold="shared"),
     "two-way-own": partial("hinge", two=True, smoothing=0.0, threshold="own"),
     "two-way-kl": Case(
         xrisk.TwoWayPartialAUC,
         {**RATES, "form": "kl", "surrogate": "logistic", "temperature": 0.8}
-        | {"positive_temperature": 1.7},
+        | {"positive_temperature": 1.7, "margin": 2.0},
         reference.SoftPartialAUC,
         "logistic",
-        settings={"tau": 0.8, "outer_tau": 1.7},
+        settings={"tau": 0.8, "outer_tau": 1.7, "margin": 2.0},
     ),
     "ndcg": Case(xrisk.NDCG, {}, reference.Ranking, data="lists"),
     "ndcg-top": Case(
@@ -245,8 +254,9 @@ def compare_tables(run: Run, expected: reference.Reference) -> None:
 @pytest.mark.parametrize("micro", [1, 2])
 def test_steps_equal_the_transcription(name, micro):
     """Also with two micro-batches per step: pairs are formed within each, values are pooled."""
-    run = fixed(name)
-    expected = run.case.transcribe(run.model.weight.detach().numpy()[0], 0.1)
+    lr = 1.0 if name.startswith("ap") else 0.1
+    run = fixed(name, lr=lr)
+    expected = run.case.transcribe(run.model.weight.detach().numpy()[0], lr)
     batches = batches_of(name, 7 * micro)
     start = expected.w.copy()
     for k in range(7):
@@ -267,6 +277,11 @@ PAIR: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def pair_of(name: str) -> Callable[[Tensor], Tensor]:
+    case = CASES[name]
+    return lambda d: PAIR[case.pair](d / case.settings.get("margin", 1.0))
+
+
 def worst(values: Tensor, share: float) -> Tensor:
     """The mean of the largest `share` of each row, by sorting; the last counts in part."""
     ordered, number = values.sort(-1, descending=True).values, share * values.shape[-1]
@@ -276,7 +291,8 @@ def worst(values: Tensor, share: float) -> Tensor:
 
 def brute(name: str, h: Tensor, share: float) -> Tensor:
     """The objective itself on all data."""
-    case, pair = CASES[name], PAIR[CASES[name].pair]
+    case, pair = CASES[name], pair_of(name)
+    h = h.sigmoid() if case.settings.get("activated") else h
     if case.data == "labels":
         p, n = h[torch.tensor(Y == 1)], h[torch.tensor(Y == 0)]
         losses = pair(n[None] - p[:, None])
@@ -366,7 +382,7 @@ def test_a_share_that_is_no_whole_number_of_negatives(name):
     if name.endswith("own"):
         run = whole(name, max_fpr=0.31)
         fifth = h[torch.tensor(Y == 0)].sort(descending=True).values[4]
-        best = PAIR[CASES[name].pair](fifth - h[torch.tensor(Y == 1)])
+        best = pair_of(name)(fifth - h[torch.tensor(Y == 1)])
         run.risk.term.tables[-1].set(None, best)
         assert run.call(np.arange(SIZE)).item() == pytest.approx(exact.item(), rel=1e-12)
 
@@ -860,6 +876,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("AveragePrecision", {"surrogate": "cubic"}, "surrogate"),
         ("AveragePrecision", {"margin": -1.0}, "margin"),
         ("AveragePrecision", {"gamma": 1.5}, "gamma"),
+        ("AveragePrecision", {"activation": "tanh"}, "activation"),
         ("AveragePrecision", {"labels": np.stack([Y, 1 - Y], 1), "names": ["a", "a"]}, "2 diff"),
         ("AveragePrecision", {"labels": np.stack([Y, 0 * Y], 1)}, "label 1"),
         ("PartialAUC", {"max_fpr": 0.0}, "max_fpr"),
