@@ -153,7 +153,7 @@ def _read(member: Member) -> MemberParts:
     values = of_values = block = None
     if isinstance(objective, BinaryRisk):
         values, of_values, more = PairValues.of(objective, objective.term)
-        state, block = state | more, objective.label.block
+        state, block = state | more, torch.from_numpy(objective.label.block)
     stepped = optimizer if objective is None else objective.optimizer
     alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
     if alone or isinstance(stepped, (list, tuple)) or unwrap(stepped) is not optimizer:

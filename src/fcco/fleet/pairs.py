@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from ..terms import AbstractTerm, BlockParameters
-from ..tracker import InnerTracker
 from ..xrisk import AUC, AveragePrecision, BinaryRisk, PartialAUC, TwoWayPartialAUC
 from ..xrisk.binary import class_moments, smooth_ranks
-from ..xrisk.pairs import PairMean, all_pair_means, share_above
-from .coupled import Tracking, TrackingHyperparameters
+from ..xrisk.pairs import PairMean, all_pair_means
+from ..xrisk.partial_auc import own_thresholds, shared_cutoff, upper_quantile
 from .hyperparameters import Hyperparameter, Template
 from .run import Data, Run, State, Unsupported, all_blocks
 
 __all__ = ["PairValues"]
 
-CUTOFF = "cutoff."
-"""Prefix of the state of the tracker of the cut-off."""
-THRESHOLDS = "thresholds_of_positives"
+THRESHOLDS = "pair_thresholds"
+"""The state behind s_i: one cut-off, or a threshold for each positive."""
 
 
 class PairHyperparameters(NamedTuple):
@@ -30,7 +28,6 @@ class PairHyperparameters(NamedTuple):
     pair_mean: dict[str, Hyperparameter]
     positives: Hyperparameter  # of the training set
     negatives: Hyperparameter
-    cutoff: TrackingHyperparameters | None  # None unless a cut-off is tracked
     threshold_lr: Hyperparameter  # None unless every positive has a threshold
 
 
@@ -43,14 +40,14 @@ class PairValues:
         activation: `"sigmoid"`, or None: what is applied to the scores.
         pair_mean: what is computed of the pairs.
         per_positive: the blocks are the positives; otherwise there is one.
-        cutoff: how the cut-off of `threshold="shared"` is tracked; None without.
+        shared: whether all positives share a cut-off.
     """
 
     kind: str
     activation: str | None
     pair_mean: Template
     per_positive: bool
-    cutoff: Tracking | None
+    shared: bool
 
     @classmethod
     def of(
@@ -65,20 +62,15 @@ class PairValues:
         elif isinstance(risk, AUC) and term.tracker.dim > 1:
             kind = "moments"
         template, of_mean = Template.of(risk.pair_mean)
-        cutoff, of_cutoff, step, state = None, None, None, {}
+        shared, step, state = False, None, {}
         if risk.pair_mean.kind == "cvar":
             assert isinstance(risk, (PartialAUC, TwoWayPartialAUC))
-            kept = term.tables[-1]
-            if isinstance(kept, InnerTracker):
-                cutoff, of_cutoff, found = Tracking.of(kept)
-                state = {CUTOFF + name: value for name, value in found.items()}
-            elif isinstance(kept, BlockParameters):
-                step, state = risk.threshold_lr, {THRESHOLDS: kept.value.clone()}
-        numbers = PairHyperparameters(
-            of_mean, risk.label.positives, risk.label.negatives, of_cutoff, step
-        )
-        values = cls(kind, risk.activation, template, risk.per_positive, cutoff)
-        return values, numbers, state
+            (table,) = [t for t in term.tables[-1:] if isinstance(t, BlockParameters)]
+            shared = risk.threshold == "shared"
+            step = None if shared else risk.threshold_lr
+            state = {THRESHOLDS: table.value.clone()}
+        numbers = PairHyperparameters(of_mean, risk.label.positives, risk.label.negatives, step)
+        return cls(kind, risk.activation, template, risk.per_positive, shared), numbers, state
 
     def bind(self, run: Run, hyperparameters: PairHyperparameters) -> Run:
         """A run whose function returns the inner values, not the scores."""
@@ -102,8 +94,9 @@ class PairValues:
             if self.kind == "moments":
                 result = class_moments(positives, negatives)
             elif self.kind == "ranks":
+                sides = [all_pair_means(mean, positives, side) for side in (positives, negatives)]
                 sizes = numbers.positives, numbers.negatives
-                result = smooth_ranks(all_pair_means, mean, positives, negatives, *sizes)
+                result = smooth_ranks(torch.stack(sides, 1), *sizes, mean.surrogate)
             else:
                 result = all_pair_means(mean, positives, negatives, level)
                 result = result if self.per_positive else result.mean().view(1)
@@ -126,28 +119,13 @@ class PairValues:
         if mean.kind != "cvar":
             return None, {}
         positives, negatives, loss = positives.detach(), negatives.detach(), mean.surrogate
-        cutoff = _quantile(negatives, 1 - mean.share)
-        if self.cutoff is not None:
-            assert numbers.cutoff is not None
-            own = {k.removeprefix(CUTOFF): v for k, v in run.state.items() if k.startswith(CUTOFF)}
-            tracker = run._replace(state=own, data=Data(None))
-            update = self.cutoff.update(tracker, numbers.cutoff, cutoff.view(1), None)
-            changed = {CUTOFF + name: value for name, value in update.state.items()}
-            return loss.value_and_slope(update.u - positives)[0], changed
-        table = run.state[THRESHOLDS]
+        cutoff, table = upper_quantile(negatives, mean.share), run.state[THRESHOLDS]
+        if self.shared:
+            cutoff = shared_cutoff(torch.where(table.isnan(), cutoff, table), cutoff)
+            return loss.value_and_slope(cutoff - positives)[0], {THRESHOLDS: cutoff}
         rows, first = table.index_select(0, block), loss.value_and_slope(cutoff - positives)[0]
         level = torch.where(rows.isnan(), first, rows)
-        spread = loss.value_and_slope(negatives - positives.mean())[0].std(correction=0)
-        slope = 1 - share_above(mean, positives, negatives, level) / mean.share
+        moved = own_thresholds(mean, positives, negatives, level, numbers.threshold_lr)
         blocks = all_blocks(block, table.shape[0], table)
-        stepped = blocks.sums(level - numbers.threshold_lr * spread * slope) / blocks.counts
+        stepped = blocks.sums(moved) / blocks.counts
         return level, {THRESHOLDS: torch.where(blocks.counts > 0, stepped, table)}
-
-
-def _quantile(values: Tensor, share: Tensor | float) -> Tensor:
-    """`torch.quantile`, which looks at the value of a tensor `share` and cannot be mapped."""
-    ordered = values.sort().values
-    place = share * (values.shape[0] - 1) * torch.ones_like(ordered[0])
-    below = place.floor()
-    pair = ordered.index_select(0, torch.stack([below, place.ceil()]).long())
-    return torch.lerp(pair[0], pair[1], place - below)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import _checks
@@ -21,6 +23,8 @@ from .pairs import gather_scores
 __all__ = ["BinaryRisk", "Label", "Proposals", "as_labels", "check_gamma"]
 
 Scores = Callable[[], Any]
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
 Proposals = list[Callable[[], None]]
 """What writes the state behind thresholds; called when the batch was not refused."""
 
@@ -41,7 +45,7 @@ class Label:
                 f"{self.positives} and {self.negatives}{place}."
             )
         # The number of each positive among the positives; -1 for others.
-        self.block = torch.where(positive, positive.cumsum(0) - 1, -1)
+        self.block = torch.where(positive, positive.cumsum(0) - 1, -1).numpy()
 
 
 class BinaryRisk(Compositional):
@@ -95,7 +99,7 @@ class BinaryRisk(Compositional):
             process_group=None,  # every rank holds the values of the global batch already
             shared_index=False,
         )
-        self._ranks, self._labels, self._table = process_group, found, table
+        self._ranks, self._labels, self._table = process_group, found, table.numpy()
         self._several, self._said_empty = several, False
         self.activation = activation
 
@@ -105,14 +109,14 @@ class BinaryRisk(Compositional):
 
     @abc.abstractmethod
     def values(
-        self, term: Any, positives: Tensor, negatives: Tensor, block: Tensor, proposals: Proposals
+        self, term: Any, scores: Tensor, positives: int, block: Tensor, proposals: Proposals
     ) -> Tensor:
         """The inner values of a batch: one row for each positive, or one in all.
 
         Args:
             term: the term of the label.
-            positives: scores of the positives, (P,).
-            negatives: scores of the negatives, (M,).
+            scores: of the positives, then of the negatives.
+            positives: P, how many are positives.
             block: number of each positive, (P,).
             proposals: takes what writes the state behind thresholds, if the call succeeds.
         """
@@ -136,35 +140,34 @@ class BinaryRisk(Compositional):
         Args:
             function: runs the model and returns the scores, (B,), or (B, T) for T labels; or a pair
                 (loss, scores) with an ordinary loss, a scalar or per-sample losses.
-            labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown.
+            labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
+                the CPU, as the loader gives them: they are looked at there.
             index: number of each sample in the training set, (B,); None if the batch is the
                 training set in order.
             options: further arguments of `Compositional`, but those of an independent batch.
         """
-        y = as_labels(f"`{type(self).__name__}`: `labels`", labels)
-        ids = torch.arange(len(self._table)) if index is None else torch.as_tensor(index)
-        self._check_batch(y, ids, index is None)
-        group, sizes = find_group(self._ranks), None
+        y, ids = self._read_batch(labels, index)
+        size, group, sizes = len(y), find_group(self._ranks), None
+        device = self._device
         if group is not None:
-            device = next(iter(self._terms.values())).tracker.value.device
-            y, ids, sizes = _over_ranks(y.to(device), ids.to(device), group)
-        rows, blocks = self._rows(y, ids)
+            y, ids, sizes = _over_ranks(y, ids, group, device)
+        rows, blocks = self._rows(y, ids, device)
         proposals: Proposals = []
 
         def entries() -> Any:
             result = function()
             loss, scores = result if isinstance(result, tuple) else (None, result)
-            scores = self._check_scores(scores, len(labels))
+            scores = self._check_scores(scores, size)
             scores = scores if group is None else gather_scores(scores, group, sizes or [])
             values, learns = {}, self.learning
             if learns:
                 proposals.clear()
-            for key, (positive, negative) in rows.items():
-                column = scores[:, list(self._labels).index(key)] if self._several else scores
+            for key, (t, order, positives) in rows.items():
+                column = scores[:, t] if self._several else scores
+                ordered = column.index_select(0, order)  # one gather, and one scatter backward
                 values[key] = self.values(
-                    self._terms[key], column[positive], column[negative], blocks[key],
-                    proposals if learns else [],
-                )  # fmt: skip
+                    self._terms[key], ordered, positives, blocks[key], proposals if learns else []
+                )
             if loss is not None:  # the sum of all is divided by the number of labels below
                 loss = mean_loss(loss, group, check=learns) * len(self._labels)
             elif not values:  # nothing to learn from, but still a loss that can be differentiated
@@ -197,33 +200,49 @@ class BinaryRisk(Compositional):
                 "`fcco.groups.PositiveBatchSampler`."
             )
 
-    def _check_batch(self, y: Tensor, ids: Tensor, whole: bool) -> None:
-        name = type(self).__name__
-        known = self._table
-        if y.dim() != known.dim() or (y.dim() == 2 and y.shape[1] != known.shape[1]):
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._terms.values())).tracker.value.device
+
+    def _read_batch(self, labels: Any, index: Any) -> tuple[Floats, Ints]:
+        """Labels and sample numbers of a call, checked; in NumPy, on the host.
+
+        A dozen looks at short vectors take a third of torch's time there, and positions of
+        positives are needed on the host in any case.
+        """
+        name, known = type(self).__name__, self._table
+        y, ids = _on_host(labels), np.arange(len(known)) if index is None else _on_host(index)
+        if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
             raise ValueError(
-                f"`{name}`: `labels` of a batch have shape {tuple(y.shape)} but those of the "
-                f"training set {tuple(known.shape)}."
+                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
+                f"{known.shape}."
             )
-        if ids.shape != (len(y),) or ids.is_floating_point() or ids.dtype == torch.bool:
-            what = "the whole training set, because no `index` is given" if whole else "`index`"
+        if ids.shape != y.shape[:1] or (ids.size and ids.dtype.kind not in "iu"):
+            what = "the whole training set, because no `index` is given," if index is None else (
+                "`index`"
+            )  # fmt: skip
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples but {what} {tuple(ids.shape)}; give the "
-                "number of each sample in the training set, integers of shape (B,)."
+                f"`{name}`: `labels` hold {len(y)} samples but {what} has shape {ids.shape} and "
+                f"dtype {ids.dtype}; give the number of each sample in the training set, integers "
+                "of shape (B,)."
             )
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= len(known)):
+        if ids.size == 0:
+            return y, ids.astype(np.int64)
+        if ids.min() < 0 or ids.max() >= len(known):
             raise IndexError(
                 f"`{name}`: `index` must lie in [0, {len(known) - 1}], the samples of the training "
-                f"set, but reaches from {int(ids.min())} to {int(ids.max())}."
+                f"set, but reaches from {ids.min()} to {ids.max()}."
             )
-        if not self.training:
-            return
-        there = known[ids.to(known.device)].to(y)
-        if not bool(((there == y) | (there.isnan() & y.isnan())).all()):
+        there = known[ids]
+        if (there == y).all():
+            return there, ids
+        y = as_labels(f"`{name}`: `labels`", y).numpy()  # it has the better words for a -1
+        if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
             raise ValueError(
                 f"`{name}`: labels of the batch differ from those of the training set at the same "
                 "`index`. Is `index` the number of each sample in the whole training set?"
             )
+        return y, ids
 
     def _check_scores(self, scores: Any, size: int) -> Tensor:
         if not isinstance(scores, Tensor):
@@ -244,17 +263,20 @@ class BinaryRisk(Compositional):
         return scores if self.activation is None else scores.sigmoid()
 
     def _rows(
-        self, y: Tensor, ids: Tensor
-    ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-        """Positions of the positives and negatives of each label, and blocks of the positives."""
+        self, y: Floats, ids: Ints, device: torch.device
+    ) -> tuple[dict[str, tuple[int, Tensor, int]], dict[str, Tensor]]:
+        """By label: its column, positions of positives and then negatives, how many positives.
+
+        And the blocks of the positives. Labels without pairs are left out.
+        """
         rows, blocks = {}, {}
         for t, (key, label) in enumerate(self._labels.items()):
             column = y[:, t] if self._several else y
-            positive = (column == 1).nonzero().squeeze(1)
-            negative = (column == 0).nonzero().squeeze(1)
-            if len(positive) and len(negative):
-                rows[key] = positive, negative
-                blocks[key] = label.block[ids[positive].to(label.block.device)]
+            positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
+            if positive.size and negative.size:
+                order = torch.from_numpy(np.concatenate([positive, negative]))
+                rows[key] = t, order.to(device, non_blocking=True), positive.size
+                blocks[key] = torch.from_numpy(label.block[ids[positive]])
         return rows, blocks
 
 
@@ -266,8 +288,7 @@ def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
 
 def as_labels(place: str, labels: Any) -> Tensor:
     """Labels as floats, all of them 0, 1 or NaN."""
-    table = torch.as_tensor(labels)
-    table = table.to(torch.float32)
+    table = torch.as_tensor(labels).detach().to("cpu", torch.float32)
     if table.dim() not in (1, 2):
         raise ValueError(
             f"{place} must have shape (N,), or (N, T) for T labels, but has {tuple(table.shape)}."
@@ -284,10 +305,19 @@ def as_labels(place: str, labels: Any) -> Tensor:
     return table
 
 
-def _over_ranks(y: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, Tensor, list[int]]:
+def _over_ranks(
+    y: Floats, ids: Ints, group: Group, device: torch.device
+) -> tuple[Floats, Ints, list[int]]:
     """Labels and sample numbers of all ranks, and how many each has."""
-    columns = y if y.dim() == 2 else y.unsqueeze(1)  # of a rank without samples, too
-    rows = torch.cat([ids.double().unsqueeze(1), columns.double()], 1)
+    table = np.column_stack([ids, y.reshape(len(y), -1)]).astype(np.float64)
+    rows = torch.from_numpy(table).to(device)
     sizes = row_counts(rows, group)
-    rows = gather_rows(rows, group, sizes)
-    return rows[:, 1:].to(y).reshape(-1, *y.shape[1:]), rows[:, 0].long(), sizes
+    table = gather_rows(rows, group, sizes).cpu().numpy()
+    return table[:, 1:].reshape(-1, *y.shape[1:]), table[:, 0].astype(np.int64), sizes
+
+
+def _on_host(values: Any) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach()
+        return (values if values.device.type == "cpu" else values.cpu()).numpy()
+    return np.asarray(values)

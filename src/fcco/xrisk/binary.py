@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from ..outer import ClassSeparation, Power
 from ..terms import CoupledTerm
 from ..tracker import for_model
 from .base import BinaryRisk, Label, Proposals, check_gamma
-from .pairs import Members, PairMean, pair_means
+from .pairs import PairMean, pair_means, two_means
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
 __all__ = ["AUC", "AveragePrecision"]
@@ -28,31 +28,24 @@ def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 def smooth_ranks(
-    means: Callable[..., Tensor],
-    mean: PairMean,
-    positives: Tensor,
-    negatives: Tensor,
-    all_positives: Any,
-    all_negatives: Any,
+    means: Tensor, all_positives: Any, all_negatives: Any, surrogate: Surrogate
 ) -> Tensor:
     """The rank of each positive of a batch among the positives and among all, (P, 2); pure.
 
     Args:
-        means: `pair_means` or `all_pair_means`.
-        mean: what is computed of the pairs.
-        positives: scores of the positives, (P,).
-        negatives: scores of the negatives, (M,).
+        means: of the losses of each positive against all positives and all negatives of the batch,
+            (P, 2).
         all_positives: number of positives of the training set.
         all_negatives: number of its negatives.
+        surrogate: l.
     """
-    number = len(positives)
-    above: Any = 0.0  # of the other positives; unknown, and taken as none, if there is no other
-    if number > 1:
-        own = Members(own=torch.arange(number, device=positives.device))
-        above = (all_positives - 1) * means(mean, positives, positives, None, own)
-    below = all_negatives * means(mean, positives, negatives)
-    rank = 1 + above + torch.zeros_like(below)
-    return torch.stack([rank, rank + below], dim=1)
+    above, below = means.unbind(1)
+    # The pair of a positive with itself, of loss l(0), does not count. Without any other positive
+    # in the batch, what these would add is not known, and taken as none.
+    number = means.shape[0]
+    share = (all_positives - 1) / max(number - 1, 1)
+    rank = 1 + share * (number * above - surrogate.at_zero)
+    return torch.stack([rank, rank + all_negatives * below], dim=1)
 
 
 class AUC(BinaryRisk):
@@ -131,15 +124,16 @@ class AUC(BinaryRisk):
     def values(
         self,
         term: CoupledTerm,
-        positives: Tensor,
-        negatives: Tensor,
+        scores: Tensor,
+        positives: int,
         block: Tensor,
         proposals: Proposals,
     ) -> Tensor:
         """The class means of h and h^2, or the mean over pairs."""
         if term.tracker.dim == 1:
-            return pair_means(self.pair_mean, positives, negatives).mean().view(1)
-        return class_moments(positives, negatives)
+            means = pair_means(self.pair_mean, scores[:positives], scores[positives:])
+            return means.mean().view(1)
+        return class_moments(scores[:positives], scores[positives:])
 
 
 class AveragePrecision(BinaryRisk):
@@ -224,14 +218,14 @@ class AveragePrecision(BinaryRisk):
     def values(
         self,
         term: Any,
-        positives: Tensor,
-        negatives: Tensor,
+        scores: Tensor,
+        positives: int,
         block: Tensor,
         proposals: Proposals,
     ) -> Tensor:
         """The two ranks of each positive of the batch, estimated for the whole training set."""
-        sizes = term.positives, term.negatives
-        return smooth_ranks(pair_means, self.pair_mean, positives, negatives, *sizes)
+        means = two_means(self.pair_mean, scores, positives)
+        return smooth_ranks(means, term.positives, term.negatives, self.pair_mean.surrogate)
 
 
 class RankTerm(CoupledTerm):

@@ -13,7 +13,15 @@ from torch.autograd.function import once_differentiable
 from .._distributed import Group, gather_rows
 from .surrogates import Surrogate
 
-__all__ = ["Members", "PairMean", "all_pair_means", "gather_scores", "pair_means", "share_above"]
+__all__ = [
+    "Members",
+    "PairMean",
+    "all_pair_means",
+    "gather_scores",
+    "pair_means",
+    "share_above",
+    "two_means",
+]
 
 _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
@@ -134,6 +142,51 @@ def pair_means(
     return _PairMeans.apply(anchors, others, level, mean, members or Members())  # type: ignore[return-value]
 
 
+def two_means(mean: PairMean, scores: Tensor, anchors: int) -> Tensor:
+    """The means of l over the pairs with the anchors and with the others, (P, 2).
+
+    The same as `pair_means` twice, in one pass. An anchor is among the anchors itself.
+
+    Args:
+        mean: whose surrogate is taken.
+        scores: of the anchors, then of the others.
+        anchors: P, the number of anchors.
+    """
+    return _TwoMeans.apply(scores, anchors, mean.surrogate)  # type: ignore[return-value]
+
+
+class _TwoMeans(torch.autograd.Function):
+    """`two_means` with its own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, anchors: int, surrogate: Surrogate) -> Tensor:
+        ctx.anchors, ctx.surrogate = anchors, surrogate
+        parts, slope = [], None
+        for rows in _chunks(anchors, len(scores), keep=True):
+            value, slope = surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
+            halves = value.tensor_split((anchors,), dim=1)
+            parts.append(torch.stack([half.mean(1) for half in halves], dim=1))
+        ctx.save_for_backward(scores, slope if len(parts) == 1 else None)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (scores, kept), anchors = ctx.saved_tensors, ctx.anchors
+        sizes = gradients[0].new_tensor([anchors, len(scores) - anchors])
+        weight, result = gradients[0] / sizes, torch.zeros_like(scores)
+        for rows in _chunks(anchors, len(scores), keep=True):
+            slope = kept
+            if slope is None:
+                _, slope = ctx.surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
+            first, second = slope.tensor_split((anchors,), dim=1)
+            of_first, of_second = weight[rows].unbind(1)
+            result[:anchors] += of_first @ first
+            result[anchors:] += of_second @ second
+            result[rows] -= of_first * first.sum(1) + of_second * second.sum(1)
+        return result, None, None
+
+
 def all_pair_means(
     mean: PairMean,
     anchors: Tensor,
@@ -210,7 +263,10 @@ def share_above(mean: PairMean, anchors: Tensor, others: Tensor, level: Tensor) 
     return torch.cat(parts)
 
 
-def _chunks(rows: int, columns: int) -> list[slice]:
+def _chunks(rows: int, columns: int, keep: bool = False) -> list[slice]:
+    """Rows to compute at a time; with `keep`, all of them where they are few."""
+    if keep and rows * columns <= _KEPT:
+        return [slice(0, rows)]
     size = max(_CHUNK // max(columns, 1), 1)
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 

@@ -15,12 +15,46 @@ from .._schedules import Smoothing
 from ..outer import LogMeanExp, Power
 from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
 from ..tracker import for_model
-from ..tracker.tracker import refuse_nonfinite
 from .base import BinaryRisk, Label, Proposals, check_gamma
 from .pairs import PairMean, pair_means, share_above
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
 __all__ = ["PartialAUC", "TwoWayPartialAUC"]
+
+
+CUTOFF_RATE = 0.2
+"""Weight of a batch in the shared cut-off. Its error counts only in second order: the risk has its
+minimum over s there."""
+
+
+def upper_quantile(values: Tensor, share: Any) -> Tensor:
+    """The value that a share of the values is above, between two of them by interpolation; pure."""
+    ordered = values.sort().values
+    place = (1 - share) * (values.shape[0] - 1)
+    if not isinstance(place, Tensor):
+        low = int(place)
+        high = min(low + 1, values.shape[0] - 1)
+        return torch.lerp(ordered[low], ordered[high], place - low)
+    below = place.floor()  # differs between the runs of a fleet
+    pair = ordered.index_select(0, torch.stack([below, place.ceil()]).long())
+    return torch.lerp(pair[0], pair[1], (place - below).to(values))
+
+
+def shared_cutoff(old: Tensor, batch: Tensor) -> Tensor:
+    """The cut-off q after a batch: a running average of quantiles; pure."""
+    return torch.lerp(old, batch, CUTOFF_RATE)
+
+
+def own_thresholds(
+    mean: PairMean, positives: Tensor, negatives: Tensor, level: Tensor, lr: Any
+) -> Tensor:
+    """The thresholds s_i after a gradient step; pure.
+
+    The step is in units of the spread of the losses, so that their scale does not matter.
+    """
+    spread = mean.surrogate.value_and_slope(negatives - positives.mean())[0].std(correction=0)
+    slope = 1 - share_above(mean, positives, negatives, level) / mean.share
+    return level - lr * spread * slope
 
 
 class _Partial(BinaryRisk):
@@ -76,59 +110,46 @@ class _Partial(BinaryRisk):
 
     def _keep_thresholds(self, term: AbstractTerm, model: nn.Module, label: Label) -> None:
         """Give a term the state behind s_i."""
-        if self.threshold == "shared":
-            options = {"gamma": "auto", "correction": 0.0, "read": "new"}
-            term.keep("cutoff", for_model(model, 1, **options))
-        else:
-            like = term.tracker.value
-            table = BlockParameters(label.positives, dtype=like.dtype, device=like.device)
-            term.keep("thresholds_of_positives", table)
+        like, rows = term.tracker.value, 1 if self.threshold == "shared" else label.positives
+        name = "cutoff" if self.threshold == "shared" else "thresholds_of_positives"
+        term.keep(name, BlockParameters(rows, dtype=like.dtype, device=like.device))
 
     def _of_positives(
-        self,
-        term: AbstractTerm,
-        positives: Tensor,
-        negatives: Tensor,
-        block: Tensor,
-        proposals: Proposals,
+        self, term: AbstractTerm, scores: Tensor, number: int, block: Tensor, proposals: Proposals
     ) -> Tensor:
         """g_i of each positive of the batch."""
+        positives, negatives = scores[:number], scores[number:]
         if self.pair_mean.kind != "cvar":
             return pair_means(self.pair_mean, positives, negatives)
-        learns = self.learning
         with torch.no_grad():
-            level = self._level(term.tables[-1], positives, negatives, block, proposals, learns)
+            table = term.tables[-1]
+            assert isinstance(table, BlockParameters)
+            level = self._level(table, positives, negatives, block, proposals)
         return pair_means(self.pair_mean, positives, negatives, level)
 
     def _level(
         self,
-        state: Any,
+        table: BlockParameters,
         positives: Tensor,
         negatives: Tensor,
         block: Tensor,
         proposals: Proposals,
-        learns: bool,
     ) -> Tensor:
         """The thresholds s_i of the positives of the batch."""
         surrogate, share = self.pair_mean.surrogate, self.pair_mean.share
-        cutoff = torch.quantile(negatives, 1 - share)  # of this batch
-        if not isinstance(state, BlockParameters):
-            if learns:
-                update, tracked = state.propose(state.entries(state.blocks(), cutoff.view(1)))
-                refuse_nonfinite({"": (state, update)}, None)
-                proposals.append(functools.partial(state.write, update))
-                cutoff = tracked.value.to(cutoff).squeeze(0)
+        cutoff = upper_quantile(negatives, share)  # of this batch
+        if self.threshold == "shared":
+            if self.training:
+                cutoff = shared_cutoff(table.read(None, cutoff.view(1)).to(cutoff), cutoff)
+                proposals.append(functools.partial(table.propose, None, cutoff))
             return surrogate.value_and_slope(cutoff - positives)[0]
         first = surrogate.value_and_slope(cutoff - positives)[0]
         if not self.training:
             return first
-        block = block.to(state.value.device)
-        level = state.read(block, first).to(first)
-        # The step is in units of the spread of the losses, so that their scale does not matter.
-        spread = surrogate.value_and_slope(negatives - positives.mean())[0].std(correction=0)
-        slope = 1 - share_above(self.pair_mean, positives, negatives, level) / share
-        moved = level - self.threshold_lr * spread * slope
-        proposals.append(functools.partial(state.propose, block, moved))
+        block = block.to(table.value.device)
+        level = table.read(block, first).to(first)
+        moved = own_thresholds(self.pair_mean, positives, negatives, level, self.threshold_lr)
+        proposals.append(functools.partial(table.propose, block, moved))
         return level
 
 
@@ -235,13 +256,13 @@ class PartialAUC(_Partial):
     def values(
         self,
         term: CoupledTerm,
-        positives: Tensor,
-        negatives: Tensor,
+        scores: Tensor,
+        positives: int,
         block: Tensor,
         proposals: Proposals,
     ) -> Tensor:
         """g_i of each positive, or their mean."""
-        values = self._of_positives(term, positives, negatives, block, proposals)
+        values = self._of_positives(term, scores, positives, block, proposals)
         return values if self.per_positive else values.mean().view(1)
 
 
@@ -375,10 +396,10 @@ class TwoWayPartialAUC(_Partial):
     def values(
         self,
         term: AbstractTerm,
-        positives: Tensor,
-        negatives: Tensor,
+        scores: Tensor,
+        positives: int,
         block: Tensor,
         proposals: Proposals,
     ) -> Tensor:
         """g_i of each positive of the batch."""
-        return self._of_positives(term, positives, negatives, block, proposals)
+        return self._of_positives(term, scores, positives, block, proposals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Surrogate(abc.ABC):
     @abc.abstractmethod
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
         """The values l(d) and the derivatives l'(d), elementwise."""
+
+    @functools.cached_property
+    def at_zero(self) -> float:
+        """The value l(0), of two equal scores."""
+        return float(self.value_and_slope(torch.zeros(1))[0])
 
     @property
     def monotone(self) -> bool:
