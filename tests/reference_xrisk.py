@@ -300,7 +300,7 @@ class Ranking(Reference):
         size, ordered = (self.query == q).sum(), np.sort(h)[::-1]
         place = min(max(int(np.round(self.k * len(h) / size)), 1), len(h) - 1)
         best = (ordered[place - 1] + ordered[place]) / 2 if size > self.k else ordered[-1] - 1e6
-        share = len(h) / size
+        share = min(len(h) / size, 1.0)
         value = (1 - share) * self.table.value.get(q, best) + share * best
         self.table.propose(np.array([q]), np.array([value]))
         return value, h.std() + 1e-6

@@ -202,11 +202,12 @@ def fixed(name: str, **more: Any) -> Run:
 
 
 def batches_of(name: str, number: int) -> list[np.ndarray]:
-    """Batches with both classes, one of them with a sample twice."""
+    """Batches with both classes, some of them with samples twice."""
     draw, result = np.random.default_rng(11), []
     while len(result) < number:
         ids = draw.choice(SIZE, 13, replace=False)
         ids[-1] = ids[0] if len(result) == 3 else ids[-1]
+        ids[-4:] = [16, 17, 18, 16] if len(result) == 4 else ids[-4:]  # more than a whole list
         present = BAG_LABEL[BAG[ids]] if CASES[name].data == "bags" else Y[ids]
         if 1 < present.sum() < 12:
             result.append(ids)
@@ -353,12 +354,17 @@ def whole(name: str, **more: Any) -> Run:
     return run
 
 
+def whole_number(name: str) -> dict[str, float]:
+    """A share that is 6 of the 15 negatives."""
+    cvar = name.startswith(("partial", "two-way")) and not name.endswith("kl")
+    return {"max_fpr": 0.4} if cvar else {}
+
+
 @ALL
 def test_full_batch_is_the_objective_itself(name):
     """With gamma = 1 value and gradient are those of the objective, by brute force."""
-    cvar = name.startswith(("partial", "two-way")) and not name.endswith("kl")
-    more = {"max_fpr": 0.4} if cvar else {}  # 6 of the 15 negatives
-    run = whole(name, **more, **({"smoothing": 0.0} if name == "two-way-shared" else {}))
+    more = {"smoothing": 0.0} if name == "two-way-shared" else {}
+    run = whole(name, **whole_number(name), **more)
     loss = run.call(np.arange(SIZE))
     expected = brute(name, run.scores(torch.tensor(X)), 0.4)
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
@@ -451,9 +457,9 @@ def test_several_labels_are_their_mean():
 # --- state ------------------------------------------------------------------------------------
 
 
-def trained(name: str) -> tuple[Run, PositiveBatchSampler]:
+def trained(name: str, **more: Any) -> tuple[Run, PositiveBatchSampler]:
     """A run with automatic settings and its sampler after three steps."""
-    run, sampler = Run(name, momentum=0.5), PositiveBatchSampler(Y, 14, 6, seed=2)
+    run, sampler = Run(name, momentum=0.5, **more), PositiveBatchSampler(Y, 14, 6, seed=2)
     for _ in range(3):
         run.step(sampler.draw())
     return run, sampler
@@ -493,14 +499,23 @@ def test_copies_go_their_own_way(name, how):
 
 @ALL
 def test_evaluation_changes_nothing(name):
-    run, sampler = trained(name)
-    before, ids = run.state(), sampler.draw()
+    """It is that of the batch alone: on all data, the objective itself."""
+    run, sampler = trained(name, **whole_number(name))
+    other = copy.deepcopy(run)
+    ids = sampler.draw()
     with torch.no_grad():
         run.call(ids)
     run.risk.eval()
-    loss = run.call(ids)
+    loss, exact = run.call(np.arange(SIZE)), brute(name, run.scores(torch.tensor(X)), 0.4)
+    if name in ("two-way-shared", "two-way-own"):  # with the s of the training, which is no minimum
+        assert loss > exact - 0.4 / 0.5
+    else:
+        torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
     assert run.gradient(loss).norm() > 0, "it can be differentiated all the same"
-    assert same(before, run.state())
+    assert same(other.state(), run.state())
+    run.risk.train()
+    assert run.step(ids) == other.step(ids)
+    assert same(other.state(), run.state())
 
 
 @ALL
@@ -555,6 +570,9 @@ def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
     before = run.state()
     with pytest.raises(NonFiniteValue):
         run.call(sampler.draw(), lambda x: run.scores(x) * 1e200)
+    lowest = torch.tensor(np.where(Y == 0, -math.inf, 0.0))  # every pair has the value 0
+    with pytest.raises(NonFiniteValue):
+        run.call(np.arange(SIZE), lambda x: run.scores(x) + lowest)
     assert same(before, run.state())
 
 
