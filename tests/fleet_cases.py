@@ -508,8 +508,8 @@ GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
 LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
 LEARNED = (*TRACKED, *ERROR)
-CUTOFF = (("cutoff.tracked", lambda o: o.term.cutoff.rows),)
-OWN = (("thresholds_of_positives", lambda o: o.term.thresholds_of_positives.value),)
+CUTOFF = (("pair_thresholds", lambda o: o.term.cutoff.value),)
+OWN = (("pair_thresholds", lambda o: o.term.thresholds_of_positives.value),)
 CASES: dict[str, Case] = {
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),

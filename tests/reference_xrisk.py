@@ -216,7 +216,9 @@ class PartialAUC(Binary):
             slope = 1 - (losses > s[:, None]).mean(1) / self.share
             self.table.propose(block, s - self.rate * spread * slope)
         else:
-            _, (q,) = self.averages["q"](np.array([0]), np.array([cutoff]))
+            old = self.table.value.get(0, cutoff)
+            q = old + 0.2 * (cutoff - old)
+            self.table.propose(np.array([0]), np.array([q]))
             s = self.pair(q - pos[0])[0]
         values, rows = [], []
         for i in range(len(s)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ class Surrogate(abc.ABC):
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
         """The values l(d) and the derivatives l'(d), elementwise."""
 
-    @functools.cached_property
+    @property
     def at_zero(self) -> float:
         """The value l(0), of two equal scores."""
         return float(self.value_and_slope(torch.zeros(1))[0])
@@ -48,6 +47,11 @@ class Surrogate(abc.ABC):
 @dataclass(frozen=True)
 class _Margin(Surrogate):
     margin: float = 1.0
+
+    @property
+    def at_zero(self) -> float:
+        """It is 1."""
+        return 1.0
 
     def __post_init__(self) -> None:
         _checks.positive(type(self).__name__, "margin", self.margin)
