@@ -11,7 +11,7 @@ from torch import Tensor
 from ..outer import MoreauEnvelope
 from ..terms import CoupledTerm
 from ..terms.coupled import OuterTerm, automatic_width, weighted_mean, widest
-from ..tracker import InnerTracker, log_track
+from ..tracker import InnerTracker, forgetting_log_track, log_track
 from ..tracker.blocks import Entries, per_row
 from ..tracker.error import BlockStatistics, PooledStatistics, new_value_weight, standard_errors
 from ..tracker.update import Rule, correction_weight
@@ -108,7 +108,7 @@ class Tracking:
     @property
     def log(self) -> bool:
         """Whether values and u are logarithms."""
-        return self.rule is log_track
+        return self.rule in (log_track, forgetting_log_track)
 
     def previous_values(self, run: Run) -> Tensor | None:
         """The values of the batch at w_{t-1}; None without correction."""

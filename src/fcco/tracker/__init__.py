@@ -20,7 +20,7 @@ from torch import nn
 from .blocks import Batch, Blocks, Entries, Tracked
 from .error import ErrorEstimate
 from .tracker import InnerTracker, NonFiniteValue
-from .update import log_track, theory_correction, track, value_of
+from .update import forgetting_log_track, log_track, theory_correction, track, value_of
 
 __all__ = [
     "GAMMA",
@@ -35,6 +35,7 @@ __all__ = [
     "alexr_tracker",
     "ema_tracker",
     "for_model",
+    "forgetting_log_track",
     "like_model",
     "log_track",
     "msvr_tracker",

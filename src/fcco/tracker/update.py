@@ -21,6 +21,7 @@ from torch import Tensor
 __all__ = [
     "Rule",
     "correction_weight",
+    "forgetting_log_track",
     "log_track",
     "overlay",
     "theory_correction",
@@ -104,6 +105,22 @@ def log_track(
         total = torch.exp(average - largest) + correction * difference
         after = torch.maximum(largest + total.clamp(min=0).log(), average + math.log(1e-3))
     return before, after if seen is None else torch.where(seen, after, fresh)
+
+
+def forgetting_log_track(
+    old: Tensor,
+    seen: Tensor | None,
+    fresh: Tensor,
+    previous: Tensor | None,
+    gamma: Number,
+    correction: Number,
+) -> tuple[Tensor, Tensor]:
+    """`log_track` that recovers from outliers: u is at most e^20 times the fresh value.
+
+    A u above that comes from a batch of outliers. Its slope is 0 to the last digit, and would be
+    for many visits, since its logarithm falls by no more than -log(1 - gamma) at each.
+    """
+    return log_track(torch.minimum(old, fresh + 20), seen, fresh, previous, gamma, correction)
 
 
 def _log(weight: Number) -> Number:

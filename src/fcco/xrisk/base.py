@@ -309,7 +309,8 @@ def _over_ranks(
     y: Floats, ids: Ints, group: Group, device: torch.device
 ) -> tuple[Floats, Ints, list[int]]:
     """Labels and sample numbers of all ranks, and how many each has."""
-    table = np.column_stack([ids, y.reshape(len(y), -1)]).astype(np.float64)
+    columns = y[:, None] if y.ndim == 1 else y
+    table = np.concatenate([ids[:, None], columns], axis=1, dtype=np.float64)
     rows = torch.from_numpy(table).to(device)
     sizes = row_counts(rows, group)
     table = gather_rows(rows, group, sizes).cpu().numpy()

@@ -14,7 +14,7 @@ from .. import _checks
 from .._schedules import Smoothing
 from ..outer import LogMeanExp, Power
 from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
-from ..tracker import for_model
+from ..tracker import NonFiniteValue, for_model, forgetting_log_track
 from .base import BinaryRisk, Label, Proposals, check_gamma
 from .pairs import PairMean, pair_means, share_above
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
@@ -140,6 +140,11 @@ class _Partial(BinaryRisk):
         cutoff = upper_quantile(negatives, share)  # of this batch
         if self.threshold == "shared":
             if self.training:
+                if not bool(torch.isfinite(cutoff)):
+                    raise NonFiniteValue(
+                        f"Scores of negatives are infinite in `{type(self).__name__}`, so many "
+                        "that their cut-off is; nothing was updated."
+                    )
                 cutoff = shared_cutoff(table.read(None, cutoff.view(1)).to(cutoff), cutoff)
                 proposals.append(functools.partial(table.propose, None, cutoff))
             return surrogate.value_and_slope(cutoff - positives)[0]
@@ -166,12 +171,13 @@ class PartialAUC(_Partial):
         \text{"kl": } \min_w\; \frac1{n_+}\sum_i \tau\log\operatorname*{mean}_j
             e^{\ell(h_j - h_i)/\tau}.
 
-    The first is exact: the mean of l over all positives and the hardest negatives. l never falls,
-    so these are the same negatives for every positive, those above one cut-off q, and s_i is
-    l(q - h_i). `threshold="shared"` tracks q, which every batch sees; `"own"` keeps and steps an
-    s_i for each positive, which is seen once in a while (SOPA). The second replaces the hardest
-    negatives by soft weights on all of them, by a temperature instead of a share; a block is a
-    positive, g_i is the mean of exponentials, tracked in log space, and f = tau log.
+    The first is exact: at its minimum over s it is the mean of l over all positives and the hardest
+    negatives. l never falls, so these are the same negatives for every positive, those above one
+    cut-off q, and s_i is l(q - h_i). `threshold="shared"` keeps q, which every batch sees; `"own"`
+    keeps and steps an s_i for each positive, which is seen once in a while (SOPA). The second
+    replaces the hardest negatives by soft weights on all of them, by a temperature instead of a
+    share; a block is a positive, g_i is the mean of exponentials, tracked in log space, and
+    f = tau log.
 
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
@@ -188,7 +194,8 @@ class PartialAUC(_Partial):
         gamma: weight of the new g_i, for `"kl"`: 0.5 unless given.
         temperature: tau of `"kl"`.
         threshold: see above.
-        threshold_lr: step size of `"own"`, in units of the spread of the pair losses.
+        threshold_lr: step size of `"own"`, in units of the standard deviation of l(h_j - mean h_i)
+            over the negatives of the batch.
         names: names of the labels.
         process_group: see `Compositional`.
 
@@ -246,7 +253,8 @@ class PartialAUC(_Partial):
     def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
         """The mean over positives, or of the logarithms of their tracked means."""
         if self.pair_mean.kind == "log_mean_exp":
-            tracker = for_model(model, label.positives, log_space=True, **self._options)
+            options = {"log_space": True, "rule": forgetting_log_track, **self._options}
+            tracker = for_model(model, label.positives, **options)
             return CoupledTerm(LogMeanExp(self.pair_mean.temperature), tracker)
         # f is linear: there is nothing to gain from tracking.
         term = CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
@@ -375,7 +383,7 @@ class TwoWayPartialAUC(_Partial):
     def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
         """CVaR over the positives, or the nested logarithms."""
         if self.pair_mean.kind == "log_mean_exp":
-            options = {"log_space": True, **self._options}
+            options = {"log_space": True, "rule": forgetting_log_track, **self._options}
             return NestedTerm(
                 LogMeanExp(self._positive_temperature),
                 self._log_mean,
