@@ -28,7 +28,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def test_cards_are_complete():
-    assert len(data.names()) == 12
+    assert len(data.names()) == 15
     for name in data.names():
         card = data.card(name)
         assert all((card.title, card.rows, card.licence, card.citation))
@@ -348,5 +348,5 @@ def test_amazon_wilds(tmp_path):
         data.load_grouped("amazon", tmp_path)
     made.splits[used[0]] = 1 if made.splits[used[0]] != 1 else 3
     (folder / "splits/user.csv").write_text("\n".join(map(str, ["split", *made.splits])) + "\n")
-    with pytest.raises(data.WrongData, match="a user must belong to one part"):
+    with pytest.raises(data.WrongData, match="a group must belong to one part"):
         data.load_grouped("amazon", tmp_path)

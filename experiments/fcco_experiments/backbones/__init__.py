@@ -9,6 +9,7 @@
 | distilbert | text | 768 | your Hugging Face folder, or Hugging Face's cache |
 | clip-image | image | 768 | your Hugging Face folder, or Hugging Face's cache (ViT-B/16) |
 | clip-text | text | 512 | the same folder |
+| morgan | text (SMILES) | 1024 | none: fingerprints of molecules, by rdkit |
 
 `build` makes one to train, `features` gives what a frozen one makes of a whole data set, from the
 cache if it can. Nothing is downloaded but from PyPI, and every file from there is known by its

@@ -25,8 +25,9 @@ from ..data.sources import Copy, Progress, Sighting, cache_folder, locate
 from .base import Backbone, Kind, Options, Spec, file_checksum
 from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed
 from .images import IMAGES
+from .molecules import MOLECULES
 
-BUILT_IN: dict[str, Spec] = {spec.name: spec for spec in (*IMAGES, *TEXTS, *CLIP)}
+BUILT_IN: dict[str, Spec] = {spec.name: spec for spec in (*IMAGES, *TEXTS, *CLIP, *MOLECULES)}
 VERSION = 1  # of features; to be raised when the same weights give others
 
 
@@ -146,7 +147,7 @@ def features(
     """What a frozen backbone makes of every sample: float32 (N, width), on the CPU.
 
     They are kept in the cache folder under a name that depends on the backbone, the checksum of its
-    weights, the fingerprint of the data, `size` or `tokens`, and the kind of device; a file that
+    weights, the fingerprint of the samples, `size` or `tokens`, and the kind of device; a file that
     is damaged is computed anew. Several processes may ask at once: each file is whole, and the
     last to be written stays. Random weights are the same each time.
 
@@ -170,7 +171,7 @@ def features(
         "version": VERSION,
         "backbone": name,
         "weights": spec.checksum(given),
-        "data": data.fingerprint,
+        "data": data.inputs or data.fingerprint,
         "samples": len(data.samples),
         "shape": list(given.size) if image else given.tokens,
         "precision": "float32",

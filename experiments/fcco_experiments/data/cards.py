@@ -39,6 +39,7 @@ class Card:
         classes: that are read unless others are asked for; all where there are none.
         reported: columns of the groups whose accuracies are reported.
         by_user: see `table.grouped`.
+        whole_groups: see `table.grouped`.
         near: see `table.grouped`.
         summary: see `GroupedData`.
         name: of the file.
@@ -55,6 +56,7 @@ class Card:
     classes: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     by_user: bool = False
+    whole_groups: bool = False
     near: float | None = None
     summary: Literal["worst", "tenth"] = "worst"
     name: str = ""
@@ -88,6 +90,7 @@ def load(
     folder: Place = None,
     *,
     columns: Columns | None = None,
+    label: str = "",
     download: bool = True,
     progress: Progress | None = None,
     **options: Any,
@@ -102,9 +105,10 @@ def load(
         data: name of a card, or the path of a table.
         folder: where to look first.
         columns: of a table.
+        label: of a card with groups: another column of its table, whose classes are the groups.
         download: fetch what is not on this machine and keep it in the cache.
         progress: is told about downloads.
-        options: `validation` and `seed`; for data with groups `limit`, `distinct` and `classes`.
+        options: `validation` and `seed`; for data with groups those of `table.grouped`.
 
     Returns:
         `FairnessData`, or `GroupedData` for cards of that kind.
@@ -127,12 +131,13 @@ def load(
     read = layouts.READERS[copy.reader](found)
     if own.kind == "fairness":
         return table.fairness(own.name, read, own.columns, own.values, **options)
-    columns = own.columns
+    columns = replace(own.columns, label=label, group=()) if label else own.columns
     if columns.split and columns.split not in read.frame:  # a copy without official parts
         columns = replace(columns, split="")
     return table.grouped(
-        own.name, read, columns, own.values, reported=own.reported, by_user=own.by_user,
-        near=own.near, summary=own.summary, **{"classes": own.classes, **options},
+        own.name, read, columns, own.values, reported=() if label else own.reported,
+        by_user=own.by_user, whole_groups=own.whole_groups, near=own.near, summary=own.summary,
+        **{"classes": own.classes, **options},
     )  # fmt: skip
 
 
@@ -142,6 +147,7 @@ def load_grouped(
     *,
     columns: Columns | None = None,
     size: tuple[int, int] = (224, 224),
+    label: str = "",
     download: bool = True,
     progress: Progress | None = None,
     **options: Any,
@@ -149,7 +155,7 @@ def load_grouped(
     """Samples in groups: `load` for cards of that kind, or any table.
 
     `size` is the height and width that the images of a table are given; the other arguments are
-    those of `load`, with the options `limit`, `distinct` and `classes` of `table.grouped`.
+    those of `load`, with the options of `table.grouped`.
 
     Example:
         >>> load_grouped("grouped-synthetic", groups=4).kind
@@ -162,7 +168,7 @@ def load_grouped(
     if card(str(data)).kind != "groups":
         own = ", ".join(name for name in names() if card(name).kind == "groups")
         raise WrongData(f"`{data}` has no groups of samples; these have: {own}; or give a table.")
-    return load(data, folder, download=download, progress=progress, **options)
+    return load(data, folder, label=label, download=download, progress=progress, **options)
 
 
 def look(name: str, folder: Place = None) -> list[Sighting]:

@@ -93,6 +93,7 @@ class GroupedData:
         fingerprint: changes when the data do.
         summary: how the accuracies of the reported groups become one figure: the `"worst"`, or the
             `"tenth"` percentile as Amazon-WILDS has it.
+        inputs: changes when the samples do, but not with their labels; empty where unknown.
     """
 
     name: str
@@ -102,6 +103,7 @@ class GroupedData:
     cut: Callable[[int], Mapping[str, GroupedPart]]
     fingerprint: str
     summary: Literal["worst", "tenth"] = "worst"
+    inputs: str = ""
 
 
 def part(
@@ -258,6 +260,63 @@ class ByUser:
                 number, size = number + 1, 0
         last = max(number - 1, 0)  # the last pool that is large enough
         return torch.tensor([min(pool, last) for pool in pools], dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeGroups:
+    """From a seed to parts that share no group, such as the documents of one query.
+
+    Args:
+        label: of all samples.
+        group: of all samples.
+        group_names: by id.
+        part_of: of each group, a place in `PARTS`; unless given, the seed cuts the groups 60:20:20.
+            Where none is for validation, the seed takes a fifth of the training groups.
+    """
+
+    label: Tensor
+    group: Tensor
+    group_names: tuple[str, ...]
+    part_of: Tensor | None = None
+
+    def __call__(self, seed: int) -> dict[str, GroupedPart]:
+        """The parts."""
+        order = torch.randperm(len(self.group_names), generator=torch.Generator().manual_seed(seed))
+        if self.part_of is None:
+            part_of = torch.full((len(order),), TEST)
+            first, second = (round(share * len(order)) for share in SHARES)
+            part_of[order[:first]], part_of[order[first : first + second]] = TRAIN, VALIDATION
+        else:
+            part_of = self.part_of.clone()
+            if not (part_of == VALIDATION).any():
+                train = order[part_of[order] == TRAIN]
+                part_of[train[: round(SHARES[1] * len(train))]] = VALIDATION
+        rows = [torch.nonzero(part_of[self.group] == place).squeeze(1) for place in range(3)]
+        return {
+            name: part(own, self.label, self.group, self.group_names)
+            for name, own in zip(PARTS, rows, strict=True)
+        }
+
+
+def sampled(group: Tensor, number: int) -> Tensor:
+    """About `number` rows, of each group its share, drawn by one fixed shuffle; 0 keeps all.
+
+    The rows come in increasing order; a group keeps three rows at least.
+
+    Example:
+        >>> len(sampled(torch.tensor([0] * 80 + [1] * 20), number=50))
+        50
+    """
+    if number < 0:
+        raise ValueError(f"`rows` must be 0 (all) or a number of rows but is: {number}.")
+    if number == 0 or number >= len(group):
+        return torch.arange(len(group))
+    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
+    order = shuffled[torch.argsort(group[shuffled], stable=True)]
+    _, sizes = torch.unique(group, return_counts=True)
+    wanted = [max(3, round(size * number / len(group))) for size in sizes.tolist()]
+    own = zip(order.split(sizes.tolist()), wanted, strict=True)
+    return torch.cat([rows[:most] for rows, most in own]).sort().values
 
 
 def kept(group: Tensor, limit: int) -> Tensor:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .grouped import PARTS
 from .images import SUFFIXES
+from .molecules import scaffold, scaffold_split
 from .sources import Sighting, WrongData, cache_folder, digest, members
 from .table import Frame, Table, read_frame
 
@@ -111,6 +113,67 @@ def amazon_wilds(found: Sequence[Sighting]) -> Table:
         )
     frame = frame.assign(reviewText=frame["reviewText"].fillna(""), split=split.map(WILDS_SPLITS))
     return Table(str(root), frame[frame["split"].notna()])
+
+
+def toxicity(found: Sequence[Sighting]) -> Table:
+    """Comments, toxic where at least half of the votes say so."""
+    frame, votes = (_frame(entry, sep="\t") for entry in found)
+    share = votes["toxicity"].astype(int).groupby(votes["rev_id"]).mean()
+    text = frame["comment"].str.replace(r"(NEWLINE|TAB)_TOKEN", " ", regex=True)
+    toxic = (frame["rev_id"].map(share) >= 0.5).astype(int).astype(str)
+    return Table(found[0].detail, frame.assign(text=text, toxic=toxic))
+
+
+def hiv(found: Sequence[Sighting]) -> Table:
+    """Molecules as SMILES, split 80:10:10 by scaffold; the parts are kept in the cache."""
+    frame = _frame(found[0])
+    kept = cache_folder() / "hiv" / f"scaffolds-{digest(found[0].content)[:16]}.json"
+    split = None
+    with suppress(OSError, ValueError):
+        split = json.loads(kept.read_text())
+    if split is None:
+        split = scaffold_split([scaffold(smiles) for smiles in frame["smiles"]]).tolist()
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(split))
+    return Table(found[0].detail, frame.assign(split=[PARTS[place] for place in split]))
+
+
+# --- Lists ---------------------------------------------------------------------------------------
+
+
+def lambdarank(found: Sequence[Sighting]) -> Table:
+    """Files in the LibSVM format, with the number of rows of each query beside them."""
+    files, frames = _files(found), []
+    for split in ("train", "test"):
+        frame = libsvm(_read(files, f"rank.{split}").decode(), f"rank.{split}")
+        sizes = np.array(_read(files, f"rank.{split}.query").decode().split(), dtype=int)
+        if sizes.sum() != len(frame):
+            raise WrongData(
+                f"rank.{split}.query of {found[0].detail} must count {len(frame):,} rows but "
+                f"counts {sizes.sum():,}."
+            )
+        query = [f"{split} {number + 1}" for number in np.repeat(np.arange(len(sizes)), sizes)]
+        frames.append(frame.assign(query=query, split=split))
+    # A feature that is 0 in a whole file may be missing in it.
+    frame = pd.concat(frames, ignore_index=True).fillna("0")
+    return Table(found[0].detail, frame)
+
+
+def libsvm(content: str, where: str) -> Frame:
+    """Rows `label number:value ...` as cells of text; what a row does not name is 0."""
+    rows = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        label, *cells = line.partition("#")[0].split()
+        pairs = [cell.partition(":") for cell in cells]
+        if not all(name.isdigit() and value for name, _, value in pairs):
+            raise WrongData(f"{where}: line {number} is not `label number:value ...`.")
+        rows.append({"relevance": label, **{f"x{int(name)}": value for name, _, value in pairs}})
+    frame = pd.DataFrame(rows, dtype=str).fillna("0")
+    features = sorted(
+        (name for name in frame if name != "relevance"), key=lambda name: int(name[1:])
+    )
+    return frame[["relevance", *features]]
 
 
 # --- Images --------------------------------------------------------------------------------------
@@ -239,5 +302,6 @@ READERS: dict[str, Callable[[Sequence[Sighting]], Table]] = {
     reader.__name__: reader
     for reader in (
         *(adult, compas, sentiment, reviews, amazon_wilds, celeba, camelyon17, bdd100k, weather),
+        *(toxicity, hiv, lambdarank),
     )
 }

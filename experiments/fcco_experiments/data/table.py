@@ -27,9 +27,11 @@ from .grouped import (
     Samples,
     Texts,
     Vectors,
+    WholeGroups,
     WithinGroups,
     cut_within_groups,
     kept,
+    sampled,
 )
 from .images import distinct_rows, image_samples, opened
 from .sources import WrongData, digest, few, members
@@ -343,9 +345,11 @@ def grouped(
     *,
     classes: Sequence[str] = (),
     limit: int = 0,
+    rows: int = 0,
     distinct: bool = False,
     reported: Sequence[str] = (),
     by_user: bool = False,
+    whole_groups: bool = False,
     near: float | None = None,
     summary: Literal["worst", "tenth"] = "worst",
 ) -> GroupedData:
@@ -358,9 +362,11 @@ def grouped(
         values: names of the values of columns.
         classes: in the order of their labels; rows of others are left out. All unless given.
         limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
+        rows: keep about so many rows, of each group and part its share; 0 keeps all.
         distinct: drop texts that repeat one of their own group.
         reported: columns of the groups whose accuracies are reported; all unless given.
         by_user: the groups are users, each in one part alone, see `ByUser`.
+        whole_groups: each group is in one part alone, such as a query; see `WholeGroups`.
         near: drop images that repeat another one, see `distinct_rows`.
         summary: see `GroupedData`.
     """
@@ -385,13 +391,18 @@ def grouped(
     else:
         group, groups = crossed(table, columns.group or (columns.label,), values)
     split = _split(table, columns.split)
-    rows = kept(_tensor(group * 3 + (0 if split is None else split)), limit).numpy()
+    cells = _tensor(group * 3 + (0 if split is None else split))
+    own = kept(cells, limit)
+    own = own[sampled(cells[own], rows)].numpy()
     counts = torch.bincount(_tensor(group), minlength=len(groups))
-    part_of = None if split is None or not by_user else _part_of(table, group, split)
-    table, label, group = _rows(table, rows), label[rows], group[rows]
-    split = None if split is None else split[rows]
+    whole = by_user or whole_groups
+    part_of = None if split is None or not whole else _part_of(table, group, split)
+    table, label, group = _rows(table, own), label[own], group[own]
+    split = None if split is None else split[own]
     if by_user:
         cut: Any = ByUser(_tensor(label), _tensor(group), counts, part_of=part_of)
+    elif whole_groups:
+        cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
     else:
         _check_groups(table, columns, class_names, groups, group, split)
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
@@ -412,6 +423,7 @@ def grouped(
             b"" if split is None else split.tobytes(), *marks,
         ),
         summary=summary,
+        inputs=digest(kind, *marks),
     )  # fmt: skip
 
 
@@ -452,11 +464,11 @@ def _of_classes(table: Table, label: str, classes: Sequence[str]) -> Table:
     return _rows(table, np.flatnonzero(cells.isin(classes)))
 
 
-def _part_of(table: Table, user: np.ndarray, split: np.ndarray) -> Tensor:
-    """The part of each user."""
-    parts: Frame = pd.Series(split).groupby(user)
+def _part_of(table: Table, group: np.ndarray, split: np.ndarray) -> Tensor:
+    """The part of each group."""
+    parts: Frame = pd.Series(split).groupby(group)
     if (parts.nunique() > 1).any():
-        raise WrongData(f"{table.where}: a user must belong to one part, but some are in several.")
+        raise WrongData(f"{table.where}: a group must belong to one part, but some are in several.")
     return _tensor(parts.first().to_numpy())
 
 

@@ -1,0 +1,1 @@
+"""X-risks: average precision, partial AUC and NDCG."""
