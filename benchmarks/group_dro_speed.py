@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.tasks.group_dro.model import Classifier
+from fcco_experiments.tasks.network import Classifier
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..base import OnMachine, Scheduled
+from ..base import Scheduled
+from ..network import Networked
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupDRO(Scheduled, OnMachine):
+class GroupDRO(Scheduled, Networked):
     r"""The average loss of the worst groups.
 
     .. math::
@@ -17,10 +18,6 @@ class GroupDRO(Scheduled, OnMachine):
         L_i(w) = \mathrm E\bigl[\ell(w; x, y) \mid \text{group } i\bigr]
 
     Args:
-        train: `"head"` trains a head on features of the frozen backbone, computed once and kept in
-            the cache; `"all"` trains every weight.
-        batch_norm: `"frozen"` keeps the statistics of the pretrained backbone; `"batch"` takes
-            those of each batch, as training from random weights must.
         distinct: drop texts that repeat one of their own group, so that no copy of a training text
             is a test text.
         choose_by: the figure by which a sweep chooses settings and, on test data, a comparison is
@@ -32,14 +29,6 @@ class GroupDRO(Scheduled, OnMachine):
     """
 
     ratio: float = 0.15  # r, the share of groups that count; alpha in the paper's appendix
-    backbone: str = "none"  # the network in front of the head; "none" for data that are vectors
-    train: Literal["head", "all"] = "head"
-    pretrained: bool = True  # start the backbone from pretrained weights
-    weights: str = ""  # file of those weights; the backbone's own unless given
-    hidden: tuple[int, ...] = ()  # widths of hidden layers of the head; none makes it linear
-    size: tuple[int, int] = (128, 104)  # height and width that images are scaled to
-    tokens: int = 128  # texts are cut after so many
-    batch_norm: Literal["frozen", "batch"] = "frozen"
     batch: int = 64  # samples of a batch, B1 B2
     groups_per_batch: int = 4  # B1; 0: as many as there are with two samples each
     sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
@@ -55,7 +44,7 @@ class GroupDRO(Scheduled, OnMachine):
         super().__post_init__()
         if not 0 < self.ratio <= 1:
             raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
-        self.at_least(1, "batch", "tokens", "accumulate")
+        self.at_least(1, "batch", "accumulate")
         self.at_least(0, "sample_limit", "groups_per_batch")
         if self.groups_per_batch and self.batch % self.groups_per_batch:
             raise ValueError(
@@ -67,12 +56,6 @@ class GroupDRO(Scheduled, OnMachine):
                 f"`accumulate` must divide groups_per_batch = {self.groups_per_batch} (micro-"
                 f"batches hold whole groups) but is: {self.accumulate}."
             )
-        if min(self.size) < 1:
-            raise ValueError(f"`size` must be a height and a width but is: {list(self.size)}.")
-        if not all(width >= 1 for width in self.hidden):
-            raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
-        if self.backbone == "none" and self.train == "all" and not self.hidden:
-            raise ValueError("`train: all` needs a `backbone` (or `hidden` layers).")
 
     def with_groups(self, number: int) -> GroupDRO:
         """This config for data of so many groups: a number of groups instead of 0."""

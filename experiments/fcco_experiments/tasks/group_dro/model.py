@@ -12,39 +12,7 @@ import fcco
 
 from ...data.grouped import GroupedPart
 from ...task import Method, Row
-from ..base import Stepped, make_optimizer, perceptron
-
-# The network.
-
-
-class Classifier(nn.Module):
-    """Scores of the classes: a head on a backbone, or on batches that are vectors."""
-
-    def __init__(
-        self, backbone: nn.Module | None, width: int, hidden: Sequence[int], classes: int
-    ) -> None:
-        super().__init__()
-        self.backbone = nn.Identity() if backbone is None else backbone
-        self.top = nn.Sequential(*perceptron(width, hidden, classes))
-
-    def forward(self, batch: Tensor) -> Tensor:
-        return self.top(self.backbone(batch))
-
-
-def standardise(values: Tensor, rows: Tensor) -> Tensor:
-    """Vectors scaled to mean 0 and deviation 1 over the given rows, column by column, in float32.
-
-    Columns that hardly vary there are only centred.
-    """
-    result = torch.empty(values.shape, dtype=torch.float32, device=values.device)
-    # 128 columns at a time: float64 for all of them would be four times the memory of the data.
-    for columns, scaled in zip(values.split(128, 1), result.split(128, 1), strict=True):
-        wide = columns.double()
-        mean, deviation = wide[rows].mean(0), wide[rows].std(0)
-        scale = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
-        scaled.copy_((wide - mean) / scale)
-    return result
-
+from ..base import Stepped, make_optimizer
 
 # The methods.
 

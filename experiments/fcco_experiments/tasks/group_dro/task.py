@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import backbones, data, distributed
-from ...data.grouped import GroupedData, GroupedPart, Samples, Vectors
+from ... import data
+from ...data.grouped import GroupedData
 from ...prose import paragraphs
-from ...task import Method, Page, Problem, Progress, Row, Rule, Task
+from ...task import Method, Page, Progress, Row, Rule, Task
+from ..network import NetworkProblem
 from ..verdict import FinalRows, glossary, keyed, metrics, panels
 from .config import GroupDRO
-from .model import REFERENCES, Classifier, build, standardise
+from .model import REFERENCES, build
 from .training import GroupDROTraining
 
 PAGE = "group_dro/page.j2"
@@ -28,68 +29,20 @@ _SUMMARIES = {"worst_accuracy": "worst group", "tenth_accuracy": "10th percentil
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
 
 
-class GroupDROProblem(Problem):
+class GroupDROProblem(NetworkProblem):
     """A data set with groups, and the network for it."""
 
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
-        self.device = distributed.device(config.device)
-        self.data = _load(config, progress)
-        self.config = config.with_groups(len(self.data.cut(0)["train"].group_names))
-        self.samples = self._samples(progress)
-        self._parts: dict[int, Mapping[str, GroupedPart]] = {}
-
-    def _samples(self, progress: Progress | None) -> Samples:
-        """What batches are made of: features, token ids, images or vectors."""
-        config = self.config
-        if config.backbone == "none":
-            return self.data.samples
-        if config.train == "head":
-            return backbones.features(
-                config.backbone, self.data, pretrained=config.pretrained, weights=config.weights,
-                size=config.size, tokens=config.tokens, device=self.device, progress=progress,
-            )  # fmt: skip
-        return backbones.encode(
-            config.backbone, self.data.samples, tokens=config.tokens, weights=config.weights,
-            progress=progress,
-        )  # fmt: skip
-
-    def parts(self, seed: int) -> Mapping[str, GroupedPart]:
-        """Training, validation and test data of a seed."""
-        if seed not in self._parts:
-            self._parts[seed] = self.data.cut(seed)
-        return self._parts[seed]
+        loaded = _load(config, progress)
+        config = config.with_groups(len(loaded.cut(0)["train"].group_names))
+        super().__init__(config, loaded, len(loaded.class_names), progress)
 
     def start(self, method: Method, seed: int) -> GroupDROTraining:
-        config, parts, samples = self.config, self.parts(seed), self.samples
-        vectors = config.train == "head" or config.backbone == "none"
-        if isinstance(samples, Vectors):
-            values = samples.values
-            if vectors:
-                values = standardise(values, parts["train"].rows)
-            samples = Vectors(values.to(self.device))
-        torch.manual_seed(seed)  # the first weights, the same for every method
-        if vectors:
-            first: Any = samples[0]
-            model = Classifier(None, len(first), config.hidden, len(self.data.class_names))
-        else:
-            model = self.network()
-        model = model.to(self.device)
+        model, samples = self.begin(seed)
+        parts, summary = self.parts(seed), self.data.summary
         return GroupDROTraining(
-            config, method, seed, model, samples, parts, self.data.summary, self.device
+            self.config, method, seed, model, samples, parts, summary, self.device
         )
-
-    def network(self, progress: Progress | None = None) -> Classifier:
-        """The backbone, with its first weights, and a head on top."""
-        config = self.config
-        backbone = backbones.build(
-            config.backbone, pretrained=config.pretrained, weights=config.weights, size=config.size,
-            tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
-            progress=progress,
-        )  # fmt: skip
-        return Classifier(backbone, backbone.width, config.hidden, len(self.data.class_names))
-
-    def fingerprint(self) -> str:
-        return self.data.fingerprint
 
 
 def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
@@ -98,12 +51,6 @@ def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
         config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
         progress=progress, **options,
     )  # fmt: skip
-    wanted = "vector" if config.backbone == "none" else backbones.kind(config.backbone)
-    if wanted != loaded.kind:
-        raise ValueError(
-            f"`backbone: {config.backbone}` takes data of the kind {wanted}, but {config.data} is "
-            f"of the kind {loaded.kind}."
-        )
     if config.by_accuracy and loaded.summary not in config.choose_by:
         raise ValueError(
             f"`choose_by: {config.choose_by}` is no figure of {config.data}: its groups are summed "
@@ -122,24 +69,15 @@ class GroupDROTask(Task):
         return "appendix" if config.train == "all" else "wide"
 
     def fetch(self, config: Any, progress: Progress | None = None) -> GroupDROProblem:
-        problem = GroupDROProblem(config, progress)
-        if config.backbone != "none" and config.train == "all":
-            problem.network(progress)  # weights that are nowhere to be had end it here
-        return problem
+        return GroupDROProblem(config, progress).fetched(progress)
 
     def load(self, config: Any) -> GroupDROProblem:
         return GroupDROProblem(config)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
-        problems: list[tuple[tuple[str, ...], str]] = []
-        kind = "vector"
-        if config.backbone != "none":
-            try:
-                kind = backbones.kind(config.backbone)
-            except ValueError as error:
-                problems.append((("backbone",), str(error)))
-        if config.distinct and kind != "text":
-            problems.append((("distinct",), f"`distinct` is for texts, not for {kind}s."))
+        problems = config.kind_problem()
+        if config.distinct and not problems and config.kind != "text":
+            problems.append((("distinct",), f"`distinct` is for texts, not for {config.kind}s."))
         for name, method in config.methods.items():
             try:
                 build(nn.Linear(1, 1), method, torch.ones(8), config.ratio)

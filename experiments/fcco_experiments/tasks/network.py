@@ -1,0 +1,179 @@
+"""What tasks on images, texts and vectors share: the config of a network, its inputs, its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import backbones, distributed
+from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
+from ..task import Problem, Progress
+from .base import OnMachine, perceptron
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networked(OnMachine):
+    """The network of an experiment.
+
+    Args:
+        train: `"head"` trains a head on features of the frozen backbone, computed once and kept in
+            the cache; `"all"` trains every weight.
+        batch_norm: `"frozen"` keeps the statistics of the pretrained backbone; `"batch"` takes
+            those of each batch, as training from random weights must.
+    """
+
+    backbone: str = "none"  # the network in front of the head; "none" for data that are vectors
+    train: Literal["head", "all"] = "head"
+    pretrained: bool = True  # start the backbone from pretrained weights
+    weights: str = ""  # file of those weights; the backbone's own unless given
+    hidden: tuple[int, ...] = ()  # widths of hidden layers of the head; none makes it linear
+    size: tuple[int, int] = (128, 104)  # height and width that images are scaled to
+    tokens: int = 128  # texts are cut after so many
+    batch_norm: Literal["frozen", "batch"] = "frozen"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        super().__post_init__()
+        self.at_least(1, "tokens")
+        if min(self.size) < 1:
+            raise ValueError(f"`size` must be a height and a width but is: {list(self.size)}.")
+        if not all(width >= 1 for width in self.hidden):
+            raise ValueError(f"`hidden` must hold widths from 1 on but is: {list(self.hidden)}.")
+        if self.backbone == "none" and self.train == "all" and not self.hidden:
+            raise ValueError("`train: all` needs a `backbone` (or `hidden` layers).")
+
+    @property
+    def on_vectors(self) -> bool:
+        """Whether what is trained takes vectors: features, or data that are vectors."""
+        return self.train == "head" or self.backbone == "none"
+
+    def kind_problem(self) -> list[tuple[tuple[str, ...], str]]:
+        """What is wrong with the name of the backbone, for `Task.check`."""
+        try:
+            self.kind  # noqa: B018
+        except ValueError as error:
+            return [(("backbone",), str(error))]
+        return []
+
+    @property
+    def kind(self) -> Literal["image", "text", "vector"]:
+        """What the backbone takes."""
+        return "vector" if self.backbone == "none" else backbones.kind(self.backbone)
+
+
+class Classifier(nn.Module):
+    """Scores of the classes: a head on a backbone, or on batches that are vectors."""
+
+    def __init__(
+        self, backbone: nn.Module | None, width: int, hidden: Sequence[int], classes: int
+    ) -> None:
+        super().__init__()
+        self.backbone = nn.Identity() if backbone is None else backbone
+        self.top = nn.Sequential(*perceptron(width, hidden, classes))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.top(self.backbone(batch))
+
+
+def standardise(values: Tensor, rows: Tensor) -> Tensor:
+    """Vectors scaled to mean 0 and deviation 1 over the given rows, column by column, in float32.
+
+    Columns that hardly vary there are only centred.
+    """
+    result = torch.empty(values.shape, dtype=torch.float32, device=values.device)
+    # 128 columns at a time: float64 for all of them would be four times the memory of the data.
+    for columns, scaled in zip(values.split(128, 1), result.split(128, 1), strict=True):
+        wide = columns.double()
+        mean, deviation = wide[rows].mean(0), wide[rows].std(0)
+        scale = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
+        scaled.copy_((wide - mean) / scale)
+    return result
+
+
+class NetworkProblem(Problem):
+    """Samples in parts, and the network for them.
+
+    Args:
+        config: of the task.
+        data: the samples; of the kind that the backbone takes.
+        outputs: of the network.
+        progress: is told about downloads and features.
+    """
+
+    config: Any
+
+    def __init__(
+        self, config: Networked, data: GroupedData, outputs: int, progress: Progress | None
+    ) -> None:
+        if config.kind != data.kind:
+            raise ValueError(
+                f"`backbone: {config.backbone}` takes data of the kind {config.kind}, but "
+                f"{config.data} is of the kind {data.kind}."
+            )
+        self.config, self.data, self.outputs = config, data, outputs
+        self.device = distributed.device(config.device)
+        self.samples = self._samples(progress)
+        self._parts: dict[int, Mapping[str, GroupedPart]] = {}
+
+    def _samples(self, progress: Progress | None) -> Samples:
+        """What batches are made of: features, token ids, images or vectors."""
+        config = self.config
+        if config.backbone == "none":
+            return self.data.samples
+        if config.train == "head":
+            return backbones.features(
+                config.backbone, self.data, pretrained=config.pretrained, weights=config.weights,
+                size=config.size, tokens=config.tokens, device=self.device, progress=progress,
+            )  # fmt: skip
+        return backbones.encode(
+            config.backbone, self.data.samples, tokens=config.tokens, weights=config.weights,
+            progress=progress,
+        )  # fmt: skip
+
+    def parts(self, seed: int) -> Mapping[str, GroupedPart]:
+        """Training, validation and test data of a seed."""
+        if seed not in self._parts:
+            self._parts[seed] = self.data.cut(seed)
+        return self._parts[seed]
+
+    def begin(self, seed: int, *, scale: bool = True) -> tuple[nn.Module, Samples]:
+        """The network with its first weights, the same for every method, and what it takes.
+
+        Vectors are standardised by the training rows, unless `scale` is false.
+        """
+        samples, vectors = self.samples, self.config.on_vectors
+        if isinstance(samples, Vectors):
+            values = samples.values
+            if vectors and scale:
+                values = standardise(values, self.parts(seed)["train"].rows)
+            samples = Vectors(values.to(self.device))
+        torch.manual_seed(seed)
+        if vectors:
+            first: Any = samples[0]
+            model = Classifier(None, len(first), self.config.hidden, self.outputs)
+        else:
+            model = self.network()
+        return model.to(self.device), samples
+
+    def network(self, progress: Progress | None = None) -> Classifier:
+        """The backbone, with its first weights, and a head on top."""
+        config = self.config
+        backbone = backbones.build(
+            config.backbone, pretrained=config.pretrained, weights=config.weights, size=config.size,
+            tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
+            progress=progress,
+        )  # fmt: skip
+        return Classifier(backbone, backbone.width, config.hidden, self.outputs)
+
+    def fetched(self, progress: Progress | None) -> Any:
+        """This problem, once the weights of a backbone that is trained were found."""
+        if self.config.backbone != "none" and self.config.train == "all":
+            self.network(progress)  # weights that are nowhere to be had end it here
+        return self
+
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
