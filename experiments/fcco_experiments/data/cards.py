@@ -20,6 +20,8 @@ GENERATED: dict[str, Callable[..., FairnessData | GroupedData]] = {
     "synthetic": synthetic.synthetic,
     "grouped-synthetic": synthetic.grouped_synthetic,
     "scenes-synthetic": synthetic.scenes_synthetic,
+    "rare-synthetic": synthetic.rare_synthetic,
+    "lists-synthetic": synthetic.lists_synthetic,
 }
 
 

@@ -308,7 +308,7 @@ def sampled(group: Tensor, number: int) -> Tensor:
         50
     """
     if number < 0:
-        raise ValueError(f"`rows` must be 0 (all) or a number of rows but is: {number}.")
+        raise ValueError(f"`keep` must be 0 (all) or a number of rows but is: {number}.")
     if number == 0 or number >= len(group):
         return torch.arange(len(group))
     shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from .grouped import GroupedData, Vectors, WithinGroups, kept
+from .grouped import GroupedData, Vectors, WholeGroups, WithinGroups, kept, sampled
 from .sources import digest
 from .tabular import FairnessData, Part, assemble
 
@@ -188,4 +188,94 @@ def scenes_synthetic(
         class_names=names,
         cut=WithinGroups(label[own], label[own], names),
         fingerprint=digest("scenes-synthetic", *names, seed, limit, table.tobytes()),
+    )
+
+
+def rare_synthetic(
+    rows: int = 4000, *, features: int = 16, share: float = 0.05, seed: int = 0, keep: int = 0
+) -> GroupedData:
+    r"""Vectors of which few are positives, of two kinds: most are easy to tell, some are not.
+
+    .. math::
+        x \mid y = 0 \sim \mathcal N(0, I), \qquad
+        x \mid y = 1 \sim \tfrac34 \mathcal N(3 e_1, I) + \tfrac14 \mathcal N(1.5\, e_2, I)
+
+    with :math:`e_1, e_2` orthonormal and random.
+
+    Args:
+        rows: of all samples.
+        features: length of the vectors.
+        share: of positives.
+        seed: of all values; the cut has its own.
+        keep: about so many vectors, of each class its share; 0 keeps all.
+
+    Example:
+        >>> data = rare_synthetic(rows=1000)
+        >>> data.class_names, int(data.cut(0)["train"].label.sum())
+        (('negative', 'positive'), 40)
+    """
+    random = np.random.default_rng(seed)
+    positives = round(share * rows)
+    label = np.arange(rows) < positives
+    hard = np.arange(rows) < positives // 4
+    basis = np.linalg.qr(random.standard_normal((features, 2)))[0].T
+    shift = np.where(hard[:, None], 1.5 * basis[1], 3.0 * basis[0]) * label[:, None]
+    table = (shift + random.standard_normal((rows, features))).astype(np.float32)
+    classes = torch.from_numpy(label.astype(np.int64))
+    own = sampled(classes, keep)
+    return GroupedData(
+        name="rare-synthetic",
+        kind="vector",
+        samples=Vectors(torch.from_numpy(table)[own]),
+        class_names=("negative", "positive"),
+        cut=WithinGroups(classes[own], classes[own], ("negative", "positive")),
+        fingerprint=digest("rare-synthetic", share, keep, table.tobytes()),
+    )
+
+
+def lists_synthetic(
+    queries: int = 150, *, rows: int = 20, features: int = 16, seed: int = 0, keep: int = 0
+) -> GroupedData:
+    r"""Rows of queries with relevance 0 to 4, which depends on features and on the query.
+
+    .. math::
+        r = \text{place of } \langle a, x\rangle + b_q + \varepsilon \text{ among the limits } 0,
+        1, 2, 3, \qquad x \sim \mathcal N(0, I),\ b_q \sim \mathcal N(0, 1),\
+        \varepsilon \sim \mathcal N(0, \tfrac14)
+
+    The shift :math:`b_q` of a query is one of its features plus noise: it says nothing about the
+    order within a query, but fits of the relevance itself use it.
+
+    Args:
+        queries: number of lists.
+        rows: of each list.
+        features: length of the vectors.
+        seed: of all values; the cut has its own.
+        keep: about so many rows, of each query its share; 0 keeps all.
+
+    Example:
+        >>> data = lists_synthetic(queries=10)
+        >>> data.class_names, len(data.cut(0)["train"].group_names)
+        (('0', '1', '2', '3', '4'), 6)
+    """
+    random = np.random.default_rng(seed)
+    query = np.repeat(np.arange(queries), rows)
+    table = random.standard_normal((len(query), features))
+    shift = random.standard_normal(queries)[query]
+    rule = random.standard_normal(features) / features**0.5
+    score = table @ rule + shift + 0.5 * random.standard_normal(len(query))
+    table[:, 0] = shift + 0.3 * random.standard_normal(len(query))
+    relevance = torch.from_numpy(np.searchsorted(np.arange(4.0), score))
+    group = torch.from_numpy(query)
+    own = sampled(group, keep)
+    values = table.astype(np.float32)
+    return GroupedData(
+        name="lists-synthetic",
+        kind="vector",
+        samples=Vectors(torch.from_numpy(values)[own]),
+        class_names=("0", "1", "2", "3", "4"),
+        cut=WholeGroups(
+            relevance[own], group[own], tuple(f"query {number + 1}" for number in range(queries))
+        ),
+        fingerprint=digest("lists-synthetic", keep, values.tobytes()),
     )

@@ -345,7 +345,7 @@ def grouped(
     *,
     classes: Sequence[str] = (),
     limit: int = 0,
-    rows: int = 0,
+    keep: int = 0,
     distinct: bool = False,
     reported: Sequence[str] = (),
     by_user: bool = False,
@@ -362,7 +362,7 @@ def grouped(
         values: names of the values of columns.
         classes: in the order of their labels; rows of others are left out. All unless given.
         limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
-        rows: keep about so many rows, of each group and part its share; 0 keeps all.
+        keep: about so many rows, of each group and part its share; 0 keeps all.
         distinct: drop texts that repeat one of their own group.
         reported: columns of the groups whose accuracies are reported; all unless given.
         by_user: the groups are users, each in one part alone, see `ByUser`.
@@ -393,7 +393,7 @@ def grouped(
     split = _split(table, columns.split)
     cells = _tensor(group * 3 + (0 if split is None else split))
     own = kept(cells, limit)
-    own = own[sampled(cells[own], rows)].numpy()
+    own = own[sampled(cells[own], keep)].numpy()
     counts = torch.bincount(_tensor(group), minlength=len(groups))
     whole = by_user or whole_groups
     part_of = None if split is None or not whole else _part_of(table, group, split)

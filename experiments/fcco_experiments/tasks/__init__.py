@@ -15,6 +15,7 @@ _BUILT_IN = {
     "fairness": "fcco_experiments.tasks.fairness:TASK",
     "group-dro": "fcco_experiments.tasks.group_dro:TASK",
     "continual": "fcco_experiments.tasks.continual:TASK",
+    "x-risk": "fcco_experiments.tasks.x_risk:TASK",
 }
 _PLACES: dict[str, str] = dict(_BUILT_IN)
 _USED: set[str] = set()

@@ -1,20 +1,17 @@
-"""Data sets with a rare class, and lists to rank, as arrays."""
+"""Data sets with a rare class, and lists to rank, as arrays for code of your own."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from ... import backbones, data
-from ...data.grouped import GroupedData
-from ...data.sources import Place, Progress
-
-NAMES = ("hiv", "toxicity", "celeba", "ranking")
-LABELS = {"celeba": "Bald"}  # another label than that of the card
-ROWS = {"toxicity": 60_000}  # computing features of all would take long without a GPU
-BACKBONES = {"text": "minilm", "image": "efficientnet-lite0", "vector": "none"}
+from ... import config as configs
+from ... import tasks
+from ...data.grouped import Vectors
+from ...task import Progress
+from .task import XRiskProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +20,7 @@ class Part:
 
     Args:
         features: (n, d), float32, not scaled.
-        label: (n,) of 0 and 1, or the relevance of each row.
+        label: 0 or 1, or the relevance of each row; (n,), float32.
         query: (n,) ids from 0 on, for lists; else None.
     """
 
@@ -38,43 +35,36 @@ def load(
     label: str = "",
     seed: int = 0,
     rows: int | None = None,
-    folder: Place = None,
     progress: Progress | None = None,
 ) -> dict[str, Part]:
-    """The parts `"train"`, `"validation"` and `"test"` of a data set, with frozen features.
+    """The parts `"train"`, `"validation"` and `"test"` of a data set, as the task x-risk has them.
 
     `hiv` has Morgan fingerprints, `toxicity` features of MiniLM and `celeba` those of
     EfficientNet-lite0; `ranking` has its own. Features are kept in the cache.
 
     Args:
-        name: one of `NAMES`.
-        label: another column as the label, such as `Gray_Hair` of `celeba`, which has `Bald`.
+        name: a config of the task.
+        label: another column as the label, such as `Gray_Hair` of `celeba`.
         seed: of the split, where the data set has no official one.
-        rows: keep about so many, of each part and class its share; 0 keeps all. Unless given,
-            60,000 of `toxicity` and all of the others.
-        folder: where to look for files first.
+        rows: about so many are kept, of each part and class its share; 0 keeps all. As in the
+            config unless given.
         progress: is told about downloads, and how many features are done.
+
+    Example:
+        >>> parts = load("rare-synthetic")
+        >>> parts["train"].features.shape, parts["test"].label.sum() > 0
+        ((3200, 16), True)
     """
-    own = data.load_grouped(
-        name, folder, label=label or LABELS.get(name, ""),
-        rows=ROWS.get(name, 0) if rows is None else rows, progress=progress,
-    )  # fmt: skip
-    features = _features(own, "morgan" if name == "hiv" else BACKBONES[own.kind], progress)
-    lists = data.card(name).whole_groups
-    values = torch.tensor([float(word) for word in own.class_names]) if lists else torch.arange(2)
+    changes = [f"columns.label={json.dumps(label)}"] if label else []
+    changes += [] if rows is None else [f"sample_limit={rows}"]
+    config = configs.load(tasks.get("x-risk"), name, overrides=changes)
+    problem = XRiskProblem(config, progress)  # type: ignore[arg-type]
+    assert isinstance(problem.samples, Vectors)
     return {
         part: Part(
-            features[rows.rows.numpy()],
-            values[rows.label].numpy(),
-            rows.group.numpy() if lists else None,
+            problem.samples.values[own.rows].numpy(),
+            problem.values[own.label].numpy(),
+            own.group.numpy() if problem.config.lists else None,
         )
-        for part, rows in own.cut(seed).items()
+        for part, own in problem.parts(seed).items()
     }
-
-
-def _features(own: GroupedData, backbone: str, progress: Progress | None) -> np.ndarray:
-    samples = own.samples
-    if backbone != "none":
-        samples = backbones.features(backbone, own, progress=progress)
-    assert isinstance(samples, data.Vectors)
-    return samples.values.numpy()
