@@ -28,7 +28,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def test_cards_are_complete():
-    assert len(data.names()) == 15
+    assert len(data.names()) == 17
     for name in data.names():
         card = data.card(name)
         assert all((card.title, card.rows, card.licence, card.citation))

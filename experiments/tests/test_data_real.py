@@ -98,3 +98,33 @@ def test_celeba_has_the_known_groups_and_shows_faces():
     assert isinstance(counts, torch.Tensor) and counts.tolist() == CELEBA
     red, green, blue = loaded.samples.values[::50].float().mean((0, 2, 3)).tolist()
     assert red > green > blue > 60
+
+
+def test_molecules_have_the_field_s_scaffold_split():
+    """As many molecules, and active ones, as in ogbg-molhiv, whose split is the same."""
+    pytest.importorskip("rdkit")
+    parts = data.load_grouped("hiv", download=False).cut(0)
+    sizes = [len(part) for part in parts.values()]
+    assert sizes == [32_901, 4113, 4113]
+    assert [int(part.label.sum()) for part in parts.values()] == [1232, 81, 130]
+
+
+def test_attributes_of_celeba_lists_and_comments_have_the_known_counts():
+    for label, number in (("Bald", 246), ("Gray_Hair", 444)):
+        parts = data.load_grouped("celeba", label=label, download=False).cut(0).values()
+        assert sum(int(part.label.sum()) for part in parts) == number
+        assert [len(part) for part in parts] == [8000, 1000, 1000]
+    lists = data.load_grouped("ranking", download=False)
+    parts = lists.cut(0)
+    assert [len(part.group_names) for part in parts.values()] == [161, 40, 50]
+    assert sum(map(len, parts.values())) == 3005 + 768 and len(parts["test"]) == 768
+    assert lists.class_names == ("0", "1", "2", "3", "4")
+
+
+def test_comments_come_from_the_wheel():
+    for keep, sizes in ((0, [95_692, 32_128, 31_866]), (60_000, [35_955, 12_072, 11_973])):
+        loaded = data.load_grouped("toxicity", keep=keep)
+        parts = loaded.cut(0)
+        assert [len(part) for part in parts.values()] == sizes
+        shares = [part.label.double().mean().item() for part in parts.values()]
+        assert shares == pytest.approx([0.116, 0.1145, 0.1135], abs=6e-4)

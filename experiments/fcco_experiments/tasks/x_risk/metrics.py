@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score, roc_curve
+from sklearn.metrics import auc, average_precision_score, ndcg_score, roc_auc_score, roc_curve
 
 from ...task import Row
 
@@ -41,7 +41,7 @@ def two_way_partial_auc(
     points = np.union1d(place, crossed)
     x = np.minimum(np.interp(points, place, fpr), max_fpr)
     y = np.maximum(np.interp(points, place, tpr) - min_tpr, 0.0)
-    return float(np.trapezoid(y, x) / ((1 - min_tpr) * max_fpr))
+    return float(auc(x, y) / ((1 - min_tpr) * max_fpr))
 
 
 def binary_figures(

@@ -1,0 +1,57 @@
+"""Small problems with few positives and of lists, and trainings on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from fcco_experiments.data.grouped import GroupedPart
+from fcco_experiments.data.synthetic import lists_synthetic, rare_synthetic
+from fcco_experiments.task import Method
+from fcco_experiments.tasks.network import Classifier
+from fcco_experiments.tasks.x_risk.config import XRisk
+from fcco_experiments.tasks.x_risk.training import XRiskTraining
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So that figures do not depend on the machine; for every test of a file that imports it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+BINARY = ("ap", "auc", "pauc", "tpauc", "bce", "focal")
+LISTS = ("ndcg", "listwise", "pointwise")
+CONFIG = XRisk(data="none", epochs=4, batch=40, warm=0.25, evaluate_batch=100)
+
+
+def training(word: str, seed: int = 0, **changes: Any) -> XRiskTraining:
+    """A training from its first step."""
+    lists = word in LISTS
+    changes = {"risk": "ndcg", "k": 5} | changes if lists else changes
+    config = dataclasses.replace(CONFIG, **changes)
+    made: Any = lists_synthetic(queries=30, rows=8) if lists else rare_synthetic(rows=400)
+    values = torch.arange(5.0) if lists else torch.arange(2.0)
+    parts: dict[str, GroupedPart] = made.cut(0)
+    torch.manual_seed(seed)
+    model = Classifier(None, 16, (), 1)
+    method = Method(word, 0.02)
+    device = torch.device("cpu")
+    return XRiskTraining(config, method, seed, model, made.samples, parts, values, device)
+
+
+def weights(run: XRiskTraining) -> Tensor:
+    """All weights in one vector."""
+    return torch.cat([each.detach().reshape(-1).clone() for each in run.model.parameters()])
+
+
+def steps(run: XRiskTraining, number: int) -> XRiskTraining:
+    """Make some steps."""
+    for _ in range(number):
+        run.step()
+    return run
