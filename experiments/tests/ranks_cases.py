@@ -24,6 +24,7 @@ from fcco_experiments import compare, distributed, engine, fleets, strategy, tas
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
 from fcco_experiments.tasks.group_dro.config import GroupDRO
+from fcco_experiments.tasks.x_risk.config import XRisk
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from toy_task import ToyConfig
@@ -193,6 +194,17 @@ def spec_group_dro(name: str) -> RunSpec:
     return RunSpec("group-dro", name, base.methods[name], 0, base)
 
 
+def spec_x_risk(name: str) -> RunSpec:
+    """A method on few positives, or on lists for NDCG; batches of which each rank has a share."""
+    lists = name == "ndcg"
+    base = XRisk(
+        data="lists-synthetic" if lists else "rare-synthetic", risk="ndcg" if lists else "ap",
+        epochs=2, seeds=(0,), methods={name: Method(name, 0.01)}, batch=50, positives=15,
+        device="cpu",
+    )  # fmt: skip
+    return RunSpec("x-risk", name, base.methods[name], 0, base)
+
+
 # --- checks inside of two processes ------------------------------------------------------------
 
 
@@ -244,6 +256,8 @@ def endings(out: Path) -> dict[str, Any]:
         found[name].append(engine.train(spec(name, note="other"), at, resume=True).kind)
     for name in build_group_dro().methods:
         engine.train(spec_group_dro(name), out / "whole" / name)
+    for name in ("ap", "tpauc", "ndcg"):
+        engine.train(spec_x_risk(name), out / "whole" / name)
     with_trouble("nan:ddp:1:7")
     ended = engine.train(spec(), out / "nan")
     found["nan"] = [ended.kind, ended.text]

@@ -137,6 +137,17 @@ def test_group_dro_on_two_ranks_equals_one_process(inside, tmp_path, name):
             assert before[key] == pytest.approx(after[key], abs=1e-5), key
 
 
+@pytest.mark.parametrize("name", ["ap", "tpauc", "ndcg"])
+def test_x_risks_on_two_ranks_equal_one_process(inside, tmp_path, name):
+    """The order of the scores is the same, unless rounding turns a pair round."""
+    assert engine.train(ranks_cases.spec_x_risk(name), tmp_path / name).kind == "finished"
+    one, two = rows(tmp_path / name), rows(inside[0] / "whole" / name)
+    key = "train_ndcg" if name == "ndcg" else "train_ap"
+    assert abs(one[0][key] - one[-1][key]) > 0.05, "the case must move"
+    for before, after in zip(one, two, strict=True):
+        assert before[key] == pytest.approx(after[key], abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
     at, found, _ = inside

@@ -52,8 +52,8 @@ def load(
 
     Example:
         >>> parts = load("rare-synthetic")
-        >>> parts["train"].features.shape, parts["test"].label.sum() > 0
-        ((3200, 16), True)
+        >>> parts["train"].features.shape, int(parts["test"].label.sum())
+        ((3200, 16), 20)
     """
     changes = [f"columns.label={json.dumps(label)}"] if label else []
     changes += [] if rows is None else [f"sample_limit={rows}"]
