@@ -21,8 +21,8 @@ class XRisk(Scheduled, Networked):
         warm: share of the steps in which methods that minimise an X-risk minimise the
             cross-entropy instead, before anything else (the squared error, for lists).
         positives: how many samples of a batch are positives, for those methods; 0: a half.
-        queries: how many queries a batch has, for lists; 0: as many as there is room for with
-            eight rows of each.
+        queries: how many queries a batch has, for lists; 0: as many as there is room for with all
+            rows of an average one, but four at least.
         scale: scale features to mean 0 and deviation 1 over the training rows.
         sample_limit: about so many samples are kept, of each class and part its share; 0 keeps
             all.

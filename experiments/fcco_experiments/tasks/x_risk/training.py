@@ -20,7 +20,17 @@ from .config import XRisk
 from .metrics import binary_figures, list_figures
 from .model import build, sample_loss
 
-ROWS_OF_A_QUERY = 8
+FEWEST_QUERIES = 4
+
+
+def _queries(batch: int, rows: float) -> int:
+    """How many queries a batch has: as many as there is room for with all rows of an average one.
+
+    Example:
+        >>> _queries(128, 15.2), _queries(128, 900.0)
+        (8, 4)
+    """
+    return min(max(FEWEST_QUERIES, int(batch / rows)), batch // 2)
 
 
 class _Streams:
@@ -74,8 +84,8 @@ class XRiskTraining(BaseTraining):
         plain = [GroupBatchSampler(none, 1, min(config.batch, len(train)), **options)]
         if config.lists:
             self._places = [every]
-            most = config.queries or max(1, config.batch // ROWS_OF_A_QUERY)
-            queries = min(most, len(train.group_names))
+            queries = config.queries or _queries(config.batch, len(train) / len(train.group_names))
+            queries = min(queries, len(train.group_names))
             own = [
                 GroupBatchSampler(
                     train.group, queries, config.batch // queries, small_groups="all", **options
