@@ -16,7 +16,7 @@ from fcco_experiments.data.layouts import libsvm
 from fcco_experiments.data.molecules import scaffold_split
 from fcco_experiments.data.sources import WrongData
 from fcco_experiments.tasks.x_risk.data import load
-from grouped_fixtures import Faces, put, stand_in
+from grouped_fixtures import Faces, Reviews, put, stand_in
 from scenes_fixtures import tar
 
 
@@ -142,6 +142,14 @@ def test_another_label_of_the_same_images(monkeypatch, tmp_path):
     cut: Any = bald.cut
     assert cut.label.tolist() == [int(row[4] == 1) for row in faces.table]
     assert cut(0)["test"].group_names == ("-1", "1"), "each class is cut by itself"
+
+
+def test_users_are_no_groups_of_another_label(tmp_path):
+    Reviews().write(tmp_path / "data")
+    five = data.load_grouped("amazon", label="overall=5")
+    assert (
+        five.class_names == ("not 5", "5") and five.cut(0)["train"].group_names == five.class_names
+    )
 
 
 # Molecules.

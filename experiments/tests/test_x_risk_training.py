@@ -55,6 +55,8 @@ def test_ndcg_by_hand():
     second = 1 / math.log2(3)
     found = list_figures("val", relevance, scores, query, 0)
     assert found["val_ndcg"] == found["val_ndcg_all"] == pytest.approx((first + second) / 2)
+    nothing = list_figures("val", np.zeros(8), scores, query, 0)
+    assert math.isnan(nothing["val_ndcg"])
     top = list_figures("val", relevance, scores, query, 1)
     assert top["val_ndcg"] == 0 and top["val_ndcg_all"] == found["val_ndcg"]
 

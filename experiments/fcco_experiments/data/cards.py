@@ -137,9 +137,9 @@ def load(
     if columns.split and columns.split not in read.frame:  # a copy without official parts
         columns = replace(columns, split="")
     return table.grouped(
-        own.name, read, columns, own.values, reported=() if label else own.reported,
-        by_user=own.by_user, whole_groups=own.whole_groups, near=own.near, summary=own.summary,
-        **{"classes": own.classes, **options},
+        own.name, read, columns, own.values, near=own.near, summary=own.summary,
+        reported=() if label else own.reported, by_user=own.by_user and not label,
+        whole_groups=own.whole_groups and not label, **{"classes": own.classes, **options},
     )  # fmt: skip
 
 

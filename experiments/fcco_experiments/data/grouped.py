@@ -290,7 +290,7 @@ class WholeGroups:
             part_of = self.part_of.clone()
             if not (part_of == VALIDATION).any():
                 train = order[part_of[order] == TRAIN]
-                part_of[train[: round(SHARES[1] * len(train))]] = VALIDATION
+                part_of[train[: max(1, round(SHARES[1] * len(train)))]] = VALIDATION
         rows = [torch.nonzero(part_of[self.group] == place).squeeze(1) for place in range(3)]
         return {
             name: part(own, self.label, self.group, self.group_names)

@@ -402,6 +402,11 @@ def grouped(
     if by_user:
         cut: Any = ByUser(_tensor(label), _tensor(group), counts, part_of=part_of)
     elif whole_groups:
+        if part_of is None and len(groups) < 5:
+            raise WrongData(
+                f"`group`: {', '.join(columns.group)} has {len(groups)} values in {table.where}, "
+                "but five are needed for a 60:20:20 cut of whole groups. Or give a --split column."
+            )
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
     else:
         _check_groups(table, columns, class_names, groups, group, split)

@@ -74,7 +74,7 @@ def list_figures(
     """The mean NDCG over queries, of the first `k` rows and of all; NaN with a score that is.
 
     The gain of a row is 2^relevance - 1. Queries without a relevant row, or with one row alone, do
-    not count.
+    not count; without any other the figures are NaN.
 
     Args:
         name: `train`, `val` or `test`, for the keys.
@@ -89,8 +89,8 @@ def list_figures(
     for own in np.split(np.arange(len(order)), np.flatnonzero(np.diff(query[order])) + 1):
         if len(own) > 1 and gains[own].any():
             pair = gains[None, own], scores[None, own]
-            if not np.isfinite(pair[1]).all():
-                return {f"{name}_ndcg": math.nan, f"{name}_ndcg_all": math.nan}
-            found.append([ndcg_score(*pair, k=k or None), ndcg_score(*pair)])
-    first, every = np.mean(found, axis=0).tolist()
+            finite = np.isfinite(pair[1]).all()
+            every = ndcg_score(*pair) if finite else math.nan
+            found.append([ndcg_score(*pair, k=k) if finite and k else every, every])
+    first, every = np.mean(found, axis=0).tolist() if found else (math.nan, math.nan)
     return {f"{name}_ndcg": first, f"{name}_ndcg_all": every}
