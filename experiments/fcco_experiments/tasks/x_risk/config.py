@@ -32,7 +32,7 @@ class XRisk(Scheduled, Networked):
     max_fpr: float = 0.3
     min_tpr: float = 0.5
     k: int = 0  # 0: all rows of a query
-    warm: float = 0.25
+    warm: float = 0.5
     batch: int = 64
     positives: int = 0
     queries: int = 0

@@ -53,6 +53,8 @@ def build(
     """
     word, settings = method.method, dict[str, Any](method.settings)
     _check(method, config)
+    if settings.get("activation") == "none":  # configs have no null
+        settings["activation"] = None
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
     makers: dict[str, Callable[[], nn.Module]] = {
         "ap": lambda: xrisk.AveragePrecision(model, optimizer, label, **settings),

@@ -124,6 +124,9 @@ class XRiskTraining(BaseTraining):
             losses = self._loss(self._scores(inputs), self._label[index.to(self.device)])
             loss = mean_loss(losses, find_group())
         else:
+            if self.steps == self.warm_steps:
+                # The squares that Adam keeps are those of other gradients, often far larger.
+                optimizer.state.clear()
             inputs, places = self.batches.own.draw()
             streams = zip(self._places, places, strict=True)
             index = torch.cat([own[place] for own, place in streams]).to(self.device)
