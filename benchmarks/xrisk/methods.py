@@ -24,7 +24,7 @@ Setting = dict[str, Any]
 Step = Callable[[Tensor], None]
 Builder = Callable[[nn.Module, Part, str, Setting], Step]
 OURS = "ours"
-RATES = (1e-3, 1e-4)
+RATES = (1e-3, 2e-4)
 CPU = torch.device("cpu")
 
 
@@ -215,24 +215,25 @@ PLAIN = {
     "bce": Method(cross_entropy, grid(weight_decay=(0.0, 0.1)), plain=True),
     "focal": Method(focal, grid(gamma=(1.0, 2.0)), plain=True),
 }
+SCALES = grid(activation=("sigmoid", None))  # what is compared: probabilities or logits
 SURROGATES = grid(surrogate=("squared_hinge", "logistic"))
 METHODS: dict[str, dict[str, Method]] = {
     "AP": {
         **PLAIN,
         "libauc SOAP": Method(libauc_pairs("SOAP"), grid(gamma=(0.1, 0.9))),
-        OURS: Method(ours, SURROGATES),
+        OURS: Method(ours, SCALES),
     },
     "pAUC": {
         **PLAIN,
         "libauc SOPA": Method(libauc_pairs("SOPA"), grid(eta=(0.1, 1.0))),
         "libauc SOPAs": Method(libauc_pairs("SOPAs"), grid(Lambda=(0.1, 1.0))),
-        OURS: Method(ours, SURROGATES),
+        OURS: Method(ours, SCALES),
     },
     "tpAUC": {
         **PLAIN,
         "libauc SOTAs": Method(libauc_pairs("SOTAs"), grid(Lambda=(0.1, 1.0))),
         "libauc STACO": Method(libauc_pairs("STACO"), grid(threshold=(0.5, 1.0))),
-        OURS: Method(ours, SURROGATES),
+        OURS: Method(ours, SCALES),
     },
 }
 for _metric in ("NDCG@5", "NDCG@10"):

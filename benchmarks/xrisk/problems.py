@@ -14,6 +14,7 @@ from torch import Tensor
 
 MAX_FPR = 0.3  # of the one-way partial AUC
 TWO_WAY = {"max_fpr": 0.5, "min_tpr": 0.5}
+PARTS = ("train", "val", "test")
 DATA = {  # name: the reader's name, another label than its usual one, column of it in a .npz file
     "hiv": ("hiv", "", 0),
     "toxicity": ("toxicity", "", 0),
@@ -52,13 +53,48 @@ class Problem:
         return self.train.query is not None
 
 
+def load(name: str, arrays: Path | None = None, seed: int = 0) -> Problem:
+    """A data set by its name, from the readers of `fcco_experiments` or a folder of .npz files.
+
+    Args:
+        name: its name.
+        arrays: the folder, with `train_x`, `train_y`, ... in each file; fingerprints may be packed.
+        seed: of the parts of faces, which have no custom: 60, 20 and 20 % of each class. The
+            others are split by scaffold, officially, or by query.
+    """
+    arrays_of, column = _read(name, arrays)
+    return make(split(arrays_of, column, seed) if DATA[name][0] == "celeba" else arrays_of, column)
+
+
+def split(arrays: dict[str, NDArray], column: int, seed: int) -> dict[str, NDArray]:
+    """The rows of all parts in three new parts."""
+    x, y = (np.concatenate([arrays[f"{part}_{k}"] for part in PARTS]) for k in "xy")
+    label = y.reshape(len(y), -1)[:, column]
+    generator, chosen = np.random.default_rng(seed), {part: [] for part in PARTS}
+    for value in (0, 1):
+        rows = generator.permutation(np.flatnonzero(label == value))
+        for part, some in zip(
+            PARTS, np.split(rows, [len(rows) * 6 // 10, len(rows) * 8 // 10]), strict=True
+        ):
+            chosen[part].append(some)
+    rows = {part: np.concatenate(some) for part, some in chosen.items()}
+    return {
+        f"{part}_{k}": table[rows[part]]
+        for part in PARTS
+        for k, table in zip("xy", (x, y), strict=True)
+    }
+
+
 @cache
-def load(name: str, arrays: Path | None = None) -> Problem:
-    """A data set by its name, from the readers of `fcco_experiments` or a folder of .npz files."""
+def _read(name: str, arrays: Path | None) -> tuple[dict[str, NDArray], int]:
+    """All arrays of a data set, and the column of the label."""
     own, label, column = DATA[name]
     if arrays is not None:
-        with np.load(arrays / f"{own}.npz") as found:
-            return make({key: found[key] for key in found.files}, column)
+        with np.load(arrays / f"{own}.npz") as file:
+            found = {key: file[key] for key in file.files}
+        if own == "hiv" and found["train_x"].shape[1] < 1024:
+            found |= {f"{part}_x": np.unpackbits(found[f"{part}_x"], axis=1) for part in PARTS}
+        return found, column
     from fcco_experiments.data import MissingData
     from fcco_experiments.tasks.x_risk import data  # pyright: ignore[reportMissingImports]
 
@@ -72,7 +108,7 @@ def load(name: str, arrays: Path | None = None) -> Problem:
         found |= {f"{short}_x": rows.features, f"{short}_y": rows.label}
         if rows.query is not None:
             found[f"{short}_q"] = rows.query
-    return make(found)
+    return found, 0
 
 
 def make(arrays: dict[str, NDArray], column: int = 0) -> Problem:
