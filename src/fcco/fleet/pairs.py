@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..terms import AbstractTerm, BlockParameters
 from ..xrisk import AUC, AveragePrecision, BinaryRisk, PartialAUC, TwoWayPartialAUC
-from ..xrisk.binary import class_moments, smooth_ranks
+from ..xrisk.binary import RankTerm, class_moments, smooth_ranks
 from ..xrisk.pairs import PairMean, all_pair_means
 from ..xrisk.partial_auc import own_thresholds, shared_cutoff, upper_quantile
 from .hyperparameters import Hyperparameter, Template
@@ -26,7 +26,7 @@ class PairHyperparameters(NamedTuple):
     """The numbers of the inner values of a risk."""
 
     pair_mean: dict[str, Hyperparameter]
-    positives: Hyperparameter  # of the training set
+    positives: Hyperparameter  # samples that ranks count, None for other values
     negatives: Hyperparameter
     threshold_lr: Hyperparameter  # None unless every positive has a threshold
 
@@ -69,7 +69,8 @@ class PairValues:
             shared = risk.threshold == "shared"
             step = None if shared else risk.threshold_lr
             state = {THRESHOLDS: table.value.clone()}
-        numbers = PairHyperparameters(of_mean, risk.label.positives, risk.label.negatives, step)
+        sizes = (term.positives, term.negatives) if isinstance(term, RankTerm) else (None, None)
+        numbers = PairHyperparameters(of_mean, *sizes, step)
         return cls(kind, risk.activation, template, risk.per_positive, shared), numbers, state
 
     def bind(self, run: Run, hyperparameters: PairHyperparameters) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -149,7 +150,8 @@ class AveragePrecision(BinaryRisk):
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
     sums are estimated as class sizes times means over the class, without bias however many
-    positives the batch holds. The value of the loss is minus the estimated (surrogate) AP.
+    positives the batch holds. The value of the loss is minus the estimated (surrogate) AP. With
+    few positives, the sum over negatives is scaled down, see `prevalence`.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
     top of the list: from random weights it learns slowly or not at all, after cross-entropy it
@@ -162,6 +164,10 @@ class AveragePrecision(BinaryRisk):
             unknown: the risk is then the mean over labels (mAP).
         activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
             differences, so that no pair outweighs all others; your scores are logits then.
+        prevalence: the share of positives at which precision is taken, unless that of the training
+            set is larger; 0 for the latter. Of very many negatives those far below a positive add
+            up, because a surrogate is not quite 0 there; to count them less brings the gradient
+            back to the top of the list.
         surrogate: l, a name or a `Surrogate`.
         margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
@@ -191,6 +197,7 @@ class AveragePrecision(BinaryRisk):
         labels: Any,
         *,
         activation: Literal["sigmoid"] | None = "sigmoid",
+        prevalence: float = 0.2,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
@@ -199,6 +206,8 @@ class AveragePrecision(BinaryRisk):
     ) -> None:
         check_gamma("AveragePrecision", gamma)
         usual = 1.0 if activation else LOGIT_MARGIN
+        _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
+        self._prevalence = prevalence
         self.pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
         self._gamma: Any = gamma
         super().__init__(
@@ -213,7 +222,13 @@ class AveragePrecision(BinaryRisk):
     def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
         """The ratio of the two ranks of each positive."""
         options = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-        return RankTerm(label, for_model(model, label.positives, 2, **options))
+        share = self._prevalence
+        most = label.positives * (1 - share) / share if share else math.inf
+        return RankTerm(
+            label.positives,
+            min(label.negatives, most),
+            for_model(model, label.positives, 2, **options),
+        )
 
     def values(
         self,
@@ -229,8 +244,8 @@ class AveragePrecision(BinaryRisk):
 
 
 class RankTerm(CoupledTerm):
-    """Minus the ratio of two ranks; knows the sizes of the classes."""
+    """Minus the ratio of two ranks; knows how many samples of each class they count."""
 
-    def __init__(self, label: Label, tracker: Any) -> None:
+    def __init__(self, positives: int, negatives: float, tracker: Any) -> None:
         super().__init__(MinusRatio(), tracker)
-        self.positives, self.negatives = label.positives, label.negatives
+        self.positives, self.negatives = positives, negatives
