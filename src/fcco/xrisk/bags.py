@@ -13,7 +13,7 @@ from ..objective import Compositional
 from ..outer import ClassSeparation
 from ..terms import NestedTerm
 from ..tracker import for_model
-from .base import as_labels, check_gamma
+from .base import as_labels, check_gamma, read_scores
 
 __all__ = ["MultiInstanceAUC"]
 
@@ -110,15 +110,8 @@ class MultiInstanceAUC(Compositional):
         """
 
         def entries() -> Any:
-            result = function()
-            loss, scores = result if isinstance(result, tuple) else (None, result)
-            if not isinstance(scores, Tensor):
-                raise TypeError(
-                    "The function given to `MultiInstanceAUC` must return scores, a tensor, or "
-                    f"(loss, scores) but returned: {type(scores).__name__}."
-                )
-            # A quotient in half precision would be wrong in the third digit.
-            scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / self.temperature
+            loss, scores = read_scores("MultiInstanceAUC", function())
+            scores = scores / self.temperature
             return scores if loss is None else (loss, scores)
 
         return super().forward(entries, bag, **options)

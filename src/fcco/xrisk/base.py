@@ -1,11 +1,11 @@
-"""The base of risks over pairs of a positive and another sample: reading a call, building rows."""
+"""The bases of risks of scores: reading a call, gathering scores, building rows of pairs."""
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,25 +15,163 @@ from torch import Tensor, nn
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
 from .._watch import warn
-from ..inputs import ONLY, mean_loss
+from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
 from ..terms import AbstractTerm
 from .pairs import gather_scores
 
-__all__ = ["BinaryRisk", "Label", "Proposals", "as_labels", "check_gamma"]
+__all__ = [
+    "BinaryRisk",
+    "Label",
+    "Proposals",
+    "ScoreRisk",
+    "as_labels",
+    "check_gamma",
+    "read_scores",
+]
 
-Scores = Callable[[], Any]
-Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+Ranks = tuple[Group, list[int]]
+"""The ranks, and the number of samples on each."""
 Proposals = list[Callable[[], None]]
 """What writes the state behind thresholds; called when the batch was not refused."""
 
 
+class ScoreRisk(Compositional):
+    """Base of risks whose function returns scores; inner values are built from them.
+
+    On several ranks these are the values of the global batch: scores are gathered, and every rank
+    computes the same values from them.
+    """
+
+    _noun: ClassVar[str] = "sample"
+    _empty: ClassVar[str]
+    """The warning about a batch without pairs, after "A batch of `...`"."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
+        # No process group: every rank holds the values of the global batch already.
+        super().__init__(model, optimizer, terms, process_group=None, shared_index=False)
+        self._ranks, self._said_empty = process_group, False
+
+    @property
+    def learning(self) -> bool:
+        """Whether a call now is part of the training, at w_t."""
+        return self.training and torch.is_grad_enabled()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._terms.values())).tracker.value.device
+
+    def _read_index(self, index: Any, number: int) -> Ints:
+        """The sample numbers of a call, checked; in NumPy, on the host.
+
+        A dozen looks at short vectors take a third of torch's time there, and positions of
+        positives are needed on the host in any case.
+
+        Args:
+            index: what the user gave; None for all in order.
+            number: of samples in the training set.
+        """
+        name = type(self).__name__
+        ids = np.arange(number) if index is None else on_host(index)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(
+                f"`{name}`: `index` must be the number of each {self._noun} in the training set, "
+                f"integers of shape (B,), but has shape {ids.shape} and dtype {ids.dtype}."
+            )
+        if ids.size and (ids.min() < 0 or ids.max() >= number):
+            raise IndexError(
+                f"`{name}`: `index` must lie in [0, {number - 1}], the {self._noun}s of the "
+                f"training set, but reaches from {ids.min()} to {ids.max()}."
+            )
+        return ids.astype(np.int64, copy=False)
+
+    def _gathered(self, *arrays: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Ranks | None]:
+        """Arrays with a row per sample, those of all ranks; with None on a single process."""
+        group = find_group(self._ranks)
+        if group is None:
+            return arrays, None
+        columns = [a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays]
+        # In one message: double precision holds labels, and numbers of samples below 2^53.
+        rows = torch.from_numpy(np.concatenate(columns, axis=1, dtype=np.float64)).to(self._device)
+        sizes = row_counts(rows, group)
+        table = gather_rows(rows, group, sizes).cpu().numpy()
+        parts = np.split(table, np.cumsum([c.shape[1] for c in columns])[:-1], axis=1)
+        found = [
+            part.reshape(-1, *own.shape[1:]).astype(own.dtype)
+            for part, own in zip(parts, arrays, strict=True)
+        ]
+        return found, (group, sizes)
+
+    def _loss_of_scores(
+        self,
+        function: Callable[[], Any],
+        shape: tuple[int, ...],
+        ranks: Ranks | None,
+        index: Mapping[str, Tensor],
+        values: Callable[[Tensor, Proposals], Mapping[str, Tensor]],
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """The loss of one batch, the mean over the terms.
+
+        Args:
+            function: the user's.
+            shape: of the scores of this rank.
+            ranks: as `_gathered` found them.
+            index: the blocks of the inner values by term; without any, there is no pair.
+            values: gives the inner values by term from the scores of all ranks.
+            options: further arguments of `Compositional`.
+        """
+        several, proposals = ONLY not in self._terms, Proposals()
+
+        def entries() -> Any:
+            loss, scores = read_scores(type(self).__name__, function())
+            scores = self._with_shape(scores, shape)
+            scores = scores if ranks is None else gather_scores(scores, *ranks)
+            if loss is not None:  # the sum of all is divided by the number of terms below
+                group = None if ranks is None else ranks[0]
+                loss = mean_loss(loss, group, check=self.learning) * len(self._terms)
+            if not index:  # nothing to learn from, but still a loss that can be differentiated
+                return scores.sum() * 0 if loss is None else loss, None
+            proposals.clear()
+            found: Any = values(scores, proposals)
+            found = found if several else found[ONLY]
+            return found if loss is None else (loss, found)
+
+        if not index:
+            if self.training and not self._said_empty:
+                self._said_empty = True
+                warn(f"A batch of `{type(self).__name__}` {self._empty}")
+            return entries()[0] / len(self._terms)
+        loss = super().forward(entries, index if several else index[ONLY], **options)
+        if self.learning:
+            for write in proposals:
+                write()
+        return loss / len(self._terms) if several else loss
+
+    def _with_shape(self, scores: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1 and scores.shape == (*shape, 1):
+            return scores.squeeze(1)
+        if scores.shape != shape:
+            raise ValueError(
+                f"The function given to `{type(self).__name__}` must return one score per "
+                f"{self._noun}{'' if len(shape) == 1 else ' and label'}, shape {shape}, but they "
+                f"have shape {tuple(scores.shape)}."
+            )
+        return scores
+
+
 class Label:
-    """One of the labels: where its positives stand among the samples, and its term.
+    """One of the labels: how many samples each class has, and the numbers of its positives.
 
     Args:
+        call: the name of the risk, for the error text.
         labels: 0, 1 or NaN for each training sample, (N,).
+        place: which label it is, for the error text.
+
+    Attributes:
+        positives, negatives: how many samples are 1, and 0.
+        block: number of each sample among the positives, -1 for others, (N,).
     """
 
     def __init__(self, call: str, labels: Tensor, place: str) -> None:
@@ -44,20 +182,31 @@ class Label:
                 f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has "
                 f"{self.positives} and {self.negatives}{place}."
             )
-        # The number of each positive among the positives; -1 for others.
         self.block = torch.where(positive, positive.cumsum(0) - 1, -1).numpy()
 
 
-class BinaryRisk(Compositional):
+class _Rows(NamedTuple):
+    """The pairs of one label in a batch."""
+
+    column: int  # of the label among the scores
+    order: Tensor  # positions of the positives in the batch, then of the negatives
+    positives: int  # P, how many are positives
+    block: Tensor  # number of each positive, (P,)
+
+
+class BinaryRisk(ScoreRisk):
     """Base of risks over pairs of a positive and another sample.
 
     Call it with a function that returns the scores of a batch, its labels, and the number of each
-    sample in the training set; pairs are built inside. On several ranks they are those of the
-    global batch: scores are gathered, and every rank computes the same values from them.
+    sample in the training set; pairs are built inside, on several ranks those of the global batch.
 
     A batch without positives, or without negatives, of a label says nothing about that label.
     """
 
+    _empty = (
+        "has no positive or no negative sample, and so no pair to learn from. Positives are rare: "
+        "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
+    )
     per_positive = True
     """Whether the blocks are the positives; otherwise one block for the whole class."""
 
@@ -77,30 +226,22 @@ class BinaryRisk(Compositional):
         table = as_labels(f"`{call}(labels=...)`", labels)
         several = table.dim() == 2
         columns = table.unbind(1) if several else (table,)
-        if several and names is not None and len(set(names)) != len(columns):
-            raise ValueError(
-                f"`{call}(names=...)` must be {len(columns)} different names, one per column of "
-                f"`labels`, but is: {list(names)}."
-            )
         keys = [ONLY]
         if several:
-            keys = [str(n) for n in names] if names is not None else [
-                f"label {t}" for t in range(len(columns))
-            ]  # fmt: skip
+            keys = [f"label {t}" for t in range(len(columns))]
+            keys = keys if names is None else [str(name) for name in names]
+            if len(keys) != len(columns) or len(set(keys)) != len(columns):
+                raise ValueError(
+                    f"`{call}(names=...)` must be {len(columns)} different names, one per column "
+                    f"of `labels`, but is: {keys}."
+                )
         found = {
             key: Label(call, column, f" in `{key}`" if several else "")
             for key, column in zip(keys, columns, strict=True)
         }
         terms = {key: self.make_term(model, label) for key, label in found.items()}
-        super().__init__(
-            model,
-            optimizer,
-            terms if several else terms[ONLY],
-            process_group=None,  # every rank holds the values of the global batch already
-            shared_index=False,
-        )
-        self._ranks, self._labels, self._table = process_group, found, table.numpy()
-        self._several, self._said_empty = several, False
+        super().__init__(model, optimizer, terms if several else terms[ONLY], process_group)
+        self._labels, self._table, self._several = found, table.numpy(), several
         self.activation = activation
 
     @abc.abstractmethod
@@ -127,13 +268,8 @@ class BinaryRisk(Compositional):
         (label,) = self._labels.values()
         return label
 
-    @property
-    def learning(self) -> bool:
-        """Whether a call now is part of the training, at w_t."""
-        return self.training and torch.is_grad_enabled()
-
     def forward(  # type: ignore[override]
-        self, function: Scores, labels: Any, index: Any = None, **options: Any
+        self, function: Callable[[], Any], labels: Any, index: Any = None, **options: Any
     ) -> Tensor:
         """The loss of one batch.
 
@@ -147,91 +283,42 @@ class BinaryRisk(Compositional):
             options: further arguments of `Compositional`, but those of an independent batch.
         """
         y, ids = self._read_batch(labels, index)
-        size, group, sizes = len(y), find_group(self._ranks), None
-        device = self._device
-        if group is not None:
-            y, ids, sizes = _over_ranks(y, ids, group, device)
-        rows, blocks = self._rows(y, ids, device)
-        proposals: Proposals = []
+        shape = y.shape
+        (y, ids), ranks = self._gathered(y, ids)
+        rows = self._rows(y, ids)
 
-        def entries() -> Any:
-            result = function()
-            loss, scores = result if isinstance(result, tuple) else (None, result)
-            scores = self._check_scores(scores, size)
-            scores = scores if group is None else gather_scores(scores, group, sizes or [])
-            values, learns = {}, self.learning
-            if learns:
-                proposals.clear()
-            for key, (t, order, positives) in rows.items():
+        def values(scores: Tensor, proposals: Proposals) -> dict[str, Tensor]:
+            scores = scores if self.activation is None else scores.sigmoid()
+            found = {}
+            for key, (t, order, positives, block) in rows.items():
                 column = scores[:, t] if self._several else scores
                 ordered = column.index_select(0, order)  # one gather, and one scatter backward
-                values[key] = self.values(
-                    self._terms[key], ordered, positives, blocks[key], proposals if learns else []
-                )
-            if loss is not None:  # the sum of all is divided by the number of labels below
-                loss = mean_loss(loss, group, check=learns) * len(self._labels)
-            elif not values:  # nothing to learn from, but still a loss that can be differentiated
-                loss = scores.sum() * 0
-            if not self._several and values:
-                values = values[ONLY]
-            return values if loss is None else (loss, values)
+                found[key] = self.values(self._terms[key], ordered, positives, block, proposals)
+            return found
 
-        if not rows:
-            self._say_empty()
-            return entries()[0] / len(self._labels)
-        places: Any = blocks
-        if not self.per_positive:
-            places = {key: torch.zeros(1, dtype=torch.int64) for key in rows}
-        loss = super().forward(entries, places if self._several else places[ONLY], **options)
-        for write in proposals:
-            write()
-        return loss / len(self._labels) if self._several else loss
+        only = torch.zeros(1, dtype=torch.int64)
+        blocks = {key: row.block if self.per_positive else only for key, row in rows.items()}
+        return self._loss_of_scores(function, shape, ranks, blocks, values, options)
 
     def value(self) -> Tensor:
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
         return super().value() / len(self._labels)
 
-    def _say_empty(self) -> None:
-        if not self._said_empty and self.training:
-            self._said_empty = True
-            warn(
-                f"A batch of `{type(self).__name__}` has no positive or no negative sample, and so "
-                "no pair to learn from. Positives are rare: draw a fixed number of them with "
-                "`fcco.groups.PositiveBatchSampler`."
-            )
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._terms.values())).tracker.value.device
-
-    def _read_batch(self, labels: Any, index: Any) -> tuple[Floats, Ints]:
-        """Labels and sample numbers of a call, checked; in NumPy, on the host.
-
-        A dozen looks at short vectors take a third of torch's time there, and positions of
-        positives are needed on the host in any case.
-        """
+    def _read_batch(self, labels: Any, index: Any) -> tuple[NDArray[Any], Ints]:
+        """Labels and sample numbers of a call, checked."""
         name, known = type(self).__name__, self._table
-        y, ids = _on_host(labels), np.arange(len(known)) if index is None else _on_host(index)
+        y = on_host(labels)
         if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
             raise ValueError(
                 f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
                 f"{known.shape}."
             )
-        if ids.shape != y.shape[:1] or (ids.size and ids.dtype.kind not in "iu"):
-            what = "the whole training set, because no `index` is given," if index is None else (
-                "`index`"
-            )  # fmt: skip
+        ids = self._read_index(index, len(known))
+        if len(ids) != len(y):
+            what = "`index`" if index is not None else "the training set, as no `index` is given,"
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples but {what} has shape {ids.shape} and "
-                f"dtype {ids.dtype}; give the number of each sample in the training set, integers "
-                "of shape (B,)."
-            )
-        if ids.size == 0:
-            return y, ids.astype(np.int64)
-        if ids.min() < 0 or ids.max() >= len(known):
-            raise IndexError(
-                f"`{name}`: `index` must lie in [0, {len(known) - 1}], the samples of the training "
-                f"set, but reaches from {ids.min()} to {ids.max()}."
+                f"`{name}`: `labels` hold {len(y)} samples but {what} holds {len(ids)}; give the "
+                "number of each sample in the training set."
             )
         there = known[ids]
         if (there == y).all():
@@ -244,40 +331,17 @@ class BinaryRisk(Compositional):
             )
         return y, ids
 
-    def _check_scores(self, scores: Any, size: int) -> Tensor:
-        if not isinstance(scores, Tensor):
-            raise TypeError(
-                f"The function given to `{type(self).__name__}` must return scores, a tensor, or "
-                f"(loss, scores) but returned: {type(scores).__name__}."
-            )
-        wanted = (size, self._table.shape[1]) if self._several else (size,)
-        if not self._several and scores.shape == (size, 1):
-            scores = scores.squeeze(1)
-        if tuple(scores.shape) != wanted:
-            raise ValueError(
-                f"The function given to `{type(self).__name__}` must return one score per label, "
-                f"shape {wanted}, but they have shape {tuple(scores.shape)}."
-            )
-        # Differences of scores in half precision would be wrong in the third digit.
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return scores if self.activation is None else scores.sigmoid()
-
-    def _rows(
-        self, y: Floats, ids: Ints, device: torch.device
-    ) -> tuple[dict[str, tuple[int, Tensor, int]], dict[str, Tensor]]:
-        """By label: its column, positions of positives and then negatives, how many positives.
-
-        And the blocks of the positives. Labels without pairs are left out.
-        """
-        rows, blocks = {}, {}
+    def _rows(self, y: NDArray[Any], ids: Ints) -> dict[str, _Rows]:
+        """The pairs of a batch by label; labels without pairs are left out."""
+        rows, device = {}, self._device
         for t, (key, label) in enumerate(self._labels.items()):
             column = y[:, t] if self._several else y
             positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
             if positive.size and negative.size:
                 order = torch.from_numpy(np.concatenate([positive, negative]))
-                rows[key] = t, order.to(device, non_blocking=True), positive.size
-                blocks[key] = torch.from_numpy(label.block[ids[positive]])
-        return rows, blocks
+                block = torch.from_numpy(label.block[ids[positive]])
+                rows[key] = _Rows(t, order.to(device, non_blocking=True), positive.size, block)
+        return rows
 
 
 def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
@@ -293,31 +357,31 @@ def as_labels(place: str, labels: Any) -> Tensor:
         raise ValueError(
             f"{place} must have shape (N,), or (N, T) for T labels, but has {tuple(table.shape)}."
         )
-    wrong = ~((table == 0) | (table == 1))
-    if bool(wrong.any()):
+    wrong = (table != 0) & (table != 1)  # NaN too
+    if table.dim() == 2:
         wrong &= ~table.isnan()
-        if bool(wrong.any()) or table.dim() == 1:
-            value = table[wrong][0] if bool(wrong.any()) else math.nan
-            raise ValueError(
-                f"{place} must be 0 (negative) or 1 (positive)"
-                f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {value:g}."
-            )
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{place} must be 0 (negative) or 1 (positive)"
+            f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {table[wrong][0]:g}."
+        )
     return table
 
 
-def _over_ranks(
-    y: Floats, ids: Ints, group: Group, device: torch.device
-) -> tuple[Floats, Ints, list[int]]:
-    """Labels and sample numbers of all ranks, and how many each has."""
-    columns = y[:, None] if y.ndim == 1 else y
-    table = np.concatenate([ids[:, None], columns], axis=1, dtype=np.float64)
-    rows = torch.from_numpy(table).to(device)
-    sizes = row_counts(rows, group)
-    table = gather_rows(rows, group, sizes).cpu().numpy()
-    return table[:, 1:].reshape(-1, *y.shape[1:]), table[:, 0].astype(np.int64), sizes
+def read_scores(call: str, result: Any) -> tuple[Any, Tensor]:
+    """What the user's function returned: the ordinary loss or None, and the scores."""
+    loss, scores = split(result)
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"The function given to `{call}` must return scores, a tensor, or (loss, scores) but "
+            f"returned: {type(scores).__name__}."
+        )
+    # Differences and quotients of scores in half precision would be wrong in the third digit.
+    return loss, scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def _on_host(values: Any) -> NDArray[Any]:
+def on_host(values: Any) -> NDArray[Any]:
+    """A tensor or what NumPy takes, as an array."""
     if isinstance(values, Tensor):
         values = values.detach()
         return (values if values.device.type == "cpu" else values.cpu()).numpy()

@@ -15,16 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import _checks
-from .._distributed import find_group, gather_rows, row_counts
-from .._watch import warn
-from ..inputs import mean_loss
-from ..objective import Compositional
+from ..inputs import ONLY
 from ..outer import NDCG as Discount
 from ..outer import AbstractOuter, LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, Tracked, for_model
-from .base import Proposals, check_gamma
-from .pairs import Members, PairMean, gather_scores, pair_means
+from .base import Proposals, ScoreRisk, check_gamma
+from .pairs import Members, PairMean, pair_means
 from .surrogates import Linear, Surrogate, find_surrogate
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
@@ -98,7 +95,7 @@ class _TopDiscount(AbstractOuter):
         return torch.stack([top / (log * log * (1 + rank) * math.log(2)), -1 / log], dim=-1)
 
 
-class RankingRisk(Compositional):
+class RankingRisk(ScoreRisk):
     """Base of risks over lists of items with relevance grades.
 
     Call it with a function that returns the scores of a batch of items, and the number of each
@@ -107,6 +104,12 @@ class RankingRisk(Compositional):
     a sample of each with at least two items. On several ranks an item is compared with those of
     its list on all ranks.
     """
+
+    _noun = "item"
+    _empty = (
+        "holds no list with a relevant item and another one, and so no pair to learn from; draw "
+        "whole lists with `GroupBatchSampler`."
+    )
 
     def __init__(
         self,
@@ -140,12 +143,9 @@ class RankingRisk(Compositional):
         # Lists without a relevant item do not count: numbers of the others without gaps.
         counted, list_of = np.unique(number[relevant], return_inverse=True)
         term = self.make_term(model, torch.tensor(weight), torch.tensor(list_of), len(counted))
-        super().__init__(model, optimizer, term, process_group=None)
-        self._ranks = process_group
-        self._list = torch.tensor(number)
-        self._others = torch.tensor(sizes[number] - 1.0)
-        self._block = torch.tensor(np.where(relevant, np.cumsum(relevant) - 1, -1))
-        self._said_empty = False
+        super().__init__(model, optimizer, term, process_group)
+        self._list, self._others = number, sizes[number] - 1.0
+        self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
 
     @abc.abstractmethod
     def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
@@ -187,71 +187,25 @@ class RankingRisk(Compositional):
                 set in order.
             options: further arguments of `Compositional`, but those of an independent batch.
         """
-        name, number = type(self).__name__, len(self._list)
-        ids = torch.arange(number) if index is None else torch.as_tensor(index).cpu()
-        if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
-            raise ValueError(
-                f"`{name}`: `index` must be integers of shape (B,) but has shape "
-                f"{tuple(ids.shape)} and dtype {ids.dtype}."
-            )
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= number):
-            raise IndexError(
-                f"`{name}`: `index` must lie in [0, {number - 1}], the items of the training set, "
-                f"but reaches from {int(ids.min())} to {int(ids.max())}."
-            )
-        local, group, sizes = len(ids), find_group(self._ranks), None
-        device = self.term.tracker.value.device
-        if group is not None:
-            rows = ids.double().unsqueeze(1).to(device)
-            sizes = row_counts(rows, group)
-            ids = gather_rows(rows, group, sizes).squeeze(1).long().cpu()
+        ids = self._read_index(index, len(self._list))
+        shape, device = ids.shape, self._device
+        (ids,), ranks = self._gathered(ids)
         lists = self._list[ids]
-        present = torch.bincount(lists, minlength=1)[lists]
+        present = np.bincount(lists)[lists]
         # An item alone in its list says nothing: the others of the list are not in the batch.
-        anchor = ((self._block[ids] >= 0) & (present > 1)).nonzero().squeeze(1)
-        block, others = self._block[ids[anchor]].to(device), self._others[ids[anchor]].to(device)
-        lists = lists.to(device)
-        anchor = anchor.to(device)
-        members = Members(own=anchor, row=lists[anchor], column=lists)
-        proposals: Proposals = []
+        anchor = np.flatnonzero((self._block[ids] >= 0) & (present > 1))
+        block, others, lists, own = (
+            torch.from_numpy(each).to(device)
+            for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
+        )
+        members = Members(own=own, row=lists[own], column=lists)
 
-        def entries() -> Any:
-            result = function()
-            loss, scores = result if isinstance(result, tuple) else (None, result)
-            if not isinstance(scores, Tensor) or scores.numel() != local:
-                shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-                raise ValueError(
-                    f"The function given to `{name}` must return one score per item, shape "
-                    f"({local},), but returned: {shape}."
-                )
-            scores = scores.reshape(-1).to(torch.promote_types(scores.dtype, torch.float32))
-            if group is not None:
-                scores = gather_scores(scores, group, sizes or [])
-            learns = self.training and torch.is_grad_enabled()
-            if loss is not None:
-                loss = mean_loss(loss, group, check=learns)
-            if not len(anchor):
-                return scores.sum() * 0 if loss is None else loss, None
-            if learns:
-                proposals.clear()
-            values = self.values(
-                scores[anchor], scores, members, others.to(scores), block,
-                proposals if learns else [],
-            )  # fmt: skip
-            return values if loss is None else (loss, values)
+        def values(scores: Tensor, proposals: Proposals) -> dict[str, Tensor]:
+            given = scores[own], scores, members, others.to(scores), block, proposals
+            return {ONLY: self.values(*given)}
 
-        if not len(anchor):
-            if self.training and not self._said_empty:
-                self._said_empty = True
-                warn(
-                    f"A batch of `{name}` holds no list with a relevant item and another one, and "
-                    "so no pair to learn from; draw whole lists with `GroupBatchSampler`."
-                )
-            return entries()[0]
-        loss = super().forward(entries, block, **options)
-        for write in proposals:
-            write()
-        return loss
+        blocks = {ONLY: block} if anchor.size else {}
+        return self._loss_of_scores(function, shape, ranks, blocks, values, options)
 
 
 def _ranks_in_lists(grades: Floats, number: NDArray[np.int64]) -> NDArray[np.int64]:
