@@ -691,15 +691,15 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", ["mean", "cvar", "log_mean_exp"])
-@pytest.mark.parametrize("members", ["all", "own", "lists"])
-def test_many_pairs_are_never_in_memory_at_once(kind, members):
+@pytest.mark.parametrize("lists", [False, True])
+def test_many_pairs_are_never_in_memory_at_once(kind, lists):
     number = 4096
     h = torch.randn(number, generator=torch.Generator().manual_seed(0)).requires_grad_()
     where = torch.arange(number)
-    chosen = {"own": Members(own=where), "lists": Members(where, where % 7, where % 7)}
+    members = Members(where, where % 7, where % 7) if lists else None
     mean = PairMean(xrisk.SURROGATES["squared_hinge"](), kind, share=0.3)
     with Largest() as largest:
-        pair_means(mean, h, h, h.detach().abs(), chosen.get(members)).sum().backward()
+        pair_means(mean, h, h, h.detach().abs(), members).sum().backward()
         pairs.share_above(mean, h.detach(), h.detach(), h.detach().abs())
     assert number <= largest.size <= 1 << 20
 

@@ -239,7 +239,7 @@ class AveragePrecision(BinaryRisk):
         proposals: Proposals,
     ) -> Tensor:
         """The two ranks of each positive of the batch, estimated for the whole training set."""
-        means = two_means(self.pair_mean, scores, positives)
+        means = two_means(self.pair_mean.surrogate, scores, positives)
         return smooth_ranks(means, term.positives, term.negatives, self.pair_mean.surrogate)
 
 

@@ -27,7 +27,7 @@ _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
 
 _CHUNK = 1 << 18
-"""Pairs that are computed at a time when there are more than `_KEPT`."""
+"""Pairs that are computed at a time when there are more than these."""
 
 
 @dataclass(frozen=True)
@@ -71,45 +71,30 @@ class PairMean:
             excess = value.sub_(level)
             counted = (excess > 0).to(excess).mul_(weight).div_(self.share)
             return level.squeeze(1) + (excess * counted).sum(1), slope.mul_(counted)
-        scaled = value.div_(self.temperature)
-        if isinstance(weight, Tensor):
-            scaled = scaled + weight.log()
-            total = scaled.logsumexp(1)
-        else:
-            total = scaled.logsumexp(1) + math.log(weight)
-            scaled = scaled + math.log(weight)
+        log_weight = weight.log() if isinstance(weight, Tensor) else math.log(weight)
+        scaled = value.div_(self.temperature).add_(log_weight)
+        total = scaled.logsumexp(1)
         share = (scaled - total.unsqueeze(1)).exp_()
         return total, slope.mul_(share).div_(self.temperature)
 
 
 class Members(NamedTuple):
-    """Which pairs of a row count, when these are not all.
+    """Which pairs count when these are not all: those of one list (query), but no item with itself.
 
     Attributes:
-        own: the position of row i itself among the others, which does not count, (P,); or None.
-        row: list (query) of each row, (P,), and
-        column: of each of the others, (M,): only pairs of one list count; or None.
+        own: the position of each anchor among the others, (P,).
+        row: the list of each anchor, (P,).
+        column: the list of each of the others, (M,).
     """
 
-    own: Tensor | None = None
-    row: Tensor | None = None
-    column: Tensor | None = None
+    own: Tensor
+    row: Tensor
+    column: Tensor
 
-    def weight(self, rows: slice, columns: int, like: Tensor) -> Tensor | float:
-        """The weights of some rows: 1 over the number of pairs that count."""
-        if self.row is None and self.own is None:
-            return 1 / columns
-        if self.row is None:
-            assert self.own is not None
-            own = self.own[rows]
-            shape, share = (len(own), columns), 1 / max(columns - 1, 1)
-            # `new_full` would make one table per run in a fleet, which `scatter_` has no rule for.
-            table = torch.full(shape, share, dtype=like.dtype, device=like.device)
-            return table.scatter_(1, own.unsqueeze(1), 0.0)
-        assert self.column is not None
+    def weight(self, rows: slice, like: Tensor) -> Tensor:
+        """The weights of the pairs of some anchors, (R, M): 1 over the number that counts, or 0."""
         table = (self.row[rows].unsqueeze(1) == self.column).to(like)
-        if self.own is not None:
-            table.scatter_(1, self.own[rows].unsqueeze(1), 0.0)
+        table.scatter_(1, self.own[rows].unsqueeze(1), 0.0)
         return table / table.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -139,20 +124,20 @@ def pair_means(
         >>> pair_means(PairMean(SquaredHinge()), positives, negatives)
         tensor([2., 0.])
     """
-    return _PairMeans.apply(anchors, others, level, mean, members or Members())  # type: ignore[return-value]
+    return _PairMeans.apply(anchors, others, level, mean, members)  # type: ignore[return-value]
 
 
-def two_means(mean: PairMean, scores: Tensor, anchors: int) -> Tensor:
+def two_means(surrogate: Surrogate, scores: Tensor, anchors: int) -> Tensor:
     """The means of l over the pairs with the anchors and with the others, (P, 2).
 
     The same as `pair_means` twice, in one pass. An anchor is among the anchors itself.
 
     Args:
-        mean: whose surrogate is taken.
+        surrogate: l.
         scores: of the anchors, then of the others.
         anchors: P, the number of anchors.
     """
-    return _TwoMeans.apply(scores, anchors, mean.surrogate)  # type: ignore[return-value]
+    return _TwoMeans.apply(scores, anchors, surrogate)  # type: ignore[return-value]
 
 
 class _TwoMeans(torch.autograd.Function):
@@ -162,7 +147,7 @@ class _TwoMeans(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, anchors: int, surrogate: Surrogate) -> Tensor:
         ctx.anchors, ctx.surrogate = anchors, surrogate
         parts, slope = [], None
-        for rows in _chunks(anchors, len(scores), keep=True):
+        for rows in _chunks(anchors, len(scores)):
             value, slope = surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
             halves = value.tensor_split((anchors,), dim=1)
             parts.append(torch.stack([half.mean(1) for half in halves], dim=1))
@@ -175,7 +160,7 @@ class _TwoMeans(torch.autograd.Function):
         (scores, kept), anchors = ctx.saved_tensors, ctx.anchors
         sizes = gradients[0].new_tensor([anchors, len(scores) - anchors])
         weight, result = gradients[0] / sizes, torch.zeros_like(scores)
-        for rows in _chunks(anchors, len(scores), keep=True):
+        for rows in _chunks(anchors, len(scores)):
             slope = kept
             if slope is None:
                 _, slope = ctx.surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
@@ -188,15 +173,10 @@ class _TwoMeans(torch.autograd.Function):
 
 
 def all_pair_means(
-    mean: PairMean,
-    anchors: Tensor,
-    others: Tensor,
-    level: Tensor | None = None,
-    members: Members | None = None,
+    mean: PairMean, anchors: Tensor, others: Tensor, level: Tensor | None = None
 ) -> Tensor:
     """`pair_means` by plain operations, which `torch.func` can map; all pairs stay in memory."""
-    rows = slice(0, len(anchors))
-    return _block(anchors, others, level, mean, members or Members(), rows)[0]
+    return _block(anchors, others, level, mean, None, slice(0, len(anchors)))[0]
 
 
 class _PairMeans(torch.autograd.Function):
@@ -209,19 +189,17 @@ class _PairMeans(torch.autograd.Function):
         others: Tensor,
         level: Tensor | None,
         mean: PairMean,
-        members: Members,
+        members: Members | None,
     ) -> Tensor:
         ctx.mean, ctx.members = mean, members
-        pairs = len(anchors) * len(others)
-        if pairs <= _KEPT:
-            value, slope = _block(anchors, others, level, mean, members, slice(0, len(anchors)))
+        parts, slope = [], None
+        for rows in _chunks(len(anchors), len(others)):
+            value, slope = _block(anchors, others, level, mean, members, rows)
+            parts.append(value)
+        if len(parts) == 1:
             ctx.save_for_backward(slope)
-            return value
+            return parts[0]
         ctx.save_for_backward(anchors, others, level)
-        parts = [
-            _block(anchors, others, level, mean, members, rows)[0]
-            for rows in _chunks(len(anchors), len(others))
-        ]
         return torch.cat(parts)
 
     @staticmethod
@@ -245,12 +223,12 @@ def _block(
     others: Tensor,
     level: Tensor | None,
     mean: PairMean,
-    members: Members,
+    members: Members | None,
     rows: slice,
 ) -> tuple[Tensor, Tensor]:
     """The values and slopes of some rows."""
     difference = others - anchors[rows].unsqueeze(1)
-    weight = members.weight(rows, len(others), difference)
+    weight = 1 / len(others) if members is None else members.weight(rows, difference)
     return mean.rows(difference, None if level is None else level[rows].unsqueeze(1), weight)
 
 
@@ -263,9 +241,9 @@ def share_above(mean: PairMean, anchors: Tensor, others: Tensor, level: Tensor) 
     return torch.cat(parts)
 
 
-def _chunks(rows: int, columns: int, keep: bool = False) -> list[slice]:
-    """Rows to compute at a time; with `keep`, all of them where they are few."""
-    if keep and rows * columns <= _KEPT:
+def _chunks(rows: int, columns: int) -> list[slice]:
+    """Rows to compute at a time: all of them where pairs are few."""
+    if rows * columns <= _KEPT:
         return [slice(0, rows)]
     size = max(_CHUNK // max(columns, 1), 1)
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
