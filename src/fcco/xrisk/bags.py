@@ -79,12 +79,12 @@ class MultiInstanceAUC(Compositional):
                 "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "
                 "(0) bags."
             )
-        self.temperature = temperature
         options: dict[str, Any] = {"correction": 0.0, "read": "new"}
         bags = for_model(model, len(table), gamma=gamma, log_space=True, **options)
         means = for_model(model, 1, 4, gamma=gamma_classes, **options)
         term = NestedTerm(ClassSeparation(margin), self._class_means, bags, means)
         super().__init__(model, optimizer, term, process_group=process_group)
+        self.temperature = temperature
         self.register_buffer("labels", table.to(bags.value.device), persistent=False)
 
     def _class_means(self, u: Tensor, index: Tensor) -> Tensor:

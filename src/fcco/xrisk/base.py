@@ -201,6 +201,17 @@ class BinaryRisk(ScoreRisk):
     sample in the training set; pairs are built inside, on several ranks those of the global batch.
 
     A batch without positives, or without negatives, of a label says nothing about that label.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown.
+        make_term: gives the term of a label; a function, because the settings it needs cannot be
+            attributes before this constructor has run.
+        activation: `"sigmoid"`, or None: what is applied to the scores.
+        names: names of the labels.
+        process_group: see `Compositional`.
     """
 
     _empty = (
@@ -215,6 +226,7 @@ class BinaryRisk(ScoreRisk):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         labels: Any,
+        make_term: Callable[[Label], AbstractTerm],
         *,
         activation: Literal["sigmoid"] | None = None,
         names: Sequence[str] | None,
@@ -239,14 +251,10 @@ class BinaryRisk(ScoreRisk):
             key: Label(call, column, f" in `{key}`" if several else "")
             for key, column in zip(keys, columns, strict=True)
         }
-        terms = {key: self.make_term(model, label) for key, label in found.items()}
+        terms = {key: make_term(label) for key, label in found.items()}
         super().__init__(model, optimizer, terms if several else terms[ONLY], process_group)
         self._labels, self._table, self._several = found, table.numpy(), several
         self.activation = activation
-
-    @abc.abstractmethod
-    def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
-        """The term of one label."""
 
     @abc.abstractmethod
     def values(

@@ -108,19 +108,21 @@ class AUC(BinaryRisk):
         _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
         _checks.positive("AUC", "margin", margin)
         check_gamma("AUC", gamma)
-        self._settings = loss, gamma
+        # A surrogate that is not a name has a margin of its own; this one has a default, and stays
+        # that of the other forms.
         own = None if isinstance(surrogate, Surrogate) else margin
-        self.pair_mean = PairMean(find_surrogate("AUC", surrogate, own))
-        self._outer = ClassSeparation(margin, hinge=loss == "margin")
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        pair_mean = PairMean(find_surrogate("AUC", surrogate, own))
 
-    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
-        """The function of the class means, or the mean itself."""
-        loss, gamma = self._settings
-        if loss == "pairwise":
-            return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
-        options = {"gamma": gamma, "correction": 0.0, "read": "new"}
-        return CoupledTerm(self._outer, for_model(model, 1, 4, **options))
+        def make_term(label: Label) -> CoupledTerm:
+            if loss == "pairwise":  # f is linear: there is nothing to gain from tracking
+                return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+            tracker = for_model(model, 1, 4, gamma=gamma, correction=0.0, read="new")
+            return CoupledTerm(ClassSeparation(margin, hinge=loss == "margin"), tracker)
+
+        super().__init__(
+            model, optimizer, labels, make_term, names=names, process_group=process_group
+        )
+        self.pair_mean = pair_mean
 
     def values(
         self,
@@ -149,8 +151,8 @@ class AveragePrecision(BinaryRisk):
         r_i = r_i^+ + \sum_{j:\,y_j=0} \ell(h_j - h_i).
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
-    sums are estimated as class sizes times means over the class, without bias however many
-    positives the batch holds. The value of the loss is minus the estimated (surrogate) AP. With
+    sums are estimated as class sizes times means over the class, without bias for any number
+    of positives above one. The value of the loss is minus the estimated (surrogate) AP. With
     few positives, the sum over negatives is scaled down, see `prevalence`.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
@@ -207,28 +209,25 @@ class AveragePrecision(BinaryRisk):
         check_gamma("AveragePrecision", gamma)
         usual = 1.0 if activation else LOGIT_MARGIN
         _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
-        self._prevalence = prevalence
-        self.pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
-        self._gamma: Any = gamma
+        pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
+
+        def make_term(label: Label) -> CoupledTerm:
+            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
+            number = label.positives
+            most = number * (1 - prevalence) / prevalence if prevalence else math.inf
+            tracker = for_model(model, number, 2, **options)
+            return RankTerm(number, min(label.negatives, most), tracker)
+
         super().__init__(
             model,
             optimizer,
             labels,
+            make_term,
             activation=activation,
             names=names,
             process_group=process_group,
         )
-
-    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
-        """The ratio of the two ranks of each positive."""
-        options = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-        share = self._prevalence
-        most = label.positives * (1 - share) / share if share else math.inf
-        return RankTerm(
-            label.positives,
-            min(label.negatives, most),
-            for_model(model, label.positives, 2, **options),
-        )
+        self.pair_mean = pair_mean
 
     def values(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -57,14 +57,24 @@ def own_thresholds(
     return level - lr * spread * slope
 
 
+def _log_mean_power(power: float, u: Tensor, index: Tensor) -> Tensor:
+    """The logarithm of the mean of u_i^power, from log u_i."""
+    return ((power * u).logsumexp(0) - math.log(len(u))).view(1)
+
+
 class _Partial(BinaryRisk):
-    """What both have in common: the value of a positive against the hardest negatives."""
+    """What both have in common: the value of a positive against the hardest negatives.
+
+    The arguments are those of `PartialAUC`, and `make_term`, which gives the term of a label from
+    the settings of its trackers.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         labels: Any,
+        make_term: Callable[[Label, dict[str, Any]], AbstractTerm],
         *,
         max_fpr: float,
         form: Literal["cvar", "kl"],
@@ -91,28 +101,33 @@ class _Partial(BinaryRisk):
                 f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
                 "are those with the largest scores."
             )
-        kind = "cvar" if form == "cvar" else "log_mean_exp"
-        self.pair_mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
-        self._gamma: Any = (0.5 if form == "kl" else "auto") if gamma == "auto" else gamma
-        self.threshold, self.threshold_lr = threshold, threshold_lr
+        options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
+        if form == "kl":
+            options |= {"log_space": True, "rule": forgetting_log_track}
+            options["gamma"] = 0.5 if gamma == "auto" else gamma
+
+        def with_thresholds(label: Label) -> AbstractTerm:
+            term = make_term(label, options)
+            if form == "cvar":
+                like, shared = term.tracker.value, threshold == "shared"
+                table = BlockParameters(
+                    1 if shared else label.positives, dtype=like.dtype, device=like.device
+                )
+                term.keep("cutoff" if shared else "thresholds_of_positives", table)
+            return term
+
         super().__init__(
             model,
             optimizer,
             labels,
+            with_thresholds,
             activation=activation,
             names=names,
             process_group=process_group,
         )
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-
-    def _keep_thresholds(self, term: AbstractTerm, model: nn.Module, label: Label) -> None:
-        """Give a term the state behind s_i."""
-        like, rows = term.tracker.value, 1 if self.threshold == "shared" else label.positives
-        name = "cutoff" if self.threshold == "shared" else "thresholds_of_positives"
-        term.keep(name, BlockParameters(rows, dtype=like.dtype, device=like.device))
+        kind = "cvar" if form == "cvar" else "log_mean_exp"
+        self.pair_mean = PairMean(found, kind, share=max_fpr, temperature=temperature)
+        self.threshold, self.threshold_lr = threshold, threshold_lr
 
     def _of_positives(
         self, term: AbstractTerm, scores: Tensor, number: int, block: Tensor, proposals: Proposals
@@ -122,7 +137,7 @@ class _Partial(BinaryRisk):
         if self.pair_mean.kind != "cvar":
             return pair_means(self.pair_mean, positives, negatives)
         with torch.no_grad():
-            table = term.tables[-1]
+            table = term.tables[-1]  # the one kept above; a `CVaRTerm` has its own before it
             assert isinstance(table, BlockParameters)
             level = self._level(table, positives, negatives, block, proposals)
         return pair_means(self.pair_mean, positives, negatives, level)
@@ -138,23 +153,20 @@ class _Partial(BinaryRisk):
         """The thresholds s_i of the positives of the batch."""
         surrogate, share = self.pair_mean.surrogate, self.pair_mean.share
         cutoff = upper_quantile(negatives, share)  # of this batch
-        if self.threshold == "shared":
-            if self.training:
-                if not bool(torch.isfinite(cutoff)):
-                    raise NonFiniteValue(
-                        f"Scores of negatives are infinite in `{type(self).__name__}`, so many "
-                        "that their cut-off is; nothing was updated."
-                    )
-                cutoff = shared_cutoff(table.read(None, cutoff.view(1)).to(cutoff), cutoff)
-                proposals.append(functools.partial(table.propose, None, cutoff))
-            return surrogate.value_and_slope(cutoff - positives)[0]
-        first = surrogate.value_and_slope(cutoff - positives)[0]
-        if not self.training:
-            return first
-        block = block.to(table.value.device)
-        level = table.read(block, first).to(first)
-        moved = own_thresholds(self.pair_mean, positives, negatives, level, self.threshold_lr)
-        proposals.append(functools.partial(table.propose, block, moved))
+        if self.training and self.threshold == "shared":
+            if not bool(torch.isfinite(cutoff)):
+                raise NonFiniteValue(
+                    f"Scores of negatives are infinite in `{type(self).__name__}`, so many that "
+                    "their cut-off is; nothing was updated."
+                )
+            cutoff = shared_cutoff(table.read(None, cutoff.view(1)).to(cutoff), cutoff)
+            proposals.append(functools.partial(table.propose, None, cutoff))
+        level = surrogate.value_and_slope(cutoff - positives)[0]
+        if self.training and self.threshold == "own":
+            block = block.to(table.value.device)
+            level = table.read(block, first=level).to(level)
+            moved = own_thresholds(self.pair_mean, positives, negatives, level, self.threshold_lr)
+            proposals.append(functools.partial(table.propose, block, moved))
         return level
 
 
@@ -232,11 +244,19 @@ class PartialAUC(_Partial):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
     ) -> None:
-        self.per_positive = form == "kl"
+
+        def make_term(label: Label, options: dict[str, Any]) -> CoupledTerm:
+            if form == "kl":
+                tracker = for_model(model, label.positives, **options)
+                return CoupledTerm(LogMeanExp(temperature), tracker)
+            # f is linear: there is nothing to gain from tracking.
+            return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+
         super().__init__(
             model,
             optimizer,
             labels,
+            make_term,
             max_fpr=max_fpr,
             form=form,
             activation=activation,
@@ -249,17 +269,7 @@ class PartialAUC(_Partial):
             names=names,
             process_group=process_group,
         )
-
-    def make_term(self, model: nn.Module, label: Label) -> CoupledTerm:
-        """The mean over positives, or of the logarithms of their tracked means."""
-        if self.pair_mean.kind == "log_mean_exp":
-            options = {"log_space": True, "rule": forgetting_log_track, **self._options}
-            tracker = for_model(model, label.positives, **options)
-            return CoupledTerm(LogMeanExp(self.pair_mean.temperature), tracker)
-        # f is linear: there is nothing to gain from tracking.
-        term = CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
-        self._keep_thresholds(term, model, label)
-        return term
+        self.per_positive = form == "kl"
 
     def values(
         self,
@@ -360,13 +370,22 @@ class TwoWayPartialAUC(_Partial):
         _checks.positive("TwoWayPartialAUC", "positive_temperature", positive_temperature)
         if isinstance(smoothing, int | float):
             _checks.at_least("TwoWayPartialAUC", "smoothing", smoothing, 0.0)
-        self._ratio = 1 - min_tpr
-        self._smoothing: Smoothing = smoothing
-        self._positive_temperature = positive_temperature
+
+        def make_term(label: Label, options: dict[str, Any]) -> AbstractTerm:
+            if form == "kl":
+                power = temperature / positive_temperature
+                trackers = [for_model(model, n, **options) for n in (label.positives, 1)]
+                middle = functools.partial(_log_mean_power, power)
+                return NestedTerm(LogMeanExp(positive_temperature), middle, *trackers)
+            measure = smoothing == "auto"
+            tracker = for_model(model, label.positives, measure=measure, **options)
+            return CVaRTerm(tracker, 1 - min_tpr, smoothing=smoothing)
+
         super().__init__(
             model,
             optimizer,
             labels,
+            make_term,
             max_fpr=max_fpr,
             form=form,
             activation=activation,
@@ -379,27 +398,6 @@ class TwoWayPartialAUC(_Partial):
             names=names,
             process_group=process_group,
         )
-
-    def make_term(self, model: nn.Module, label: Label) -> AbstractTerm:
-        """CVaR over the positives, or the nested logarithms."""
-        if self.pair_mean.kind == "log_mean_exp":
-            options = {"log_space": True, "rule": forgetting_log_track, **self._options}
-            return NestedTerm(
-                LogMeanExp(self._positive_temperature),
-                self._log_mean,
-                for_model(model, label.positives, **options),
-                for_model(model, 1, **options),
-            )
-        measure = {"measure": self._smoothing == "auto"}
-        tracker = for_model(model, label.positives, **measure, **self._options)
-        term = CVaRTerm(tracker, self._ratio, smoothing=self._smoothing)
-        self._keep_thresholds(term, model, label)
-        return term
-
-    def _log_mean(self, u: Tensor, index: Tensor) -> Tensor:
-        """The logarithm of the mean of u_i^(tau / tau'), from log u_i."""
-        power = self.pair_mean.temperature / self._positive_temperature
-        return ((power * u).logsumexp(0) - math.log(len(u))).view(1)
 
     def values(
         self,

@@ -20,13 +20,14 @@ from ..outer import NDCG as Discount
 from ..outer import AbstractOuter, LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, Tracked, for_model
+from ..tracker.blocks import per_row
 from .base import Proposals, ScoreRisk, check_gamma
 from .pairs import Members, PairMean, pair_means
 from .surrogates import Linear, Surrogate, find_surrogate
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 
-Floats = NDArray[np.float64]
+Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 
 
 class RankingTerm(AbstractTerm):
@@ -67,8 +68,7 @@ class RankingTerm(AbstractTerm):
         # In the precision of the weights: a ratio of integers would be in single precision.
         weight = self.weight[index] * self.items[self.list_of[index]]
         weight = weight / (present[which] * max(len(present), 1))
-        slope = slope * (weight if slope.dim() == 1 else weight.unsqueeze(1))
-        return tracked.as_loss((values * weight).sum(), slope)
+        return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
 
     def value(self) -> Tensor:
         """The sum at the tracked values, over the items seen, averaged over their lists."""
@@ -103,6 +103,15 @@ class RankingRisk(ScoreRisk):
     short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
     a sample of each with at least two items. On several ranks an item is compared with those of
     its list on all ranks.
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        relevance: grade of each item of the training set, at least 0, (N,).
+        query: list of each item, (N,).
+        weights: gives c_i of every item from the grades and the numbers of the lists.
+        make_term: gives the term from c_i and the number of the list of each relevant item.
+        process_group: see `Compositional`.
     """
 
     _noun = "item"
@@ -117,6 +126,8 @@ class RankingRisk(ScoreRisk):
         optimizer: torch.optim.Optimizer,
         relevance: Any,
         query: Any,
+        weights: Callable[[Floats, Ints], Floats],
+        make_term: Callable[[Tensor, Tensor], RankingTerm],
         *,
         process_group: Any,
     ) -> None:
@@ -139,23 +150,13 @@ class RankingRisk(ScoreRisk):
                 f"`{call}(relevance=..., query=...)` has no list of two items or more with one of "
                 "relevance above 0: there is nothing to rank."
             )
-        weight = self.weights(grades, number)[relevant]
+        weight = weights(grades, number)[relevant]
         # Lists without a relevant item do not count: numbers of the others without gaps.
-        counted, list_of = np.unique(number[relevant], return_inverse=True)
-        term = self.make_term(model, torch.tensor(weight), torch.tensor(list_of), len(counted))
+        _, list_of = np.unique(number[relevant], return_inverse=True)
+        term = make_term(torch.from_numpy(weight), torch.from_numpy(list_of))
         super().__init__(model, optimizer, term, process_group)
         self._list, self._others = number, sizes[number] - 1.0
         self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
-
-    @abc.abstractmethod
-    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
-        """c_i of every item, from grades and list numbers."""
-
-    @abc.abstractmethod
-    def make_term(
-        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
-    ) -> RankingTerm:
-        """The term over the relevant items."""
 
     @abc.abstractmethod
     def values(
@@ -208,7 +209,7 @@ class RankingRisk(ScoreRisk):
         return self._loss_of_scores(function, shape, ranks, blocks, values, options)
 
 
-def _ranks_in_lists(grades: Floats, number: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranks_in_lists(grades: Floats, number: Ints) -> Ints:
     """The rank (from 1) of each item in its list by falling grade."""
     order = np.lexsort((-grades, number))
     first = np.r_[0, np.flatnonzero(np.diff(number[order])) + 1]
@@ -229,9 +230,10 @@ class NDCG(RankingRisk):
 
     Z_q being the gain of the best order. A block is an item of relevance above 0; g_i = r_i is
     tracked, so that a batch need not hold the whole list; f is the discount. For the top k of the
-    list each gain is multiplied by sigmoid((h_i - lambda_q) / spread), where lambda_q, between the
-    k-th and the next score of list q, is kept in a table of parameters: the quantile of the items
-    in the batch, exact when the batch holds the list.
+    list each gain is multiplied by sigmoid((h_i - lambda_q) / spread_q). The spread is the standard
+    deviation of the scores of list q in the batch. The cut-off lambda_q, between the k-th and the
+    next score of the list, is kept in a table of parameters: a running average of the quantiles of
+    batches, exact when the batch holds the list.
 
     Args:
         model: your model.
@@ -279,30 +281,30 @@ class NDCG(RankingRisk):
             _checks.integer("NDCG", "k", k, 1)
         _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
         check_gamma("NDCG", gamma)
-        self._mean = PairMean(find_surrogate("NDCG", surrogate, margin))
-        self.k, self._gain, self._gamma = k, gain, gamma
-        super().__init__(model, optimizer, relevance, query, process_group=process_group)
+        pair_mean = PairMean(find_surrogate("NDCG", surrogate, margin))
 
-    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
-        """The gain of each item over that of the best order of its list."""
-        gains = np.exp2(grades) - 1 if self._gain == "exponential" else grades
-        ranks = _ranks_in_lists(grades, number)
-        counted = ranks <= (self.k or len(ranks))
-        best = np.bincount(number, counted * gains / np.log2(1 + ranks))
-        return gains / np.where(best > 0, best, 1)[number]
+        def weights(grades: Floats, number: Ints) -> Floats:
+            """The gain of each item over that of the best order of its list."""
+            gains = np.exp2(grades) - 1 if gain == "exponential" else grades
+            ranks = _ranks_in_lists(grades, number)
+            counted = ranks <= (k or len(ranks))
+            best = np.bincount(number, counted * gains / np.log2(1 + ranks))
+            return gains / np.where(best > 0, best, 1)[number]
 
-    def make_term(
-        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
-    ) -> RankingTerm:
-        """The discounted gain at the tracked ranks."""
-        dim, outer = (1, Discount(-1.0)) if self.k is None else (2, _TopDiscount())
-        options: dict[str, Any] = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-        term = RankingTerm(outer, for_model(model, len(weight), dim, **options), weight, list_of)
-        if self.k is not None:
-            like = term.tracker.value
-            table = BlockParameters(lists, dtype=like.dtype, device=like.device)
-            term.keep("cutoffs", table)
-        return term
+        def make_term(weight: Tensor, list_of: Tensor) -> RankingTerm:
+            dim, outer = (1, Discount(-1.0)) if k is None else (2, _TopDiscount())
+            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
+            tracker = for_model(model, len(weight), dim, **options)
+            term = RankingTerm(outer, tracker, weight, list_of)
+            if k is not None:
+                like, lists = tracker.value, len(term.items)
+                term.keep("cutoffs", BlockParameters(lists, dtype=like.dtype, device=like.device))
+            return term
+
+        super().__init__(
+            model, optimizer, relevance, query, weights, make_term, process_group=process_group
+        )
+        self.k, self.pair_mean = k, pair_mean
 
     def values(
         self,
@@ -314,7 +316,7 @@ class NDCG(RankingRisk):
         proposals: Proposals,
     ) -> Tensor:
         """The ranks, and to what degree each item is in the top."""
-        ranks = 1 + others * pair_means(self._mean, anchors, scores, None, members)
+        ranks = 1 + others * pair_means(self.pair_mean, anchors, scores, None, members)
         if self.k is None:
             return ranks
         with torch.no_grad():
@@ -328,7 +330,8 @@ class NDCG(RankingRisk):
         """The lambda_q and the spread of the scores of its list, for each relevant item."""
         assert self.k is not None and members.row is not None and members.column is not None
         lists, which = torch.unique(members.row, return_inverse=True)
-        total = torch.zeros(len(lists)).to(others).index_copy_(0, which, others + 1)
+        # Items of a list write the same number into its place.
+        total = others.new_zeros(len(lists)).index_copy_(0, which, others + 1)
         # Sorted by list and falling score, the k-th of a list stands k places after its first.
         inside = torch.isin(members.column, lists)
         of_list = torch.searchsorted(lists, members.column[inside])
@@ -402,21 +405,21 @@ class ListwiseCrossEntropy(RankingRisk):
         process_group: Any = "auto",
     ) -> None:
         _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
-        self._mean, self._gamma = PairMean(Linear(), "log_mean_exp"), gamma
-        super().__init__(model, optimizer, relevance, query, process_group=process_group)
 
-    def weights(self, grades: Floats, number: NDArray[np.int64]) -> Floats:
-        """The share of each item in the relevance of its list."""
-        total = np.bincount(number, grades)
-        return grades / np.where(total > 0, total, 1)[number]
+        def weights(grades: Floats, number: Ints) -> Floats:
+            """The share of each item in the relevance of its list."""
+            total = np.bincount(number, grades)
+            return grades / np.where(total > 0, total, 1)[number]
 
-    def make_term(
-        self, model: nn.Module, weight: Tensor, list_of: Tensor, lists: int
-    ) -> RankingTerm:
-        """The logarithm of the tracked sums."""
-        options: dict[str, Any] = {"gamma": self._gamma, "correction": 0.0, "read": "new"}
-        tracker = for_model(model, len(weight), log_space=True, **options)
-        return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
+        def make_term(weight: Tensor, list_of: Tensor) -> RankingTerm:
+            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
+            tracker = for_model(model, len(weight), log_space=True, **options)
+            return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
+
+        super().__init__(
+            model, optimizer, relevance, query, weights, make_term, process_group=process_group
+        )
+        self.pair_mean = PairMean(Linear(), "log_mean_exp")
 
     def values(
         self,
@@ -428,4 +431,4 @@ class ListwiseCrossEntropy(RankingRisk):
         proposals: Proposals,
     ) -> Tensor:
         """The logarithm of the sum over the other items, estimated for the whole list."""
-        return pair_means(self._mean, anchors, scores, None, members) + others.log()
+        return pair_means(self.pair_mean, anchors, scores, None, members) + others.log()
