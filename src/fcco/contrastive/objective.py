@@ -22,16 +22,16 @@ from .kernel import compute_dtype, log_means_and_slopes
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
 
 
-class _Values(NamedTuple):
+class _TemperatureSlopes(NamedTuple):
     """What a step of individual temperatures needs of a batch, without gradient.
 
     Attributes:
-        index: number of each pair, (A,).
+        pairs: number of each pair, (A,).
         entries: log g_i, (A, 2).
-        slopes: their derivatives by tau_i.
+        slopes: their derivatives by tau_i, (A, 2).
     """
 
-    index: Tensor  # type: ignore[assignment]
+    pairs: Tensor
     entries: Tensor
     slopes: Tensor
 
@@ -174,7 +174,8 @@ class ContrastiveTerm(AbstractTerm):
         )
         self._temperature = temperature
         self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
-        self._last: _Values | None = None
+        # `inner` leaves them for the call of `loss` that follows, which knows u.
+        self._last: _TemperatureSlopes | None = None
         self.temperatures: BlockParameters | None = None
         if temperature == "individual":
             like = self.tracker.value
@@ -199,7 +200,8 @@ class ContrastiveTerm(AbstractTerm):
         """The current tau, with gradient if it is learned.
 
         Args:
-            index: pairs whose individual temperatures are wanted, (A, 2); None for all pairs.
+            index: numbers of the pairs whose individual temperatures, (A, 2), are wanted, (A,);
+                None for all pairs.
         """
         tau, table = self._temperature, self.temperatures
         if isinstance(tau, str):
@@ -239,7 +241,7 @@ class ContrastiveTerm(AbstractTerm):
             label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
         )  # fmt: skip
         if slopes is not None and ids is not None:
-            self._last = _Values(ids, entries.detach(), slopes)
+            self._last = _TemperatureSlopes(ids, entries.detach(), slopes)
         return entries
 
     def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
@@ -275,7 +277,7 @@ class ContrastiveTerm(AbstractTerm):
             loss = value_of(loss, gradient_of=logs.sum() * share * tau.reshape(()).to(logs))
         return loss
 
-    def _step_temperatures(self, last: _Values, tracked: Tracked, logs: Tensor) -> None:
+    def _step_temperatures(self, last: _TemperatureSlopes, tracked: Tracked, logs: Tensor) -> None:
         """A step of tau_i along its gradient; the entries of a pair are averaged.
 
         Args:
@@ -286,17 +288,18 @@ class ContrastiveTerm(AbstractTerm):
         table, number = self.temperatures, tracked.index.shape[0]
         if table is None or number == 0:
             return
-        index, entries, slopes = last
-        tau = table.read(index, table.value.new_tensor(self.first_temperature))
-        place = torch.searchsorted(tracked.index, index).clamp(max=number - 1)
+        pairs, entries, slopes = last
+        tau = self.temperature(pairs)
+        # `tracked.index` is sorted; a pair that the tracker has skipped is not in it.
+        place = torch.searchsorted(tracked.index, pairs).clamp(max=number - 1)
         u, logs = tracked.value[place], logs[place]
         # d(log u) = dg / u, as in `Tracked.factors`, and d(log g) / d(tau) of the batch.
         factors = self.outer.gradient(u) * torch.exp((entries.to(u) - u).clamp(max=60))
         stepped = tau - self.temperature_lr * (logs + tau * factors * slopes.to(u))
         # A pair whose values are not finite is skipped by the tracker, and keeps its tau.
-        there = (tracked.index[place] == index) & stepped.isfinite().all(1)
+        there = (tracked.index[place] == pairs) & stepped.isfinite().all(1)
         stepped = torch.where(there.unsqueeze(1), stepped, tau)
-        table.propose(index, stepped, find_group(self._process_group))
+        table.propose(pairs, stepped, find_group(self._process_group))
 
     def evaluate(self, entries: Tensor, index: Tensor | None = None) -> Tensor:
         """The loss at inner values log g_i, shape (A, 2), with gradient and without tracking.
@@ -415,6 +418,8 @@ class GlobalContrastive(Compositional):
         self, inner: Callable[[], Any], index: Any, label: Tensor | None, anchor: Tensor | None
     ) -> tuple[Callable[[], Any], Any]:
         """What `Compositional` takes: the function of the inner values, and its index."""
+        if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
+            index = index[anchor.to(index.device)]
 
         def entries() -> Any:
             result = inner()
@@ -428,6 +433,4 @@ class GlobalContrastive(Compositional):
             values = self.term.inner(*features, index, label=label, anchor=anchor)
             return values if loss is None else (loss, values)
 
-        if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
-            index = index[anchor.to(index.device)]
         return entries, index

@@ -65,7 +65,8 @@ class PairValues:
         shared, step, state = False, None, {}
         if risk.pair_mean.kind == "cvar":
             assert isinstance(risk, (PartialAUC, TwoWayPartialAUC))
-            (table,) = [t for t in term.tables[-1:] if isinstance(t, BlockParameters)]
+            table = term.tables[-1]
+            assert isinstance(table, BlockParameters)
             shared = risk.threshold == "shared"
             step = None if shared else risk.threshold_lr
             state = {THRESHOLDS: table.value.clone()}
@@ -101,7 +102,8 @@ class PairValues:
             else:
                 result = all_pair_means(mean, positives, negatives, level)
                 result = result if self.per_positive else result.mean().view(1)
-            # The number of positives was another one: this freezes the run.
+            # Blocks are -1 in a batch with another number of positives than the first, which a GPU
+            # was not asked about (`Fleet.step`): NaN freezes the run.
             return torch.where((index < 0).any(), torch.nan, result), changed
 
         data = Data(batch, index=block if self.per_positive else None)

@@ -350,23 +350,25 @@ class PositiveBatchSampler(GroupBatchSampler):
                 f"`{call}(batch_size=...)` must be at least the number of ranks, {ranks}, but is: "
                 f"{batch_size} (a rank would get no samples)."
             )
-        self.batch_size, self.positives = batch_size, positives
         negatives = batch_size - positives
         if batches_per_epoch is None:
             batches_per_epoch = -(-(len(positive) - number) // negatives)
         super().__init__(
             positive.astype(np.int64),
-            2,
-            max(positives, negatives),
+            groups_per_batch=2,
+            per_group=max(positives, negatives),
             batches_per_epoch=batches_per_epoch,
             seed=seed,
             rank=rank,
             world_size=world_size,
         )
+        self.batch_size, self.positives = batch_size, positives
+        # Group 0 are the negatives, group 1 the positives: the base knows one number for both.
         self._samples_per_batch = np.array([negatives, positives])
 
     def _of_this_rank(self, batch: Ints) -> Ints:
-        # Every so-many-th sample: positives stand together, and each rank shall have some.
+        # Sample rank, rank + world_size, ...: negatives come first in the batch, and a contiguous
+        # slice would leave most ranks without a positive.
         return batch[self.rank :: self.world_size]
 
 

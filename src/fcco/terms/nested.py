@@ -77,7 +77,7 @@ class NestedTerm(AbstractTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """F at the tracked mean, with the gradient of the chain rule."""
-        if tracked.index.shape[0] == 0:
+        if tracked.index.shape[0] == 0:  # a mean over no blocks would be NaN
             return tracked.as_loss(tracked.value.sum(), tracked.value)
         updating = self.tracker.updating
         try:

@@ -24,8 +24,8 @@ class BlockParameters(KeepsPrecision):
         \min_{w,\,p}\; \frac1n\sum_{i=1}^n f\bigl(g_i(w; p_i)\bigr),
 
     but are no parameters of your optimizer: a block is in few batches, and momentum or weight decay
-    would move it in all others too. Who owns the table reads rows, computes new ones by a rule of
-    its own (a gradient step, a step towards the minimiser of the batch, the exact minimiser) and
+    would move it in all others too. The owner of the table reads rows, computes new ones by a rule
+    of its own (a gradient step, a step towards the minimiser of the batch, the exact minimiser) and
     proposes them; they become final when the optimizer's step ends. Several proposals for a block
     within one step are averaged.
 
@@ -76,7 +76,7 @@ class BlockParameters(KeepsPrecision):
 
         Args:
             index: block ids, (B,); None for all in order.
-            first: what stands for a row that was never set, (B,) or (B, dim).
+            first: what stands for a row that was never set, one number, (B,) or (B, dim).
         """
         rows = self.value if index is None else self.value.index_select(0, index)
         return torch.where(rows.isnan(), first.to(rows), rows)
@@ -113,7 +113,12 @@ class BlockParameters(KeepsPrecision):
         proposed.clear()
 
     def set(self, index: Tensor | None, values: Tensor | float) -> None:
-        """Change rows at once: an exact minimiser needs no proposal."""
+        """Change rows at once: an exact minimiser needs no proposal.
+
+        Args:
+            index: distinct block ids, (B,); None for all in order.
+            values: the new rows, or one number for all of them.
+        """
         if self.bounds is not None:
             values = torch.as_tensor(values).clamp(*self.bounds)
         if index is not None:

@@ -122,7 +122,8 @@ class ScoreRisk(Compositional):
             values: gives the inner values by term from the scores of all ranks.
             options: further arguments of `Compositional`.
         """
-        several, proposals = ONLY not in self._terms, Proposals()
+        several = ONLY not in self._terms
+        proposals: Proposals = []
 
         def entries() -> Any:
             loss, scores = read_scores(type(self).__name__, function())
@@ -133,7 +134,7 @@ class ScoreRisk(Compositional):
                 loss = mean_loss(loss, group, check=self.learning) * len(self._terms)
             if not index:  # nothing to learn from, but still a loss that can be differentiated
                 return scores.sum() * 0 if loss is None else loss, None
-            proposals.clear()
+            proposals.clear()  # only those of the last evaluation count
             found: Any = values(scores, proposals)
             found = found if several else found[ONLY]
             return found if loss is None else (loss, found)

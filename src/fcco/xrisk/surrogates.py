@@ -31,7 +31,10 @@ class Surrogate(abc.ABC):
 
     @abc.abstractmethod
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values l(d) and the derivatives l'(d), elementwise."""
+        """The values l(d) and the derivatives l'(d), elementwise.
+
+        Two different tensors, which the caller may overwrite; so may be `difference` itself.
+        """
 
     @property
     def at_zero(self) -> float:
@@ -50,7 +53,7 @@ class _Margin(Surrogate):
 
     @property
     def at_zero(self) -> float:
-        """It is 1."""
+        """It is 1, whatever the margin, which may be a tensor in a fleet."""
         return 1.0
 
     def __post_init__(self) -> None:
@@ -84,7 +87,7 @@ class Hinge(_Margin):
 
 @dataclass(frozen=True)
 class Squared(_Margin):
-    """(margin + d)^2 / margin^2, which also falls and rises again below -margin."""
+    """(margin + d)^2 / margin^2, which is 1 at d = 0; it falls below d = -margin."""
 
     @property
     def monotone(self) -> bool:
@@ -134,7 +137,6 @@ SURROGATES = {
     "squared": Squared,
 }
 """The surrogates by name."""
-
 
 LOGIT_MARGIN = 5.0
 """The margin between logits that a trained classifier has room for."""

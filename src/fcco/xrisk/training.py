@@ -32,8 +32,8 @@ def warm_start(
         optimizer: its optimizer.
         loader: yields batches that begin with inputs and labels, `(x, y, ...)`.
         epochs: passes over the loader.
-        loss: another loss of scores and labels; binary cross-entropy unless given. Labels that are
-            NaN are left out then.
+        loss: another loss of scores and labels; unless given, binary cross-entropy over the labels
+            that are not NaN.
 
     Returns:
         The mean loss of each epoch.
