@@ -216,12 +216,13 @@ PLAIN = {
     "focal": Method(focal, grid(gamma=(1.0, 2.0)), plain=True),
 }
 SCALES = grid(activation=("sigmoid", None))  # what is compared: probabilities or logits
+FORMS = [{"lr": lr, "form": form} for lr in RATES for form in ("cvar", "kl")]
 SURROGATES = grid(surrogate=("squared_hinge", "logistic"))
 METHODS: dict[str, dict[str, Method]] = {
     "AP": {
         **PLAIN,
         "libauc SOAP": Method(libauc_pairs("SOAP"), grid(gamma=(0.1, 0.9))),
-        OURS: Method(ours, SCALES),
+        OURS: Method(ours, grid(prevalence=(0.2, 0.5))),
     },
     "pAUC": {
         **PLAIN,
@@ -233,7 +234,7 @@ METHODS: dict[str, dict[str, Method]] = {
         **PLAIN,
         "libauc SOTAs": Method(libauc_pairs("SOTAs"), grid(Lambda=(0.1, 1.0))),
         "libauc STACO": Method(libauc_pairs("STACO"), grid(threshold=(0.5, 1.0))),
-        OURS: Method(ours, SCALES),
+        OURS: Method(ours, FORMS),
     },
 }
 for _metric in ("NDCG@5", "NDCG@10"):

@@ -19,7 +19,7 @@ from . import methods
 from .problems import METRICS, Part, Problem, load, metrics_of
 
 BATCH = 128
-POSITIVES = 64  # of a batch for the pairwise losses
+POSITIVES = 32  # of a batch for the pairwise losses
 QUERIES = 16
 WARM = 1 / 3  # share of the steps with cross-entropy before an X-risk
 WARM_RATE = 1e-3

@@ -104,7 +104,7 @@ class _Partial(BinaryRisk):
         options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
         if form == "kl":
             options |= {"log_space": True, "rule": forgetting_log_track}
-            options["gamma"] = 0.5 if gamma == "auto" else gamma
+            options["gamma"] = 0.9 if gamma == "auto" else gamma
 
         def with_thresholds(label: Label) -> AbstractTerm:
             term = make_term(label, options)
@@ -203,7 +203,7 @@ class PartialAUC(_Partial):
         activation: `"sigmoid"` compares probabilities instead of the scores themselves.
         surrogate: l, a name or a `Surrogate`; it must not fall.
         margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
-        gamma: weight of the new g_i, for `"kl"`: 0.5 unless given.
+        gamma: weight of the new g_i, for `"kl"`: 0.9 unless given.
         temperature: tau of `"kl"`.
         threshold: see above.
         threshold_lr: step size of `"own"`, in units of the standard deviation of l(h_j - mean h_i)
@@ -238,7 +238,7 @@ class PartialAUC(_Partial):
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
-        temperature: float = 1.0,
+        temperature: float = 0.1,
         threshold: Literal["shared", "own"] = "shared",
         threshold_lr: float = 0.1,
         names: Sequence[str] | None = None,
@@ -320,7 +320,7 @@ class TwoWayPartialAUC(_Partial):
         surrogate: l, a name or a `Surrogate`; it must not fall.
         margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
-        gamma: weight of the new g_i; `"auto"` weighs noise against lag; for `"kl"` it is 0.5.
+        gamma: weight of the new g_i; `"auto"` weighs noise against lag; for `"kl"` it is 0.9.
         temperature: tau of `"kl"`, for the negatives.
         positive_temperature: tau' of `"kl"`, for the positives.
         threshold: see `PartialAUC`; `"own"` is that of STACO.
@@ -359,7 +359,7 @@ class TwoWayPartialAUC(_Partial):
         margin: float | None = None,
         smoothing: Smoothing = "auto",
         gamma: float | Literal["auto"] = "auto",
-        temperature: float = 1.0,
+        temperature: float = 0.1,
         positive_temperature: float = 1.0,
         threshold: Literal["shared", "own"] = "shared",
         threshold_lr: float = 0.1,
