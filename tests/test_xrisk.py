@@ -71,7 +71,7 @@ class Case:
 
     def transcribe(self, w: np.ndarray, lr: float) -> reference.Reference:
         data = {"labels": (Y, self.pair), "lists": (GRADE, QUERY, self.pair)}
-        gamma = {"g": GAMMA, "v": MIDDLE, "q": MIDDLE}
+        gamma = {"g": GAMMA, "v": MIDDLE}
         kind = type("Settings", (self.transcription,), self.settings)
         return kind(X, w, lr, *data.get(self.data, (BAG_LABEL, BAG)), **gamma)
 
@@ -194,9 +194,7 @@ def fixed(name: str, **more: Any) -> Run:
     """A run with the weights of the transcription."""
     gamma = {} if name in UNTRACKED else {"gamma": GAMMA}
     run = Run(name, **gamma, **more)
-    if name.endswith("shared"):
-        run.risk.term.tables[-1].gamma = MIDDLE  # the cut-off
-    elif name == "two-way-kl":
+    if name == "two-way-kl":
         run.risk.term.mean.gamma = MIDDLE
     return run
 
@@ -569,7 +567,6 @@ def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
     before = run.state()
     with pytest.raises(NonFiniteValue):
         run.call(sampler.draw(), lambda x: run.scores(x) * 1e200)
-    run.risk.term.tables[-1].gamma = 0.1
     lowest = torch.tensor(np.where((Y == 0) & (np.cumsum(1 - Y) <= 9), -math.inf, 0.0))
     with pytest.raises(NonFiniteValue):  # of infinite scores only the cut-off is infinite
         run.call(np.arange(SIZE), lambda x: run.scores(x) + lowest)
@@ -982,3 +979,18 @@ def test_bags_of_one_class_are_refused():
     with pytest.raises(ValueError, match="both classes"):
         run.call(only)
     assert same(before, run.state())
+
+
+@pytest.mark.parametrize(
+    "name", ["ap", "auc-margin", "partial-shared", "two-way-shared", "two-way-kl"]
+)
+def test_other_samples_are_evaluated_without_an_index(name):
+    """In `eval()` there may be more positives than in the training set."""
+    run = fixed(name)
+    run.risk.eval()
+    x, y = torch.tensor(np.concatenate([X, X + 0.1])), np.concatenate([Y, Y])
+    before = run.state()
+    found = run.risk(lambda: run.scores(x), y)
+    assert torch.equal(run.risk(lambda: run.scores(torch.tensor(X)), Y), run.risk(
+        lambda: run.scores(torch.tensor(X)), Y, np.arange(len(Y))))  # fmt: skip
+    assert found.requires_grad and torch.isfinite(found) and same(before, run.state())

@@ -216,7 +216,6 @@ PLAIN = {
     "focal": Method(focal, grid(gamma=(1.0, 2.0)), plain=True),
 }
 SCALES = grid(activation=("sigmoid", None))  # what is compared: probabilities or logits
-FORMS = [{"lr": lr, "form": form} for lr in RATES for form in ("cvar", "kl")]
 SURROGATES = grid(surrogate=("squared_hinge", "logistic"))
 METHODS: dict[str, dict[str, Method]] = {
     "AP": {
@@ -234,7 +233,7 @@ METHODS: dict[str, dict[str, Method]] = {
         **PLAIN,
         "libauc SOTAs": Method(libauc_pairs("SOTAs"), grid(Lambda=(0.1, 1.0))),
         "libauc STACO": Method(libauc_pairs("STACO"), grid(threshold=(0.5, 1.0))),
-        OURS: Method(ours, FORMS),
+        OURS: Method(ours, SCALES),
     },
 }
 for _metric in ("NDCG@5", "NDCG@10"):

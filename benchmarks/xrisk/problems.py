@@ -92,7 +92,8 @@ def _read(name: str, arrays: Path | None) -> tuple[dict[str, NDArray], int]:
     if arrays is not None:
         with np.load(arrays / f"{own}.npz") as file:
             found = {key: file[key] for key in file.files}
-        if own == "hiv" and found["train_x"].shape[1] < 1024:
+        packed = found["train_x"].dtype == np.uint8 and found["train_x"].max() > 1
+        if own == "hiv" and packed:
             found |= {f"{part}_x": np.unpackbits(found[f"{part}_x"], axis=1) for part in PARTS}
         return found, column
     from fcco_experiments.data import MissingData

@@ -298,7 +298,8 @@ class PositiveBatchSampler(GroupBatchSampler):
 
     Positives and negatives are each read in shuffled passes, as the groups of `GroupBatchSampler`;
     on several ranks each gets its share of both. Objectives of `fcco.xrisk` know the sizes of the
-    classes, so that the share of positives in a batch does not change what they estimate.
+    classes, so that the share of positives in a batch does not change what they estimate (with
+    several labels, negatives of one that are positives of another are drawn more often).
 
     Args:
         labels: 0 or 1 for each sample, (N,); or (N, T) for T labels: a sample with any of them

@@ -98,7 +98,7 @@ class MultiInstanceAUC(Compositional):
         sides = [scores[positive], scores[~positive]]
         return torch.stack([part for h in sides for part in (h.mean(), h.square().mean())])
 
-    def forward(self, function: Callable[[], Any], bag: Any, **options: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, function: Callable[[], Any], bag: Any) -> Tensor:  # type: ignore[override]
         """The loss of one batch of instances.
 
         Args:
@@ -106,7 +106,6 @@ class MultiInstanceAUC(Compositional):
                 (loss, scores).
             bag: number of the bag of each instance, (B,); the (global) batch must hold bags of both
                 classes.
-            options: further arguments of `Compositional`.
         """
 
         def entries() -> Any:
@@ -114,4 +113,4 @@ class MultiInstanceAUC(Compositional):
             scores = scores / self.temperature
             return scores if loss is None else (loss, scores)
 
-        return super().forward(entries, bag, **options)
+        return super().forward(entries, bag)

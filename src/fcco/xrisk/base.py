@@ -18,6 +18,7 @@ from .._watch import warn
 from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
 from ..terms import AbstractTerm
+from ..tracker import Blocks, Tracked
 from .pairs import gather_scores
 
 __all__ = [
@@ -110,7 +111,6 @@ class ScoreRisk(Compositional):
         ranks: Ranks | None,
         index: Mapping[str, Tensor],
         values: Callable[[Tensor, Proposals], Mapping[str, Tensor]],
-        options: Mapping[str, Any],
     ) -> Tensor:
         """The loss of one batch, the mean over the terms.
 
@@ -120,7 +120,6 @@ class ScoreRisk(Compositional):
             ranks: as `_gathered` found them.
             index: the blocks of the inner values by term; without any, there is no pair.
             values: gives the inner values by term from the scores of all ranks.
-            options: further arguments of `Compositional`.
         """
         several = ONLY not in self._terms
         proposals: Proposals = []
@@ -144,7 +143,7 @@ class ScoreRisk(Compositional):
                 self._said_empty = True
                 warn(f"A batch of `{type(self).__name__}` {self._empty}")
             return entries()[0] / len(self._terms)
-        loss = super().forward(entries, index if several else index[ONLY], **options)
+        loss = super().forward(entries, index if several else index[ONLY])
         if self.learning:
             for write in proposals:
                 write()
@@ -240,6 +239,10 @@ class BinaryRisk(ScoreRisk):
         several = table.dim() == 2
         columns = table.unbind(1) if several else (table,)
         keys = [ONLY]
+        if names is not None and not several:
+            raise ValueError(
+                f"`{call}(names=...)` names the columns of `labels`, which is a vector."
+            )
         if several:
             keys = [f"label {t}" for t in range(len(columns))]
             keys = keys if names is None else [str(name) for name in names]
@@ -278,7 +281,7 @@ class BinaryRisk(ScoreRisk):
         return label
 
     def forward(  # type: ignore[override]
-        self, function: Callable[[], Any], labels: Any, index: Any = None, **options: Any
+        self, function: Callable[[], Any], labels: Any, index: Any = None
     ) -> Tensor:
         """The loss of one batch.
 
@@ -288,26 +291,63 @@ class BinaryRisk(ScoreRisk):
             labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
                 the CPU, as the loader gives them: they are looked at there.
             index: number of each sample in the training set, (B,); None if the batch is the
-                training set in order.
-            options: further arguments of `Compositional`, but those of an independent batch.
+                training set in order, or in `eval()` mode, where samples may be others.
         """
+        if index is None and not self.training:
+            return self._evaluated(function, labels)
         y, ids = self._read_batch(labels, index)
         shape = y.shape
         (y, ids), ranks = self._gathered(y, ids)
         rows = self._rows(y, ids)
 
         def values(scores: Tensor, proposals: Proposals) -> dict[str, Tensor]:
-            scores = scores if self.activation is None else scores.sigmoid()
-            found = {}
-            for key, (t, order, positives, block) in rows.items():
-                column = scores[:, t] if self._several else scores
-                ordered = column.index_select(0, order)  # one gather, and one scatter backward
-                found[key] = self.values(self._terms[key], ordered, positives, block, proposals)
-            return found
+            return self._values_by_label(scores, rows, proposals)
 
         only = torch.zeros(1, dtype=torch.int64)
         blocks = {key: row.block if self.per_positive else only for key, row in rows.items()}
-        return self._loss_of_scores(function, shape, ranks, blocks, values, options)
+        return self._loss_of_scores(function, shape, ranks, blocks, values)
+
+    def _values_by_label(
+        self, scores: Tensor, rows: Mapping[str, _Rows], proposals: Proposals
+    ) -> dict[str, Tensor]:
+        scores = scores if self.activation is None else scores.sigmoid()
+        found = {}
+        for key, (t, order, positives, block) in rows.items():
+            column = scores[:, t] if self._several else scores
+            ordered = column.index_select(0, order)  # one gather, and one scatter backward
+            found[key] = self.values(self._terms[key], ordered, positives, block, proposals)
+        return found
+
+    def _evaluated(self, function: Callable[[], Any], labels: Any) -> Tensor:
+        """The loss of any samples on their own, of a validation set for example."""
+        name = type(self).__name__
+        y = as_labels(f"`{name}`: `labels`", labels).numpy()
+        shape = y.shape
+        if y.ndim != self._table.ndim or shape[1:] != self._table.shape[1:]:
+            raise ValueError(
+                f"`{name}`: `labels` have shape {shape} but those of the training set "
+                f"{self._table.shape}."
+            )
+        (y,), ranks = self._gathered(y)
+        rows = self._rows(y, None)
+        loss, scores = read_scores(name, function())
+        scores = self._with_shape(scores, shape)
+        scores = scores if ranks is None else gather_scores(scores, *ranks)
+        parts = []
+        for key, values in self._values_by_label(scores, rows, []).items():
+            tracker = self._terms[key].tracker
+            # Every value is a block of its own, also if there are more than in training.
+            ones = values.new_ones(len(values))
+            blocks = Blocks(len(values), torch.arange(len(values)), None, ones, whole=True)
+            entries = tracker.entries(blocks, values).fresh
+            tracked = Tracked(
+                entries.detach(), blocks.index.to(entries.device), entries, blocks, ones,
+                log=tracker.log_space,
+            )  # fmt: skip
+            parts.append(self._terms[key].loss(tracked))
+        total = torch.stack(parts).sum() if parts else scores.sum() * 0
+        total = total / len(self._labels)
+        return total if loss is None else total + mean_loss(loss, ranks and ranks[0])
 
     def value(self) -> Tensor:
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
@@ -340,15 +380,19 @@ class BinaryRisk(ScoreRisk):
             )
         return y, ids
 
-    def _rows(self, y: NDArray[Any], ids: Ints) -> dict[str, _Rows]:
-        """The pairs of a batch by label; labels without pairs are left out."""
+    def _rows(self, y: NDArray[Any], ids: Ints | None) -> dict[str, _Rows]:
+        """The pairs of a batch by label; labels without pairs are left out.
+
+        Without sample numbers the positives of the batch are counted through.
+        """
         rows, device = {}, self._device
         for t, (key, label) in enumerate(self._labels.items()):
             column = y[:, t] if self._several else y
             positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
             if positive.size and negative.size:
                 order = torch.from_numpy(np.concatenate([positive, negative]))
-                block = torch.from_numpy(label.block[ids[positive]])
+                own = np.arange(positive.size) if ids is None else label.block[ids[positive]]
+                block = torch.from_numpy(own)
                 rows[key] = _Rows(t, order.to(device, non_blocking=True), positive.size, block)
         return rows
 

@@ -179,14 +179,13 @@ class RankingRisk(ScoreRisk):
             proposals: takes what writes the state behind cut-offs, if the call succeeds.
         """
 
-    def forward(self, function: Callable[[], Any], index: Any = None, **options: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, function: Callable[[], Any], index: Any = None) -> Tensor:  # type: ignore[override]
         """The loss of one batch.
 
         Args:
             function: runs the model and returns the scores, (B,), or (loss, scores).
             index: number of each item in the training set, (B,); None if the batch is the training
                 set in order.
-            options: further arguments of `Compositional`, but those of an independent batch.
         """
         ids = self._read_index(index, len(self._list))
         shape, device = ids.shape, self._device
@@ -206,7 +205,7 @@ class RankingRisk(ScoreRisk):
             return {ONLY: self.values(*given)}
 
         blocks = {ONLY: block} if anchor.size else {}
-        return self._loss_of_scores(function, shape, ranks, blocks, values, options)
+        return self._loss_of_scores(function, shape, ranks, blocks, values)
 
 
 def _ranks_in_lists(grades: Floats, number: Ints) -> Ints:

@@ -58,6 +58,8 @@ def warm_start(
             scores, y = model(x.to(parameter.device)), y.to(parameter.device)
             scores = scores.reshape(y.shape)
             value = (loss or _cross_entropy)(scores, y)
+            if not value.requires_grad:  # no label of the batch is known
+                continue
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -74,5 +76,7 @@ def warm_start(
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point() and bool(labels.isnan().all()):
+        return scores.new_zeros(())
     known = ~labels.isnan() if labels.is_floating_point() else torch.ones_like(labels).bool()
     return binary_cross_entropy_with_logits(scores[known], labels[known].to(scores))
