@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
+from argparse import Namespace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -156,12 +158,12 @@ def test_every_method_of_a_metric_has_as_many_settings() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("mib", [4, 32])
+@pytest.mark.parametrize("mib", [64])
 def test_memory_of_a_known_allocation(mib: int) -> None:
     """A large process that starts the measuring one must not hide it."""
     large = torch.ones(300, 2**18)
     code = f"print(speed.growth(lambda: speed.torch.ones({mib}, 2**18)))"
-    assert speed.in_process(code) == pytest.approx(mib, abs=2)
+    assert speed.in_process(code) == pytest.approx(mib, abs=8)
     assert large.all()
 
 
@@ -174,3 +176,24 @@ def test_no_checkpoint_of_the_warm_start_counts(
     monkeypatch.setitem(training.METRICS, "AP", lambda part, scores: -float(next(falling)))
     figures = training.run(Job(problem, method, {"lr": 1e-3}, 0, evaluations=60), arrays)
     assert figures.step["AP"] == first  # of 60 steps, 20 of warm start, a checkpoint every 3
+
+
+def test_the_page_shows_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of the page is that of the published runs, of which every seed is kept."""
+    docs, runs = Path(__file__).parents[1] / "docs", tmp_path / "runs.jsonl"
+    runs.write_bytes(gzip.decompress((docs / "results/xrisk/runs.jsonl.gz").read_bytes()))
+
+    def refuse(job: Job, arrays: Path) -> training.Figures:
+        raise AssertionError(f"a run is missing: {job}")
+
+    monkeypatch.setattr(command, "run", refuse)
+    options = Namespace(workers=1, out=runs, arrays=None, quick=False, steps=None, seeds=10)
+    cells = [
+        command.Cell(data, metric, method)
+        for data in problems.DATA
+        for metric in problems.metrics_of(data)
+        for method in methods.METHODS[metric]
+    ]
+    assert command.markdown(command.train(cells, options)) in (
+        docs / "benchmarks-xrisk.md"
+    ).read_text(encoding="utf-8")
