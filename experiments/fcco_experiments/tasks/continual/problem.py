@@ -48,7 +48,9 @@ LOSS_FIELDS = (
 OLD_DECAY = 0.1
 
 
-_Source = collections.namedtuple("_Source", "name kind samples fingerprint")  # of features
+_Source = collections.namedtuple(  # of features
+    "_Source", "name kind samples fingerprint inputs", defaults=("",)
+)
 
 
 def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
