@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import statistics
 import sys
 from argparse import Namespace
 from itertools import count, pairwise
@@ -197,3 +198,31 @@ def test_the_page_shows_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.Mo
     assert command.markdown(command.train(cells, options)) in (
         docs / "benchmarks-xrisk.md"
     ).read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_other_measurements() -> None:
+    """Faces end to end, and time and memory of a step."""
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "benchmarks-xrisk.md").read_text(encoding="utf-8")
+    lines = (docs / "results/xrisk/faces.jsonl").read_text().splitlines()
+    faces = [row for row in map(json.loads, lines) if row["seed"] >= 10]
+    by_method = {m: [r["test"] for r in faces if r["method"] == m] for m in ("ours", "bce")}
+    for values in by_method.values():
+        assert len(values) == 5
+        assert f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}" in page
+    gaps = [a - b for a, b in zip(by_method["ours"], by_method["bce"], strict=True)]
+    middle, half = command.interval(gaps)
+    assert f"{middle:+.3f} ± {half:.3f}" in page
+    found = json.loads((docs / "results/xrisk/speed.json").read_text())
+    for metric, title in {
+        "AP": "AP, ag",
+        "pAUC": "partial AUC, ag",
+        "tpAUC": "two-way, ag",
+    }.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {title}")]
+        ratios = [
+            f"{found['step'][m][metric]['to_libauc']:.2f}" for m in ("mlp64", "mlp256", "cnn")
+        ]
+        mib = found["memory"][metric]
+        cells = [*ratios, f"{mib['mib']:.0f} MiB against {mib['libauc_mib']:.0f}"]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == cells

@@ -322,12 +322,7 @@ class BinaryRisk(ScoreRisk):
         """The loss of any samples on their own, of a validation set for example."""
         name = type(self).__name__
         y = as_labels(f"`{name}`: `labels`", labels).numpy()
-        shape = y.shape
-        if y.ndim != self._table.ndim or shape[1:] != self._table.shape[1:]:
-            raise ValueError(
-                f"`{name}`: `labels` have shape {shape} but those of the training set "
-                f"{self._table.shape}."
-            )
+        shape = self._checked_shape(y)
         (y,), ranks = self._gathered(y)
         rows = self._rows(y, None)
         loss, scores = read_scores(name, function())
@@ -353,15 +348,21 @@ class BinaryRisk(ScoreRisk):
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
         return super().value() / len(self._labels)
 
+    def _checked_shape(self, y: NDArray[Any]) -> tuple[int, ...]:
+        """The shape of labels, which must have the columns of those of the training set."""
+        known = self._table.shape
+        if y.ndim != len(known) or y.shape[1:] != known[1:]:
+            raise ValueError(
+                f"`{type(self).__name__}`: `labels` of a batch have shape {y.shape} but those of "
+                f"the training set {known}."
+            )
+        return y.shape
+
     def _read_batch(self, labels: Any, index: Any) -> tuple[NDArray[Any], Ints]:
         """Labels and sample numbers of a call, checked."""
         name, known = type(self).__name__, self._table
         y = on_host(labels)
-        if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
-            raise ValueError(
-                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
-                f"{known.shape}."
-            )
+        self._checked_shape(y)
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
             what = "`index`" if index is not None else "the training set, as no `index` is given,"
