@@ -207,7 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", nargs="+", default=[""], help="beginnings of their names")
     parser.add_argument("--seeds", type=int, help="10, or 2 with --quick")
     parser.add_argument("--steps", type=int, help="of every run")
-    parser.add_argument("--workers", type=int, default=1, help="processes, each of one thread")
+    parser.add_argument(
+        "--workers", type=int, help="processes of one thread each; 1, or 2 with --quick"
+    )
     parser.add_argument("--out", type=Path, help="file of JSON lines with finished runs")
     parser.add_argument("--arrays", type=Path, metavar="DIR", help="read DATA.npz from there")
     options = parser.parse_args(arguments)
@@ -215,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speed.report(options.quick, options.json)
         return
     options.seeds = options.seeds or (2 if options.quick else 10)
+    options.workers = options.workers or (2 if options.quick else 1)
     options.steps = options.steps or (QUICK_STEPS if options.quick else None)
     torch.set_num_threads(1)
     found = train(plan(options), options)
