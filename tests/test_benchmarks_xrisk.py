@@ -107,7 +107,10 @@ def arrays(tmp_path: Path) -> Path:
 def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The shape of the JSON; the file of finished runs is continued."""
     out = arrays / "runs.jsonl"
-    words = f"--quick --json --workers 1 --steps 30 --arrays {arrays} --out {out} --method bce focal listwise ours"
+    words = (
+        f"--quick --json --workers 1 --steps 30 --arrays {arrays} --out {out} "
+        "--method bce focal listwise ours"
+    )
     threads = torch.get_num_threads()
     try:
         command.main(words.split())
