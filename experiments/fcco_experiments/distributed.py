@@ -142,8 +142,10 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
 
 
 def _close() -> None:
+    global _group
     with contextlib.suppress(RuntimeError):  # another rank may be gone by now
         all_gather(None)
+    _group = None, None  # the threads of a group end with its last reference
     dist.destroy_process_group()
 
 
