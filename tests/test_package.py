@@ -39,6 +39,7 @@ def test_import_is_silent_and_needs_only_torch_and_numpy():
 CHECKS, RANKS = {"_checks", "_schedules"}, {"_distributed", "_state"}
 VALUES = CHECKS | RANKS | {"outer", "tracker", "previous", "terms"}
 CALLS = VALUES | {"_derivatives", "_watch", "optim", "inputs", "objective"}
+OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
     "_checks": set(),
     "_distributed": set(),
@@ -66,6 +67,7 @@ MAY_USE = {
     "methods": CALLS | {"group_dro", "constraints", "storm"},
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
+    "integrations": CALLS | OBJECTIVES,
 }
 
 
