@@ -2,12 +2,13 @@
 
 | module | for | extra |
 |---|---|---|
-| `fcco.integrations.lightning` | Lightning | `fcco[lightning]` |
-| `fcco.integrations.accelerate` | Accelerate | `fcco[accelerate]` |
-| `fcco.integrations.transformers` | the Trainer of Hugging Face | `fcco[transformers]` |
-| `fcco.integrations.sentence_transformers` | sentence-transformers | `fcco[sentence-transformers]` |
-| `fcco.integrations.open_clip` | training loops of open_clip | none |
-| `fcco.integrations.sklearn` | scikit-learn | `fcco[sklearn]` |
+| `lightning` | Lightning | `fcco[lightning]` |
+| `accelerate` | Accelerate | `fcco[accelerate]` |
+| `transformers` | the Trainer of Hugging Face | `fcco[transformers]` |
+| `sentence_transformers` | sentence-transformers | `fcco[sentence-transformers]` |
+| `open_clip` | training loops of open_clip | none |
+| `sklearn` | scikit-learn | `fcco[sklearn]` |
 
-Nothing here is imported by `import fcco`: import the module you need.
+Nothing here is imported by `import fcco`: import the module you need, as in
+`from fcco.integrations.lightning import ...`.
 """
