@@ -41,6 +41,7 @@ def work(rank: int, port: int, folder: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 def test_two_ranks_equal_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, so up to its rounding; the old model is trained by one rank alone."""

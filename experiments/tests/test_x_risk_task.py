@@ -49,13 +49,13 @@ def compare(out: Path, *words: object) -> tuple[dict, str]:
 
 
 def test_a_comparison_from_data_to_report(here):
-    table, page = compare(here / "out", "--data", "rare-synthetic", "--quick")
+    table, page = compare(here / "out", "--data", "rare-synthetic", "--quick", "--epochs", 3)
     assert list(table) == ["ap", "pauc", "tpauc", "auc", "bce", "focal"]
     keys = {f"{part}_{key}" for part in ("train", "val", "test") for key in ("ap", "pauc")}
     assert keys < set(table["ap"]) and table["ap"]["test_positives"]["mean"] == 20
     first = max(table, key=lambda name: table[name]["test_ap"]["mean"])
     assert f"{first} has the highest average precision" in page
-    lists, page = compare(here / "lists", "--data", "lists-synthetic", "--quick")
+    lists, page = compare(here / "lists", "--data", "lists-synthetic", "--quick", "--epochs", 3)
     first = max(lists, key=lambda name: lists[name]["test_ndcg"]["mean"])
     assert f"{first} has the highest NDCG" in page and lists["ndcg"]["test_queries"]["mean"] == 30
 
