@@ -252,6 +252,7 @@ class FirstCalls:
         }
         self._visits = {name: Counter[int]() for name in self._numbers}
         self._constant = set(terms)  # terms whose values never had a gradient
+        self._overlapping = False  # samples came with several groups
         self._looks = 0
 
     def check_function(
@@ -282,6 +283,7 @@ class FirstCalls:
         for name, blocks, has_gradient in (each for call in calls for each in call):
             if has_gradient:
                 self._constant.discard(name)
+            self._overlapping = self._overlapping or blocks.rows is not None
             if name not in self._visits:
                 continue
             ids = range(self._numbers[name]) if blocks.inverse is None else blocks.ids
@@ -314,10 +316,14 @@ class FirstCalls:
         often, seldom = visits.most_common(1)[0][0], min(visits, key=visits.__getitem__)
         # Far apart in size, and by six standard deviations: chance among a thousand groups is not.
         if most >= 3 * least and most - least > 6 * (most + least) ** 0.5:
+            data, groups, first = "data", "groups", ""
+            if self._overlapping:
+                data, groups = "members", "members.group"
+                first = "`members = fcco.groups.GroupMemberships(data, groups)` and "
             warn(
                 f"The batches hold group {often} {most / least:.1f} times as often as group "
-                f"{seldom}: groups count by how often they come. Draw groups equally, "
-                "`DataLoader(data, batch_sampler=fcco.GroupBatchSampler(groups, "
+                f"{seldom}: groups count by how often they come. Draw groups equally, {first}"
+                f"`DataLoader({data}, batch_sampler=fcco.GroupBatchSampler({groups}, "
                 "groups_per_batch, per_group))`."
             )
             return True

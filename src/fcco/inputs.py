@@ -31,7 +31,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 Index = Any
-"""Block of each entry: a tensor, an array or a list; with several terms a dict of these."""
+"""Block of each entry: a tensor, an array or a list. Or all blocks of each sample: a boolean matrix
+with a column per block, or a list of lists. With several terms a dict of these."""
 
 ONLY = "inner"
 """The name of a term that was given without one."""
@@ -148,7 +149,7 @@ class CallReader:
     def blocks(self, index: Index, counts: Index = None) -> dict[str, Blocks | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""
         if self._only and index is not None and not isinstance(index, Mapping):
-            return {ONLY: self.terms[ONLY].tracker.blocks(index, counts)}
+            return {ONLY: self._found(ONLY, index, counts)}
         for argument, given in (("index", index), ("counts", counts)):
             if given is not None and not isinstance(given, Mapping) and not self._shared_index:
                 raise ValueError(
@@ -167,8 +168,18 @@ class CallReader:
             number = counts.get(name) if isinstance(counts, Mapping) else counts
             by_name = len(self.terms) > 1 or term.names is not None
             unknown = ids is None and number is None and by_name
-            result[name] = None if unknown else term.tracker.blocks(ids, number)
+            result[name] = None if unknown else self._found(name, ids, number)
         return result
+
+    def _found(self, name: str, ids: Index, counts: Index) -> Blocks:
+        term = self.terms[name]
+        blocks = term.tracker.blocks(ids, counts)
+        if blocks.rows is not None and not term.overlapping:
+            raise ValueError(
+                f"`{type(term).__name__}` needs the one block of each entry as `index`, integers "
+                "of shape (E,), not a matrix or lists of the blocks that each sample belongs to."
+            )
+        return blocks
 
     def entries(
         self,
@@ -260,7 +271,7 @@ class CallReader:
 def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
     size = blocks.size
     shape = f"({size},)" if dim == 1 else f"({size}, {dim})"
-    each = "one row per entry of `index`"
+    each = f"one row per {'entry' if blocks.rows is None else 'row'} of `index`"
     if blocks.inverse is None:
         each = "one row for each of all blocks in order, because the call has no `index`"
     text = (

@@ -196,8 +196,11 @@ class Compositional(nn.Module):
 
         Args:
             function: runs the model; see the class for what it returns.
-            index: block of each entry; repeated ids are samples of one block. None means that the
-                entries are all n blocks in order. A dict by term with several terms.
+            index: block of each entry; repeated ids are samples of one block. Where samples are in
+                several blocks or in none: a boolean matrix with a row per sample and a column per
+                block, or a list of lists of ids; a value then counts in each block of its sample.
+                None means that the entries are all n blocks in order. A dict by term with several
+                terms.
             counts: samples behind each entry, when entries are means of unequal size.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).

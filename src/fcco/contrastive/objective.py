@@ -122,6 +122,8 @@ class ContrastiveTerm(AbstractTerm):
         tau fall under SOX's analysis, O(n eps^-4) steps with batches of constant size.
     """
 
+    overlapping = False  # a block is one pair
+
     @known_settings("log_space")
     def __init__(
         self,

@@ -134,6 +134,13 @@ class Fleet:
                 training set; all batches must hold equally many positives.
             gradient_index: that of `gradient_batch`, where it differs.
         """
+        for given in (index, gradient_index):
+            if given is not None and given.dtype == torch.bool:
+                raise ValueError(
+                    "`Fleet.step(index=...)` is the block of each entry, integers. A boolean "
+                    "matrix of the blocks of each sample is not supported: give one value per "
+                    "membership, `values[sample]`, and the block of each."
+                )
         self.hyperparameters.advance(self.steps)
         begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
         flags = Flags(begins, ends, self.hyperparameters.smoothed())

@@ -157,6 +157,8 @@ class RecursiveGradient(nn.Module):
             return objective(function, index, counts=counts)
         self._check_call()
         blocks = objective.blocks(index, counts)
+        if self.anchor is not None:
+            self.anchor.check_blocks(blocks)
         parameters, estimate = self.estimate.trainable(), self.estimate
         carried: dict[Tensor, Tensor] = {}
         call, shifts = function, None

@@ -146,6 +146,15 @@ class Snapshot(nn.Module):
         self._numbers = {name: term.numbers() for name, term in objective.terms.items()}
         self.age = 0
 
+    def check_blocks(self, blocks: Mapping[str, Blocks | None]) -> None:
+        """Refuse samples of several blocks, before anything changes."""
+        if any(each is not None and each.rows is not None for each in blocks.values()):
+            raise ValueError(
+                "`RecursiveGradient(snapshot_every=...)` shifts the value of each sample by what "
+                "its block has at the snapshot, so that a sample must have one block: `index` "
+                "cannot be a boolean matrix or lists. Give one value per membership."
+            )
+
     def evaluate(
         self,
         function: Function,

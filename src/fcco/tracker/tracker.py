@@ -368,7 +368,7 @@ class InnerTracker(KeepsPrecision):
             )
         if values.dtype != table.dtype or values.device != table.device:
             values = values.to(table.device, table.dtype)
-        return values
+        return values if blocks.rows is None else values.index_select(0, blocks.rows)
 
     def forward(
         self,

@@ -1,0 +1,336 @@
+"""Samples that belong to several groups, or to none: objectives, samplers and group means."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fcco
+from fcco import xrisk
+
+DOUBLE = torch.float64
+N, GROUPS, DIM = 40, 5, 3
+_draw = np.random.default_rng(0)
+X, Y = _draw.normal(size=(N, DIM)), _draw.normal(size=N)
+MEMBER = _draw.random((N, GROUPS)) < np.array([0.7, 0.5, 0.4, 0.3, 0.2])
+MEMBER[:6] = False  # some samples are in no group
+
+
+def make_model() -> nn.Linear:
+    model = nn.Linear(DIM, 1, bias=False, dtype=DOUBLE)
+    model.weight.data.fill_(0.3)
+    return model
+
+
+def losses(model: nn.Module, ids: np.ndarray) -> Tensor:
+    return 0.5 * (model(torch.from_numpy(X[ids])).squeeze(1) - torch.from_numpy(Y[ids])) ** 2
+
+
+def batches(number: int, size: int = 8) -> list[np.ndarray]:
+    random = np.random.default_rng(3)
+    return [random.choice(N, size, replace=False) for _ in range(number)]
+
+
+def by_hand(ids: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The sample and the group of each membership."""
+    pairs = [(k, i) for k, row in enumerate(MEMBER[ids]) for i in range(GROUPS) if row[i]]
+    sample, group = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return torch.from_numpy(sample.copy()), torch.from_numpy(group.copy())
+
+
+FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "tensor": torch.from_numpy,
+    "array": lambda rows: rows,
+    "booleans": lambda rows: rows.tolist(),
+    "lists": lambda rows: [np.flatnonzero(row).tolist() for row in rows],
+    "arrays": lambda rows: [np.flatnonzero(row) for row in rows],
+}
+
+
+def as_index(form: str, rows: np.ndarray) -> Any:
+    if form == "first group alone":
+        return rows & (rows.cumsum(1) == 1)
+    return FORMS[form](rows)
+
+
+# Objectives.
+
+
+def test_tracked_values_and_steps_are_those_of_the_algorithm():
+    """NumPy: a sample counts in each of its groups, and in the ordinary loss once."""
+    gamma, correction, lam, limit, lr = 0.4, 0.2, 0.3, 0.2, 0.05
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    objective = fcco.constrained(
+        model, optimizer, GROUPS, "sonex", tolerance=limit, penalty=2.0, smoothing=lam,
+        gamma=gamma, correction=correction, read="new",
+    )  # fmt: skip
+    w = np.full(DIM, 0.3)
+    before, u, seen = w.copy(), np.zeros(GROUPS), np.zeros(GROUPS, dtype=bool)
+    for ids in batches(60):
+        x, y, member = X[ids], Y[ids], MEMBER[ids]
+        residual, residual_before = x @ w - y, x @ before - y
+        step, present = np.zeros(DIM), np.flatnonzero(member.any(0))
+        for i in present:
+            own = member[:, i]
+            g, g_before = (0.5 * (r[own] ** 2).mean() for r in (residual, residual_before))
+            u[i] = (1 - gamma) * u[i] + gamma * g + correction * (g - g_before) if seen[i] else g
+            seen[i] = True
+            slope = np.clip((u[i] - limit) / lam, 0, 2.0)
+            step += slope * (residual[own, None] * x[own]).mean(0) / len(present)
+        step += (residual[:, None] * x).mean(0)
+        before, w = w, w - lr * step
+
+        def function(ids: np.ndarray = ids) -> tuple[Tensor, Tensor]:
+            value = losses(model, ids)
+            return value, value
+
+        objective(function, MEMBER[ids]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert seen.all()
+    np.testing.assert_allclose(objective.term.tracker.rows.numpy(), u, rtol=1e-12)
+    np.testing.assert_allclose(model.weight.detach().numpy()[0], w, rtol=1e-12)
+
+
+def cvar(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    return fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.4)
+
+
+def corrected(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    return fcco.sonex(
+        model, optimizer, fcco.Hinge(), GROUPS, smoothing=0.1, gamma=0.3, correction=0.5
+    )
+
+
+def two_rates(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    outer = fcco.TwoSidedHinge(0.05, 1.5)
+    return fcco.sonex(model, optimizer, outer, GROUPS, smoothing=0.5, gamma=0.3)
+
+
+def multipliers(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    return fcco.constrained(model, optimizer, GROUPS, tolerance=0.3)
+
+
+def weights(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    return fcco.methods.ooa(model, optimizer, GROUPS)
+
+
+def recursive(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    return fcco.methods.msvr(
+        model, optimizer, fcco.SquaredHinge(), GROUPS, version="v2", gamma=0.3, beta=0.4
+    )
+
+
+def two_terms(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+    terms = {
+        name: fcco.CoupledTerm(fcco.Hinge(), fcco.InnerTracker(GROUPS, gamma=0.5, dtype=DOUBLE))
+        for name in ("first", "second")
+    }
+    return fcco.Compositional(model, optimizer, terms)
+
+
+def two_values(model: nn.Module, ids: np.ndarray) -> Tensor:
+    value = losses(model, ids)
+    return torch.stack([value, value.sqrt()], 1)
+
+
+def measured(model: nn.Module, ids: np.ndarray) -> fcco.Measured:
+    value = losses(model, ids)
+    return fcco.Measured((value.detach() > 0.3).double(), value)
+
+
+def expanded(value: Any, sample: Tensor) -> Any:
+    """One value for each membership, of anything that a function may return."""
+    if isinstance(value, fcco.Measured):
+        return fcco.Measured(*(part[sample] for part in value))
+    if isinstance(value, dict):
+        return {name: part[sample] for name, part in value.items()}
+    return value[sample]
+
+
+CASES: dict[str, tuple[Any, Any, bool]] = {  # objective, values, whether there is a g0
+    "cvar": (cvar, losses, False),
+    "corrected": (corrected, losses, False),
+    "two-rates": (two_rates, two_values, False),
+    "multipliers": (multipliers, losses, True),
+    "measured": (corrected, measured, True),
+    "ooa": (weights, losses, False),
+    "msvr-v2": (recursive, losses, True),
+    "two-terms": (two_terms, lambda m, i: {n: losses(m, i) for n in ("first", "second")}, True),
+}
+
+
+def trained(case: str, steps: list[np.ndarray], form: str | None, resume: bool = False) -> Any:
+    """The loss of each step and the state after all; `form` None expands by hand."""
+    build, values, with_loss = CASES[case]
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = build(model, optimizer)
+    found = []
+    for number, ids in enumerate(steps):
+        if resume and number == len(steps) // 2:
+            state = copy.deepcopy((model.state_dict(), objective.state_dict()))
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            objective = build(model, optimizer)
+            model.load_state_dict(state[0])
+            objective.load_state_dict(state[1])
+        sample, index = by_hand(ids)
+
+        def function(own: Any = model, ids: np.ndarray = ids, sample: Tensor = sample) -> Any:
+            value = values(own, ids)
+            value = expanded(value, sample) if form is None else value
+            return (losses(own, ids), value) if with_loss else value
+
+        given = index if form is None else as_index(form, MEMBER[ids])
+        loss = objective(function, given)
+        loss.backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+        found.append(loss.detach())
+    return {"loss": torch.stack(found), **model.state_dict(), **dict(objective.named_buffers())}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_matrix_equals_one_value_per_membership(case):
+    steps = [*batches(9), np.arange(4)]  # the last batch has no member of any group
+    expected = trained(case, steps, None)
+    result = trained(case, steps, "tensor")
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+    others = trained(case, steps, "first group alone")
+    # All groups of a sample count.
+    assert any(not torch.equal(result[name], others[name]) for name in result)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lists_and_arrays_mean_the_same(form):
+    expected = trained("multipliers", batches(4), None)
+    result = trained("multipliers", batches(4), form)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_a_resumed_run_is_the_same():
+    whole, resumed = (trained("cvar", batches(8), "tensor", resume=r) for r in (False, True))
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+def test_an_independent_batch_and_given_past_values():
+    """`gradient_index` may be another matrix; `past` has the shape of the values."""
+    first, second, start = batches(3, size=30)
+    found = []
+    for hand in (True, False):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        objective = corrected(model, optimizer)
+        (sample, index), (other, other_index) = by_hand(first), by_hand(second)
+        objective(lambda m=model: losses(m, start), MEMBER[start]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            past = losses(model, first) + 0.01
+        if hand:
+            loss = objective(
+                lambda m=model, s=sample: losses(m, first)[s], index,
+                gradient=lambda m=model, s=other: losses(m, second)[s],
+                gradient_index=other_index, past=past[sample],
+            )  # fmt: skip
+        else:
+            loss = objective(
+                lambda m=model: losses(m, first), MEMBER[first],
+                gradient=lambda m=model: losses(m, second),
+                gradient_index=MEMBER[second], past=past,
+            )  # fmt: skip
+        loss.backward()
+        found.append((loss.detach(), model.weight.grad, objective.term.tracker.rows))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_warm_up_pool_and_report_take_the_matrix():
+    model = make_model()
+    objective = cvar(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    parts = np.array_split(np.arange(N), 3)
+    pairs = [(lambda ids=ids: losses(model, ids), MEMBER[ids]) for ids in parts]
+    all_losses = losses(model, np.arange(N)).detach().numpy()
+    exact = [all_losses[MEMBER[:, i]].mean() for i in range(GROUPS)]
+    pooled = objective.pool(pairs)["inner"]
+    np.testing.assert_array_equal(pooled.counts, MEMBER.sum(0))
+    objective.warm_up(pairs)
+    np.testing.assert_allclose(objective.group_losses(), exact, rtol=1e-12)
+    everything = {"function": lambda: losses(model, np.arange(N)), "index": MEMBER}
+    assert not objective.report(**everything).findings
+    off = objective.term.tracker.rows + 5.0  # found again by the values of the same batch
+    objective.term.tracker.set_values(None, off)
+    assert any(f.kind == "estimates-lag" for f in objective.report(**everything).findings)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "columns": (MEMBER[:8, :4], "one column for each of the 5 blocks"),
+    "rows": (MEMBER[:7], r"shape \(7,\)"),
+    "float": (MEMBER[:8].astype(float), r"index\.bool\(\)"),
+    "numbers": (MEMBER[:8].astype(int), r"index\.bool\(\)"),
+    "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "more than once"),
+    "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
+    "a negative id": ([[0, -1]] + [[]] * 7, r"\[0, 4\]"),
+    "a fraction": ([[0.5]] + [[]] * 7, "integers"),
+    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "mixes"),
+    "booleans of unequal length": ([[True], [True, False]] * 4, "boolean matrix"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_index_changes_nothing(name):
+    index, words = BAD[name]
+    model = make_model()
+    objective = corrected(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    objective(lambda: losses(model, np.arange(8, 16)), MEMBER[8:16])
+    objective.close()
+    before = copy.deepcopy(objective.state_dict())
+    with pytest.raises((ValueError, IndexError, TypeError), match=words):
+        objective(lambda: losses(model, np.arange(8)), index)
+    torch.testing.assert_close(objective.state_dict(), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_counts_are_refused():
+    model = make_model()
+    objective = cvar(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    with pytest.raises(ValueError, match="leave `counts` out"):
+        objective(lambda: losses(model, np.arange(8)), MEMBER[:8], counts=torch.ones(8))
+
+
+def test_objectives_whose_blocks_are_samples_refuse_a_matrix():
+    model, matrix = make_model(), torch.ones(4, 4, dtype=torch.bool)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    contrastive = fcco.GlobalContrastive(model, optimizer, num_pairs=4, temperature=0.1)
+    features = torch.eye(4, dtype=DOUBLE)
+    with pytest.raises(ValueError, match="one block of each entry"):
+        contrastive(lambda: (features, features), matrix)
+    assert not contrastive.term.tracker.seen.any()
+    labels = torch.tensor([0, 1, 0, 1])
+    risk = xrisk.AveragePrecision(model, optimizer, labels=labels)
+    with pytest.raises(ValueError, match="number of each sample in the training set"):
+        risk(lambda: model(torch.zeros(4, DIM, dtype=DOUBLE)), labels, matrix)
+    objective = fcco.methods.msvr(
+        model, optimizer, fcco.SquaredHinge(), 4, version="v3", beta=0.2, period=5
+    )
+    objective.snapshot([(lambda: losses(model, np.arange(4)), torch.arange(4))])
+    with pytest.raises(ValueError, match="a sample must have one block"):
+        objective(lambda: losses(model, np.arange(4)), matrix)
+
+
+def test_a_fleet_refuses_a_matrix():
+    def build(lr: float) -> Any:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        return fcco.fleet.Member(model, optimizer, corrected(model, optimizer))
+
+    fleet = fcco.fleet.Fleet([build(0.1), build(0.2)], lambda model, x: model(x).squeeze(1))
+    x = torch.zeros(2, 8, DIM, dtype=DOUBLE)
+    with pytest.raises(ValueError, match="block of each entry, integers"):
+        fleet.step(x, index=torch.ones(2, 8, GROUPS, dtype=torch.bool))
