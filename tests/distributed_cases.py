@@ -261,6 +261,16 @@ def with_nonfinite(model: nn.Module, step: int, batches: Batches) -> Any:
     return (lambda: losses(model, ids) + spoiled, GROUP[ids]), {}
 
 
+def overlapping(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Samples in several groups or in none; every third step those of rank 1 are in none."""
+    matrix = torch.randn(SAMPLES, GROUPS, generator=torch.Generator().manual_seed(0)) > 0.5
+    parts = [matrix[part] for part in batches]
+    if step % 3 == 1 and (len(batches) == WORLD or dist.get_rank() == 1):
+        parts[-1] = torch.zeros_like(parts[-1])
+    ids, index = torch.cat(batches), torch.cat(parts)
+    return (lambda: and_g0(losses(model, ids)), index), {}
+
+
 def two_constraints(model: nn.Module, step: int, batches: Batches) -> Any:
     """Every sample has an entry in both constraints: for methods that look at all of them."""
     ids = torch.cat(batches)
@@ -534,6 +544,7 @@ CASES: dict[str, Case] = {
     "alexr2": Case(alexr2("u"), per_sample),
     "alexr2-dual": Case(alexr2("y"), independent),
     "empty-rank": Case(sonex(), with_g0, sizes=sometimes_empty),
+    "overlapping": Case(sonex(), overlapping),
     "several-terms": Case(build_several, several),
     "warm-up": Case(sonex(), per_sample, before=warm_up),
     "float32": Case(sonex(), independent_with_g0, dtype=torch.float32),

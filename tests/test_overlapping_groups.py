@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import fcco
 from fcco import xrisk
+from fcco.groups import GroupBatchSampler, GroupMemberships
 
 DOUBLE = torch.float64
 N, GROUPS, DIM = 40, 5, 3
@@ -99,36 +102,36 @@ def test_tracked_values_and_steps_are_those_of_the_algorithm():
     np.testing.assert_allclose(model.weight.detach().numpy()[0], w, rtol=1e-12)
 
 
-def cvar(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def cvar(model: nn.Module, optimizer: Any) -> Any:
     return fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.4)
 
 
-def corrected(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def corrected(model: nn.Module, optimizer: Any) -> Any:
     return fcco.sonex(
         model, optimizer, fcco.Hinge(), GROUPS, smoothing=0.1, gamma=0.3, correction=0.5
     )
 
 
-def two_rates(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def two_rates(model: nn.Module, optimizer: Any) -> Any:
     outer = fcco.TwoSidedHinge(0.05, 1.5)
     return fcco.sonex(model, optimizer, outer, GROUPS, smoothing=0.5, gamma=0.3)
 
 
-def multipliers(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def multipliers(model: nn.Module, optimizer: Any) -> Any:
     return fcco.constrained(model, optimizer, GROUPS, tolerance=0.3)
 
 
-def weights(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def weights(model: nn.Module, optimizer: Any) -> Any:
     return fcco.methods.ooa(model, optimizer, GROUPS)
 
 
-def recursive(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def recursive(model: nn.Module, optimizer: Any) -> Any:
     return fcco.methods.msvr(
         model, optimizer, fcco.SquaredHinge(), GROUPS, version="v2", gamma=0.3, beta=0.4
     )
 
 
-def two_terms(model: nn.Module, optimizer: Any) -> fcco.Compositional:
+def two_terms(model: nn.Module, optimizer: Any) -> Any:
     terms = {
         name: fcco.CoupledTerm(fcco.Hinge(), fcco.InnerTracker(GROUPS, gamma=0.5, dtype=DOUBLE))
         for name in ("first", "second")
@@ -271,16 +274,16 @@ def test_warm_up_pool_and_report_take_the_matrix():
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "columns": (MEMBER[:8, :4], "one column for each of the 5 blocks"),
+    "columns": (MEMBER[:8, :4], "a column for each of the 5 blocks"),
     "rows": (MEMBER[:7], r"shape \(7,\)"),
     "float": (MEMBER[:8].astype(float), r"index\.bool\(\)"),
     "numbers": (MEMBER[:8].astype(int), r"index\.bool\(\)"),
     "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "more than once"),
     "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
-    "a negative id": ([[0, -1]] + [[]] * 7, r"\[0, 4\]"),
-    "a fraction": ([[0.5]] + [[]] * 7, "integers"),
-    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "mixes"),
-    "booleans of unequal length": ([[True], [True, False]] * 4, "boolean matrix"),
+    "a negative id": ([[0, -1]] + [[]] * 7, "ids from 0"),
+    "a fraction": ([[0.5]] + [[]] * 7, "integer ids"),
+    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "mixture"),
+    "booleans of unequal length": ([[True], [True, False]] * 4, "equally many booleans"),
 }
 
 
@@ -316,7 +319,7 @@ def test_objectives_whose_blocks_are_samples_refuse_a_matrix():
     risk = xrisk.AveragePrecision(model, optimizer, labels=labels)
     with pytest.raises(ValueError, match="number of each sample in the training set"):
         risk(lambda: model(torch.zeros(4, DIM, dtype=DOUBLE)), labels, matrix)
-    objective = fcco.methods.msvr(
+    objective: Any = fcco.methods.msvr(
         model, optimizer, fcco.SquaredHinge(), 4, version="v3", beta=0.2, period=5
     )
     objective.snapshot([(lambda: losses(model, np.arange(4)), torch.arange(4))])
@@ -334,3 +337,185 @@ def test_a_fleet_refuses_a_matrix():
     x = torch.zeros(2, 8, DIM, dtype=DOUBLE)
     with pytest.raises(ValueError, match="block of each entry, integers"):
         fleet.step(x, index=torch.ones(2, 8, GROUPS, dtype=torch.bool))
+
+
+# Samplers: 7 samples, groups of 4, 3 and 2 of them that overlap, one sample in no group.
+
+SMALL = np.zeros((7, 3), dtype=bool)
+for _group, _samples in enumerate([(0, 1, 2, 3), (2, 3, 4), (3, 5)]):
+    SMALL[list(_samples), _group] = True
+
+
+def small_losses(model: nn.Module, ids: Any) -> Tensor:
+    """Sample 3, which is in all groups, has the largest loss."""
+    ids = np.asarray(ids)
+    return losses(model, ids) * torch.from_numpy(np.where(ids == 3, 20.0, 1.0))
+
+
+def exact(model: nn.Module) -> tuple[np.ndarray, Tensor]:
+    """The loss of each group over all of its samples, and the gradient of their mean."""
+    every = small_losses(model, np.arange(7))
+    means = torch.stack([every[torch.from_numpy(SMALL[:, i])].mean() for i in range(3)])
+    (gradient,) = torch.autograd.grad(means.mean(), model.parameters())
+    return means.detach().numpy(), gradient
+
+
+def estimates(model: nn.Module, calls: list[tuple[Any, Any]]) -> tuple[np.ndarray, Tensor]:
+    """Means over batches (samples, index): of the values of each group, and of the gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = fcco.CVaRGroupDRO(model, optimizer, 3, ratio=1.0, gamma=1.0, smoothing=0.0)
+    values, total = [], torch.zeros(1, DIM, dtype=DOUBLE)
+    for ids, index in calls:
+        loss = objective(lambda ids=ids: small_losses(model, ids), index)
+        total += torch.autograd.grad(loss, model.parameters())[0] / len(calls)
+        objective.close()
+        batch = objective.pool([(lambda ids=ids: small_losses(model, ids), index)])["inner"]
+        row = np.full(3, np.nan)
+        row[batch.index] = batch.mean(batch.fresh)
+        values.append(row)
+    return np.nanmean(values, 0), total
+
+
+def test_uniform_batches_with_a_matrix_are_unbiased():
+    """All batches of 3, and of 6, of 7 samples: each sample counts in all of its groups."""
+    model = make_model()
+    means, gradient = exact(model)
+    # In some batches of 3 a group is missing: its estimate is that of the batches that have it.
+    few = [(list(b), SMALL[list(b)]) for b in itertools.combinations(range(7), 3)]
+    assert any(not index.any(0).all() for _, index in few)
+    np.testing.assert_allclose(estimates(model, few)[0], means, rtol=1e-12)
+    many = [(list(b), SMALL[list(b)]) for b in itertools.combinations(range(7), 6)]
+    found, average = estimates(model, many)
+    np.testing.assert_allclose(found, means, rtol=1e-12)
+    torch.testing.assert_close(average, gradient, rtol=1e-12, atol=0)
+
+
+def test_batches_of_memberships_are_unbiased():
+    """All batches of one sample per group, and those that the sampler draws."""
+    model = make_model()
+    means, gradient = exact(model)
+    members = GroupMemberships(Numbers(7), SMALL)
+    own = [np.flatnonzero(members.group == i) for i in range(3)]
+    every = [[members[k] for k in batch] for batch in itertools.product(*own)]
+    # 12 batches are 3, 4 and 6 passes over groups of 4, 3 and 2 samples.
+    sampler = GroupBatchSampler(members.group, 3, 1, batches_per_epoch=12)
+    for drawn in (every, [[members[k] for k in batch] for batch in sampler]):
+        calls = [([s for s, _ in batch], [g for _, g in batch]) for batch in drawn]
+        found, average = estimates(model, calls)
+        np.testing.assert_allclose(found, means, rtol=1e-12)
+        torch.testing.assert_close(average, gradient, rtol=1e-12, atol=0)
+    # If a drawn sample counts in all of its groups, sample 3 comes too often in each of them.
+    wrong = [[s for s, _ in batch] for batch in every]
+    found, average = estimates(model, [(ids, SMALL[ids]) for ids in wrong])
+    assert (found > 1.1 * means).all()
+    assert (average - gradient).norm() > 0.1 * gradient.norm()
+
+
+class Numbers(Dataset[Any]):
+    """Items that are their own numbers, in several forms."""
+
+    def __init__(self, number: int, form: Callable[[int], Any] = int) -> None:
+        self.number, self.form = number, form
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, position: int) -> Any:
+        return self.form(position)
+
+
+@pytest.mark.parametrize("groups", [SMALL, torch.from_numpy(SMALL), FORMS["lists"](SMALL)])
+def test_memberships_list_every_pair_once(groups):
+    members = GroupMemberships(Numbers(7), groups)
+    pairs = [(s, g) for s in range(7) for g in range(3) if SMALL[s, g]]
+    assert [members[k] for k in range(len(members))] == pairs
+    assert list(zip(members.sample.tolist(), members.group.tolist(), strict=True)) == pairs
+    assert members.num_groups == 3
+
+
+def test_items_carry_their_group():
+    members = GroupMemberships(Numbers(7, lambda k: (k, -k)), SMALL)
+    assert members[4] == (3, -3, 0)
+    assert GroupMemberships(Numbers(7, lambda k: [k, -k]), SMALL)[4] == (3, -3, 0)
+    assert GroupMemberships(Numbers(7, lambda k: {"x": k}), SMALL)[4] == {"x": 3, "group": 0}
+    grouped = Numbers(7, lambda k: {"x": k, "group": "a"})
+    with pytest.raises(ValueError, match="another `key`"):
+        GroupMemberships(grouped, SMALL)[4]
+    assert GroupMemberships(grouped, SMALL, key="id")[4] == {"x": 3, "group": "a", "id": 0}
+
+
+def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
+    members = GroupMemberships(Numbers(7), SMALL)
+
+    def drawn(rank: int, world: int, resume: bool = False) -> list[list[tuple[int, int]]]:
+        ranks: Any = {"rank": rank, "world_size": world}
+        sampler = GroupBatchSampler(members.group, 2, 2, batches_per_epoch=6, **ranks)
+        loader = DataLoader(members, batch_sampler=sampler)
+        if not resume:
+            return [list(zip(*map(list, b), strict=True)) for b in sampler.consume(loader)]
+        first = list(itertools.islice(sampler.consume(loader), 2))
+        state = sampler.state_dict()
+        sampler = GroupBatchSampler(members.group, 2, 2, batches_per_epoch=6, **ranks)
+        sampler.load_state_dict(state)
+        loader = DataLoader(members, batch_sampler=sampler)
+        return [list(zip(*map(list, b), strict=True)) for b in (*first, *sampler.consume(loader))]
+
+    whole = drawn(0, 1)
+    assert all(SMALL[s, g] for batch in whole for s, g in batch)
+    assert drawn(0, 1, resume=True) == whole
+    halves = zip(drawn(0, 2), drawn(1, 2), strict=True)
+    assert [one + two for one, two in halves] == whole
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "one group each": (np.zeros(7, dtype=int), "needs no memberships"),
+    "numbers": (SMALL.astype(int), "boolean matrix"),
+    "rows": (SMALL[:6], "each of the 7 samples"),
+    "an empty column": (np.pad(SMALL, ((0, 0), (0, 1))), "group 3 has no samples"),
+    "an unused id": ([[0], [2]] + [[]] * 5, "group 1 has no samples"),
+    "no group at all": ([[]] * 7, "no samples"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_memberships_are_refused(name):
+    groups, words = WRONG[name]
+    with pytest.raises(ValueError, match=words):
+        GroupMemberships(Numbers(7), groups)
+
+
+@pytest.mark.parametrize("groups", [SMALL, torch.from_numpy(SMALL), FORMS["lists"](SMALL)])
+def test_the_sampler_of_groups_names_the_memberships(groups):
+    with pytest.raises(ValueError, match="GroupMemberships"):
+        GroupBatchSampler(groups, batch_size=4)
+
+
+def test_groups_that_come_unequally_are_noticed_with_the_right_remedy():
+    """Rare groups in uniform batches: the warning names memberships."""
+    model = make_model()
+    objective = cvar(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    rare = np.zeros((4, GROUPS), dtype=bool)
+    rare[:, :4] = True
+    with pytest.warns(fcco.UsageWarning, match="GroupMemberships"):
+        for step in range(60):
+            rare[0, 4] = step % 20 == 0
+            objective(lambda: losses(model, np.arange(4)), rare).backward()
+            objective.optimizer.step()
+
+
+# Group means.
+
+
+def test_group_mean_of_a_matrix():
+    values = torch.randn(7, 2, dtype=DOUBLE, requires_grad=True)
+    expected = torch.stack([values[torch.from_numpy(SMALL[:, i])].mean(0) for i in range(3)])
+    for groups in (SMALL, torch.from_numpy(SMALL), FORMS["lists"](SMALL)):
+        means = fcco.group_mean(values, groups, 3)
+        torch.testing.assert_close(means.values, expected)
+        assert means.counts.tolist() == [4, 3, 2] and means.index.tolist() == [0, 1, 2]
+    sums = [torch.autograd.grad(v.square().sum(), values)[0] for v in (means.values, expected)]
+    torch.testing.assert_close(sums[0], sums[1])
+    with pytest.raises(ValueError, match="each of the 6 values"):
+        fcco.group_mean(values[:6], SMALL)
+    with pytest.raises(ValueError, match="each of the 4 blocks"):
+        fcco.group_mean(values, SMALL, 4)

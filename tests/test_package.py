@@ -42,6 +42,7 @@ CALLS = VALUES | {"_derivatives", "_watch", "optim", "inputs", "objective"}
 OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
     "_checks": set(),
+    "_memberships": set(),
     "_distributed": set(),
     "_state": set(),
     "_schedules": {"_checks"},
@@ -49,9 +50,9 @@ MAY_USE = {
     "_files": {"previous"},
     "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
-    "groups": {"_checks"},
+    "groups": {"_checks", "_memberships"},
     "previous": {"_state"},
-    "tracker": {"_checks"} | RANKS,
+    "tracker": {"_checks", "_memberships"} | RANKS,
     "theory": {"_checks", "outer", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker", "terms", "objective"},
     "optim": CHECKS | {"previous"},

@@ -4,16 +4,19 @@ A batch of a coupled compositional problem has two levels: B1 blocks (groups, co
 uniformly without replacement out of n, and B2 samples of each. `GroupBatchSampler` draws such
 batches, `group_mean` turns the losses of one into the inner values g_i(w; B_i), and
 `BlockSampler` draws the first level alone. `PositiveBatchSampler` draws batches with a fixed number
-of rare positives.
+of rare positives. Where samples are in several groups, `GroupMemberships` has an item for each pair
+of a sample and one of its groups.
 """
 
 from .means import GroupMeans, group_mean
+from .memberships import GroupMemberships
 from .samplers import BlockSampler, GroupBatchSampler, PositiveBatchSampler, ResumableSampler
 
 __all__ = [
     "BlockSampler",
     "GroupBatchSampler",
     "GroupMeans",
+    "GroupMemberships",
     "PositiveBatchSampler",
     "ResumableSampler",
     "group_mean",

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._memberships import are_memberships, read_memberships
+
 __all__ = ["GroupMeans", "group_mean"]
 
 Ids = Sequence[int] | NDArray[Any] | Tensor
@@ -26,7 +28,9 @@ class GroupMeans(NamedTuple):
     """Samples of each group, (G,)."""
 
 
-def group_mean(values: Tensor, group: Ids, num_groups: int | None = None) -> GroupMeans:
+def group_mean(
+    values: Tensor, group: Ids | Sequence[Sequence[int]], num_groups: int | None = None
+) -> GroupMeans:
     r"""Mean of `values` over each group present in the batch.
 
     .. math::
@@ -35,7 +39,9 @@ def group_mean(values: Tensor, group: Ids, num_groups: int | None = None) -> Gro
 
     Args:
         values: one value per sample, (N,) or (N, d1).
-        group: group id of each sample, (N,), a sequence, array or tensor of integers.
+        group: group id of each sample, (N,), a sequence, array or tensor of integers. Or all groups
+            of each sample: booleans (N, n), or a list of lists; B_i are then the samples of group i
+            among others.
         num_groups: n; ids must then lie below it.
 
     Example:
@@ -46,6 +52,15 @@ def group_mean(values: Tensor, group: Ids, num_groups: int | None = None) -> Gro
         >>> means.values, means.index, means.counts
         (tensor([4.0000, 2.5000]), tensor([2, 7]), tensor([2, 2]))
     """
+    if are_memberships(group):
+        members = read_memberships("`group_mean(group=...)`", group, num_groups)
+        if values.shape[:1] != (members.samples,):
+            raise ValueError(
+                f"`group_mean(group=...)` must have a row for each of the {len(values)} values but "
+                f"has {members.samples}."
+            )
+        values = values[members.sample.to(values.device)]
+        group = members.group.to(values.device)
     ids = _as_ids(values, group)
     index, position, counts = torch.unique(ids, return_inverse=True, return_counts=True)
     if len(index):
@@ -62,7 +77,7 @@ def group_mean(values: Tensor, group: Ids, num_groups: int | None = None) -> Gro
     return GroupMeans(means, index, counts)
 
 
-def _as_ids(values: Tensor, ids: Ids) -> Tensor:
+def _as_ids(values: Tensor, ids: Any) -> Tensor:
     """The ids as int64, one for each value."""
     if not isinstance(ids, Tensor):
         # A copy: torch warns when it shares the memory of a read-only array.

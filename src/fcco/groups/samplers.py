@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import _checks
+from .._memberships import are_memberships
 from .means import Ids
 
 __all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
@@ -173,7 +174,8 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
 
     Args:
         groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
-            in 0, ..., n - 1 must occur.
+            in 0, ..., n - 1 must occur. For samples in several groups, the `group` of
+            `GroupMemberships`.
         groups_per_batch: B1; unless given, it follows from `batch_size`, and from `per_group` if
             that is given.
         per_group: B2; likewise. One that is not given is at most the size of the largest group.
@@ -427,6 +429,13 @@ def _ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def _as_ids(call: str, groups: Ids) -> Ints:
+    if are_memberships(groups):
+        raise ValueError(
+            f"`{call}(groups=...)` must hold one id per sample, shape (N,), but holds all groups "
+            "of each: a sample that is drawn for one of them must not count in the others, whose "
+            "means would be biased. Draw memberships: `members = fcco.groups.GroupMemberships("
+            f"dataset, groups)`, `{call}(members.group, ...)`, `DataLoader(members, ...)`."
+        )
     ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
     if ids.ndim != 1 or len(ids) == 0:
         raise ValueError(

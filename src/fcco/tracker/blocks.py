@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
+from .._memberships import are_memberships, read_memberships
 from .update import value_of
 
 __all__ = [
@@ -359,8 +359,8 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
         like: the tracked values: counts take their device and precision.
     """
     if index is not None and not isinstance(index, Tensor):
-        if isinstance(index, (list, tuple)) and len(index) and np.ndim(index[0]) == 1:
-            return _of_lists(index, counts, num_inner, like)
+        if are_memberships(index):
+            return _of_memberships(index, counts, num_inner, like)
         index = _as_tensor("index", index)
     weights = None
     if counts is not None:
@@ -373,16 +373,15 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
         return Blocks(num_inner, every, None, counts, weights, whole=whole)
     dtype = index.dtype
     if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
-        if index.dim() != 2 or dtype != torch.bool:
-            raise ValueError(_wrong_index(index, num_inner))
-        if index.shape[1] != num_inner:
-            raise ValueError(
-                "`index` as a boolean matrix must have one column for each of the "
-                f"{num_inner} blocks (num_inner={num_inner}), and one row per sample, but has "
-                f"shape {tuple(index.shape)}."
-            )
-        sample, block = index.nonzero(as_tuple=True)
-        return _of_memberships(sample, block, index.shape[0], counts, like, num_inner)
+        if are_memberships(index):
+            return _of_memberships(index, counts, num_inner, like)
+        binary = index.shape[1:] == (num_inner,)
+        raise ValueError(
+            "`index` must be a vector of integers, the block of each entry, or (for samples in "
+            f"several blocks) a boolean matrix with {num_inner} columns or a list of lists, but "
+            f"has shape {tuple(index.shape)} and dtype {index.dtype}."
+            + (" A matrix of 0 and 1 becomes boolean by `index.bool()`." if binary else "")
+        )
     unique, inverse, multiplicity = torch.unique(index, return_inverse=True, return_counts=True)
     # One short transfer; a long list costs more than two numbers.
     ids = unique.tolist() if unique.shape[0] < 1024 else None
@@ -408,54 +407,17 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
     return Blocks(index.shape[0], unique, inverse, total, weights, ids)
 
 
-def _of_memberships(
-    sample: Tensor, block: Tensor, samples: int, counts: Any, like: Tensor, num_inner: int
-) -> Blocks:
+def _of_memberships(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks:
     """The blocks of entries that are pairs of a sample and one of its blocks."""
+    members = read_memberships("`index`", index, num_inner)
     if counts is not None:
         raise ValueError(
             "`counts` are the samples behind each entry, but here `index` says to which blocks "
             "each single sample belongs: leave `counts` out."
         )
-    blocks = find_blocks(block, None, num_inner, like)
-    rows = sample.to(like.device, non_blocking=like.device.type == "cuda")
-    return blocks._replace(size=samples, rows=rows)
-
-
-def _of_lists(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks:
-    """The blocks of samples that each come with a list of ids, or of booleans."""
-    try:
-        lengths = [len(row) for row in index]
-    except TypeError:
-        raise TypeError(
-            "`index` must be one id per entry, or one list of ids per sample, but mixes them."
-        ) from None
-    block = _as_tensor("index", [each for row in index for each in row])
-    if block.dtype == torch.bool and len(set(lengths)) == 1:
-        return find_blocks(block.reshape(len(lengths), -1), counts, num_inner, like)
-    if block.dim() != 1 or block.dtype == torch.bool or block.dtype.is_floating_point:
-        raise ValueError(_wrong_index(block, num_inner))
-    sample = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    blocks = _of_memberships(sample, block, len(lengths), counts, like, num_inner)
-    pairs, times = torch.unique(sample * num_inner + block, return_counts=True)
-    if len(pairs) < len(block):
-        twice = pairs[times > 1][0].item()
-        raise ValueError(
-            f"`index` as lists must name each block of a sample once, but sample "
-            f"{twice // num_inner} has block {twice % num_inner} more than once. (A matrix of 0 "
-            "and 1 must be a boolean tensor or array.)"
-        )
-    return blocks
-
-
-def _wrong_index(index: Tensor, num_inner: int) -> str:
-    text = (
-        "`index` must be a vector of integers, the block of each entry, a boolean matrix with "
-        f"{num_inner} columns, the blocks of each sample, or a list of lists of ids, but has shape "
-        f"{tuple(index.shape)} and dtype {index.dtype}."
-    )
-    binary = index.dim() == 2 and index.shape[1] == num_inner
-    return f"{text} A matrix of 0 and 1 becomes boolean by `index.bool()`." if binary else text
+    blocks = find_blocks(members.group, None, num_inner, like)
+    rows = members.sample.to(like.device, non_blocking=like.device.type == "cuda")
+    return blocks._replace(size=members.samples, rows=rows)
 
 
 def _as_tensor(name: str, values: Any) -> Tensor:
