@@ -356,7 +356,7 @@ def exact(model: nn.Module) -> tuple[np.ndarray, Tensor]:
     """The loss of each group over all of its samples, and the gradient of their mean."""
     every = small_losses(model, np.arange(7))
     means = torch.stack([every[torch.from_numpy(SMALL[:, i])].mean() for i in range(3)])
-    (gradient,) = torch.autograd.grad(means.mean(), model.parameters())
+    (gradient,) = torch.autograd.grad(means.mean(), [*model.parameters()])
     return means.detach().numpy(), gradient
 
 
@@ -367,7 +367,7 @@ def estimates(model: nn.Module, calls: list[tuple[Any, Any]]) -> tuple[np.ndarra
     values, total = [], torch.zeros(1, DIM, dtype=DOUBLE)
     for ids, index in calls:
         loss = objective(lambda ids=ids: small_losses(model, ids), index)
-        total += torch.autograd.grad(loss, model.parameters())[0] / len(calls)
+        total += torch.autograd.grad(loss, [*model.parameters()])[0] / len(calls)
         objective.close()
         batch = objective.pool([(lambda ids=ids: small_losses(model, ids), index)])["inner"]
         row = np.full(3, np.nan)
@@ -395,7 +395,7 @@ def test_batches_of_memberships_are_unbiased():
     model = make_model()
     means, gradient = exact(model)
     members = GroupMemberships(Numbers(7), SMALL)
-    own = [np.flatnonzero(members.group == i) for i in range(3)]
+    own = [np.flatnonzero(members.group == i).tolist() for i in range(3)]
     every = [[members[k] for k in batch] for batch in itertools.product(*own)]
     # 12 batches are 3, 4 and 6 passes over groups of 4, 3 and 2 samples.
     sampler = GroupBatchSampler(members.group, 3, 1, batches_per_epoch=12)

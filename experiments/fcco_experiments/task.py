@@ -46,6 +46,9 @@ class Columns:
     Args:
         label: the class of a row; `COLUMN=VALUE` asks whether the column has that value.
         group: one column, or several whose values are combined.
+        overlapping: instead of `group`, one column of 0 and 1 for each group (`x*` stands for all
+            that begin with x, `COLUMN=VALUE` for the rows with that value), or one column of lists
+            such as `a|b`. A row may be in several groups, or in none.
         text: a text.
         image: the path of an image, inside `files`.
         features: numbers and categories; `x*` stands for all that begin with x. Unless given,
@@ -56,6 +59,7 @@ class Columns:
 
     label: str = ""
     group: tuple[str, ...] = ()
+    overlapping: tuple[str, ...] = ()
     text: str = ""
     image: str = ""
     features: tuple[str, ...] = ()

@@ -19,8 +19,8 @@ from ..config import ConfigError
 from . import options as o
 
 _KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
---data NAME` prints them. Columns of your own table: --label, --group, --features, --text, --image,
---split; and --files for the folder of the images.
+--data NAME` prints them. Columns of your own table: --label, --group or --overlapping, --features,
+--text, --image, --split; and --files for the folder of the images.
 """
 
 

@@ -23,9 +23,9 @@ T = TypeVar("T")
 INTERRUPTED = 130  # exit code
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that take any key of the config."""
-COLUMNS = ("label", "group", "text", "image", "features", "split", "files")
+COLUMNS = ("label", "group", "overlapping", "text", "image", "features", "split", "files")
 """Keys of `columns`, which are options without the prefix; those of lists take commas."""
-LISTS = ("group", "features")
+LISTS = ("group", "overlapping", "features")
 TABLES = (".csv", ".tsv", ".parquet")
 
 

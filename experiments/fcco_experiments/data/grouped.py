@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -62,11 +62,14 @@ class GroupedPart:
     Attributes:
         rows: places in the samples, (M,).
         label: class of each row, (M,).
-        group: id of each row, (M,); every id from 0 to the largest occurs.
+        group: id of each row, (M,), or of each membership where groups overlap, (K,); every id from
+            0 to the largest occurs.
         group_names: by id.
         reported: id of the group that each row counts in where accuracies are reported, (M,).
             These are groups large enough for an accuracy to mean something.
         reported_names: by id.
+        member: place of each membership in `rows`, (K,), where these may be in several groups or
+            in none; None where each is in one.
     """
 
     rows: Tensor
@@ -75,9 +78,21 @@ class GroupedPart:
     group_names: tuple[str, ...]
     reported: Tensor
     reported_names: tuple[str, ...]
+    member: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def by_group(self, values: Tensor) -> Tensor:
+        """Values of the rows, for each id in `group`."""
+        return values if self.member is None else values[self.member]
+
+    def memberships(self) -> GroupedPart:
+        """The part with one row for each pair of a row and one of its groups."""
+        if self.member is None:
+            return self
+        rows, label = self.by_group(self.rows), self.by_group(self.label)
+        return replace(self, rows=rows, label=label, member=None)
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,29 @@ def part(
     return GroupedPart(rows, label[rows], own, names, *shown)
 
 
+def overlapping_part(
+    rows: Tensor, label: Tensor, members: Tensor, group_names: Sequence[str]
+) -> GroupedPart:
+    """A part from columns of the whole data set, `members` with a column for each group."""
+    own = members[rows]
+    present = torch.nonzero(own.any(0)).squeeze(1)
+    names = tuple(str(group_names[index]) for index in present.tolist())
+    place, group = own[:, present].nonzero(as_tuple=True)
+    return GroupedPart(rows, label[rows], group, names, group, names, place)
+
+
+def rarest_group(members: Tensor) -> Tensor:
+    """The smallest group of each row of a boolean matrix, or the number of groups for none.
+
+    Example:
+        >>> rarest_group(torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.bool))
+        tensor([0, 1, 2])
+    """
+    sizes = members.sum(0).expand_as(members)
+    found = sizes.masked_fill(~members, len(members) + 1).argmin(1)
+    return found.masked_fill(~members.any(1), members.shape[1])
+
+
 def cut_within_groups(
     group: Tensor, seed: int, shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
 ) -> dict[str, Tensor]:
@@ -164,6 +202,8 @@ class WithinGroups:
         shares: of training, validation and test data.
         split: place of each sample in `PARTS`. Where none is for validation, the seed takes a tenth
             of the training samples of each group.
+        members: which samples are in which group, (N, n), where groups overlap; `group` is then
+            what is cut, see `rarest_group`.
     """
 
     label: Tensor
@@ -173,6 +213,7 @@ class WithinGroups:
     reported_names: tuple[str, ...] = ()
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split: Tensor | None = None
+    members: Tensor | None = None
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
         """The parts."""
@@ -185,6 +226,9 @@ class WithinGroups:
                 own = cut_within_groups(self.group[rows["train"]], seed, (0.9, 0.1, 0.0))
                 rows["validation"] = rows["train"][own["validation"]]
                 rows["train"] = rows["train"][own["train"]]
+        if self.members is not None:
+            every = (self.label, self.members, self.group_names)
+            return {name: overlapping_part(rows[name], *every) for name in PARTS}
         columns = (self.label, self.group, self.group_names, self.reported, self.reported_names)
         return {name: part(rows[name], *columns) for name in PARTS}
 

@@ -31,6 +31,7 @@ from .grouped import (
     WithinGroups,
     cut_within_groups,
     kept,
+    rarest_group,
     sampled,
 )
 from .images import distinct_rows, image_samples, opened
@@ -45,6 +46,7 @@ SPLITS = {
 }
 TEST_SHARE = 0.2  # of a table without a split column, for fairness
 MOST_CATEGORIES = 200
+TRUE, FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 Frame = Any
 """A DataFrame or a Series of pandas."""
@@ -213,6 +215,52 @@ def crossed(
     return codes, words
 
 
+def memberships(table: Table, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Which rows are in which group, (rows, groups), and the names of the groups.
+
+    Args:
+        table: with the columns.
+        names: see `Columns.overlapping`.
+    """
+    names = _matches(table, "overlapping", names)
+    if len(names) == 1 and names[0] in table.frame:
+        return _listed(table, names[0])
+    found = np.stack([_member(table, name) for name in names], axis=1)
+    empty = np.flatnonzero(~found.any(axis=0))
+    if len(empty) or len(names) < 2:
+        what = f"no row is in {names[empty[0]]}" if len(empty) else f"{names[0]} is one group alone"
+        raise WrongData(f"`overlapping`: {what} in {table.where}; there must be two groups.")
+    return found, tuple(names)
+
+
+def _member(table: Table, name: str) -> np.ndarray:
+    """Which rows are in a group, from a column of 0 and 1 or from `COLUMN=VALUE`."""
+    if name not in table.frame and "=" in name:
+        return coded(table, "overlapping", name)[0] == 1
+    cells = _plain(_column(table, "overlapping", name)).str.lower()
+    wrong = np.flatnonzero(~cells.isin((*TRUE, *FALSE)))
+    if len(wrong):
+        raise WrongData(
+            f"`overlapping`: data row {_number(table, wrong)} of {table.where} has {name} = "
+            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join((*TRUE, *FALSE))}. "
+            f"`{name}=VALUE` is the group of the rows with that value."
+        )
+    return cells.isin(TRUE).to_numpy()
+
+
+def _listed(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The groups of a column of lists; an empty cell is a row without a group."""
+    cells = table.frame[name].fillna("")
+    rows = [{word.strip() for word in cell.split("|")} - {""} for cell in cells]
+    if all(len(row) < 2 for row in rows):
+        raise WrongData(
+            f"`overlapping`: no cell of the column `{name}` of {table.where} has two groups, as "
+            "in `a|b`. Name several columns of 0 and 1, or use --group for one group a row."
+        )
+    names = sorted(set().union(*rows), key=_natural)
+    return np.array([[group in row for group in names] for row in rows]), tuple(names)
+
+
 def _split(table: Table, name: str) -> np.ndarray | None:
     """The place of each row in `PARTS`."""
     if not name:
@@ -279,17 +327,26 @@ def _feature_names(table: Table, columns: Columns) -> list[str]:
     header = list(table.frame.columns)
     if not columns.features:
         roles = {columns.label, columns.text, columns.image, columns.split, *columns.group}
+        roles |= set(_matches(table, "overlapping", columns.overlapping))
         roles |= {role.partition("=")[0] for role in roles}
         names = [name for name in header if name not in roles]
     else:
-        names = []
-        for pattern in columns.features:
-            matches = [pattern] if pattern in header else fnmatch.filter(header, pattern)
-            if not matches:
-                _column(table, "features", pattern)
-            names += [name for name in matches if name not in names]
+        names = _matches(table, "features", columns.features)
     if not names:
         raise WrongData(f"`features`: {table.where} has no column that is left for features.")
+    return names
+
+
+def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
+    """The columns that patterns stand for, each once; `COLUMN=VALUE` stands for itself."""
+    header, names = list(table.frame.columns), list[str]()
+    for pattern in patterns:
+        matches = [pattern] if pattern in header else fnmatch.filter(header, pattern)
+        if not matches and role == "overlapping" and "=" in pattern:
+            matches = [pattern]
+        if not matches:
+            _column(table, role, pattern)
+        names += [name for name in matches if name not in names]
     return names
 
 
@@ -315,6 +372,8 @@ def fairness(
         validation: share of the training rows to set aside, where the table names none.
         seed: of the splits.
     """
+    if columns.overlapping:
+        raise WrongData("`overlapping`: this experiment compares two groups; use --group.")
     _needs(table, columns, ("label", "group"), unused=("text", "image"))
     label, classes = coded(table, "label", columns.label, values.get(columns.label))
     group, groups = crossed(table, columns.group, values)
@@ -378,14 +437,26 @@ def grouped(
         values[columns.label] = {name: name for name in classes}
     if columns.text and distinct:
         _column(table, "text", columns.text)
-        same = [column.partition("=")[0] for column in (*columns.group, columns.text)]
+        own = (*columns.group, *_matches(table, "overlapping", columns.overlapping), columns.text)
+        same = [column if column in table.frame else column.partition("=")[0] for column in own]
         table = _rows(table, np.flatnonzero(~table.frame.duplicated(same)))
     if columns.image:
         _check_images(table, columns.image)
     if near is not None:
         table = _rows(table, distinct_rows(_images(table, columns.image), near).numpy())
     label, class_names = coded(table, "label", columns.label, values.get(columns.label))
-    if by_user:
+    members: np.ndarray | None = None
+    if columns.overlapping:
+        if columns.group or limit or classes or by_user or whole_groups:
+            other = "group" if columns.group else "sample_limit" if limit else ""
+            raise WrongData(
+                f"`overlapping` does not go together with `{other}`; leave one of them out."
+                if other
+                else "`overlapping` is for group-dro; leave it out."
+            )
+        members, groups = memberships(table, columns.overlapping)
+        group = rarest_group(torch.from_numpy(members)).numpy()
+    elif by_user:
         group, users = pd.factorize(_column(table, "group", columns.group[0]))
         groups = tuple(map(str, range(len(users))))
     else:
@@ -408,6 +479,14 @@ def grouped(
                 "but five are needed for a 60:20:20 cut of whole groups. Or give a --split column."
             )
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
+    elif members is not None:
+        members = members[own]
+        cut = WithinGroups(
+            _tensor(label), _tensor(group), groups,
+            split=None if split is None else _tensor(split), members=torch.from_numpy(members),
+        )  # fmt: skip
+        _check_overlapping(table, columns, class_names, cut)
+        group = members
     else:
         _check_groups(table, columns, class_names, groups, group, split)
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
@@ -501,6 +580,21 @@ def _check_groups(
             "training, validation and test data. Choose columns with fewer values, or give a "
             "--split column."
         )
+
+
+def _check_overlapping(
+    table: Table, columns: Columns, classes: Sequence[str], cut: WithinGroups
+) -> None:
+    """Refuse tables of which a part would lack classes or groups."""
+    if len(classes) < 2:
+        raise WrongData(f"`label`: {columns.label} is {classes[0]} in every row of {table.where}.")
+    for name, own in cut(0).items():
+        if len(own.group_names) < 2:
+            raise WrongData(
+                f"`overlapping`: the {name} data of {table.where} have rows of "
+                f"{len(own.group_names)} groups; there must be two at least. Larger groups, or "
+                "other parts in the --split column, have rows in every part."
+            )
 
 
 def _check_images(table: Table, column: str) -> None:

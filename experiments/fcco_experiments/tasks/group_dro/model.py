@@ -128,8 +128,8 @@ def figures(
         summary: of `GroupedData`, by which all accuracies become one. The key says which it is:
             `..._worst_accuracy` or `..._tenth_accuracy`.
     """
-    losses = group_means(loss, part.group, len(part.group_names))
-    accuracies = group_means(right, part.reported, len(part.reported_names))
+    losses = group_means(part.by_group(loss), part.group, len(part.group_names))
+    accuracies = group_means(part.by_group(right), part.reported, len(part.reported_names))
     one = accuracies.min() if summary == "worst" else accuracies.quantile(0.1)
     row: Row = {
         f"{name}_cvar": fcco.CVaR(ratio)(losses).item(),

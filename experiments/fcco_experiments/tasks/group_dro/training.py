@@ -58,16 +58,18 @@ class GroupDROTraining(BaseTraining):
         model = strategy.wrap(model, config.strategy, device)
         total = self._steps_per_epoch * config.epochs
         built = build(model, method, torch.bincount(train.group), config.ratio, total)
-        # Without an objective (ERM) all samples are one group.
-        group, number, size = train.group, config.groups_per_batch, config.per_group
-        if built.objective is None:
-            group, number, size = torch.zeros_like(group), 1, config.batch
+        # Where groups overlap, a sample that is drawn for one counts in that one alone.
+        drawn = train.memberships()
+        group, number, size = drawn.group, config.groups_per_batch, config.per_group
+        if built.objective is None:  # without one (ERM) all samples are one group
+            drawn, group, number, size = train, torch.zeros_like(train.rows), 1, config.batch
         sampler = GroupBatchSampler(
             group, number, size * self.copies, batches_per_epoch=self._steps_per_epoch, seed=seed
         )
-        batches = Batches(config, samples, [train.rows], [sampler], device)
+        batches = Batches(config, samples, [drawn.rows], [sampler], device)
         super().__init__(config, method, model, built, batches, device)
-        self._label, self._group = train.label.to(device), train.group.to(device)
+        ids = drawn.group if drawn.member is None else group
+        self._label, self._group = drawn.label.to(device), ids.to(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self._check()
 
@@ -239,7 +241,7 @@ class GroupDROTraining(BaseTraining):
         larger than those in training, since those of evaluation need room for no graph.
         """
         small = min(self.config.batch, self.config.evaluate_batch)
-        config, part = replace(self.config, evaluate_batch=small), self.train
+        config, part = replace(self.config, evaluate_batch=small), self.train.memberships()
         model = strategy.unwrapped(self.model)
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         sizes, total = torch.bincount(part.group), sum(w.numel() for w in weights)

@@ -49,6 +49,8 @@ class XRiskProblem(NetworkProblem):
 def _load(config: XRisk, progress: Progress | None) -> GroupedData:
     options: dict[str, Any] = {"keep": config.sample_limit, "progress": progress}
     columns = config.columns
+    if columns.overlapping:
+        raise WrongData("`overlapping` is for group-dro; leave it out.")
     if columns.group and not config.lists:
         raise WrongData("`group` is the query of a row, for `risk: ndcg`; leave it out.")
     if not data.is_table(config.data):
