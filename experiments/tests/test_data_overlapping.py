@@ -88,7 +88,8 @@ def test_parts_hold_each_group_by_its_share(frame, path):
     for part in parts.values():
         assert part.group_names == NAMES == part.reported_names
     rarest = (frame["is_new"] == "yes").sum()  # cut exactly, others nearly
-    assert (parts["test"].group == 2).sum() == round(0.1 * rarest)
+    for seed in range(10):
+        assert (loaded.cut(seed)["test"].group == 2).sum() == round(0.1 * rarest)
     shares = torch.bincount(parts["train"].group) / torch.tensor(
         [(frame[name].isin(["1", "True", "yes"])).sum() for name in NAMES]
     )

@@ -19,14 +19,8 @@ class GroupMemberships(Dataset[Any]):
 
     A sample that is drawn for one group must count for that group alone: the samples that a group
     shares with others would else come too often in it, and its mean would be biased. Here each item
-    carries the group that it was drawn for,
-
-        members = GroupMemberships(dataset, groups)
-        sampler = GroupBatchSampler(members.group, batch_size=64)
-        loader = DataLoader(members, batch_sampler=sampler)
-
-    and the group that comes with the batch is the index of the objective. Samples without a group
-    are never drawn.
+    carries the group that it is drawn for by `GroupBatchSampler(members.group)`; the groups of a
+    batch are the index of the objective. Samples without a group are never drawn.
 
     Args:
         dataset: your map-style data set of N samples.
@@ -41,7 +35,7 @@ class GroupMemberships(Dataset[Any]):
         num_groups: n.
 
     Example:
-        >>> from torch.utils.data import TensorDataset
+        >>> from torch.utils.data import DataLoader, TensorDataset
         >>> from fcco.groups import GroupBatchSampler, GroupMemberships
         >>> data = TensorDataset(torch.tensor([10.0, 20.0, 30.0]))
         >>> members = GroupMemberships(data, [[0], [0, 1], []])
@@ -49,8 +43,9 @@ class GroupMemberships(Dataset[Any]):
         (3, [0, 0, 1], [0, 1, 1])
         >>> members[2]
         (tensor(20.), 1)
-        >>> GroupBatchSampler(members.group, groups_per_batch=2, per_group=1).num_groups
-        2
+        >>> sampler = GroupBatchSampler(members.group, groups_per_batch=2, per_group=1)
+        >>> for x, group in sampler.consume(DataLoader(members, batch_sampler=sampler)):
+        ...     assert group.tolist() == [0, 1]
     """
 
     def __init__(self, dataset: Dataset[Any], groups: Any, key: str = "group") -> None:
