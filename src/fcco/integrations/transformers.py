@@ -1,0 +1,675 @@
+"""The Trainer of Hugging Face for objectives over groups or constraints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Sampler
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.training_args import ParallelMode
+
+from .. import _checks
+from ..constraints import ConstrainedObjective
+from ..group_dro import GroupObjective
+from ..groups import GroupBatchSampler
+from ..inputs import Measured, split
+from ..objective import Compositional
+from ..previous import unwrap
+from ..report import Report
+
+__all__ = ["RobustTrainer", "classification_losses", "token_losses"]
+
+Losses = Callable[[Any, Mapping[str, Any]], Any]
+"""(outputs of the model, inputs) -> a loss for each example, or a pair (loss, values)."""
+
+FILE = "objective.pt"
+"""The file of a checkpoint that holds the objective."""
+
+GROUP_INDEX = "group_index"
+"""The key of a batch under which the group numbers of its examples travel."""
+
+NO_GROUP, UNKNOWN = -1, -2
+
+
+class RobustTrainer(Trainer):
+    r"""A `transformers.Trainer` that minimises an objective of `fcco`.
+
+    .. math::
+        \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
+        \qquad\text{or}\qquad
+        \min_w\; g_0(w) \;\text{ subject to }\; g_i(w) \le \text{tolerance}_i
+
+    where `groups`, a column of the training set, says to which L_i or g_i an example belongs. The
+    values of the column are numbered in sorted order, so that integers 0, ..., n - 1 stay what they
+    are; `group_names` has them in this order. The column reaches neither the data collator nor the
+    model.
+
+    All that Trainer does around the loss stays: optimizers, schedulers, accumulation, mixed
+    precision, DDP, checkpoints. A checkpoint also holds the objective, and
+    `train(resume_from_checkpoint=...)` continues exactly. Each entry of the log with a training
+    loss gets some figures of `report()`: `worst_group_loss` and `cvar`, or `constraints_violated`,
+    `largest_violation` and its standard error, `largest_violation_error`. In evaluation the loss is
+    the mean over the examples.
+
+    With another Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
+
+    Args:
+        args: arguments of the Trainer, also by name in `kwargs`.
+        objective: a function (model, optimizer) -> objective, called when the Trainer has made its
+            optimizer; on several processes, the model is wrapped by DDP then.
+        groups: a column of `train_dataset`. None in it means that the example has no group, which
+            constrained objectives allow.
+        losses: a function (outputs, inputs) -> losses of the examples, shape (B,), or, for
+            constrained objectives, a pair of the loss g0 (per example, or a scalar) and values
+            (B,). Unless given: `classification_losses`, or `token_losses` for language models.
+        loss_on: for constrained objectives and `losses` that are no pair: whether g0 is the mean
+            loss of `"all"` examples of a batch, or of those that are `"ungrouped"`, while the
+            others count in their constraint alone.
+        columns: further columns that `losses` finds in its inputs; the model does not get them.
+        sampler: `"groups"` fills batches with equally many examples of some groups, see
+            `GroupBatchSampler`; None leaves the order to the Trainer.
+        groups_per_batch: groups in a batch, on all devices together. Unless given, the most that
+            divide the batch evenly with two examples of each.
+        ungrouped_share: part of a batch that has no group, where there are such examples. An epoch
+            is one pass over them.
+        kwargs: arguments of the Trainer.
+
+    Example:
+        >>> import tempfile, fcco
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> from fcco.integrations.transformers import RobustTrainer
+        >>> size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        >>> model = BertForSequenceClassification(
+        ...     BertConfig(vocab_size=20, intermediate_size=8, **size))
+        >>> data = [{"input_ids": [k % 20, 3], "labels": k % 2, "user": "abcd"[k % 4]}
+        ...         for k in range(16)]
+        >>> trainer = RobustTrainer(
+        ...     model,
+        ...     TrainingArguments(tempfile.mkdtemp(), max_steps=2, use_cpu=True, disable_tqdm=True,
+        ...                       save_strategy="no", logging_strategy="no", report_to=[]),
+        ...     train_dataset=data,
+        ...     objective=lambda model, optimizer: fcco.CVaRGroupDRO(
+        ...         model, optimizer, num_groups=4, ratio=0.25),
+        ...     groups="user")
+        >>> trainer.group_names
+        ['a', 'b', 'c', 'd']
+    """
+
+    # The loss is a mean over the micro-batch: Trainer divides it by their number.
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: Callable[[nn.Module, torch.optim.Optimizer], Compositional],
+        groups: str,
+        losses: Losses | None = None,
+        loss_on: Literal["all", "ungrouped"] = "all",
+        columns: Sequence[str] = (),
+        sampler: Literal["groups"] | None = "groups",
+        groups_per_batch: int | None = None,
+        ungrouped_share: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(objective) or isinstance(objective, nn.Module):
+            raise TypeError(
+                "`RobustTrainer(objective=...)` must be a function, such as `lambda model, "
+                "optimizer: fcco.CVaRGroupDRO(model, optimizer, num_groups=8, ratio=0.25)`, "
+                f"because the Trainer makes the optimizer, but is: {type(objective).__name__}."
+            )
+        _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
+        _checks.one_of("RobustTrainer", "sampler", sampler, ("groups", None))
+        super().__init__(*args, **kwargs)
+        # As `loss_is_scaled_for_ga`, for versions without it; and no items are counted.
+        self.model_accepts_loss_kwargs = False
+        self.objective: Compositional | None = None
+        self._factory, self._losses, self._columns = objective, losses, tuple(columns)
+        self._loss_on, self._sampler = loss_on, sampler
+        self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
+        self._refuse_settings()
+        self._column = groups
+        values = _column(self.train_dataset, groups)
+        self.group_names: list[Any] = _names(groups, values)
+        numbers: dict[Any, int] = {name: k for k, name in enumerate(self.group_names)}
+        self._ids = np.array([numbers.get(each, NO_GROUP) for each in values])
+        self._refuse_groups()
+        self._shape = _batch_shape(
+            self._ids, len(numbers), self._batch_size, groups_per_batch, ungrouped_share
+        )
+        inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
+        own = {groups, *self._columns} - inputs
+        self.data_collator = _Collator(self.data_collator, groups, numbers, self._columns, own)
+
+    @property
+    def _batch_size(self) -> int:
+        return self.args.per_device_train_batch_size * self.args.world_size
+
+    # What is asked for and would not be done.
+
+    def _refuse_settings(self) -> None:
+        settings = self.args.to_dict()  # has only those that this version knows
+        order = settings.get("train_sampling_strategy", "random")
+        ignored = {
+            "label_smoothing_factor": self.args.label_smoothing_factor != 0,
+            "auto_find_batch_size": self.args.auto_find_batch_size,
+        }
+        if self._sampler is not None:
+            ignored |= {
+                "dataloader_drop_last": self.args.dataloader_drop_last,
+                "group_by_length": settings.get("group_by_length", False),
+                f"train_sampling_strategy={order!r}": order != "random",
+                "accelerator_config.split_batches": self.args.accelerator_config.split_batches,
+            }
+        for name in (name for name, given in ignored.items() if given):
+            raise ValueError(
+                f"`RobustTrainer` does not follow `TrainingArguments({name})`; leave it out. "
+                "(The loss is that of `losses=`, batches are those of `sampler='groups'`, and a "
+                "step that failed is not made again; `sampler=None` keeps the Trainer's order.)"
+            )
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                "`RobustTrainer(compute_loss_func=...)` would not be called: give `losses=`, a "
+                "function (outputs, inputs) -> a loss for each example."
+            )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"`RobustTrainer`: one process with {self.args.n_gpu} GPUs makes the Trainer use "
+                "nn.DataParallel, whose copies of the model the objective cannot follow. Launch "
+                "one process per GPU (`torchrun --nproc-per-node ...`), or show one GPU only "
+                "(CUDA_VISIBLE_DEVICES=0)."
+            )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                "`RobustTrainer` is for one process or DDP. With FSDP2, use the objective in a "
+                "loop of your own; FSDP 1 and DeepSpeed hide the parameters from it."
+            )
+
+    def _refuse_groups(self) -> None:
+        ungrouped = self._ids == NO_GROUP
+        if self._loss_on == "ungrouped" and not ungrouped.any():
+            raise ValueError(
+                "`RobustTrainer(loss_on='ungrouped')` takes the loss from examples without a "
+                f"group, but none has None in the column {self._column!r}."
+            )
+        if self._loss_on == "ungrouped" and self._sampler is None:
+            raise ValueError(
+                "`RobustTrainer(loss_on='ungrouped', sampler=None)`: a batch of the Trainer may "
+                "hold no example without a group, and so no loss; use `sampler='groups'`."
+            )
+
+    # The objective.
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the optimizer, and the objective on it; load the objective of a checkpoint."""
+        super().create_optimizer(*args, **kwargs)
+        distributed = self.args.parallel_mode == ParallelMode.DISTRIBUTED
+        if distributed and self.model_wrapped is self.model:
+            # Now rather than a little later: an objective that evaluates at w_{t-1} must know the
+            # DDP module, whose flags such a pass changes.
+            self.model_wrapped = self.accelerator.prepare(self.model)
+        objective = self.objective
+        if objective is None or unwrap(objective.optimizer) is not unwrap(self.optimizer):
+            objective = self._built(self._factory(self.model_wrapped, self.optimizer))
+            # Methods with a double loop, or that switch, have an optimizer around the given one.
+            self.objective, self.optimizer = objective, objective.optimizer  # type: ignore
+        if self._saved is not None:
+            objective.load_state_dict(self._saved["objective"])
+        return self.optimizer
+
+    def _built(self, objective: Any) -> Compositional:
+        call = "`RobustTrainer(objective=...)` must return"
+        if not isinstance(objective, Compositional) or len(objective.terms) > 1:
+            raise TypeError(
+                f"{call} an objective with one term, over groups or constraints, but returned: "
+                f"{type(objective).__name__}."
+            )
+        number, names = objective.term.tracker.num_inner, self.group_names
+        if number != len(names):
+            raise ValueError(
+                f"{call} an objective for the {len(names)} groups in the column {self._column!r} "
+                f"but it has {number}."
+            )
+        given = objective.term.names
+        if given is not None and list(given) != [str(name) for name in names]:
+            raise ValueError(
+                f"{call} constraints in the order in which the column {self._column!r} is "
+                f"numbered, {names}, but they are: {list(given)}."
+            )
+        if not isinstance(objective, ConstrainedObjective):
+            if (self._ids == NO_GROUP).any():
+                raise ValueError(
+                    f"`RobustTrainer(groups={self._column!r})`: the column is None for an example, "
+                    f"but {type(objective).__name__} needs the group of each. (Only constrained "
+                    "objectives have a loss beside the groups.)"
+                )
+        return objective
+
+    # The loss.
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The objective's loss in training; otherwise the mean loss of the examples."""
+        inputs = dict(inputs)
+        ids = inputs.pop(GROUP_INDEX, None)
+        arguments = {k: v for k, v in inputs.items() if k not in self._columns}
+        outputs: Any = None
+
+        def result() -> Any:
+            nonlocal outputs
+            outputs = model(**arguments)
+            return (self._losses or self._default_losses)(outputs, inputs)
+
+        if model.training and torch.is_grad_enabled():
+            loss = self._training_loss(result, ids)
+        else:
+            loss, values = split(result())
+            if loss is None:
+                loss = values.value if isinstance(values, Measured) else values
+            loss = loss.mean()
+        return (loss, outputs) if return_outputs else loss
+
+    def _training_loss(self, result: Callable[[], Any], ids: NDArray[np.int64] | None) -> Tensor:
+        objective = self.objective
+        if objective is None:
+            raise RuntimeError("`RobustTrainer` has no objective before `train()`.")
+        if ids is None or (ids == UNKNOWN).any():
+            raise ValueError(
+                f"A batch has examples without the column {self._column!r} of the training set "
+                "as `RobustTrainer(groups=...)` read it at the start. A transform of the dataset "
+                "may drop or change it, or `data_collator` was replaced."
+            )
+        grouped = torch.from_numpy(np.flatnonzero(ids >= 0))
+        ungrouped = torch.from_numpy(np.flatnonzero(ids < 0))
+        constrained = isinstance(objective, ConstrainedObjective)
+
+        def entries() -> Any:
+            loss, values = split(result())
+            parts = values if isinstance(values, Measured) else (values,)
+            if any(part.shape[:1] != ids.shape for part in parts):
+                raise ValueError(
+                    "`RobustTrainer(losses=...)` must return one value for each of the "
+                    f"{len(ids)} examples but the shape is: {tuple(parts[0].shape)}. (A mean? "
+                    'Take `reduction="none"`.)'
+                )
+            if loss is None and constrained:
+                loss = values[ungrouped] if self._loss_on == "ungrouped" else values
+            if len(ungrouped):
+                values = tree_map_only(Tensor, lambda each: each[grouped], values)
+            return values if loss is None else (loss, values)
+
+        return objective(entries, ids[grouped.numpy()])
+
+    def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        # The Transformers model inside of DDP, PEFT or a module of the user.
+        models = (m for m in self.model.modules() if isinstance(m, PreTrainedModel))
+        model = next(models, None)
+        logits, labels = _logits_and_labels(outputs, inputs)
+        if logits.dim() == 2 and labels.dim() == 1 and not labels.is_floating_point():
+            return classification_losses(outputs, inputs)
+        if logits.dim() == 3 and labels.dim() == 2 and model is not None:
+            if model.config.is_encoder_decoder:
+                return token_losses(outputs, inputs, shift=False)
+            if model.loss_type == "ForCausalLM":
+                return token_losses(outputs, inputs)
+        raise ValueError(
+            "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> a loss for "
+            "each example: what is known are classification and language models, not "
+            f"{type(model or self.model).__name__} with logits of shape {tuple(logits.shape)} and "
+            f"labels of shape {tuple(labels.shape)} ({labels.dtype})."
+        )
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """As the Trainer's; the model may be called here without `compute_loss`."""
+        inputs = {k: v for k, v in inputs.items() if k != GROUP_INDEX}
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    # Batches.
+
+    def _set_signature_columns_if_needed(self) -> None:
+        # The columns that survive `remove_unused_columns`.
+        super()._set_signature_columns_if_needed()
+        own = [self._column, *self._columns]
+        self._signature_columns += [name for name in own if name not in self._signature_columns]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The Trainer's loader, with batches of groups, each process its part of them."""
+        loader: Any = super().get_train_dataloader()
+        if self._sampler is None:
+            return loader
+        # Not prepared by Accelerate, which would deal the batches out to the processes once more.
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=_Batches(self._ids, self._shape, self._seed, self._epoch, self.args),
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    @property
+    def _seed(self) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    def _epoch(self) -> int:
+        return int(self.state.epoch or 0)
+
+    # Checkpoints.
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, or resume from a checkpoint of this class, with the state of the objective."""
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)
+        self._saved = self._read(Path(folder)) if folder else None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._saved = None
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model and, while training, the objective beside it (as in checkpoints)."""
+        super().save_model(output_dir, _internal_call)
+        resumable = self.is_in_train and not self.args.save_only_model
+        if self.objective is not None and self.args.should_save and resumable:
+            state = {"objective": self.objective.state_dict(), "batches": self._batches}
+            torch.save(state, Path(output_dir or self.args.output_dir) / FILE)
+
+    @property
+    def _batches(self) -> dict[str, Any]:
+        """What, beside the epoch and its batch number, says which examples come next."""
+        if self._sampler is None:
+            return {"sampler": None}
+        shape = dataclasses.asdict(self._shape)
+        return {"sampler": self._sampler, "seed": self._seed, "examples": len(self._ids)} | shape
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        path = folder / FILE
+        if not path.is_file():
+            raise ValueError(
+                f"`RobustTrainer.train(resume_from_checkpoint=...)` needs {FILE} in {folder}: it "
+                "is there if this class wrote the checkpoint, without `save_only_model`. To start "
+                "from its weights, load them into the model."
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        was, now = state["batches"], self._batches
+        other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if other:
+            raise ValueError(
+                f"`RobustTrainer.train(resume_from_checkpoint=...)`: the checkpoint in {folder} "
+                "was made with other batches, so that training would not go on where it stopped: "
+                + "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in other)
+                + "."
+            )
+        return state
+
+    # Reports.
+
+    def report(self, **options: Any) -> Any:
+        """The report of the objective, with the names of the groups.
+
+        Args:
+            options: see `CVaRGroupDRO.report` and `ConstrainedObjective.report`.
+        """
+        objective = self.objective
+        if not isinstance(objective, (GroupObjective, ConstrainedObjective)):
+            raise ValueError(
+                "`RobustTrainer.report()` needs an objective over groups or constraints, and that "
+                f"`train()` has made it, but has: {type(objective).__name__}."
+            )
+        report: Any = objective.report(**options)
+        names = dict(zip([row.name for row in report.rows], self.group_names, strict=True))
+        rows = tuple(dataclasses.replace(row, name=names[row.name]) for row in report.rows)
+        return dataclasses.replace(report, rows=rows, worst=names[report.worst])
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with some figures of the report beside a training loss."""
+        reports = isinstance(self.objective, (GroupObjective, ConstrainedObjective))
+        if "loss" in logs and reports:
+            logs |= _figures(self.report())
+        super().log(logs, *args, **kwargs)
+
+
+def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """Cross-entropy of each example.
+
+    Args:
+        outputs: with `logits`, (B, C).
+        inputs: with `labels`, (B,).
+    """
+    logits, labels = _logits_and_labels(outputs, inputs)
+    return cross_entropy(logits, labels, reduction="none")
+
+
+def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True) -> Tensor:
+    """Mean cross-entropy of the tokens of each example, without those with the label -100.
+
+    Args:
+        outputs: with `logits`, (B, T, V).
+        inputs: with `labels`, (B, T).
+        shift: whether the logits at a place are for the token after it, as in causal models.
+    """
+    logits, labels = _logits_and_labels(outputs, inputs)
+    if shift:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # 0 where ignored
+    return losses.sum(1) / (labels != -100).sum(1)
+
+
+def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    labels = inputs.get("labels")
+    if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
+        raise ValueError(
+            "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> a loss for "
+            "each example: without it, the outputs of the model must hold `logits` and the batch "
+            f"`labels`, but there are: {list(outputs) if isinstance(outputs, Mapping) else '-'} "
+            f"and {list(inputs)}."
+        )
+    # Losses in 32 bits at least: differences of them are taken.
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels
+
+
+# The column of the groups.
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, (Tensor, np.generic)) else value
+
+
+def _column(dataset: Any, name: str) -> list[Any]:
+    """A column of a dataset, as plain Python values."""
+    call = f"`RobustTrainer(groups={name!r})`"
+    if dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(
+            f"{call} is a column of `train_dataset`, which must have a length and examples by "
+            f"number, but is: {type(dataset).__name__}."
+        )
+    first = dataset[0]
+    if not isinstance(first, Mapping) or name not in first:
+        there = list(first) if isinstance(first, Mapping) else type(first).__name__
+        raise ValueError(f"{call}: an example of `train_dataset` has no such column, but: {there}.")
+    try:  # of `datasets`: reads no other column
+        values = dataset.select_columns(name)
+    except AttributeError:
+        values = dataset
+    return [_plain(values[k][name]) for k in range(len(values))]
+
+
+def _names(name: str, values: list[Any]) -> list[Any]:
+    call = f"`RobustTrainer(groups={name!r})`"
+    bad = [each for each in values if not isinstance(each, Hashable) or each != each]
+    if bad:
+        raise ValueError(
+            f"{call} must hold one value for each example, None where it has no group, but holds: "
+            f"{bad[0]!r}."
+        )
+    try:
+        names = sorted(set(values) - {None})
+    except TypeError as error:
+        raise ValueError(f"{call} must hold values of one kind: {error}.") from error
+    if not names:
+        raise ValueError(f"{call} holds no group: it is None for every example.")
+    return names
+
+
+class _Collator:
+    """A data collator that passes some columns by another one.
+
+    Args:
+        collator: the other one.
+        groups: the column of the groups; their numbers come under `GROUP_INDEX`.
+        numbers: the number of each group.
+        columns: further columns, which stay what they are.
+        hidden: which of these columns `collator` must not see.
+    """
+
+    def __init__(
+        self,
+        collator: Callable[[list[Any]], Any],
+        groups: str,
+        numbers: Mapping[Any, int],
+        columns: Sequence[str],
+        hidden: set[str],
+    ) -> None:
+        self.collator, self.groups, self.numbers = collator, groups, {**numbers, None: NO_GROUP}
+        self.columns, self.hidden = columns, hidden
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if not all(isinstance(each, Mapping) for each in examples):
+            return self.collator(examples)
+        batch = self.collator(
+            [{k: v for k, v in each.items() if k not in self.hidden} for each in examples]
+        )
+        if all(self.groups in each for each in examples):
+            values = [_plain(each[self.groups]) for each in examples]
+            # An array stays on the host, where the objective needs it, when tensors move on.
+            batch[GROUP_INDEX] = np.array([self.numbers.get(each, UNKNOWN) for each in values])
+        for name in self.columns:
+            if all(name in each for each in examples):
+                parts = [torch.as_tensor(each[name]) for each in examples]
+                batch[name] = torch.stack(parts)
+        return batch
+
+
+# Batches of groups.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """What a batch consists of, on all devices together."""
+
+    groups: int
+    per_group: int
+    ungrouped: int
+
+
+def _batch_shape(
+    ids: NDArray[np.int64], number: int, size: int, groups: int | None, share: float
+) -> _Shape:
+    call, ungrouped = "RobustTrainer", 0
+    if (ids == NO_GROUP).any():
+        ungrouped = round(share * size)
+        if not 0 < ungrouped < size:
+            raise ValueError(
+                f"`{call}(ungrouped_share={share})` leaves {ungrouped} of the {size} examples of "
+                "a batch without a group; there must be such examples, and others."
+            )
+    size -= ungrouped
+    if groups is None:
+        most = min(number, max(1, size // 2))
+        groups = next(k for k in range(most, 0, -1) if size % k == 0)
+    _checks.integer(call, "groups_per_batch", groups, 1)
+    if groups > number or size % groups:
+        raise ValueError(
+            f"`{call}(groups_per_batch={groups})` must be at most {number}, the number of groups, "
+            f"and divide {size}, the examples with a group in a batch on all devices (with "
+            "`per_device_train_batch_size`)."
+        )
+    return _Shape(groups, size // groups, ungrouped)
+
+
+class _Batches(Sampler[list[int]]):
+    """This process's part of the batches of the Trainer's epoch, from the first on.
+
+    Which these are depends on (seed, epoch, batch number) alone. The epoch is asked for when an
+    iteration begins; when training is resumed, the Trainer itself skips the batches that it had.
+
+    Args:
+        ids: group of each example.
+        shape: of a batch.
+        seed: of the draws.
+        epoch: the current epoch.
+        args: arguments of the Trainer.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.int64],
+        shape: _Shape,
+        seed: int,
+        epoch: Callable[[], int],
+        args: Any,
+    ) -> None:
+        self._seed, self._epoch = seed, epoch
+        self._rank, self._world_size = args.process_index, args.world_size
+        one = {"rank": 0, "world_size": 1}  # the whole batch: it is divided below
+        grouped, others = np.flatnonzero(ids >= 0), np.flatnonzero(ids < 0)
+        self._length = math.ceil(len(grouped) / (shape.groups * shape.per_group))
+        if shape.ungrouped:
+            self._length = math.ceil(len(others) / shape.ungrouped)
+        one["batches_per_epoch"] = self._length
+        self._parts = [
+            (grouped, GroupBatchSampler(ids[grouped], shape.groups, shape.per_group, **one))
+        ]
+        if shape.ungrouped:
+            single = np.zeros(len(others), dtype=np.int64)
+            self._parts.append((others, GroupBatchSampler(single, 1, shape.ungrouped, **one)))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._epoch()
+        for number, (_, sampler) in enumerate(self._parts):
+            sampler.load_state_dict({"seed": self._seed + number, "epoch": epoch, "consumed": 0})
+        for parts in zip(*(sampler for _, sampler in self._parts), strict=True):
+            rows = [rows[part] for (rows, _), part in zip(self._parts, parts, strict=True)]
+            # Every so many-th: each process gets both kinds of examples, and equally many.
+            yield np.concatenate(rows)[self._rank :: self._world_size].tolist()
+
+
+def _figures(report: Report) -> dict[str, float]:
+    """A few numbers of a report, for a log."""
+    worst = next(row for row in report.rows if row.name == report.worst)  # type: ignore
+    if worst.excess is None:
+        return {"worst_group_loss": worst.value, "cvar": report.cvar}  # type: ignore
+    figures = {
+        "constraints_violated": report.violated,  # type: ignore
+        "largest_violation": report.violation,  # type: ignore
+    }
+    if not math.isnan(worst.error):
+        figures["largest_violation_error"] = worst.error
+    return figures
