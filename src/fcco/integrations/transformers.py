@@ -16,8 +16,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel, Trainer
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS,
+)
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.training_args import ParallelMode
+from transformers.utils import is_datasets_available
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
@@ -325,7 +329,8 @@ class RobustTrainer(Trainer):
         if logits.dim() == 3 and labels.dim() == 2 and model is not None:
             if model.config.is_encoder_decoder:
                 return token_losses(outputs, inputs, shift=False)
-            if model.loss_type == "ForCausalLM":
+            name = type(model).__name__
+            if name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values():
                 return token_losses(outputs, inputs)
         raise ValueError(
             "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> a loss for "
@@ -511,11 +516,12 @@ def _column(dataset: Any, name: str) -> list[Any]:
     if not isinstance(first, Mapping) or name not in first:
         there = list(first) if isinstance(first, Mapping) else type(first).__name__
         raise ValueError(f"{call}: an example of `train_dataset` has no such column, but: {there}.")
-    try:  # of `datasets`: reads no other column
-        values = dataset.select_columns(name)
-    except AttributeError:
-        values = dataset
-    return [_plain(values[k][name]) for k in range(len(values))]
+    if is_datasets_available():
+        from datasets import Dataset
+
+        if isinstance(dataset, Dataset):  # without reading the other columns
+            return list(dataset.with_format(None)[name])
+    return [_plain(dataset[k][name]) for k in range(len(dataset))]
 
 
 def _names(name: str, values: list[Any]) -> list[Any]:

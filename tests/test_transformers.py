@@ -1,0 +1,639 @@
+"""RobustTrainer takes the same path as the plain loop, to the last bit.
+
+The plain loop is itself compared with SONEX by hand in test_training_loop.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import fcco
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+from fcco.integrations.transformers import RobustTrainer, token_losses  # noqa: E402
+
+# Third parties remark on their own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|datasets)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """`Trainer.train` collects garbage, which takes as long as a run where many modules are."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+GROUPS, BATCH, SAMPLES, EPOCHS, SEED = 4, 8, 64, 2, 3
+PER_EPOCH = SAMPLES // BATCH
+NAMES = ["ann", "bob", "cyd", "dan"]
+
+
+@functools.cache
+def examples() -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(2)
+    words = torch.randint(1, 20, (SAMPLES, 5), generator=draw)
+    group = torch.randint(GROUPS, (SAMPLES,), generator=draw)
+    label = (words.sum(1) + 7 * group) % 2
+    return [
+        {"input_ids": words[k].tolist(), "labels": int(label[k]), "user": NAMES[group[k]]}
+        for k in range(SAMPLES)
+    ]
+
+
+def group_of(example: dict[str, Any]) -> int:
+    return NAMES.index(example["user"])
+
+
+def bert(dropout: float = 0.1) -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=8, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).double()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.7)
+
+
+def dro(model: nn.Module, optimizer: Any) -> fcco.CVaRGroupDRO:
+    """A wide smoothing: the weight of each group depends on u, so a wrong u cannot hide."""
+    return fcco.CVaRGroupDRO(
+        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=0.6,
+        threshold="table",
+    )  # fmt: skip
+
+
+def arguments(folder: Path | str, **options: Any) -> Any:
+    settings = {
+        "output_dir": str(folder), "num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH,
+        "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "report_to": [], "seed": SEED,
+        "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_strategy": "no",
+    }  # fmt: skip
+    return transformers.TrainingArguments(**(settings | options))
+
+
+def robust(folder: Path | str, model: Any = None, **options: Any) -> RobustTrainer:
+    """A trainer; options of `TrainingArguments` are those that RobustTrainer does not know."""
+    own = (
+        "objective", "groups", "losses", "loss_on", "columns", "sampler", "groups_per_batch",
+        "ungrouped_share", "train_dataset", "eval_dataset", "optimizers", "data_collator",
+        "compute_loss_func", "compute_metrics",
+    )  # fmt: skip
+    model = bert() if model is None else model
+    mine = {key: options.pop(key) for key in own if key in options}
+    settings = {
+        "train_dataset": examples(), "objective": dro, "groups": "user", "groups_per_batch": 2,
+    } | mine  # fmt: skip
+    if "optimizers" not in mine and "optim" not in options:
+        settings["optimizers"] = (sgd(model), None)
+    return RobustTrainer(model=model, args=arguments(folder, **options), **settings)
+
+
+def collate(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
+    return {
+        "input_ids": torch.tensor([each["input_ids"] for each in batch]),
+        "labels": torch.tensor([each["labels"] for each in batch]),
+        "group": torch.tensor([group_of(each) for each in batch]),
+    }
+
+
+def loss_of(objective: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
+    def losses() -> Tensor:
+        logits = model(input_ids=batch["input_ids"]).logits
+        return cross_entropy(logits, batch["labels"], reduction="none")
+
+    return objective(losses, batch["group"])
+
+
+@functools.cache
+def plain(accumulate: int = 1, momentum: bool = True, dropout: float = 0.1) -> tuple[Any, Any]:
+    model = bert(dropout)
+    optimizer = sgd(model) if momentum else torch.optim.SGD(model.parameters(), lr=0.3)
+    objective = dro(model, optimizer)
+    group = [group_of(each) for each in examples()]
+    sampler = fcco.GroupBatchSampler(group, groups_per_batch=2, per_group=4, seed=SEED)
+    torch.manual_seed(SEED)
+    model.train()
+    for _ in range(EPOCHS):
+        loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=collate)  # type: ignore
+        for number, batch in enumerate(loader, start=1):
+            (loss_of(objective, model, batch) / accumulate).backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, objective
+
+
+def distance(one: nn.Module, two: nn.Module) -> float:
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
+
+
+def assert_same(trainer: RobustTrainer, expected: tuple[Any, Any], tolerance: float = 0.0) -> None:
+    model, objective = expected
+    ours: Any = trainer.objective
+    assert distance(bert(), model) > 0.01
+    assert distance(trainer.model, model) <= tolerance  # type: ignore[arg-type]
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=tolerance)
+    close(ours.group_losses(), objective.group_losses())
+    close(ours.threshold, objective.threshold)
+    assert ours.term.step == objective.term.step
+
+
+# --- the plain loop -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_equals_the_plain_loop(tmp_path, accumulate):
+    """BERT accepts loss kwargs, for which Trainer leaves the loss of a subclass undivided."""
+    trainer = robust(tmp_path, gradient_accumulation_steps=accumulate)
+    trainer.train()
+    assert_same(trainer, plain(accumulate))
+
+
+def test_with_the_optimizer_of_the_trainer(tmp_path):
+    trainer = robust(tmp_path, optim="sgd", learning_rate=0.3, gradient_accumulation_steps=2)
+    trainer.train()
+    assert_same(trainer, plain(2, momentum=False))
+
+
+class Gradients(transformers.TrainerCallback):
+    """The gradient of the first step."""
+
+    def __init__(self) -> None:
+        self.first: list[Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if not self.first:
+            self.first = [p.grad.clone() for p in given["model"].parameters()]
+
+
+class Naive(transformers.Trainer):
+    """`compute_loss` overridden and no more."""
+
+    objective: Any
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        group = inputs.pop("group")
+        return loss_of(self.objective, model, {**inputs, "group": group})
+
+
+def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
+    """What RobustTrainer is for: the comparisons above would notice."""
+    group = [group_of(each) for each in examples()]
+    batches = fcco.GroupBatchSampler(group, groups_per_batch=2, per_group=4, seed=SEED)
+    options = {"gradient_accumulation_steps": 2, "max_steps": 1}
+    model = bert(0.0)
+    naive = Naive(
+        model, arguments(tmp_path, remove_unused_columns=False, **options),
+        train_dataset=examples(), optimizers=(sgd(model), None),  # type: ignore[arg-type]
+    )  # fmt: skip
+    naive.objective = dro(model, naive.optimizer)
+    naive.get_train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
+        examples(), batch_sampler=batches, collate_fn=collate  # type: ignore[arg-type]
+    )
+    trainer = robust(tmp_path, bert(0.0), **options)
+    found = []
+    for each in (naive, trainer):
+        gradients = Gradients()
+        each.add_callback(gradients)
+        each.train()
+        found.append(gradients.first)
+    for wrong, right in zip(*found, strict=True):
+        torch.testing.assert_close(wrong, 2 * right, rtol=1e-12, atol=1e-15)
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("accumulate", "step"), [(1, 5), (2, PER_EPOCH // 2)])
+def test_resumes_exactly(tmp_path, accumulate, step):
+    """In the middle of an epoch, and at the end of one."""
+    options = {"gradient_accumulation_steps": accumulate}
+    first = robust(tmp_path, save_strategy="steps", save_steps=step, **options)
+    first.train()
+    assert_same(first, plain(accumulate))
+    resumed = robust(tmp_path, dataloader_num_workers=1, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert_same(resumed, plain(accumulate))
+
+
+def test_best_model_and_few_checkpoints(tmp_path):
+    """The figures of `plain(dropout=0)` are those of a run that evaluates: nothing else changes."""
+    trainer = robust(
+        tmp_path, bert(0.0), eval_dataset=examples()[:16], eval_strategy="epoch",
+        save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1,
+        metric_for_best_model="bad", greater_is_better=False, num_train_epochs=3,
+        compute_metrics=lambda _: {"bad": abs(trainer.state.epoch - EPOCHS)},
+    )  # fmt: skip
+    trainer.train()
+    best = f"checkpoint-{EPOCHS * PER_EPOCH}"
+    assert distance(trainer.model, plain(dropout=0.0)[0]) == 0.0  # type: ignore[arg-type]
+    assert [each.name for each in tmp_path.iterdir()] == [best]
+    assert (tmp_path / best / "objective.pt").is_file()
+
+
+def test_resume_speaks_up(tmp_path):
+    first = robust(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    first.train()
+    with pytest.raises(ValueError, match=r"per_group was 4, is 2"):
+        robust(tmp_path, groups_per_batch=4).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="seed was 3, is 4"):
+        robust(tmp_path, seed=4).train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-1" / "objective.pt").unlink()
+    with pytest.raises(ValueError, match=r"needs objective\.pt"):
+        robust(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+# --- constraints --------------------------------------------------------------------------------
+
+OLD = 48
+"""Examples with a constraint; the others are for the loss."""
+
+
+def mixed() -> list[dict[str, Any]]:
+    given = [dict(each, reference=0.01 * k) for k, each in enumerate(examples())]
+    return [each if k < OLD else dict(each, user=None) for k, each in enumerate(given)]
+
+
+def limited(method: str) -> Callable[[Any, Any], fcco.ConstrainedObjective]:
+    settings = {"sonex": {"smoothing": 0.2}, "alexr2": {"smoothing": 0.2, "nu": 0.5, "eta": 0.1}}
+    more = settings[method] | ({"inner_steps": 3} if method == "alexr2" else {})
+    return lambda model, optimizer: fcco.constrained(
+        model, optimizer, NAMES, method, penalty=4.0, gamma=0.3, tolerance=0.3, **more
+    )
+
+
+def above_reference(outputs: Any, inputs: Any) -> Tensor:
+    losses = cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+    return losses - inputs["reference"]
+
+
+@functools.cache
+def plain_constrained(method: str) -> tuple[Any, Any]:
+    """Six examples of two constraints and two of the loss in a batch."""
+    model = bert()
+    objective = limited(method)(model, sgd(model))
+    data = mixed()
+    old = fcco.GroupBatchSampler([group_of(each) for each in data[:OLD]], 2, 3, seed=SEED)
+    new = fcco.GroupBatchSampler([0] * (SAMPLES - OLD), 1, 2, seed=SEED + 1)
+    torch.manual_seed(SEED)
+    model.train()
+    for _ in range(EPOCHS):
+        torch.empty((), dtype=torch.int64).random_()  # as a DataLoader draws at its start
+        for kept, fresh in zip(old, new, strict=True):
+            rows = [*kept, *(OLD + k for k in fresh)]
+            words = torch.tensor([data[k]["input_ids"] for k in rows])
+            label = torch.tensor([data[k]["labels"] for k in rows])
+            reference = torch.tensor([data[k]["reference"] for k in rows])
+
+            def both(words=words, label=label, reference=reference):
+                losses = cross_entropy(model(input_ids=words).logits, label, reduction="none")
+                losses = losses - reference
+                return losses[6:], losses[:6]
+
+            objective(both, [group_of(data[k]) for k in kept]).backward()
+            objective.optimizer.step()
+            objective.optimizer.zero_grad()
+    return model, objective
+
+
+@pytest.mark.parametrize("method", ["sonex", "alexr2"])
+def test_constraints_and_a_loss_on_other_examples(tmp_path, method):
+    """alexr2 has an optimizer around the Trainer's, whose state a checkpoint must hold."""
+    options = {
+        "objective": limited(method), "train_dataset": mixed(), "losses": above_reference,
+        "columns": ["reference"], "loss_on": "ungrouped", "ungrouped_share": 0.25,
+    }  # fmt: skip
+    expected, objective = plain_constrained(method)
+    trainer = robust(tmp_path, save_strategy="steps", save_steps=5, **options)
+    trainer.train()
+    assert distance(trainer.model, expected) == 0.0  # type: ignore[arg-type]
+    assert trainer.objective.violation() == objective.violation()  # type: ignore[union-attr]
+    assert [row.name for row in trainer.report().rows] == NAMES
+    resumed = robust(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert distance(resumed.model, expected) == 0.0  # type: ignore[arg-type]
+
+
+def test_constraints_with_a_loss_on_all(tmp_path):
+    """A pair (loss, values) says the same as the losses alone."""
+
+    def pair(outputs, inputs):
+        losses = cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+        return losses, losses
+
+    found = []
+    for losses in (None, pair):
+        trainer = robust(tmp_path, objective=limited("sonex"), losses=losses, max_steps=3)
+        trainer.train()
+        found.append(trainer.model)
+    assert distance(*found) == 0.0 < distance(found[0], bert())
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def batches_of(trainer: RobustTrainer) -> list[Any]:
+    return list(trainer.get_train_dataloader())
+
+
+@pytest.mark.parametrize("make", ["list", "datasets"])
+def test_batches_hold_what_they_should(tmp_path, make):
+    """The column gets through the removal of unused columns, and names become numbers."""
+    data: Any = [dict(each, note="not for the model") for each in examples()]
+    if make == "datasets":
+        data = pytest.importorskip("datasets").Dataset.from_list(data)
+    trainer = robust(tmp_path, train_dataset=data, groups_per_batch=None)
+    assert trainer.group_names == NAMES
+    batches = batches_of(trainer)
+    assert len(batches) == PER_EPOCH
+    rows = {tuple(each["input_ids"]): group_of(each) for each in examples()}
+    for batch in batches:
+        assert set(batch) == {"input_ids", "labels", "group_index"}
+        group = batch["group_index"].tolist()
+        assert sorted(group) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert group == [rows[tuple(each)] for each in batch["input_ids"].tolist()]
+
+
+def test_the_order_of_the_trainer(tmp_path):
+    """`sampler=None`: every example once in an epoch, with its group."""
+    trainer = robust(tmp_path, sampler=None, groups_per_batch=None)
+    seen = [row for batch in batches_of(trainer) for row in batch["input_ids"].tolist()]
+    assert sorted(seen) == sorted(each["input_ids"] for each in examples())
+    trainer.train()
+    losses = trainer.objective.group_losses()  # type: ignore[union-attr]
+    assert losses.isfinite().all()
+
+
+def test_labels_may_be_the_groups(tmp_path):
+    def of_labels(model, optimizer):
+        return fcco.CVaRGroupDRO(model, optimizer, num_groups=2, ratio=0.5)
+
+    trainer = robust(tmp_path, groups="labels", objective=of_labels, max_steps=2)
+    for batch in batches_of(trainer):
+        assert batch["labels"].tolist() == batch["group_index"].tolist()
+    trainer.train()
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def small_gpt2() -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def small_t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+class RobustSeq2Seq(RobustTrainer, transformers.Seq2SeqTrainer):
+    """The documented way to join it with another Trainer."""
+
+
+@pytest.mark.parametrize("make", [small_gpt2, small_t5])
+def test_losses_of_language_models(tmp_path, make):
+    """The loss of a sequence is what the model itself says of it alone."""
+    torch.manual_seed(0)
+    model = make()
+    words = torch.randint(1, 20, (4, 6))
+    labels = words.clone()
+    labels[1, 3:] = labels[2, :2] = -100
+    data = [
+        {"input_ids": words[k].tolist(), "labels": labels[k].tolist(), "user": NAMES[k]}
+        for k in range(4)
+    ]
+    args = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, save_strategy="no", logging_strategy="no",
+        report_to=[], disable_tqdm=True, per_device_eval_batch_size=2, learning_rate=0.1,
+        predict_with_generate=make is small_t5, generation_max_length=4,
+    )  # fmt: skip
+    trainer = RobustSeq2Seq(
+        model=model, args=args, train_dataset=data, eval_dataset=data, objective=dro, groups="user"
+    )
+
+    def alone() -> list[float]:
+        model.eval()
+        with torch.no_grad():
+            pairs = zip(words, labels, strict=True)
+            return [model(input_ids=x[None], labels=y[None]).loss.item() for x, y in pairs]
+
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(alone()) / 4, rel=1e-5)
+    before = alone()
+    trainer.train()
+    assert sum(alone()) < sum(before)
+    if make is small_gpt2:
+        with torch.no_grad():
+            ours = token_losses(model(input_ids=words), {"labels": labels})
+        torch.testing.assert_close(ours, torch.tensor(alone()))
+
+
+def test_a_model_without_known_losses(tmp_path):
+    config = bert().config
+    model = transformers.BertForMaskedLM(config)
+    data = [dict(each, labels=each["input_ids"]) for each in examples()]
+    with pytest.raises(ValueError, match=r"losses=.*BertForMaskedLM"):
+        robust(tmp_path, model, train_dataset=data).train()
+
+
+# --- precision, evaluation, reports -------------------------------------------------------------
+
+
+def test_bfloat16(tmp_path):
+    """The model computes in bf16; losses and estimates are in 32 bits."""
+    dtypes = set()
+    model = bert().float()
+    model.bert.pooler.dense.register_forward_hook(lambda *given: dtypes.add(given[2].dtype))
+    trainer = robust(tmp_path, model, bf16=True, max_steps=3)
+    trainer.train()
+    assert dtypes == {torch.bfloat16}
+    losses = trainer.objective.group_losses()  # type: ignore[union-attr]
+    assert losses.dtype == torch.float32 and losses.isfinite().any()
+
+
+def test_evaluation_changes_nothing(tmp_path):
+    """Examples of other groups, or without the column, can be evaluated."""
+    strangers = [dict(each, user="eve") for each in examples()[:7]]
+    nobody = [{k: v for k, v in each.items() if k != "user"} for each in examples()[:7]]
+    trainer = robust(tmp_path, max_steps=3)
+    trainer.train()
+    objective: Any = trainer.objective
+    before = {k: v.clone() for k, v in objective.state_dict().items() if isinstance(v, Tensor)}
+    batch = collate(examples()[:7])
+    trainer.model.eval()  # type: ignore[union-attr]
+    with torch.no_grad():
+        logits = trainer.model(input_ids=batch["input_ids"]).logits  # type: ignore[misc]
+    expected = cross_entropy(logits, batch["labels"]).item()
+    for data in (examples()[:7], strangers, nobody):
+        found = trainer.evaluate(data, metric_key_prefix="test")["test_loss"]  # type: ignore[arg-type]
+        assert found == pytest.approx(expected, rel=1e-6)
+    for name, value in before.items():
+        assert torch.equal(objective.state_dict()[name], value), name
+
+
+def test_report_and_log(tmp_path):
+    trainer = robust(tmp_path, logging_strategy="epoch")
+    with pytest.raises(ValueError, match="train"):
+        trainer.report()
+    trainer.train()
+    report = trainer.report()
+    losses = plain()[1].group_losses()
+    assert {row.name: row.value for row in report.rows} == dict(
+        zip(NAMES, losses.tolist(), strict=True)
+    )
+    assert report.worst == NAMES[int(losses.argmax())] and report.worst in str(report)
+    entries = [each for each in trainer.state.log_history if "loss" in each]
+    assert len(entries) == EPOCHS
+    assert entries[-1]["worst_group_loss"] == losses.max() and entries[-1]["cvar"] == report.cvar
+
+
+def test_log_of_constraints(tmp_path):
+    def automatic(model, optimizer):
+        return fcco.constrained(model, optimizer, NAMES, tolerance=0.3)
+
+    trainer = robust(tmp_path, objective=automatic, logging_strategy="epoch")
+    trainer.train()
+    violation = torch.tensor(list(trainer.objective.violation().values()))  # type: ignore
+    last = [each for each in trainer.state.log_history if "loss" in each][-1]
+    assert last["constraints_violated"] == (violation > 0).sum()
+    assert last["largest_violation"] == pytest.approx(violation.max().item())
+    assert last["largest_violation_error"] > 0
+
+
+# --- what would go wrong silently ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"groups": "group"}, ValueError, "no such column.*user"),
+        ({"train_dataset": None}, TypeError, "NoneType"),
+        ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
+        ({"loss_on": "ungrouped"}, ValueError, "none has None"),
+        ({"groups_per_batch": 3}, ValueError, "divide 8"),
+        ({"groups_per_batch": 5}, ValueError, "at most 4"),
+        ({"objective": "dro"}, TypeError, "function"),
+        ({"objective": lambda m, o: nn.Linear(1, 1)}, TypeError, "Linear"),
+        ({"objective": lambda m, o: fcco.CVaRGroupDRO(m, o, 9, 0.5)}, ValueError, "it has 9"),
+        (
+            {"objective": lambda m, o: fcco.constrained(
+                m, o, NAMES[::-1], penalty=1.0, smoothing=0.1)},
+            ValueError, "in the order",
+        ),
+        ({"label_smoothing_factor": 0.1}, ValueError, "label_smoothing_factor"),
+        ({"dataloader_drop_last": True}, ValueError, "dataloader_drop_last"),
+        ({"train_sampling_strategy": "group_by_length"}, ValueError, "group_by_length"),
+        ({"auto_find_batch_size": True}, ValueError, "auto_find_batch_size"),
+        ({"compute_loss_func": print}, ValueError, "losses="),
+        ({"losses": lambda outputs, inputs: outputs.logits.mean()}, ValueError, "each of the 8"),
+    ],
+)  # fmt: skip
+def test_refuses(tmp_path, options, error, reason):
+    with pytest.raises(error, match=reason):
+        robust(tmp_path, **options).train()
+
+
+def test_refuses_data_parallel(tmp_path):
+    args = arguments(tmp_path)
+    assert args.n_gpu <= 1
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match="torchrun"):
+        RobustTrainer(bert(), args, train_dataset=examples(), objective=dro, groups="user")
+
+
+def test_batches_without_the_column(tmp_path):
+    trainer = robust(tmp_path)
+    trainer.data_collator = transformers.default_data_collator
+    with pytest.raises(ValueError, match="without the column 'user'"):
+        trainer.train()
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """Batch norm has buffers, which DDP sends from rank 0 before each pass with gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(20, 6), nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.last(self.norm(self.embed(input_ids).mean(1)))}
+
+
+def worker(out: str) -> None:
+    """Each rank takes half of the batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}
+        trainer = robust(folder, bert(0.0), **options)
+        trainer.train()
+        torch.manual_seed(0)
+        normed = robust(folder, Normed(), **options)
+        before = []
+
+        def remember(module: Any, given: Any) -> None:
+            if torch.is_grad_enabled():
+                before.append(module.running_mean.clone())
+
+        normed.model.norm.register_forward_pre_hook(remember)  # type: ignore[union-attr]
+        normed.train()
+    objective: Any = trainer.objective
+    result = {
+        "parameters": [p.detach() for p in trainer.model.parameters()],  # type: ignore[union-attr]
+        "losses": objective.group_losses(),
+        "buffers": torch.stack(before),
+    }
+    torch.save(result, f"{out}{os.environ['RANK']}")
+    sys.stdout.flush()
+    os._exit(0)  # a thread of DDP may abort the interpreter's own shutdown
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """DDP equals one process on the global batch, and each rank gets its half of it."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, __file__, str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [torch.load(tmp_path / f"out{rank}") for rank in range(2)]
+    model, objective = plain(2, dropout=0.0)
+    for result in results:
+        for ours, expected in zip(result["parameters"], model.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-10)
+        torch.testing.assert_close(result["losses"], objective.group_losses(), rtol=0, atol=1e-10)
+    one, two = (result["buffers"] for result in results)
+    assert len(one) > PER_EPOCH and torch.equal(one, two) and one[-1].abs().max() > 0
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])
