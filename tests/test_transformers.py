@@ -10,7 +10,6 @@ import gc
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,10 +287,17 @@ def above_reference(outputs: Any, inputs: Any) -> Tensor:
     return losses - inputs["reference"]
 
 
+def on_others(method: str) -> dict[str, Any]:
+    return {
+        "objective": limited(method), "train_dataset": mixed(), "losses": above_reference,
+        "columns": ["reference"], "loss_on": "ungrouped", "ungrouped_share": 0.25,
+    }  # fmt: skip
+
+
 @functools.cache
-def plain_constrained(method: str) -> tuple[Any, Any]:
+def plain_constrained(method: str, dropout: float = 0.1) -> tuple[Any, Any]:
     """Six examples of two constraints and two of the loss in a batch."""
-    model = bert()
+    model = bert(dropout)
     objective = limited(method)(model, sgd(model))
     data = mixed()
     old = fcco.GroupBatchSampler([group_of(each) for each in data[:OLD]], 2, 3, seed=SEED)
@@ -320,10 +326,7 @@ def plain_constrained(method: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("method", ["sonex", "alexr2"])
 def test_constraints_and_a_loss_on_other_examples(tmp_path, method):
     """alexr2 has an optimizer around the Trainer's, whose state a checkpoint must hold."""
-    options = {
-        "objective": limited(method), "train_dataset": mixed(), "losses": above_reference,
-        "columns": ["reference"], "loss_on": "ungrouped", "ungrouped_share": 0.25,
-    }  # fmt: skip
+    options = on_others(method)
     expected, objective = plain_constrained(method)
     trainer = robust(tmp_path, save_strategy="steps", save_steps=5, **options)
     trainer.train()
@@ -586,29 +589,37 @@ class Normed(nn.Module):
         self.embed, self.norm = nn.Embedding(20, 6), nn.BatchNorm1d(6)
         self.last = nn.Linear(6, 2)
 
-    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Any = None) -> dict[str, Tensor]:
         return {"logits": self.last(self.norm(self.embed(input_ids).mean(1)))}
 
 
+def parameters_of(trainer: RobustTrainer) -> list[Tensor]:
+    return [p.detach() for p in trainer.model.parameters()]  # type: ignore[union-attr]
+
+
 def worker(out: str) -> None:
-    """Each rank takes half of the batch."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}
-        trainer = robust(folder, bert(0.0), **options)
-        trainer.train()
-        torch.manual_seed(0)
-        normed = robust(folder, Normed(), **options)
-        before = []
+    """Each rank takes half of the batch; a run is resumed on the way."""
+    folder, half = Path(out).parent, {"per_device_train_batch_size": BATCH // 2}
+    for step in (None, 3):
+        start = {"save_strategy": "steps", "save_steps": 3} if step is None else {}
+        trainer = robust(folder, bert(0.0), gradient_accumulation_steps=2, **half, **start)
+        trainer.train(step and str(folder / f"checkpoint-{step}"))
+    constrained = robust(folder, bert(0.0), **half, **on_others("sonex"))
+    constrained.train()
+    torch.manual_seed(0)
+    normed = robust(folder, Normed(), **half)
+    before = []
 
-        def remember(module: Any, given: Any) -> None:
-            if torch.is_grad_enabled():
-                before.append(module.running_mean.clone())
+    def remember(module: Any, given: Any) -> None:
+        if torch.is_grad_enabled():
+            before.append(module.running_mean.clone())
 
-        normed.model.norm.register_forward_pre_hook(remember)  # type: ignore[union-attr]
-        normed.train()
+    normed.model.norm.register_forward_pre_hook(remember)  # type: ignore[union-attr]
+    normed.train()
     objective: Any = trainer.objective
     result = {
-        "parameters": [p.detach() for p in trainer.model.parameters()],  # type: ignore[union-attr]
+        "robust": parameters_of(trainer),
+        "constrained": parameters_of(constrained),
         "losses": objective.group_losses(),
         "buffers": torch.stack(before),
     }
@@ -627,10 +638,12 @@ def test_two_processes(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     results = [torch.load(tmp_path / f"out{rank}") for rank in range(2)]
     model, objective = plain(2, dropout=0.0)
+    expected = {"robust": model, "constrained": plain_constrained("sonex", dropout=0.0)[0]}
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
     for result in results:
-        for ours, expected in zip(result["parameters"], model.parameters(), strict=True):
-            torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-10)
-        torch.testing.assert_close(result["losses"], objective.group_losses(), rtol=0, atol=1e-10)
+        for name, one in expected.items():
+            close(result[name], [p.detach() for p in one.parameters()])
+        close(result["losses"], objective.group_losses())
     one, two = (result["buffers"] for result in results)
     assert len(one) > PER_EPOCH and torch.equal(one, two) and one[-1].abs().max() > 0
 
