@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -339,17 +340,21 @@ def test_constraints_and_a_loss_on_other_examples(tmp_path, method):
 
 
 def test_constraints_with_a_loss_on_all(tmp_path):
-    """A pair (loss, values) says the same as the losses alone."""
+    """A pair (loss, values) says the same as the losses alone, numbers the same as names."""
 
     def pair(outputs, inputs):
         losses = cross_entropy(outputs.logits, inputs["labels"], reduction="none")
         return losses, losses
 
+    numbered = [dict(each, user=group_of(each)) for each in examples()]
     found = []
-    for losses in (None, pair):
-        trainer = robust(tmp_path, objective=limited("sonex"), losses=losses, max_steps=3)
+    for losses, data in ((None, examples()), (pair, numbered)):
+        trainer = robust(
+            tmp_path, objective=limited("sonex"), losses=losses, train_dataset=data, max_steps=3
+        )
         trainer.train()
         found.append(trainer.model)
+        assert [row.name for row in trainer.report().rows] == NAMES
     assert distance(*found) == 0.0 < distance(found[0], bert())
 
 
@@ -576,6 +581,31 @@ def test_batches_without_the_column(tmp_path):
     trainer.data_collator = transformers.default_data_collator
     with pytest.raises(ValueError, match="without the column 'user'"):
         trainer.train()
+
+
+# --- the example --------------------------------------------------------------------------------
+
+
+def lora_example(**size: int) -> dict[str, dict[str, float]]:
+    pytest.importorskip("peft")
+    path = Path(__file__).parent.parent / "examples" / "lora_without_forgetting.py"
+    example = runpy.run_path(str(path))
+    return example["main"](example["Size"](**size) if size else example["QUICK"])
+
+
+def test_the_example_of_lora_runs(capsys):
+    table = lora_example(slices=6, pretraining=2, steps=2, batch=4)
+    assert list(table) == ["before", "plain", "constrained"]
+    assert f"{table['constrained']['new']:.3f}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_lora_without_forgetting():
+    table = lora_example()
+    before, plain, constrained = table.values()
+    assert constrained["new"] < before["new"] - 0.2
+    assert constrained["kept"] > 0.7 > 0.1 > plain["kept"]
+    assert constrained["rise"] < 0.1 * plain["rise"]
 
 
 # --- two processes ------------------------------------------------------------------------------

@@ -245,7 +245,8 @@ class RobustTrainer(Trainer):
                 f"but it has {number}."
             )
         given = objective.term.names
-        if given is not None and list(given) != [str(name) for name in names]:
+        numbered = names == list(range(number))  # the column says which constraint by its number
+        if given is not None and not numbered and list(given) != [str(name) for name in names]:
             raise ValueError(
                 f"{call} constraints in the order in which the column {self._column!r} is "
                 f"numbered, {names}, but they are: {list(given)}."
@@ -445,6 +446,8 @@ class RobustTrainer(Trainer):
                 f"`train()` has made it, but has: {type(objective).__name__}."
             )
         report: Any = objective.report(**options)
+        if objective.term.names is not None:
+            return report
         names = dict(zip([row.name for row in report.rows], self.group_names, strict=True))
         rows = tuple(dataclasses.replace(row, name=names[row.name]) for row in report.rows)
         return dataclasses.replace(report, rows=rows, worst=names[report.worst])
