@@ -209,7 +209,9 @@ def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
     )  # fmt: skip
     naive.objective = dro(model, naive.optimizer)
     naive.get_train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
-        examples(), batch_sampler=batches, collate_fn=collate  # type: ignore[arg-type]
+        examples(),
+        batch_sampler=batches,
+        collate_fn=collate,  # type: ignore[arg-type]
     )
     trainer = robust(tmp_path, bert(0.0), **options)
     found = []
@@ -299,7 +301,7 @@ def on_others(method: str) -> dict[str, Any]:
 def plain_constrained(method: str, dropout: float = 0.1) -> tuple[Any, Any]:
     """Six examples of two constraints and two of the loss in a batch."""
     model = bert(dropout)
-    objective = limited(method)(model, sgd(model))
+    objective: Any = limited(method)(model, sgd(model))
     data = mixed()
     old = fcco.GroupBatchSampler([group_of(each) for each in data[:OLD]], 2, 3, seed=SEED)
     new = fcco.GroupBatchSampler([0] * (SAMPLES - OLD), 1, 2, seed=SEED + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Sampler
-from transformers import PreTrainedModel, Trainer
+from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS,
 )
+from transformers.trainer import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.training_args import ParallelMode
 from transformers.utils import is_datasets_available
@@ -133,7 +135,8 @@ class RobustTrainer(Trainer):
                 f"because the Trainer makes the optimizer, but is: {type(objective).__name__}."
             )
         _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
-        _checks.one_of("RobustTrainer", "sampler", sampler, ("groups", None))
+        if sampler is not None:
+            _checks.one_of("RobustTrainer", "sampler", sampler, ("groups",))
         super().__init__(*args, **kwargs)
         # As `loss_is_scaled_for_ga`, for versions without it; and no items are counted.
         self.model_accepts_loss_kwargs = False
@@ -251,13 +254,12 @@ class RobustTrainer(Trainer):
                 f"{call} constraints in the order in which the column {self._column!r} is "
                 f"numbered, {names}, but they are: {list(given)}."
             )
-        if not isinstance(objective, ConstrainedObjective):
-            if (self._ids == NO_GROUP).any():
-                raise ValueError(
-                    f"`RobustTrainer(groups={self._column!r})`: the column is None for an example, "
-                    f"but {type(objective).__name__} needs the group of each. (Only constrained "
-                    "objectives have a loss beside the groups.)"
-                )
+        if not isinstance(objective, ConstrainedObjective) and (self._ids == NO_GROUP).any():
+            raise ValueError(
+                f"`RobustTrainer(groups={self._column!r})`: the column is None for an example, but "
+                f"{type(objective).__name__} needs the group of each. (Only constrained objectives "
+                "have a loss beside the groups.)"
+            )
         return objective
 
     # The loss.
@@ -487,7 +489,7 @@ def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True)
 
 
 def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
     labels = inputs.get("labels")
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise ValueError(
@@ -644,18 +646,16 @@ class _Batches(Sampler[list[int]]):
     ) -> None:
         self._seed, self._epoch = seed, epoch
         self._rank, self._world_size = args.process_index, args.world_size
-        one = {"rank": 0, "world_size": 1}  # the whole batch: it is divided below
         grouped, others = np.flatnonzero(ids >= 0), np.flatnonzero(ids < 0)
         self._length = math.ceil(len(grouped) / (shape.groups * shape.per_group))
         if shape.ungrouped:
             self._length = math.ceil(len(others) / shape.ungrouped)
-        one["batches_per_epoch"] = self._length
-        self._parts = [
-            (grouped, GroupBatchSampler(ids[grouped], shape.groups, shape.per_group, **one))
-        ]
+        make = functools.partial(  # the whole batch: it is divided below
+            GroupBatchSampler, batches_per_epoch=self._length, rank=0, world_size=1
+        )
+        self._parts = [(grouped, make(ids[grouped], shape.groups, shape.per_group))]
         if shape.ungrouped:
-            single = np.zeros(len(others), dtype=np.int64)
-            self._parts.append((others, GroupBatchSampler(single, 1, shape.ungrouped, **one)))
+            self._parts.append((others, make(np.zeros(len(others), int), 1, shape.ungrouped)))
 
     def __len__(self) -> int:
         return self._length
