@@ -1,4 +1,4 @@
-"""Accelerate, Lightning and the Hugging Face Trainer take the same path as the plain loop.
+"""Accelerate and Lightning take the same path as the plain loop.
 
 The plain loop is itself compared with SONEX by hand in test_training_loop.py.
 """
@@ -273,83 +273,6 @@ def test_lightning_checkpoint(tmp_path):
     assert_same(resumed.net, resumed.objective, plain())
 
 
-# --- Hugging Face -----------------------------------------------------------------------------
-
-
-def hugging_face(folder: Path, **options: Any) -> Any:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-
-    class Trainer(transformers.Trainer):
-        objective: fcco.CVaRGroupDRO
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: Any = False, **_: Any
-        ) -> Any:
-            loss = loss_of(self.objective, model, inputs)
-            return (loss, {}) if return_outputs else loss
-
-        def get_train_dataloader(self) -> Any:
-            return loader()  # in order, to compare
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return loader()
-
-    arguments = {
-        "output_dir": str(folder), "num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH,
-        "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "report_to": [], "seed": 1,
-        "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_strategy": "no",
-        "remove_unused_columns": False, "label_names": ["y"],
-    }  # fmt: skip
-    model = make()
-    optimizer = sgd(model)
-    trainer = Trainer(
-        model=model,
-        args=transformers.TrainingArguments(**(arguments | options)),
-        train_dataset=Samples(),
-        eval_dataset=Samples(),
-        optimizers=(optimizer, None),
-    )
-    trainer.objective = dro(model, optimizer)
-    return trainer
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_hugging_face(tmp_path, accumulate):
-    """Evaluation after each epoch changes nothing."""
-    trainer = hugging_face(
-        tmp_path, gradient_accumulation_steps=accumulate, prediction_loss_only=True,
-        eval_strategy="epoch" if accumulate == 1 else "no",
-    )  # fmt: skip
-    trainer.train()
-    assert_same(trainer.model, trainer.objective, plain(accumulate))
-
-
-def test_hugging_face_checkpoint(tmp_path):
-    """Trainer saves the model and its optimizer; a callback adds the objective."""
-    transformers = pytest.importorskip("transformers")
-
-    class SaveObjective(transformers.TrainerCallback):
-        def __init__(self, objective: fcco.Compositional) -> None:
-            self.objective = objective
-
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            torch.save(self.objective.state_dict(), folder / "objective.pt")
-
-    steps = SAMPLES // BATCH
-    first = hugging_face(tmp_path, save_strategy="steps", save_steps=steps)
-    first.add_callback(SaveObjective(first.objective))
-    first.train()
-    assert_same(first.model, first.objective, plain())
-
-    resumed = hugging_face(tmp_path)
-    folder = tmp_path / f"checkpoint-{steps}"
-    resumed.objective.load_state_dict(torch.load(folder / "objective.pt"))
-    resumed.train(resume_from_checkpoint=str(folder))
-    assert_same(resumed.model, resumed.objective, plain())
-
-
 # --- two processes ----------------------------------------------------------------------------
 
 
@@ -375,22 +298,17 @@ def worker(framework: str, out: str) -> None:
                     accelerator.backward(loss_of(objective, model, batch))
                     optimizer.step()
                     optimizer.zero_grad()
-        elif framework == "lightning":
+        else:
             task = lightning_module()
             options = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
             lightning_trainer(Path(folder), **options).fit(task, loader_of_rank())
             model, objective = task.net, task.objective
-        else:
-            trainer = hugging_face(Path(folder))
-            type(trainer).get_train_dataloader = lambda self: loader_of_rank()
-            trainer.train()
-            model, objective = trainer.model, trainer.objective
         if os.environ["RANK"] == "0":
             torch.save([[p.detach() for p in model.parameters()], objective.group_losses()], out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
 def test_two_processes(framework, tmp_path, monkeypatch):
     """Each framework's DDP equals one process on the global batch."""
     pytest.importorskip(framework)
