@@ -97,9 +97,7 @@ def assert_same(
     model: nn.Module, objective: fcco.CVaRGroupDRO, expected: ModelAndObjective
 ) -> None:
     assert distance(make(), model) > 0.01
-    assert distance(expected[0], model) <= 1e-12
-    torch.testing.assert_close(
-        objective.group_losses(), expected[1].group_losses(), rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(objective.threshold, expected[1].threshold, rtol=0, atol=1e-12)
+    assert distance(expected[0], model) == 0.0
+    assert torch.equal(objective.group_losses(), expected[1].group_losses())
+    assert torch.equal(objective.threshold, expected[1].threshold)
     assert objective.term.step == expected[1].term.step
