@@ -98,6 +98,7 @@ def assert_same(
 ) -> None:
     assert distance(make(), model) > 0.01
     assert distance(expected[0], model) == 0.0
-    assert torch.equal(objective.group_losses(), expected[1].group_losses())
-    assert torch.equal(objective.threshold, expected[1].threshold)
+    exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(objective.group_losses(), expected[1].group_losses(), **exactly)
+    torch.testing.assert_close(objective.threshold, expected[1].threshold, **exactly)
     assert objective.term.step == expected[1].term.step

@@ -1,14 +1,19 @@
-"""Accelerate and Lightning take the same path as the plain loop.
+"""Accelerate, Lightning and the Hugging Face Trainer take the same path as the plain loop.
 
 integration_cases.py has the problem and the loop.
 """
 
 from __future__ import annotations
 
+import copy
+import csv
+import functools
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,8 @@ from integration_cases import (
     plain,
     sgd,
 )
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import softplus
 from torch.utils.data import DataLoader
 
 import fcco
@@ -41,6 +47,40 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_the_correction_matters():
     for accumulate in (1, 2):
         assert distance(plain(accumulate)[0], plain(accumulate, correction=0.0)[0]) > 1e-4
+
+
+# --- batches of groups, resumed ---------------------------------------------------------------
+
+STEPS = 4  # per epoch
+
+
+def group_loader(workers: int = 0, epoch: int = 0, **ranks: int) -> DataLoader[Any]:
+    data = Samples()
+    sampler = fcco.GroupBatchSampler(
+        data.group, groups_per_batch=2, per_group=4, batches_per_epoch=STEPS, seed=3, **ranks
+    )
+    sampler.set_epoch(epoch)
+    generator = torch.Generator()  # as in `loader`
+    return DataLoader(data, batch_sampler=sampler, generator=generator, num_workers=workers)
+
+
+def plain_groups(
+    epochs: int = 3, limit: int = STEPS, accumulate: int = 1, decay: float = 1.0
+) -> ModelAndObjective:
+    """The first `limit` batches of each epoch; the rate falls by `decay` at each step."""
+    model = make()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+    objective = dro(model, optimizer)
+    torch.manual_seed(1)
+    for epoch in range(epochs):
+        for number, batch in enumerate(itertools.islice(group_loader(epoch=epoch), limit), start=1):
+            (loss_of(objective, model, batch) / accumulate).backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    return model, objective
 
 
 # --- Accelerate -------------------------------------------------------------------------------
@@ -55,59 +95,73 @@ def accelerate() -> Any:
     state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def accelerated(accelerator: Any, after_prepare: bool, epochs: int = EPOCHS) -> ModelAndObjective:
+def accelerated(accelerator: Any, data: DataLoader[Any], decay: float = 1.0) -> tuple[Any, ...]:
+    from fcco.integrations.accelerate import prepare
+
     model = make()
-    optimizer: Any = sgd(model)
-    objective = None if after_prepare else dro(model, optimizer)
-    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
-    objective = objective or dro(model, optimizer)
-    torch.manual_seed(1)
-    for _ in range(epochs):
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+    return prepare(accelerator, data, model, optimizer, scheduler, objective=dro)
+
+
+def accelerated_steps(accelerator: Any, parts: tuple[Any, ...], batches: int) -> None:
+    """Train on so many batches; after them the loop is left, in the middle of an epoch perhaps."""
+    data, model, optimizer, scheduler, objective = parts
+    while batches:
         for batch in data:
             with accelerator.accumulate(model):
                 accelerator.backward(loss_of(objective, model, batch))
                 optimizer.step()
                 optimizer.zero_grad()
-    return model, objective
+                scheduler.step()
+            batches -= 1
+            if not batches:
+                return
 
 
-@pytest.mark.parametrize(("accumulate", "after_prepare"), [(1, True), (2, False)])
-def test_accelerate(accelerate, accumulate, after_prepare):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accelerate(accelerate, accumulate):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
-    assert_same(*accelerated(accelerator, after_prepare), plain(accumulate))
-
-
-def test_accelerate_checkpoint(accelerate, tmp_path):
-    """`register_for_checkpointing(objective)`: `save_state` and `load_state` then carry it."""
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = make()
-    optimizer: Any = sgd(model)
-    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
-    objective = dro(model, optimizer)
-    accelerator.register_for_checkpointing(objective)
-
-    def epoch() -> None:
-        for batch in data:
-            accelerator.backward(loss_of(objective, model, batch))
-            optimizer.step()
-            optimizer.zero_grad()
-
+    parts = accelerated(accelerator, loader())
     torch.manual_seed(1)
-    epoch()
-    accelerator.save_state(str(tmp_path / "middle"))
-    epoch()  # goes astray: the state below must undo it
-    accelerator.load_state(str(tmp_path / "middle"))
-    epoch()
-    assert_same(model, objective, plain())
+    accelerated_steps(accelerator, parts, EPOCHS * SAMPLES // BATCH)
+    assert_same(parts[1], parts[-1], plain(accumulate))
+
+
+ONE_OR_TWO_WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
+@pytest.mark.parametrize(("batches", "accumulate"), [(6, 1), (4, 1), (6, 2)])
+def test_accelerate_resume(accelerate, tmp_path, batches, accumulate, workers):
+    """In the middle of the second epoch, and after the first, in a process of its own."""
+    kwargs = {"cpu": True, "gradient_accumulation_steps": accumulate}
+    accelerator = accelerate.Accelerator(**kwargs)
+    first = accelerated(accelerator, group_loader(workers), decay=0.9)
+    torch.manual_seed(1)
+    accelerated_steps(accelerator, first, batches)
+    accelerator.save_state(str(tmp_path))
+    accelerated_steps(accelerator, first, 3 * STEPS - batches)
+    expected = plain_groups(accumulate=accumulate, decay=0.9)
+    assert_same(first[1], first[-1], expected)
+
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(**kwargs)
+    second = accelerated(accelerator, group_loader(workers), decay=0.9)
+    accelerator.load_state(str(tmp_path))
+    accelerated_steps(accelerator, second, 3 * STEPS - batches)
+    assert_same(second[1], second[-1], expected)
 
 
 def test_accelerate_bfloat16(accelerate):
     """Mixed precision by Accelerate: u stays in the precision of the parameters."""
+    from fcco.integrations.accelerate import prepare
+
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    model, optimizer = make().float(), None
-    optimizer = sgd(model)
-    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
-    objective = dro(model, optimizer)
+    model = make().float()
+    model, optimizer, data, objective = prepare(
+        accelerator, model, sgd(model), loader(), objective=dro
+    )
     for batch in data:
         batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
         loss = loss_of(objective, model, batch)
@@ -118,47 +172,121 @@ def test_accelerate_bfloat16(accelerate):
     assert objective.term.tracker.value.dtype == torch.float32
 
 
+def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
+    from accelerate.data_loader import prepare_data_loader, skip_first_batches
+
+    from fcco.integrations.accelerate import check_loader, prepare
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = make()
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match="rank 0 of 2"):
+        accelerated(accelerator, group_loader(rank=0, world_size=2))
+    with pytest.raises(ValueError, match="batch_sampler"):
+        sampler: Any = group_loader().batch_sampler
+        accelerated(accelerator, DataLoader(Samples(), batch_size=None, sampler=sampler))
+    with pytest.raises(ValueError, match="as you made it"):
+        accelerated(accelerator, accelerator.prepare(group_loader()))
+    with pytest.raises(ValueError, match="optimizer"):
+        prepare(accelerator, model, loader(), objective=dro)
+    with pytest.raises(TypeError, match="objective"):
+        prepare(accelerator, model, optimizer, objective=lambda model, optimizer: None)  # type: ignore
+
+    parts = accelerated(accelerator, group_loader())
+    with pytest.raises(TypeError, match="skip_first_batches"):
+        skip_first_batches(parts[0], 2)
+    accelerated_steps(accelerator, parts, 2)
+    accelerator.save_state(str(tmp_path))
+    with pytest.raises(RuntimeError, match="load_state"):
+        for _ in parts[0]:
+            accelerator.load_state(str(tmp_path))
+
+    model, optimizer, objective = prepare(accelerator, model, optimizer, objective=dro)
+    with pytest.raises(ValueError, match="not given"):
+        for batch in accelerator.prepare(group_loader()):
+            loss_of(objective, model, batch)
+
+    two = types.SimpleNamespace(num_processes=2, process_index=0)
+    for dispatch in (False, True):
+        dealt = prepare_data_loader(
+            group_loader(rank=0, world_size=2), num_processes=2, process_index=0,
+            dispatch_batches=dispatch, put_on_device=dispatch,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match="part of every batch"):
+            check_loader(two, dealt)
+    check_loader(two, group_loader(rank=0, world_size=2))
+    with pytest.raises(ValueError, match="rank 0 of 1"):
+        check_loader(two, group_loader())
+
+
 # --- Lightning --------------------------------------------------------------------------------
 
 
-def lightning_module(automatic: bool = True) -> Any:
-    pl = pytest.importorskip("lightning.pytorch")
+@functools.cache
+def lightning_class() -> Any:
+    pytest.importorskip("lightning.pytorch")
+    from fcco.integrations.lightning import RobustModule
 
-    class Task(pl.LightningModule):
-        """Optimizer and objective are made here, so that a checkpoint finds the objective."""
+    class Task(RobustModule):
+        """Its own hooks call no `super()`, as most do."""
 
-        def __init__(self) -> None:
+        def __init__(self, workers: int = 0, manual: bool = False) -> None:
             super().__init__()
-            self.net = make()
-            self.sgd = sgd(self.net)
-            self.objective = dro(self.net, self.sgd)
-            self.automatic_optimization = automatic
+            self.net, self.workers = make(), workers
+            self.automatic_optimization = not manual
+            self.blocks = fcco.BlockSampler(10, 3)
+            self.drawn: list[list[int]] = []
+            self.random: Tensor | None = None
 
         def training_step(self, batch: Any, number: int) -> Tensor | None:
+            self.drawn.append(self.blocks.draw().tolist())
             loss = loss_of(self.objective, self.net, batch)
-            if automatic:
+            if self.automatic_optimization:
                 return loss
-            optimizer: Any = self.optimizers()
+            optimizers: Any = self.optimizers()
             self.manual_backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             return None
 
         def validation_step(self, batch: Any, number: int) -> None:
             loss_of(self.objective, self.net, batch)
 
-        def configure_optimizers(self) -> Any:
-            return self.sgd
+        def train_dataloader(self) -> Any:
+            return group_loader(self.workers)
 
-    return Task()
+        def configure_optimizers(self) -> Any:
+            layers: Any = self.net.layers
+            return (
+                sgd(self.net) if self.automatic_optimization else [sgd(layers[:2]), sgd(layers[2:])]
+            )
+
+        def configure_objective(self, optimizer: Any) -> Any:
+            return dro(self.net, optimizer)
+
+        # Lightning does not save the random state, which the masks of the dropout come from.
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            checkpoint["random"] = torch.get_rng_state()
+
+        def on_load_checkpoint(self, checkpoint: Any) -> None:
+            self.random = checkpoint["random"]
+
+        def on_train_start(self) -> None:
+            if self.random is not None:
+                torch.set_rng_state(self.random)
+
+    return Task
 
 
 def lightning_trainer(folder: Path, **options: Any) -> Any:
     pl = pytest.importorskip("lightning.pytorch")
-    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    silent = ("logger", "enable_progress_bar", "enable_model_summary")
     quiet: dict[str, Any] = dict.fromkeys(silent, False) | {
         "accelerator": "cpu", "devices": 1, "default_root_dir": folder, "max_epochs": EPOCHS
     }  # fmt: skip
+    if "callbacks" not in options:
+        quiet["enable_checkpointing"] = False
     return pl.Trainer(**(quiet | options))
 
 
@@ -168,37 +296,281 @@ def test_lightning(tmp_path, accumulate):
 
     Validation, before the first step and after each epoch, changes nothing.
     """
-    task = lightning_module()
+    task = lightning_class()()
     trainer = lightning_trainer(tmp_path, accumulate_grad_batches=accumulate)
     torch.manual_seed(1)
     trainer.fit(task, loader(), loader() if accumulate == 1 else None)
     assert_same(task.net, task.objective, plain(accumulate))
 
 
-def test_lightning_manual_optimization(tmp_path):
-    task = lightning_module(automatic=False)
+def test_lightning_manual_optimization_with_two_optimizers(tmp_path):
+    """SGD works on each parameter alone: two of them are the one of the plain loop."""
+    task = lightning_class()(manual=True)
     torch.manual_seed(1)
     lightning_trainer(tmp_path).fit(task, loader())
+    assert len(task.objective.optimizer) == 2
     assert_same(task.net, task.objective, plain())
 
 
-def test_lightning_checkpoint(tmp_path):
-    """The objective is a part of the module: tracker, threshold and w_{t-1} are saved with it."""
-    task = lightning_module()
-    names = list(task.state_dict())
-    assert sum("layers.0.weight" in name for name in names) == 1, "the model is there once"
-    assert "objective.terms.inner.tracker.value" in names
-    assert len(list(task.parameters())) == len(list(task.net.parameters()))
+def test_lightning_clips_and_casts_as_the_plain_loop_does(tmp_path):
+    model = make()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
     torch.manual_seed(1)
-    first = lightning_trainer(tmp_path, max_epochs=1)
-    first.fit(task, loader())
-    first.save_checkpoint(tmp_path / "middle.ckpt")
-    random = torch.get_rng_state()
+    for batch in loader():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(objective, model, batch)
+        loss.backward()
+        assert float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)) > 0.05
+        optimizer.step()
+        optimizer.zero_grad()
 
-    resumed = lightning_module()
-    torch.set_rng_state(random)
-    lightning_trainer(tmp_path).fit(resumed, loader(), ckpt_path=tmp_path / "middle.ckpt")
-    assert_same(resumed.net, resumed.objective, plain())
+    task = lightning_class()()
+    options = {"gradient_clip_val": 0.05, "precision": "bf16-mixed", "max_epochs": 1}
+    torch.manual_seed(1)
+    lightning_trainer(tmp_path, **options).fit(task, loader())
+    assert_same(task.net, task.objective, (model, objective))
+
+
+RESUMED = {
+    "epochs": ({}, {}, (1, 3, 4, 6)),
+    "accumulation": ({"accumulate_grad_batches": 2}, {"accumulate": 2}, (1, 2, 3)),
+    # The epochs of Lightning are shorter than those of the sampler.
+    "limit": ({"limit_train_batches": 3}, {"limit": 3}, (2, 3, 4)),
+    # Lightning counts batches and not epochs, and resumes in another way.
+    "steps": ({"max_epochs": -1, "max_steps": 12}, {}, (3, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
+@pytest.mark.parametrize("case", RESUMED)
+def test_lightning_resume(tmp_path, case, workers):
+    """After any step, and at the end of an epoch: no batch is left out or comes twice."""
+    options, same, steps = RESUMED[case]
+    options = {"max_epochs": 3, **options}
+    pl = pytest.importorskip("lightning.pytorch")
+    checkpoint = functools.partial(pl.callbacks.ModelCheckpoint, tmp_path, save_top_k=-1)
+    callbacks = [
+        checkpoint(filename="{step}", every_n_train_steps=1),
+        checkpoint(filename="{step}-end", save_on_train_epoch_end=True),
+    ]
+    expected = plain_groups(**same)
+    whole = lightning_class()(workers)
+    torch.manual_seed(1)
+    trainer = lightning_trainer(tmp_path, callbacks=callbacks, **options)
+    trainer.fit(whole)
+    assert_same(whole.net, whole.objective, expected)
+    ends = {path.stem for path in tmp_path.glob("*-end.ckpt")} - {f"step={trainer.global_step}-end"}
+    assert len(ends) == 2
+    for name in [*(f"step={step}" for step in steps), *ends]:
+        resumed = lightning_class()(workers)
+        trainer = lightning_trainer(tmp_path, **options)
+        trainer.fit(resumed, ckpt_path=tmp_path / f"{name}.ckpt")
+        assert_same(resumed.net, resumed.objective, expected)
+        assert resumed.drawn == whole.drawn[-len(resumed.drawn) :], "the module's own sampler"
+
+
+def test_lightning_resume_after_validation_within_an_epoch(tmp_path):
+    pl = pytest.importorskip("lightning.pytorch")
+    callback = pl.callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", save_top_k=-1, save_on_train_epoch_end=False
+    )
+    options = {"max_epochs": 3, "val_check_interval": 0.5}
+    whole = lightning_class()()
+    torch.manual_seed(1)
+    trainer = lightning_trainer(tmp_path, callbacks=[callback], **options)
+    trainer.fit(whole, val_dataloaders=loader())
+    assert_same(whole.net, whole.objective, plain_groups())
+    for step in (2, 4, 6):
+        resumed = lightning_class()()
+        path = tmp_path / f"step={step}.ckpt"
+        lightning_trainer(tmp_path, **options).fit(resumed, None, loader(), ckpt_path=path)
+        assert_same(resumed.net, resumed.objective, plain_groups())
+
+
+def test_lightning_loaders_made_anew(tmp_path):
+    """`train_dataloader` is called again for each epoch; the new sampler goes on."""
+    task = lightning_class()()
+    torch.manual_seed(1)
+    lightning_trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(task)
+    assert_same(task.net, task.objective, plain_groups())
+
+
+def test_lightning_keeps_the_objective_out_of_the_module(tmp_path):
+    task = lightning_class()()
+    lightning_trainer(tmp_path, max_epochs=1).fit(task)
+    assert all(name.startswith("net.") for name in task.state_dict())
+    assert task.objective not in list(task.modules())
+    assert task.eval().objective.training is False and task.train().objective.training is True
+    first = task.objective
+    lightning_trainer(tmp_path, max_epochs=1).fit(task)  # new optimizers
+    assert task.objective is not first and task.objective.term.step == STEPS
+    del task.blocks  # its stream of draws cannot be copied
+    with pytest.raises(RuntimeError, match="made when"):
+        copy.deepcopy(task).objective  # noqa: B018
+
+
+def test_lightning_logs_the_report(tmp_path):
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    logger = loggers.CSVLogger(tmp_path, name="", version="")
+    task = lightning_class()()
+    trainer = lightning_trainer(tmp_path, logger=logger, log_every_n_steps=3, max_epochs=3)
+    trainer.fit(task)
+    losses, metrics = task.objective.group_losses(), trainer.callback_metrics
+    assert not losses.isnan().any()
+    assert float(metrics["worst_group_loss"]) == pytest.approx(float(losses.max()))
+    assert float(metrics["group_loss/2"]) == pytest.approx(float(losses[2]))
+    assert float(metrics["cvar"]) == pytest.approx(float(losses.topk(2).values.mean()))
+    with open(tmp_path / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["worst_group_loss"]]
+    # Every third step, and the ends of three epochs of four; Lightning counts from 0.
+    assert [int(row["step"]) for row in rows] == [2, 3, 5, 7, 8, 11, 11]
+
+
+@pytest.mark.parametrize("number", [3, 30])
+def test_log_values_of_constraints(number):
+    """Each of a few constraints, and only the whole of many."""
+    shared = pytest.importorskip("fcco.integrations._shared")
+    model = nn.Linear(1, 1)
+    objective = fcco.constrained(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), number, "sonex",
+        tolerance=0.5, penalty=2.0, smoothing=0.01,
+    )  # fmt: skip
+    values = torch.linspace(0.0, 1.0, number)
+    assert shared.report_of(objective) is None, "nothing seen yet"
+    objective(lambda: (model.weight.sum(), values + 0 * model.weight.sum()))
+    logged = shared.log_values(shared.report_of(objective))
+    assert logged["worst_violation"] == pytest.approx(0.5)
+    assert logged["constraints_met"] == int((values <= 0.5).sum())
+    assert logged["largest_multiplier"] == pytest.approx(2.0 / number)
+    assert ("violation/0" in logged) == (number == 3) and len(logged) <= 12
+
+
+def test_lightning_speaks_up(tmp_path):
+    pl = pytest.importorskip("lightning.pytorch")
+    task_class = lightning_class()
+
+    def fit(data: Any = None, **methods: Any) -> None:
+        task = type("Task", (task_class,), methods)()
+        lightning_trainer(tmp_path, max_epochs=3, callbacks=None).fit(task, data)
+
+    base: Any = task_class.__mro__[1]
+    with pytest.raises(NotImplementedError, match="configure_objective"):
+        fit(configure_objective=base.configure_objective)
+    with pytest.raises(TypeError, match="returned: None"):
+        fit(configure_objective=lambda self, optimizer: None)
+    with pytest.raises(ValueError, match="another"):
+        fit(configure_objective=lambda self, optimizer: dro(self.net, sgd(self.net)))
+    with pytest.raises(RuntimeError, match="configure_callbacks"):
+        fit(configure_callbacks=lambda self: [])
+    with pytest.raises(ValueError, match="rank 1 of 2"):
+        fit(group_loader(rank=1, world_size=2))
+    with pytest.raises(ValueError, match="batch_sampler"):
+        fit(DataLoader(Samples(), batch_size=2, sampler=group_loader().batch_sampler))  # type: ignore
+
+    def other_loss(self: Any, batch: Any, number: int) -> Tensor:
+        self.objective(lambda: softplus(-batch["y"] * self.net(batch["x"])), batch["group"])
+        return self.net(batch["x"]).square().mean()
+
+    with pytest.warns(fcco.UsageWarning, match="training_step"):
+        fit(training_step=other_loss)
+
+    class Plain(pl.LightningModule):
+        training_step = lambda self, batch, number: self.net(batch["x"]).sum()  # noqa: E731
+        configure_optimizers = task_class.configure_optimizers
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make()
+
+    trainer = lightning_trainer(tmp_path, max_epochs=1)
+    trainer.fit(Plain(), group_loader())
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.warns(fcco.UsageWarning, match="no objective"):
+        both = type("Both", (Plain, base), {
+            "configure_objective": lambda self, optimizer: dro(self.net, optimizer),
+            "training_step": lambda self, batch, _: loss_of(self.objective, self.net, batch),
+        })()  # fmt: skip
+        trainer = lightning_trainer(tmp_path, max_epochs=2)
+        trainer.fit(both, group_loader(), ckpt_path=tmp_path / "plain.ckpt")
+    assert both.objective.term.step == STEPS
+
+
+# --- Hugging Face -----------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Trainer(transformers.Trainer):
+        objective: fcco.CVaRGroupDRO
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: Any = False, **_: Any
+        ) -> Any:
+            loss = loss_of(self.objective, model, inputs)
+            return (loss, {}) if return_outputs else loss
+
+        def get_train_dataloader(self) -> Any:
+            return loader()  # in order, to compare
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return loader()
+
+    arguments = {
+        "output_dir": str(folder), "num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH,
+        "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "report_to": [], "seed": 1,
+        "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_strategy": "no",
+        "remove_unused_columns": False, "label_names": ["y"],
+    }  # fmt: skip
+    model = make()
+    optimizer = sgd(model)
+    trainer = Trainer(
+        model=model,
+        args=transformers.TrainingArguments(**(arguments | options)),
+        train_dataset=Samples(),
+        eval_dataset=Samples(),
+        optimizers=(optimizer, None),
+    )
+    trainer.objective = dro(model, optimizer)
+    return trainer
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hugging_face(tmp_path, accumulate):
+    """Evaluation after each epoch changes nothing."""
+    trainer = hugging_face(
+        tmp_path, gradient_accumulation_steps=accumulate, prediction_loss_only=True,
+        eval_strategy="epoch" if accumulate == 1 else "no",
+    )  # fmt: skip
+    trainer.train()
+    assert_same(trainer.model, trainer.objective, plain(accumulate))
+
+
+def test_hugging_face_checkpoint(tmp_path):
+    """Trainer saves the model and its optimizer; a callback adds the objective."""
+    transformers = pytest.importorskip("transformers")
+
+    class SaveObjective(transformers.TrainerCallback):
+        def __init__(self, objective: fcco.Compositional) -> None:
+            self.objective = objective
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            torch.save(self.objective.state_dict(), folder / "objective.pt")
+
+    steps = SAMPLES // BATCH
+    first = hugging_face(tmp_path, save_strategy="steps", save_steps=steps)
+    first.add_callback(SaveObjective(first.objective))
+    first.train()
+    assert_same(first.model, first.objective, plain())
+
+    resumed = hugging_face(tmp_path)
+    folder = tmp_path / f"checkpoint-{steps}"
+    resumed.objective.load_state_dict(torch.load(folder / "objective.pt"))
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert_same(resumed.model, resumed.objective, plain())
 
 
 # --- two processes ----------------------------------------------------------------------------
@@ -214,29 +586,66 @@ def loader_of_rank() -> DataLoader[Any]:
 def worker(framework: str, out: str) -> None:
     """Train under DDP as the framework sets it up; rank 0 leaves its result in a file."""
     with tempfile.TemporaryDirectory() as folder:
-        if framework == "accelerate":
-            from accelerate import Accelerator
-
-            accelerator = Accelerator(cpu=True)
-            model = make()
-            model, optimizer = accelerator.prepare(model, sgd(model))
-            objective = dro(model, optimizer)
-            for _ in range(EPOCHS):
-                for batch in loader_of_rank():
-                    accelerator.backward(loss_of(objective, model, batch))
-                    optimizer.step()
-                    optimizer.zero_grad()
+        if framework == "transformers":
+            trainer = hugging_face(Path(folder))
+            type(trainer).get_train_dataloader = lambda self: loader_of_rank()
+            trainer.train()
+            model, objective = trainer.model, trainer.objective
         else:
-            task = lightning_module()
-            options = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
-            lightning_trainer(Path(folder), **options).fit(task, loader_of_rank())
-            model, objective = task.net, task.objective
+            train = {"accelerate": accelerated_ranks, "lightning": lightning_ranks}[framework]
+            # One folder for both ranks.
+            model, objective = train(Path(out).parent)
         if os.environ["RANK"] == "0":
             torch.save([[p.detach() for p in model.parameters()], objective.group_losses()], out)
+    sys.stdout.flush()
+    os._exit(0)  # a thread of DDP may abort in the interpreter's shutdown
+
+
+def accelerated_ranks(folder: Path) -> ModelAndObjective:
+    from accelerate import Accelerator
+
+    from fcco.integrations.accelerate import check_loader
+
+    accelerator = Accelerator(cpu=True)
+    parts = accelerated(accelerator, group_loader(), decay=0.9)
+    accelerated_steps(accelerator, parts, 6)
+    accelerator.save_state(str(folder / "state"))
+    accelerator.wait_for_everyone()
+    accelerator = Accelerator(cpu=True)
+    parts = accelerated(accelerator, group_loader(), decay=0.9)
+    accelerator.load_state(str(folder / "state"))
+    accelerated_steps(accelerator, parts, 3 * STEPS - 6)
+    with pytest.raises(ValueError, match="part of every batch"):
+        check_loader(accelerator, accelerator.prepare(group_loader()))
+    return parts[1], parts[-1]
+
+
+def lightning_ranks(folder: Path) -> ModelAndObjective:
+    """`use_distributed_sampler` stays as it is: Lightning still divides validation data."""
+    sizes: list[int] = []
+
+    class Task(lightning_class()):
+        def validation_step(self, batch: Any, number: int) -> None:
+            super().validation_step(batch, number)
+            sizes.append(len(batch["x"]))
+
+    options = {"strategy": "ddp", "devices": 2, "num_sanity_val_steps": 0}
+    first = lightning_trainer(folder, max_epochs=-1, max_steps=6, **options)
+    first.fit(Task(), None, loader())
+    first.save_checkpoint(folder / "middle.ckpt")
+    task = Task()
+    second = lightning_trainer(folder, max_epochs=-1, max_steps=3 * STEPS, **options)
+    second.fit(task, None, loader(), ckpt_path=folder / "middle.ckpt")
+    assert sizes and sum(sizes) % (SAMPLES // 2) == 0 and len(sizes) % (SAMPLES // 2 // BATCH) == 0
+    with pytest.raises(ValueError, match="rank 0 of 1"):
+        lightning_trainer(folder, max_epochs=1, **options).fit(
+            lightning_class()(), group_loader(rank=0, world_size=1)
+        )
+    return task.net, task.objective
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
 def test_two_processes(framework, tmp_path, monkeypatch):
     """Each framework's DDP equals one process on the global batch."""
     pytest.importorskip(framework)
@@ -247,7 +656,10 @@ def test_two_processes(framework, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr[-3000:]
     parameters, u = torch.load(tmp_path / "out.pt")
     monkeypatch.setenv("WORLD_SIZE", "1")  # no dropout here either
-    model, objective = plain.__wrapped__()
+    if framework == "transformers":
+        model, objective = plain.__wrapped__()
+    else:
+        model, objective = plain_groups(decay=0.9 if framework == "accelerate" else 1.0)
     for ours, expected in zip(parameters, model.parameters(), strict=True):
         torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(u, objective.group_losses(), rtol=0, atol=1e-10)
