@@ -54,7 +54,7 @@ def test_the_correction_matters():
 STEPS = 4  # per epoch
 
 
-def group_loader(workers: int = 0, epoch: int = 0, **ranks: int) -> DataLoader[Any]:
+def group_loader(workers: int = 0, epoch: int = 0, **ranks: Any) -> DataLoader[Any]:
     data = Samples()
     sampler = fcco.GroupBatchSampler(
         data.group, groups_per_batch=2, per_group=4, batches_per_epoch=STEPS, seed=3, **ranks
@@ -65,16 +65,17 @@ def group_loader(workers: int = 0, epoch: int = 0, **ranks: int) -> DataLoader[A
 
 
 def plain_groups(
-    epochs: int = 3, limit: int = STEPS, accumulate: int = 1, decay: float = 1.0
+    lengths: tuple[int, ...] = (STEPS,) * 3, accumulate: int = 1, decay: float = 1.0
 ) -> ModelAndObjective:
-    """The first `limit` batches of each epoch; the rate falls by `decay` at each step."""
+    """So many batches of each epoch; the rate falls by `decay` at each step."""
     model = make()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
     objective = dro(model, optimizer)
     torch.manual_seed(1)
-    for epoch in range(epochs):
-        for number, batch in enumerate(itertools.islice(group_loader(epoch=epoch), limit), start=1):
+    for epoch, length in enumerate(lengths):
+        batches = itertools.islice(group_loader(epoch=epoch), length)
+        for number, batch in enumerate(batches, start=1):
             (loss_of(objective, model, batch) / accumulate).backward()
             if number % accumulate == 0:
                 optimizer.step()
@@ -206,7 +207,7 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
         for batch in accelerator.prepare(group_loader()):
             loss_of(objective, model, batch)
 
-    two = types.SimpleNamespace(num_processes=2, process_index=0)
+    two: Any = types.SimpleNamespace(num_processes=2, process_index=0)
     for dispatch in (False, True):
         dealt = prepare_data_loader(
             group_loader(rank=0, world_size=2), num_processes=2, process_index=0,
@@ -217,6 +218,29 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
     check_loader(two, group_loader(rank=0, world_size=2))
     with pytest.raises(ValueError, match="rank 0 of 1"):
         check_loader(two, group_loader())
+
+
+@pytest.mark.slow
+def test_sharded_parameters_start_without_a_correction():
+    """One file for all ranks has w_{t-1} of the first only; on others it would be wrong."""
+    shared = pytest.importorskip("fcco.integrations._shared")
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        for shard in (lambda model: model, lambda model: fsdp.fully_shard(model, mesh=mesh)):
+            model = shard(make())
+            optimizer = sgd(model)
+            objective: Any = dro(model, optimizer)
+            loss_of(objective, model, next(iter(loader()))).backward()
+            optimizer.step()
+            assert objective.previous.ready
+            shared.load_objective(objective, objective.state_dict())
+            assert objective.previous.ready == (not isinstance(model, fsdp.FSDPModule))
+            assert not objective.group_losses().isnan().all()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # --- Lightning --------------------------------------------------------------------------------
@@ -336,7 +360,7 @@ RESUMED = {
     "epochs": ({}, {}, (1, 3, 4, 6)),
     "accumulation": ({"accumulate_grad_batches": 2}, {"accumulate": 2}, (1, 2, 3)),
     # The epochs of Lightning are shorter than those of the sampler.
-    "limit": ({"limit_train_batches": 3}, {"limit": 3}, (2, 3, 4)),
+    "limit": ({"limit_train_batches": 3}, {"lengths": (3, 3, 3)}, (2, 3, 4)),
     # Lightning counts batches and not epochs, and resumes in another way.
     "steps": ({"max_epochs": -1, "max_steps": 12}, {}, (3, 4, 5)),
 }
@@ -386,6 +410,19 @@ def test_lightning_resume_after_validation_within_an_epoch(tmp_path):
         path = tmp_path / f"step={step}.ckpt"
         lightning_trainer(tmp_path, **options).fit(resumed, None, loader(), ckpt_path=path)
         assert_same(resumed.net, resumed.objective, plain_groups())
+
+
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
+def test_lightning_leaves_an_epoch_that_was_cut_short(tmp_path, workers):
+    """Stopped by `max_steps`, Lightning goes on with a new epoch when it counts epochs."""
+    trainer = lightning_trainer(tmp_path, max_epochs=-1, max_steps=2)
+    task = lightning_class()(workers)
+    torch.manual_seed(1)
+    trainer.fit(task)
+    trainer.save_checkpoint(tmp_path / "cut.ckpt")
+    task = lightning_class()(workers)
+    lightning_trainer(tmp_path, max_epochs=3).fit(task, ckpt_path=tmp_path / "cut.ckpt")
+    assert_same(task.net, task.objective, plain_groups((2, STEPS, STEPS)))
 
 
 def test_lightning_loaders_made_anew(tmp_path):
@@ -450,9 +487,12 @@ def test_lightning_speaks_up(tmp_path):
     pl = pytest.importorskip("lightning.pytorch")
     task_class = lightning_class()
 
-    def fit(data: Any = None, **methods: Any) -> None:
+    def fit(data: Any = None, process: Any = None, **methods: Any) -> None:
         task = type("Task", (task_class,), methods)()
-        lightning_trainer(tmp_path, max_epochs=3, callbacks=None).fit(task, data)
+        trainer = lightning_trainer(tmp_path, max_epochs=3)
+        if process is not None:
+            trainer.strategy.process_dataloader = process
+        trainer.fit(task, data)
 
     base: Any = task_class.__mro__[1]
     with pytest.raises(NotImplementedError, match="configure_objective"):
@@ -467,6 +507,10 @@ def test_lightning_speaks_up(tmp_path):
         fit(group_loader(rank=1, world_size=2))
     with pytest.raises(ValueError, match="batch_sampler"):
         fit(DataLoader(Samples(), batch_size=2, sampler=group_loader().batch_sampler))  # type: ignore
+    with pytest.raises(ValueError, match="dataloader_iter"):
+        fit(training_step=lambda self, dataloader_iter: None)
+    with pytest.raises(RuntimeError, match="replaced"):
+        fit(process=lambda given: DataLoader(given.dataset, batch_size=BATCH))
 
     def other_loss(self: Any, batch: Any, number: int) -> Tensor:
         self.objective(lambda: softplus(-batch["y"] * self.net(batch["x"])), batch["group"])

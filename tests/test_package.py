@@ -118,6 +118,8 @@ FOREIGN = {
     "_version", "_buffers", "_modules", "_backward_hooks", "_post_accumulate_grad_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
     "_static_graph_delay_allreduce_enqueued", "_sequence_nr",
+    # Lightning: no hook lies between its call of `train_dataloader` and the first batches
+    "_data_connector", "_prepare_dataloader", "_data_fetcher",
     "_replace", "_fields", "_asdict",  # of a NamedTuple, public in spite of their names
 }  # fmt: skip
 
