@@ -538,6 +538,11 @@ def test_lightning_speaks_up(tmp_path):
         trainer = lightning_trainer(tmp_path, max_epochs=2)
         trainer.fit(both, group_loader(), ckpt_path=tmp_path / "plain.ckpt")
     assert both.objective.term.step == STEPS
+    # The same trainer has nothing to do with it in another fit.
+    trainer.fit_loop.max_epochs, data = 4, group_loader()
+    trainer.fit(Plain(), data)
+    position: Any = data.batch_sampler
+    assert position.epoch == 2 and both.objective.term.step == STEPS
 
 
 # --- Hugging Face -----------------------------------------------------------------------------

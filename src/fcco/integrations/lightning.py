@@ -139,14 +139,18 @@ class _ObjectiveKeeper(Callback):
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        connector, others = trainer._data_connector, [x for x in trainer.callbacks if x is not self]
+        if not isinstance(pl_module, RobustModule):  # it was in an earlier fit of this trainer
+            trainer.callbacks = others
+            vars(connector).pop("_prepare_dataloader")
+            return
         if self.objective is not None:
             self.objective.detach_hooks()  # this fit has new optimizers
         self.__init__()
         # The first one, so that a checkpoint of any other callback has the batch counted.
-        trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
+        trainer.callbacks = [self, *others]
         # There is no hook between `train_dataloader()` and the first batches, which workers ask
         # the sampler for at once.
-        connector = trainer._data_connector
         original = functools.partial(type(connector)._prepare_dataloader, connector)
         connector._prepare_dataloader = functools.partial(
             self._prepare, trainer, pl_module, original
