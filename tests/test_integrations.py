@@ -1,4 +1,4 @@
-"""Accelerate, Lightning and the Hugging Face Trainer take the same path as the plain loop.
+"""Accelerate and Lightning take the same path as the plain loop.
 
 integration_cases.py has the problem and the loop.
 """
@@ -12,7 +12,6 @@ import itertools
 import os
 import subprocess
 import sys
-import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -545,107 +544,15 @@ def test_lightning_speaks_up(tmp_path):
     assert position.epoch == 2 and both.objective.term.step == STEPS
 
 
-# --- Hugging Face -----------------------------------------------------------------------------
-
-
-def hugging_face(folder: Path, **options: Any) -> Any:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-
-    class Trainer(transformers.Trainer):
-        objective: fcco.CVaRGroupDRO
-
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: Any = False, **_: Any
-        ) -> Any:
-            loss = loss_of(self.objective, model, inputs)
-            return (loss, {}) if return_outputs else loss
-
-        def get_train_dataloader(self) -> Any:
-            return loader()  # in order, to compare
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return loader()
-
-    arguments = {
-        "output_dir": str(folder), "num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH,
-        "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "report_to": [], "seed": 1,
-        "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_strategy": "no",
-        "remove_unused_columns": False, "label_names": ["y"],
-    }  # fmt: skip
-    model = make()
-    optimizer = sgd(model)
-    trainer = Trainer(
-        model=model,
-        args=transformers.TrainingArguments(**(arguments | options)),
-        train_dataset=Samples(),
-        eval_dataset=Samples(),
-        optimizers=(optimizer, None),
-    )
-    trainer.objective = dro(model, optimizer)
-    return trainer
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_hugging_face(tmp_path, accumulate):
-    """Evaluation after each epoch changes nothing."""
-    trainer = hugging_face(
-        tmp_path, gradient_accumulation_steps=accumulate, prediction_loss_only=True,
-        eval_strategy="epoch" if accumulate == 1 else "no",
-    )  # fmt: skip
-    trainer.train()
-    assert_same(trainer.model, trainer.objective, plain(accumulate))
-
-
-def test_hugging_face_checkpoint(tmp_path):
-    """Trainer saves the model and its optimizer; a callback adds the objective."""
-    transformers = pytest.importorskip("transformers")
-
-    class SaveObjective(transformers.TrainerCallback):
-        def __init__(self, objective: fcco.Compositional) -> None:
-            self.objective = objective
-
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            torch.save(self.objective.state_dict(), folder / "objective.pt")
-
-    steps = SAMPLES // BATCH
-    first = hugging_face(tmp_path, save_strategy="steps", save_steps=steps)
-    first.add_callback(SaveObjective(first.objective))
-    first.train()
-    assert_same(first.model, first.objective, plain())
-
-    resumed = hugging_face(tmp_path)
-    folder = tmp_path / f"checkpoint-{steps}"
-    resumed.objective.load_state_dict(torch.load(folder / "objective.pt"))
-    resumed.train(resume_from_checkpoint=str(folder))
-    assert_same(resumed.model, resumed.objective, plain())
-
-
 # --- two processes ----------------------------------------------------------------------------
-
-
-def loader_of_rank() -> DataLoader[Any]:
-    """Every second sample: the batches of two ranks together are those of `loader`."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    mine = torch.utils.data.Subset(Samples(), list(range(rank, SAMPLES, world)))
-    return DataLoader(mine, batch_size=BATCH // world)
 
 
 def worker(framework: str, out: str) -> None:
     """Train under DDP as the framework sets it up; rank 0 leaves its result in a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        if framework == "transformers":
-            trainer = hugging_face(Path(folder))
-            type(trainer).get_train_dataloader = lambda self: loader_of_rank()
-            trainer.train()
-            model, objective = trainer.model, trainer.objective
-        else:
-            train = {"accelerate": accelerated_ranks, "lightning": lightning_ranks}[framework]
-            # One folder for both ranks.
-            model, objective = train(Path(out).parent)
-        if os.environ["RANK"] == "0":
-            torch.save([[p.detach() for p in model.parameters()], objective.group_losses()], out)
+    train = {"accelerate": accelerated_ranks, "lightning": lightning_ranks}[framework]
+    model, objective = train(Path(out).parent)  # one folder for both ranks
+    if os.environ["RANK"] == "0":
+        torch.save([[p.detach() for p in model.parameters()], objective.group_losses()], out)
     sys.stdout.flush()
     os._exit(0)  # a thread of DDP may abort in the interpreter's shutdown
 
@@ -694,7 +601,7 @@ def lightning_ranks(folder: Path) -> ModelAndObjective:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
 def test_two_processes(framework, tmp_path, monkeypatch):
     """Each framework's DDP equals one process on the global batch."""
     pytest.importorskip(framework)
@@ -705,10 +612,7 @@ def test_two_processes(framework, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr[-3000:]
     parameters, u = torch.load(tmp_path / "out.pt")
     monkeypatch.setenv("WORLD_SIZE", "1")  # no dropout here either
-    if framework == "transformers":
-        model, objective = plain.__wrapped__()
-    else:
-        model, objective = plain_groups(decay=0.9 if framework == "accelerate" else 1.0)
+    model, objective = plain_groups(decay=0.9 if framework == "accelerate" else 1.0)
     for ours, expected in zip(parameters, model.parameters(), strict=True):
         torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(u, objective.group_losses(), rtol=0, atol=1e-10)

@@ -532,9 +532,9 @@ def test_log_of_constraints(tmp_path):
     trainer.train()
     violation = torch.tensor(list(trainer.objective.violation().values()))  # type: ignore
     last = [each for each in trainer.state.log_history if "loss" in each][-1]
-    assert last["constraints_violated"] == (violation > 0).sum()
-    assert last["largest_violation"] == pytest.approx(violation.max().item())
-    assert last["largest_violation_error"] > 0
+    assert last["constraints_met"] == (violation <= 0).sum()
+    assert last["worst_violation"] == pytest.approx(violation.max().item())
+    assert last["worst_violation_error"] > 0
 
 
 # --- what would go wrong silently ---------------------------------------------------------------

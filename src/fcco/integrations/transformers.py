@@ -32,9 +32,9 @@ from ..groups import GroupBatchSampler
 from ..inputs import Measured, split
 from ..objective import Compositional
 from ..previous import unwrap
-from ..report import Report
+from ._shared import log_values
 
-__all__ = ["RobustTrainer", "classification_losses", "token_losses"]
+__all__ = ["RobustTrainer", "classification_losses", "log_values", "token_losses"]
 
 Losses = Callable[[Any, Mapping[str, Any]], Any]
 """(outputs of the model, inputs) -> a loss for each example, or a pair (loss, values)."""
@@ -64,9 +64,9 @@ class RobustTrainer(Trainer):
     All that Trainer does around the loss stays: optimizers, schedulers, accumulation, mixed
     precision, DDP, checkpoints. A checkpoint also holds the objective, and
     `train(resume_from_checkpoint=...)` continues exactly. Each entry of the log with a training
-    loss gets some figures of `report()`: `worst_group_loss` and `cvar`, or `constraints_violated`,
-    `largest_violation` and its standard error, `largest_violation_error`. In evaluation the loss is
-    the mean over the examples.
+    loss gets the figures that `log_values` takes from `report()`, such as `worst_group_loss` and
+    `cvar`, or `worst_violation` and its standard error, `worst_violation_error`. In evaluation the
+    loss is the mean over the examples.
 
     With another Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
 
@@ -458,7 +458,7 @@ class RobustTrainer(Trainer):
         """Log, with some figures of the report beside a training loss."""
         reports = isinstance(self.objective, (GroupObjective, ConstrainedObjective))
         if "loss" in logs and reports:
-            logs |= _figures(self.report())
+            logs |= log_values(self.report())
         super().log(logs, *args, **kwargs)
 
 
@@ -668,17 +668,3 @@ class _Batches(Sampler[list[int]]):
             rows = [rows[part] for (rows, _), part in zip(self._parts, parts, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
             yield np.concatenate(rows)[self._rank :: self._world_size].tolist()
-
-
-def _figures(report: Report) -> dict[str, float]:
-    """A few numbers of a report, for a log."""
-    worst = next(row for row in report.rows if row.name == report.worst)  # type: ignore
-    if worst.excess is None:
-        return {"worst_group_loss": worst.value, "cvar": report.cvar}  # type: ignore
-    figures = {
-        "constraints_violated": report.violated,  # type: ignore
-        "largest_violation": report.violation,  # type: ignore
-    }
-    if not math.isnan(worst.error):
-        figures["largest_violation_error"] = worst.error
-    return figures
