@@ -137,7 +137,7 @@ def moved_by_other(optimizers: Sequence[torch.optim.Optimizer], other: str) -> N
         f"{_names(optimizers)}, makes no step: the objective does not know where a step ends nor "
         "what w_{t-1} is. Step `objective.optimizer`, or build the objective with the optimizer "
         "that is stepped (not one that was replaced or copied later). A Hugging Face trainer makes "
-        "its own unless it gets `Trainer(optimizers=(optimizer, None))`."
+        "its own: use `fcco.integrations.transformers.RobustTrainer`."
     )
 
 
