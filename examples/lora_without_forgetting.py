@@ -130,7 +130,7 @@ def fine_tuned(base: Any, new: Tensor, old: Tensor | None, size: Size) -> Any:
             disable_tqdm=not sys.stderr.isatty(),
         )
         if old is None:
-            trainer = Trainer(model, arguments, train_dataset=data)
+            trainer = Trainer(model, arguments, train_dataset=data)  # type: ignore[arg-type]
         else:
             rows = old.flatten(0, 1)
             reference = reference_losses(model, rows)  # LoRA begins at the old model

@@ -209,7 +209,7 @@ def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
     )  # fmt: skip
     naive.objective = dro(model, naive.optimizer)
     naive.get_train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
-        examples(),
+        examples(),  # type: ignore[arg-type]
         batch_sampler=batches,
         collate_fn=collate,  # type: ignore[arg-type]
     )

@@ -165,6 +165,7 @@ class RobustTrainer(Trainer):
     # What is asked for and would not be done.
 
     def _refuse_settings(self) -> None:
+        accelerator: Any = self.args.accelerator_config
         settings = self.args.to_dict()  # has only those that this version knows
         order = settings.get("train_sampling_strategy", "random")
         ignored = {
@@ -176,7 +177,7 @@ class RobustTrainer(Trainer):
                 "dataloader_drop_last": self.args.dataloader_drop_last,
                 "group_by_length": settings.get("group_by_length", False),
                 f"train_sampling_strategy={order!r}": order != "random",
-                "accelerator_config.split_batches": self.args.accelerator_config.split_batches,
+                "accelerator_config.split_batches": accelerator.split_batches,
             }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
@@ -225,7 +226,7 @@ class RobustTrainer(Trainer):
             # Now rather than a little later: an objective that evaluates at w_{t-1} must know the
             # DDP module, whose flags such a pass changes.
             self.model_wrapped = self.accelerator.prepare(self.model)
-        objective = self.objective
+        objective: Any = self.objective
         if objective is None or unwrap(objective.optimizer) is not unwrap(self.optimizer):
             objective = self._built(self._factory(self.model_wrapped, self.optimizer))
             # Methods with a double loop, or that switch, have an optimizer around the given one.
@@ -324,8 +325,8 @@ class RobustTrainer(Trainer):
 
     def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         # The Transformers model inside of DDP, PEFT or a module of the user.
-        models = (m for m in self.model.modules() if isinstance(m, PreTrainedModel))
-        model = next(models, None)
+        whole: Any = self.model
+        model = next((m for m in whole.modules() if isinstance(m, PreTrainedModel)), None)
         logits, labels = _logits_and_labels(outputs, inputs)
         if logits.dim() == 2 and labels.dim() == 1 and not labels.is_floating_point():
             return classification_losses(outputs, inputs)
@@ -354,8 +355,9 @@ class RobustTrainer(Trainer):
     def _set_signature_columns_if_needed(self) -> None:
         # The columns that survive `remove_unused_columns`.
         super()._set_signature_columns_if_needed()
+        kept = list(self._signature_columns or ())
         own = [self._column, *self._columns]
-        self._signature_columns += [name for name in own if name not in self._signature_columns]
+        self._signature_columns = kept + [name for name in own if name not in kept]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The Trainer's loader, with batches of groups, each process its part of them."""
@@ -403,7 +405,8 @@ class RobustTrainer(Trainer):
         resumable = self.is_in_train and not self.args.save_only_model
         if self.objective is not None and self.args.should_save and resumable:
             state = {"objective": self.objective.state_dict(), "batches": self._batches}
-            torch.save(state, Path(output_dir or self.args.output_dir) / FILE)
+            folder: Any = output_dir or self.args.output_dir
+            torch.save(state, Path(folder) / FILE)
 
     @property
     def _batches(self) -> dict[str, Any]:
