@@ -1,0 +1,250 @@
+"""sentence-transformers: contrastive training whose small batches see all negatives of the data."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import TrainerCallback
+
+from .. import _checks
+from ..tracker import for_model
+from ._pairs import PairMemory, pair_numbers
+
+__all__ = ["GlobalContrastiveLoss", "number_pairs"]
+
+_REMEDY = "Number the pairs by `train_dataset = number_pairs(train_dataset)`."
+
+
+def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
+    """Add the number of each pair, 0 to n - 1, which `GlobalContrastiveLoss` knows it by.
+
+    Number the pairs after the last filter and split, since `num_pairs` is their number then, and
+    before the Trainer shuffles them.
+
+    Args:
+        dataset: one pair (or tuple) per row.
+        column: one of the names that the Trainer takes for labels: `label`, `labels`, `score`,
+            `scores`.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> number_pairs(Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]}))["label"]
+        Column([0, 1])
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            "`number_pairs(dataset=...)` must be a `datasets.Dataset`, whose rows have fixed "
+            f"numbers, but is: {type(dataset).__name__}."
+        )
+    labels = {"label", "labels", "score", "scores"}
+    taken = sorted(labels & set(dataset.column_names))
+    if taken or column not in labels:
+        raise ValueError(
+            f"`number_pairs` cannot add the column `{column}`: the Trainer takes the first of "
+            f"{', '.join(sorted(labels))} for the numbers"
+            + (f", and the data have {taken} already; remove or rename it." if taken else ".")
+        )
+    return dataset.add_column(column, list(range(len(dataset))))  # type: ignore[call-arg]
+
+
+class GlobalContrastiveLoss(nn.Module, TrainerCallback):
+    r"""`MultipleNegativesRankingLoss` against all pairs of the data set, from small batches.
+
+    .. math::
+        \frac1n\sum_{i=1}^n \log\Bigl(1 + \sum_{j \ne i} e^{(s_{ij} - s_{ii})/\tau}\Bigr), \qquad
+        s_{ij} = \cos(\text{anchor}_i, \text{positive}_j)
+
+    is that loss with all n pairs as one batch. Here the sum of each pair, over all negatives, is
+    followed by a moving average over the visits of the pair,
+
+    .. math::
+        G_i \leftarrow (1-\gamma)\,G_i
+        + \gamma\,\frac{n-1}{B-1}\sum_{j \in \mathcal B} e^{(s_{ij} - s_{ii})/\tau},
+
+    and the gradient has the weights of a softmax over the whole data set. The value of the loss is
+    the estimate of that of the whole data set: it does not depend on the batch size.
+
+    The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
+    memory in every checkpoint and loads it when training is resumed. The first step is refused
+    otherwise. Each micro-batch of gradient accumulation, and each batch in evaluation, is a batch
+    of its own; evaluation changes nothing and needs no label. On several ranks the negatives are
+    those of all ranks. Losses that call another one with parts of the embeddings
+    (`MatryoshkaLoss`) cannot wrap this one: the sums of a pair would be mixed.
+
+    Args:
+        model: the model.
+        num_pairs: n, the number of rows of the training data; each row has its number as label, see
+            `number_pairs`.
+        temperature: tau, 1 / `scale` of `MultipleNegativesRankingLoss`.
+        gamma: weight of the new sum in the average; 1 has no memory.
+        symmetric: the mean of both directions, anchors against positives and positives against
+            anchors.
+        in_trainer: False for a training loop of your own: save `loss.memory.state_dict()` there.
+        name: of the file in checkpoints; give each loss of a Trainer its own.
+
+    Columns after the second are hard negatives: those of all pairs are negatives of every anchor.
+
+    Example:
+        >>> import torch
+        >>> from sentence_transformers import SentenceTransformer, models
+        >>> words = models.BoW(["red", "green", "blue", "apple", "leaf", "sky"])
+        >>> model = SentenceTransformer(modules=[words, models.Dense(6, 4)], device="cpu")
+        >>> loss = GlobalContrastiveLoss(model, num_pairs=3, in_trainer=False)
+        >>> columns = [["red", "green", "blue"], ["apple", "leaf", "sky"]]
+        >>> value = loss([model.preprocess(texts) for texts in columns], torch.arange(3))
+        >>> value.backward()
+
+    References:
+        Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
+        batch does not harm performance, 2022 (SogCLR).
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        num_pairs: int,
+        temperature: float = 0.05,
+        gamma: float = 0.8,
+        symmetric: bool = False,
+        *,
+        in_trainer: bool = True,
+        name: str = "global_contrastive_loss",
+    ) -> None:
+        super().__init__()
+        _checks.positive("GlobalContrastiveLoss", "temperature", temperature)
+        self.model = model
+        self.temperature, self.in_trainer, self.name = temperature, in_trainer, name
+        like = for_model(model, 1).value
+        self.memory = PairMemory(
+            "GlobalContrastiveLoss", num_pairs, gamma, symmetric, like.dtype, like.device
+        )
+        self._run: str | None = None  # told to the Trainer, and in each file
+        self._loaded: tuple[str, int] | None = None  # run and step of the memory, if from a file
+        self._width: int | None = None
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            sentence_features: anchors, positives, hard negatives.
+            labels: the number of each pair; not used in evaluation.
+        """
+        columns = list(sentence_features)
+        if len(columns) < 2:
+            raise ValueError(
+                "`GlobalContrastiveLoss` needs an anchor and a positive, two columns of texts, but "
+                f"the data have: {len(columns)}."
+            )
+        index = None
+        if self.training and self.model.training and torch.is_grad_enabled():
+            if self.in_trainer and self._run is None:
+                raise RuntimeError(
+                    "`GlobalContrastiveLoss` must be among the callbacks of the Trainer, "
+                    "`SentenceTransformerTrainer(..., loss=loss, callbacks=[loss])`: its memory "
+                    "would be lost with every checkpoint. In a loop of your own, pass "
+                    "`in_trainer=False` and save `loss.memory.state_dict()`."
+                )
+            where = "`GlobalContrastiveLoss`: the label of the pairs"
+            index = pair_numbers(labels, self.memory.num_pairs, where, _REMEDY)
+        features = [self.model(column)["sentence_embedding"] for column in columns]
+        if index is not None:
+            self._check_width(features[0].shape[1])
+        dtype = torch.promote_types(features[0].dtype, torch.float32)
+        with torch.autocast(features[0].device.type, enabled=False):
+            features = [normalize(each.to(dtype), dim=1) for each in features]
+        return self.memory(features, 1 / self.temperature, index)
+
+    def _check_width(self, width: int) -> None:
+        if self._width is not None and width != self._width:
+            raise ValueError(
+                "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
+                f"{self._width}, which have no meaning for those of width {width}: "
+                "`MatryoshkaLoss` and the like cannot wrap it."
+            )
+        self._width = width
+
+    # Checkpoints.
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Load the memory if training is resumed."""
+        # What a callback leaves in this dict is saved in trainer_state.json. It tells which of the
+        # files of this name is the right one: the Trainer does not say where it resumes from.
+        notes, key = state.stateful_callbacks, f"fcco.{self.name}"
+        if state.global_step == 0:
+            if key in notes:
+                raise ValueError(
+                    f"Two losses have the name {self.name!r}, and would be one file in checkpoints: "
+                    "give each `GlobalContrastiveLoss(name=...)` its own."
+                )
+            self._run = uuid.uuid4().hex
+            notes[key] = {"run": self._run, "folder": str(Path(args.output_dir).resolve())}
+            return
+        if key not in notes:
+            raise ValueError(
+                f"The checkpoint of step {state.global_step} has no memory of a "
+                f"`GlobalContrastiveLoss` named {self.name!r}, which was not among the callbacks "
+                "when it was saved."
+            )
+        wanted = (notes[key]["run"], state.global_step)
+        for parent in (args.output_dir, notes[key]["folder"]):
+            folder = Path(parent) / f"checkpoint-{state.global_step}"
+            if self._loaded != wanted and (folder / f"{self.name}.pt").is_file():
+                self.load_checkpoint(folder)
+        if self._loaded != wanted:
+            raise FileNotFoundError(
+                f"The file {self.name}.pt of step {state.global_step} of this run was found neither "
+                f"in {args.output_dir} nor in {notes[key]['folder']}: call "
+                "`loss.load_checkpoint(folder)` with the folder that you resume from, before "
+                "`trainer.train(...)`."
+            )
+        self._run = wanted[0]
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the memory in the folder of the checkpoint."""
+        if args.should_save:
+            file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / f"{self.name}.pt"
+            origin = (self._run, state.global_step)
+            torch.save({"origin": origin, "memory": self.memory.state_dict()}, file)
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Load the memory from the folder of a checkpoint.
+
+        The Trainer does so when training is resumed; only if the folder was moved it is not found.
+        """
+        saved = torch.load(Path(folder) / f"{self.name}.pt", map_location="cpu")
+        self.memory.load_state_dict(saved["memory"])
+        self._loaded = saved["origin"]
+
+    # The model card.
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings, for the model card."""
+        memory = self.memory
+        return {
+            "num_pairs": memory.num_pairs,
+            "temperature": self.temperature,
+            "gamma": memory.gamma,
+            "symmetric": memory.symmetric,
+        }
+
+    @property
+    def citation(self) -> str:
+        """The paper, for the model card."""
+        return """
+@inproceedings{yuan2022provable,
+    title={Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm Performance},
+    author={Zhuoning Yuan and Yuexin Wu and Zi-Hao Qiu and Xianzhi Du and Lijun Zhang and Denny Zhou and Tianbao Yang},
+    booktitle={International Conference on Machine Learning},
+    year={2022}
+}
+"""  # noqa: E501

@@ -1,0 +1,355 @@
+"""The memory of pairs and the open_clip loss: the whole data, transcriptions, unbiasedness, ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+import fcco
+from fcco.integrations.open_clip import GlobalClipLoss
+
+PAIRS = 11
+
+
+def features(number: int = PAIRS, seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        normalize(torch.randn(number, 5, generator=draw, dtype=torch.float64), dim=1)
+        for _ in range(2)
+    ]
+
+
+def scale(value: float = 9.0) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
+
+
+def clip_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
+    """open_clip's `ClipLoss.forward` on one process."""
+    logits_per_image = logit_scale * images @ texts.T
+    logits_per_text = logit_scale * texts @ images.T
+    labels = torch.arange(len(images))
+    return (cross_entropy(logits_per_image, labels) + cross_entropy(logits_per_text, labels)) / 2
+
+
+def log_sums(images: Tensor, texts: Tensor, c: float) -> np.ndarray:
+    """log G of both directions, by loops."""
+    scores = c * (images.detach() @ texts.detach().T).numpy()
+    number = len(scores)
+    rows = [
+        [
+            sum(math.exp(each[i, j] - scores[i, i]) for j in range(number) if j != i)
+            for each in (scores, scores.T)
+        ]
+        for i in range(number)
+    ]
+    return np.log(rows)
+
+
+def assert_close(ours: Any, theirs: Any, atol: float = 1e-12) -> None:
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=atol)
+
+
+# --- the whole data set ---------------------------------------------------------------------------
+
+
+def test_all_pairs_as_one_batch_is_clip_loss():
+    images, texts = (each.requires_grad_() for each in features())
+    c = scale()
+    loss = GlobalClipLoss(PAIRS, gamma=1.0).double()
+    order = torch.randperm(PAIRS, generator=torch.Generator().manual_seed(1))
+    ours = loss(images[order], texts[order], c, output_dict=True, index=order)
+    theirs = clip_loss(images, texts, c)
+    assert list(ours) == ["contrastive_loss"]
+    inputs = (images, texts, c)
+    assert_close([ours["contrastive_loss"]], [theirs])
+    assert_close(
+        torch.autograd.grad(ours["contrastive_loss"], inputs), torch.autograd.grad(theirs, inputs)
+    )
+    np.testing.assert_allclose(loss.memory.value, log_sums(images, texts, 9.0), atol=1e-12)
+
+
+def test_a_batch_estimates_sums_and_gradient_without_bias():
+    """The mean over all batches; that of the loss of a batch is another gradient."""
+    images, texts = (each.requires_grad_() for each in features(7))
+    c, batches = scale(6.0), [list(b) for b in itertools.combinations(range(7), 3)]
+    exact = torch.tensor(log_sums(images, texts, 6.0))
+    inputs = (images, texts, c)
+    whole = torch.autograd.grad(clip_loss(images, texts, c), inputs)
+
+    sums = torch.zeros(7, 2, dtype=torch.float64)
+    means = {name: [torch.zeros_like(each) for each in inputs] for name in ("memory", "batch")}
+    for ids in batches:
+        fresh = GlobalClipLoss(7, gamma=1.0).double()
+        fresh(images[ids], texts[ids], c, index=torch.tensor(ids))
+        sums[ids] += fresh.memory.value[ids].exp() / 15  # 15 of the 35 batches have a given pair
+        memory = GlobalClipLoss(7, gamma=1e-12).double()
+        memory.memory.value.copy_(exact)
+        losses = {
+            "memory": memory(images[ids], texts[ids], c, index=torch.tensor(ids)),
+            "batch": clip_loss(images[ids], texts[ids], c),
+        }
+        for name, loss in losses.items():
+            for mean, slope in zip(means[name], torch.autograd.grad(loss, inputs), strict=True):
+                mean += slope / len(batches)
+    np.testing.assert_allclose(sums, exact.exp(), rtol=1e-12)
+    assert_close(means["memory"], whole, 1e-9)
+    assert float((means["batch"][0] - whole[0]).abs().max()) > 0.1 * float(whole[0].abs().max())
+
+
+def test_the_memory_of_fixed_features_converges_to_all_negatives():
+    images, texts = features(20)
+    exact = torch.tensor(log_sums(images, texts, 3.0))
+    loss, last = GlobalClipLoss(20, gamma=0.05).double(), GlobalClipLoss(20, gamma=1.0).double()
+    draw = torch.Generator().manual_seed(0)
+    images.requires_grad_()
+    for _ in range(500):
+        ids = torch.randperm(20, generator=draw)[:6]
+        for each in (loss, last):
+            each(images[ids], texts[ids], torch.tensor(3.0), index=ids)
+    errors, noise = ((each.memory.value - exact).exp() - 1 for each in (loss, last))
+    # The average has gamma / (2 - gamma) = 1/39 of the variance of a batch.
+    assert float(errors.std()) < 0.3 * float(noise.std()) and abs(float(errors.mean())) < 0.05
+
+
+class Sogclr:
+    """SogCLR (Algorithm 1, both directions) with e = 1 / (n - 1) in NumPy, one step at a time."""
+
+    def __init__(self, gamma: float, number: int) -> None:
+        self.gamma, self.number = gamma, number
+        self.u: dict[int, np.ndarray] = {}
+
+    def step(self, ids: list[int], x: np.ndarray, t: np.ndarray, c: float) -> Any:
+        """The gradient with respect to the features of the batch."""
+        size = len(ids)
+        slopes = np.zeros_like(x), np.zeros_like(t)
+        for i, pair in enumerate(ids):
+            others = [j for j in range(size) if j != i]
+            weights = np.array(
+                [
+                    [math.exp(c * (x[i] @ t[j] - x[i] @ t[i])) for j in others],
+                    [math.exp(c * (x[j] @ t[i] - x[i] @ t[i])) for j in others],
+                ]
+            )
+            fresh = weights.mean(1)
+            old = self.u.get(pair, fresh)
+            self.u[pair] = u = (1 - self.gamma) * old + self.gamma * fresh
+            weights /= (u + 1 / (self.number - 1))[:, None] * (size - 1)
+            for k, j in enumerate(others):
+                front = c / (2 * size)
+                slopes[0][i] += front * weights[0, k] * (t[j] - t[i])
+                slopes[1][j] += front * weights[0, k] * x[i]
+                slopes[1][i] -= front * weights[0, k] * x[i]
+                slopes[1][i] += front * weights[1, k] * (x[j] - x[i])
+                slopes[0][j] += front * weights[1, k] * t[i]
+                slopes[0][i] -= front * weights[1, k] * t[i]
+        return slopes
+
+
+def test_steps_equal_a_transcription_of_sogclr():
+    x, t = features(20)
+    loss, reference = GlobalClipLoss(20, gamma=0.6).double(), Sogclr(0.6, 20)
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(40):
+        ids = torch.randperm(20, generator=draw)[:5]
+        inputs = x[ids].requires_grad_(), t[ids].requires_grad_()
+        ours = torch.autograd.grad(loss(*inputs, torch.tensor(7.0), index=ids), inputs)
+        theirs = reference.step(ids.tolist(), x[ids].numpy(), t[ids].numpy(), 7.0)
+        for one, two in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
+            x[ids], t[ids] = (
+                normalize(each - 0.2 * slope, dim=1).detach()
+                for each, slope in zip(inputs, ours, strict=True)
+            )
+    assert len(reference.u) == 20
+
+
+class Backbones(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = nn.Linear(5, 4), nn.Linear(5, 4)
+        self.log_scale = nn.Parameter(torch.tensor(1.5))
+        self.double()
+
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        units = (normalize(each, dim=1) for each in (self.image(images), self.text(texts)))
+        return *units, self.log_scale.exp()
+
+
+def batches(steps: int = 30, size: int = 4) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    return [torch.randperm(PAIRS, generator=draw)[:size] for _ in range(steps)]
+
+
+def trained(chosen: slice = slice(None), **options: Any) -> tuple[Backbones, GlobalClipLoss]:
+    """The plain loop; `chosen` are the pairs of each batch that this rank has."""
+    model: Any = Backbones()
+    wrapped = nn.parallel.DistributedDataParallel(model) if options else model
+    loss, (images, texts) = GlobalClipLoss(PAIRS, gamma=0.5, **options).double(), features()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for ids in batches():
+        ids = ids[chosen]
+        loss(*wrapped(images[ids], texts[ids]), index=ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, loss
+
+
+def test_training_equals_the_objective_of_the_library():
+    """`GlobalContrastive` tracks means and has both directions, not their mean: half of it."""
+    ours, loss = trained()
+    model, (images, texts) = Backbones(), features()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    objective = fcco.GlobalContrastive(
+        model, optimizer, PAIRS, temperature=lambda: (-model.log_scale).exp(), gamma=0.5,
+        correction=0.0, scaled=False,
+    )  # fmt: skip
+    for ids in batches():
+        (objective(lambda ids=ids: model(images[ids], texts[ids])[:2], ids) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_close(ours.parameters(), model.parameters(), 1e-10)
+    means = objective.term.tracker.value + math.log(PAIRS - 1)
+    assert_close([loss.memory.value], [means], 1e-10)
+    assert float((ours.log_scale - 1.5).detach().abs()) > 0.01
+
+
+# --- state, evaluation, precision -----------------------------------------------------------------
+
+
+def test_a_saved_memory_continues():
+    x, t = (each.requires_grad_() for each in features())
+    ids = [torch.tensor([0, 3, 5]), torch.tensor([3, 5, 6])]
+    first, second = GlobalClipLoss(PAIRS), GlobalClipLoss(PAIRS)
+    first(x[ids[0]], t[ids[0]], scale(), index=ids[0])
+    second.load_state_dict(first.state_dict())
+    values = [
+        each(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item() for each in (first, second)
+    ]
+    assert values[0] == values[1]
+    alone = GlobalClipLoss(PAIRS)(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item()
+    assert abs(alone - values[0]) > 1e-3
+
+
+def test_evaluation_needs_no_index_and_changes_nothing():
+    x, t = features()
+    loss = GlobalClipLoss(PAIRS, gamma=0.5).double()
+    ids = torch.tensor([1, 4, 9])
+    with torch.no_grad():
+        value = loss(x[ids], t[ids], scale())
+    assert value == loss.eval()(x[ids], t[ids], scale())
+    assert loss.memory.value.isnan().all()
+    expected = np.log1p(np.exp(log_sums(x[ids], t[ids], 9.0)) * (PAIRS - 1) / 2).mean()
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+def test_half_precision_and_autocast():
+    x, t = features(8)
+    exact = GlobalClipLoss(8).double()
+    reference = [each.bfloat16().double().requires_grad_() for each in (x, t)]
+    exact(*reference, torch.tensor(50.0), index=torch.arange(8)).backward()
+    for enabled in (False, True):
+        loss = GlobalClipLoss(8).bfloat16()
+        narrow = [each.bfloat16().requires_grad_() for each in (x, t)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            value = loss(*narrow, torch.tensor(50.0), index=torch.arange(8))
+        value.backward()
+        assert loss.memory.value.dtype == torch.float32
+        torch.testing.assert_close(loss.memory.value.double(), exact.memory.value, rtol=0, atol=1e-4)
+        for one, two in zip(narrow, reference, strict=True):
+            assert one.grad is not None and two.grad is not None
+            torch.testing.assert_close(one.grad.double(), two.grad, rtol=0.01, atol=1e-3)
+
+
+def test_a_pair_twice_or_alone():
+    x, t = (each.requires_grad_() for each in features())
+    ids = torch.tensor([2, 7, 2, 5])
+    loss = GlobalClipLoss(PAIRS, gamma=1.0).double()
+    loss(x[ids], t[ids], scale(), index=ids)
+    scores = 9.0 * (x @ t.T).detach()
+    for pair, others in ((2, [7, 5]), (7, [2, 2, 5])):
+        margins = torch.stack([scores[pair, others], scores[others, pair]], 1) - scores[pair, pair]
+        expected = margins.logsumexp(0) + math.log((PAIRS - 1) / len(others))
+        torch.testing.assert_close(loss.memory.value[pair], expected, rtol=0, atol=1e-12)
+    before = loss.memory.value.clone()
+    alone = loss(x[:1], t[:1], scale(), index=[0])
+    (slope,) = torch.autograd.grad(alone, x)
+    assert alone.item() == 0 and not slope.any()
+    assert_close([loss.memory.value.nan_to_num()], [before.nan_to_num()])
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        (None, "missing.*11 pairs"),
+        (torch.rand(4), "integers.*float32"),
+        (torch.zeros(4, 1, dtype=torch.int64), r"vector of integers.*\(4, 1\)"),
+        (torch.tensor([0, 1, 2, 11]), r"\[0, 10\].*contains: 11"),
+        (torch.tensor([0, -1, 2, 3]), r"\[0, 10\].*contains: -1"),
+        (torch.tensor([0, 1, 1, 0]), "2 different numbers in a batch of 4"),
+        (torch.tensor([0, 1, 2]), "4 pairs of features but the numbers of 3"),
+    ],
+)
+def test_wrong_numbers_of_pairs(index, error):
+    x, t = (each[:4].requires_grad_() for each in features())
+    loss = GlobalClipLoss(PAIRS)
+    with pytest.raises((ValueError, IndexError), match=error):
+        loss(x, t, scale(), index=index)
+    assert loss.memory.value.isnan().all()
+
+
+def test_wrong_settings():
+    with pytest.raises(ValueError, match=r"gamma=.*\(0.0, 1.0\]"):
+        GlobalClipLoss(10, gamma=0.0)
+    with pytest.raises(ValueError, match="local_loss.*must both be True"):
+        GlobalClipLoss(10, gather_with_grad=False)
+    x, t = (each.requires_grad_() for each in features())
+    with pytest.raises(ValueError, match=r"world_size=.*is 2, but.*has 1"):
+        GlobalClipLoss(PAIRS, world_size=2)(x, t, scale(), index=torch.arange(PAIRS))
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+
+def worker(out: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    # Unequal shares: three pairs of each batch, and one. DDP averages with equal weight, so the
+    # loss itself must weigh the pairs.
+    model, loss = trained(slice(3) if rank == 0 else slice(3, None), rank=rank, world_size=2)
+    torch.save([[p.detach() for p in model.parameters()], loss.memory.value], f"{out}.{rank}")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """Each rank has a part of the pairs: the same as one process with all of them."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, __file__, str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model, loss = trained()
+    for rank in (0, 1):
+        parameters, value = torch.load(tmp_path / f"out.{rank}")
+        assert_close(parameters, (p.detach() for p in model.parameters()), 1e-10)
+        assert_close([value], [loss.memory.value], 1e-10)
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])
