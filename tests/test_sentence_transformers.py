@@ -1,0 +1,304 @@
+"""`GlobalContrastiveLoss` in the Trainer: the plain loop, accumulation, checkpoints, evaluation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sentence_transformers")
+pytest.importorskip("datasets")
+pytest.importorskip("accelerate")
+
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Dropout, StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
+
+PAIRS, WORDS = 22, 30
+
+
+def texts(number: int = PAIRS, columns: int = 2) -> dict[str, list[str]]:
+    draw = torch.Generator().manual_seed(0)
+    words = torch.randint(WORDS, (columns, number, 3), generator=draw).tolist()
+    names = ["anchor", "positive", "negative", "negative_2"]
+    return {
+        name: [" ".join(f"w{word}" for word in sentence) for sentence in column]
+        for name, column in zip(names, words, strict=False)
+    }
+
+
+def make(dropout: float = 0.0) -> SentenceTransformer:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(WordLevel({f"w{word}": word for word in range(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    modules = [StaticEmbedding(tokenizer, embedding_dim=6), Dropout(dropout)]
+    return SentenceTransformer(modules=modules, device="cpu").double()
+
+
+def columns_of(model: SentenceTransformer, data: dict[str, list[str]], ids: Any) -> list[Any]:
+    return [model.preprocess([column[int(i)] for i in ids]) for column in data.values()]
+
+
+def weights(model: torch.nn.Module) -> Tensor:
+    return next(model.parameters()).detach().clone()
+
+
+# --- the loss -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "symmetric"), [(2, False), (2, True), (3, False), (4, True)])
+def test_all_pairs_as_one_batch_is_multiple_negatives_ranking(columns, symmetric):
+    """Value and gradient, also with hard negatives."""
+    model, data, ids = make(), texts(columns=columns), torch.randperm(PAIRS)
+    ours = GlobalContrastiveLoss(
+        model, PAIRS, temperature=0.1, gamma=1.0, symmetric=symmetric, in_trainer=False
+    )
+    both: dict[str, Any] = {
+        "directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"
+    }  # fmt: skip
+    theirs = MultipleNegativesRankingLoss(model, scale=10.0, **(both if symmetric else {}))
+    results = []
+    for loss in (ours, theirs):
+        value = loss(columns_of(model, data, ids), ids)
+        (slope,) = torch.autograd.grad(value, list(model.parameters()))
+        results.append((value, slope))
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+    assert ours.memory.value.shape == (PAIRS, 1 + symmetric)
+
+
+def test_hard_negatives_of_a_batch_are_estimated_without_bias():
+    """Those of the pair itself are in each of its batches and count once."""
+    model, data = make(), texts(6, columns=3)
+    whole = GlobalContrastiveLoss(model, 6, gamma=1.0, temperature=0.5, in_trainer=False)
+    whole(columns_of(model, data, range(6)), torch.arange(6))
+    sums = torch.zeros(6, 1, dtype=torch.float64)
+    batches = torch.combinations(torch.arange(6), 3)
+    for ids in batches:
+        part = GlobalContrastiveLoss(model, 6, gamma=1.0, temperature=0.5, in_trainer=False)
+        part(columns_of(model, data, ids), ids)
+        sums[ids] += part.memory.value[ids].exp() / 10  # 10 of 20 batches have a given pair
+    torch.testing.assert_close(sums, whole.memory.value.exp(), rtol=1e-10, atol=0)
+
+
+def test_autocast():
+    model, data, ids = make().float(), texts(), torch.arange(8)
+    loss = GlobalContrastiveLoss(model, PAIRS, in_trainer=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(columns_of(model, data, ids), ids)
+    value.backward()
+    assert value.dtype == loss.memory.value.dtype == torch.float32
+    wide = GlobalContrastiveLoss(make(), PAIRS, in_trainer=False)
+    expected = wide(columns_of(wide.model, data, ids), ids).item()
+    assert value.item() == pytest.approx(expected, rel=1e-4)
+
+
+# --- the Trainer ----------------------------------------------------------------------------------
+
+
+def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+    return SentenceTransformerTrainingArguments(
+        **{
+            "output_dir": str(folder), "num_train_epochs": 2, "per_device_train_batch_size": 4,
+            "learning_rate": 0.5, "optim": "sgd", "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0, "report_to": [], "disable_tqdm": True, "use_cpu": True,
+            "save_strategy": "no", "logging_strategy": "no", "seed": 3,
+            **options,
+        }
+    )  # fmt: skip
+
+
+def trainer(folder: Path, dropout: float = 0.0, **options: Any) -> SentenceTransformerTrainer:
+    model = make(dropout)
+    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5)
+    return SentenceTransformerTrainer(
+        model=model,
+        args=arguments(folder, **options),
+        train_dataset=number_pairs(Dataset.from_dict(texts())),
+        eval_dataset=Dataset.from_dict(texts(10)),
+        loss=loss,
+        callbacks=[loss],
+    )
+
+
+def plain(batches: list[Tensor], accumulate: int) -> tuple[Tensor, Tensor]:
+    """The plain loop; an epoch's last micro-batches may be fewer."""
+    model, data = make(), texts()
+    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5, in_trainer=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    per_epoch = -(-PAIRS // 4)
+    for start in range(0, len(batches), per_epoch):
+        epoch = batches[start : start + per_epoch]
+        for first in range(0, len(epoch), accumulate):
+            step = epoch[first : first + accumulate]
+            for ids in step:
+                (loss(columns_of(model, data, ids), ids) / len(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model), loss.memory.value
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_trainer_equals_the_plain_loop(tmp_path, accumulate):
+    """Also with accumulation, and with evaluation in between (on pairs without numbers)."""
+    made = trainer(tmp_path, gradient_accumulation_steps=accumulate, eval_strategy="epoch")
+    batches: list[Tensor] = []
+    made.loss.register_forward_pre_hook(
+        lambda loss, args: batches.append(args[1]) if loss.model.training else None
+    )
+    made.train()
+    expected, value = plain(batches, accumulate)
+    assert len(batches) == 12 and {len(ids) for ids in batches} == {4, 2}
+    assert float((weights(made.model) - weights(make())).abs().max()) > 0.01
+    assert torch.equal(weights(made.model), expected)
+    assert torch.equal(made.loss.memory.value, value)
+    if accumulate == 2:  # a loss that is summed, not averaged, over micro-batches is another path
+        assert not torch.allclose(expected, plain(batches, 1)[0], atol=1e-3)
+
+
+def test_a_resumed_run_continues_exactly(tmp_path):
+    """In the middle of an epoch, with dropout; the memory makes a difference."""
+    first = trainer(tmp_path, dropout=0.2, save_strategy="steps", save_steps=4)
+    first.train()
+    resumed = trainer(tmp_path, dropout=0.2)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert torch.equal(weights(resumed.model), weights(first.model))
+    assert torch.equal(resumed.loss.memory.value, first.loss.memory.value)
+
+    file = tmp_path / "checkpoint-8" / "global_contrastive_loss.pt"
+    content = torch.load(file)
+    content["memory"]["value"].fill_(torch.nan)
+    torch.save(content, file)
+    forgetful = trainer(tmp_path, dropout=0.2)
+    forgetful.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert not torch.allclose(weights(forgetful.model), weights(first.model), atol=1e-4)
+
+    # A file of another run in its place, and a folder that was moved.
+    torch.save({**content, "origin": ("other", 8)}, file)
+    with pytest.raises(FileNotFoundError, match="load_checkpoint"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    (tmp_path / "checkpoint-4").rename(tmp_path / "moved")
+    moved = trainer(tmp_path, dropout=0.2)
+    moved.loss.load_checkpoint(tmp_path / "moved")
+    moved.train(resume_from_checkpoint=str(tmp_path / "moved"))
+    assert torch.equal(weights(moved.model), weights(first.model))
+
+
+def test_a_checkpoint_without_memory_is_refused(tmp_path):
+    other = trainer(tmp_path, save_strategy="steps", save_steps=4, max_steps=4)
+    other.remove_callback(GlobalContrastiveLoss)
+    other.loss = MultipleNegativesRankingLoss(other.model)
+    other.train()
+    with pytest.raises(ValueError, match="step 4 has no memory"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_forgotten_callback_is_refused(tmp_path):
+    made = trainer(tmp_path)
+    made.remove_callback(GlobalContrastiveLoss)
+    with pytest.raises(RuntimeError, match=r"callbacks=\[loss\]"):
+        made.train()
+
+
+def test_the_model_card_has_the_settings(tmp_path):
+    trainer(tmp_path).create_model_card()
+    text = (tmp_path / "README.md").read_text()
+    assert "GlobalContrastiveLoss" in text and '"gamma": 0.5' in text and "yuan2022" in text
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_labels_that_are_no_numbers_of_pairs():
+    model, data, ids = make(), texts(), torch.arange(4)
+    loss = GlobalContrastiveLoss(model, PAIRS, in_trainer=False)
+    for labels, error in (
+        (None, "missing.*number_pairs"),
+        (torch.tensor([0.1, 0.9, 0.3, 0.0]), "integers.*number_pairs"),
+        (torch.tensor([0, 1, 0, 1]), "classes or groups.*number_pairs"),
+        (torch.tensor([1, 2, PAIRS, 3]), rf"\[0, {PAIRS - 1}\]"),
+    ):
+        with pytest.raises((ValueError, IndexError), match=error):
+            loss(columns_of(model, data, ids), labels)
+    with pytest.raises(ValueError, match="two columns"):
+        loss(columns_of(model, data, ids)[:1], ids)
+    assert loss.memory.value.isnan().all()
+
+
+def test_a_loss_that_cuts_embeddings_is_refused():
+    model, ids = make(), torch.arange(4)
+    loss = MatryoshkaLoss(model, GlobalContrastiveLoss(model, PAIRS, in_trainer=False), [6, 3])
+    with pytest.raises(ValueError, match="MatryoshkaLoss"):
+        loss(columns_of(model, texts(), ids), ids)
+
+
+def test_number_pairs():
+    data = number_pairs(Dataset.from_dict(texts(5)))
+    assert list(data["label"]) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"\['label'\] already"):
+        number_pairs(data)
+    with pytest.raises(ValueError, match="`number`"):
+        number_pairs(Dataset.from_dict(texts(5)), "number")
+    with pytest.raises(TypeError, match="IterableDataset"):
+        number_pairs(data.to_iterable_dataset())  # type: ignore[arg-type]
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+
+def worker(folder: str) -> None:
+    made = trainer(Path(folder), per_device_train_batch_size=2, dataloader_drop_last=True)
+    batches: list[Tensor] = []
+    made.loss.register_forward_pre_hook(lambda loss, args: batches.append(args[1].clone()))
+    made.train()
+    rank = os.environ["RANK"]
+    content = [weights(made.model), made.loss.memory.value, torch.stack(batches)]
+    torch.save(content, f"{folder}/out.{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """The Trainer's DDP equals the plain loop on the pairs of both ranks."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, __file__, str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [torch.load(tmp_path / f"out.{rank}") for rank in (0, 1)]
+    batches = list(torch.cat([batches for _, _, batches in results], 1))
+    model, data = make(), texts()
+    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5, in_trainer=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for ids in batches:
+        loss(columns_of(model, data, ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(batches) == 10 and batches[0].shape == (4,)
+    for parameters, value, _ in results:
+        torch.testing.assert_close(parameters, weights(model), rtol=0, atol=1e-10)
+        seen = loss.memory.value
+        torch.testing.assert_close(value, seen, rtol=0, atol=1e-10, equal_nan=True)
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])
