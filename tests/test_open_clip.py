@@ -1,4 +1,4 @@
-"""The memory of pairs and the open_clip loss: the whole data, transcriptions, unbiasedness, ranks."""
+"""The memory of pairs and the loss for open_clip: transcriptions, unbiasedness, ranks."""
 
 from __future__ import annotations
 
@@ -234,9 +234,7 @@ def test_a_saved_memory_continues():
     first, second = GlobalClipLoss(PAIRS), GlobalClipLoss(PAIRS)
     first(x[ids[0]], t[ids[0]], scale(), index=ids[0])
     second.load_state_dict(first.state_dict())
-    values = [
-        each(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item() for each in (first, second)
-    ]
+    values = [each(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item() for each in (first, second)]
     assert values[0] == values[1]
     alone = GlobalClipLoss(PAIRS)(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item()
     assert abs(alone - values[0]) > 1e-3
@@ -266,7 +264,9 @@ def test_half_precision_and_autocast():
             value = loss(*narrow, torch.tensor(50.0), index=torch.arange(8))
         value.backward()
         assert loss.memory.value.dtype == torch.float32
-        torch.testing.assert_close(loss.memory.value.double(), exact.memory.value, rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            loss.memory.value.double(), exact.memory.value, rtol=0, atol=1e-4
+        )
         for one, two in zip(narrow, reference, strict=True):
             assert one.grad is not None and two.grad is not None
             torch.testing.assert_close(one.grad.double(), two.grad, rtol=0.01, atol=1e-3)
@@ -315,7 +315,7 @@ def test_wrong_numbers_of_pairs(index, error):
 def test_wrong_settings():
     with pytest.raises(ValueError, match=r"gamma=.*\(0.0, 1.0\]"):
         GlobalClipLoss(10, gamma=0.0)
-    with pytest.raises(ValueError, match="local_loss.*must both be True"):
+    with pytest.raises(ValueError, match=r"local_loss.*must both be True"):
         GlobalClipLoss(10, gather_with_grad=False)
     x, t = (each.requires_grad_() for each in features())
     with pytest.raises(ValueError, match=r"world_size=.*is 2, but.*has 1"):

@@ -156,7 +156,7 @@ class PairMemory(KeepsPrecision):
     def _tracked(
         self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None, update: bool
     ) -> Tensor:
-        """log G_i of the pairs of this rank, after the update."""
+        """The logarithm of G_i of this rank's pairs, after the update."""
         if not update:
             return fresh
         dtype, fresh = fresh.dtype, fresh.to(self.value.dtype)

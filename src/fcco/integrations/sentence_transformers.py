@@ -5,10 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -17,6 +16,9 @@ from transformers import TrainerCallback
 from .. import _checks
 from ..tracker import for_model
 from ._pairs import PairMemory, pair_numbers
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = ["GlobalContrastiveLoss", "number_pairs"]
 
@@ -39,6 +41,8 @@ def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
         >>> number_pairs(Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]}))["label"]
         Column([0, 1])
     """
+    from datasets import Dataset  # sentence-transformers does without, except for its Trainer
+
     if not isinstance(dataset, Dataset):
         raise TypeError(
             "`number_pairs(dataset=...)` must be a `datasets.Dataset`, whose rows have fixed "
@@ -183,7 +187,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if state.global_step == 0:
             if key in notes:
                 raise ValueError(
-                    f"Two losses have the name {self.name!r}, and would be one file in checkpoints: "
+                    f"Two losses have the name {self.name!r} and would be one file in checkpoints: "
                     "give each `GlobalContrastiveLoss(name=...)` its own."
                 )
             self._run = uuid.uuid4().hex
@@ -202,8 +206,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
                 self.load_checkpoint(folder)
         if self._loaded != wanted:
             raise FileNotFoundError(
-                f"The file {self.name}.pt of step {state.global_step} of this run was found neither "
-                f"in {args.output_dir} nor in {notes[key]['folder']}: call "
+                f"{self.name}.pt of step {state.global_step} of this run was found neither in "
+                f"{args.output_dir} nor in {notes[key]['folder']}: call "
                 "`loss.load_checkpoint(folder)` with the folder that you resume from, before "
                 "`trainer.train(...)`."
             )
