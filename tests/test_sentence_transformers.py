@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,7 +31,9 @@ from sentence_transformers.sentence_transformer.modules import Dropout, StaticEm
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from transformers import TrainerState
 
+from benchmarks import small_batches
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
 
 PAIRS, WORDS = 22, 30
@@ -176,47 +179,71 @@ def test_the_trainer_equals_the_plain_loop(tmp_path, accumulate):
 
 
 def test_a_resumed_run_continues_exactly(tmp_path):
-    """In the middle of an epoch, with dropout; the memory makes a difference."""
-    first = trainer(tmp_path, dropout=0.2, save_strategy="steps", save_steps=4)
+    """In the middle of an epoch, with dropout."""
+    first = trainer(tmp_path, dropout=0.2, save_strategy="steps", save_steps=8)
     first.train()
     resumed = trainer(tmp_path, dropout=0.2)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert torch.equal(weights(resumed.model), weights(first.model))
     assert torch.equal(resumed.loss.memory.value, first.loss.memory.value)
 
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_the_memory(tmp_path):
+    """Without what the file holds, the path is another one."""
+    first = trainer(tmp_path, save_strategy="steps", save_steps=8)
+    first.train()
     file = tmp_path / "checkpoint-8" / "global_contrastive_loss.pt"
     content = torch.load(file)
     content["memory"]["value"].fill_(torch.nan)
     torch.save(content, file)
-    forgetful = trainer(tmp_path, dropout=0.2)
+    forgetful = trainer(tmp_path)
     forgetful.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert not torch.allclose(weights(forgetful.model), weights(first.model), atol=1e-4)
 
-    # A file of another run in its place, and a folder that was moved.
-    torch.save({**content, "origin": ("other", 8)}, file)
-    with pytest.raises(FileNotFoundError, match="load_checkpoint"):
-        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    (tmp_path / "checkpoint-4").rename(tmp_path / "moved")
-    moved = trainer(tmp_path, dropout=0.2)
-    moved.loss.load_checkpoint(tmp_path / "moved")
-    moved.train(resume_from_checkpoint=str(tmp_path / "moved"))
-    assert torch.equal(weights(moved.model), weights(first.model))
 
+def test_only_the_memory_of_the_same_run_is_loaded(tmp_path):
+    """A checkpoint without one, one of another run in its place, a folder that was moved."""
+    options = arguments(tmp_path / "here")
 
-def test_a_checkpoint_without_memory_is_refused(tmp_path):
-    other = trainer(tmp_path, save_strategy="steps", save_steps=4, max_steps=4)
-    other.remove_callback(GlobalContrastiveLoss)
-    other.loss = MultipleNegativesRankingLoss(other.model)
-    other.train()
+    def begin(state: TrainerState) -> GlobalContrastiveLoss:
+        loss = GlobalContrastiveLoss(make(), PAIRS)
+        loss.on_train_begin(options, state, None)
+        return loss
+
+    state, other = TrainerState(), TrainerState()
+    first, second = begin(state), begin(other)
+    first.memory.value.fill_(1.0)
+    with pytest.raises(ValueError, match="Two losses have the name"):
+        begin(state)
+    state.global_step = other.global_step = 4
+    folder = tmp_path / "here" / "checkpoint-4"
+    folder.mkdir(parents=True)
+    first.on_save(options, state, None)
+    assert begin(state).memory.value.eq(1.0).all()
     with pytest.raises(ValueError, match="step 4 has no memory"):
-        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        begin(TrainerState(global_step=4))
+    with pytest.raises(FileNotFoundError, match="load_checkpoint"):
+        begin(other)
+    assert second.memory.value.isnan().all()
+
+    options = arguments(tmp_path / "elsewhere")  # the Trainer's notes tell where it was
+    assert begin(state).memory.value.eq(1.0).all()
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="load_checkpoint"):
+        begin(state)
+    loss = GlobalContrastiveLoss(make(), PAIRS)
+    loss.load_checkpoint(tmp_path / "moved")
+    loss.on_train_begin(options, state, None)
+    assert loss.memory.value.eq(1.0).all()
 
 
-def test_a_forgotten_callback_is_refused(tmp_path):
-    made = trainer(tmp_path)
-    made.remove_callback(GlobalContrastiveLoss)
+def test_a_forgotten_callback_is_refused():
+    model, ids = make(), torch.arange(4)
+    loss = GlobalContrastiveLoss(model, PAIRS)
     with pytest.raises(RuntimeError, match=r"callbacks=\[loss\]"):
-        made.train()
+        loss(columns_of(model, texts(), ids), ids)
+    assert loss.memory.value.isnan().all()
 
 
 def test_the_model_card_has_the_settings(tmp_path):
@@ -260,6 +287,70 @@ def test_number_pairs():
         number_pairs(Dataset.from_dict(texts(5)), "number")
     with pytest.raises(TypeError, match="IterableDataset"):
         number_pairs(data.to_iterable_dataset())  # type: ignore[arg-type]
+
+
+# --- the benchmark --------------------------------------------------------------------------------
+
+
+def test_pairs_of_packages(tmp_path):
+    """No docstring in a source, no text twice, no package in two parts."""
+    code = (
+        'def name_{0}(x):\n    """Text number {0} of the package {1}."""\n'
+        '    class Inner:\n        "docs"\n    return x + {0} * {1}, "{1} a long line of code"\n'
+        'def twice(x):\n    """The same text in all the packages."""\n    return x, {0}, {1}, {0}\n'
+    )
+    for package in range(40):
+        for number in range(3):
+            file = tmp_path / f"package{package}" / f"file{number}.py"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(code.format(number, package))
+    (tmp_path / "package1" / "tests").mkdir()
+    (tmp_path / "package1" / "tests" / "more.py").write_text(code.format(9, 9))
+    pairs = small_batches.collect(tmp_path)
+    assert len(pairs) == 120 and len({pair.text for pair in pairs}) == 120
+    (pair,) = [pair for pair in pairs if pair.text == "Text number 2 of the package 7."]
+    assert pair.package == "package7" and '"""' not in pair.source and "docs" not in pair.source
+    assert "class Inner:\n        pass" in pair.source and "return (x + 2 * 7" in pair.source
+    parts = small_batches.split(pairs)
+    packages = [{pair.package for pair in part} for part in parts.values()]
+    assert sum(map(len, packages)) == 40 and len(set.union(*packages)) == 40
+    assert [len(part) for part in parts.values()] == [99, 9, 12]
+
+
+def test_the_benchmark_chooses_on_validation_pairs():
+    """Figures by hand: the rate that is best on validation pairs is not best on test pairs."""
+    figures = {1e-5: (1.0, 90.0), 2e-5: (7.0, 50.0), 5e-5: (3.0, 80.0), 1e-4: (2.0, 70.0)}
+
+    def run(jobs):
+        return [
+            dict(zip(("validation", "test"), figures[rate], strict=True))
+            if seed == 0
+            else {"validation": 0.0, "test": figures[rate][1] + seed}
+            for _, rate, seed in jobs
+        ]
+
+    method = small_batches.methods()[0]
+    row = small_batches.compare(run, lambda *job: job, [method], seeds=3)[method.name]  # type: ignore[arg-type,return-value]
+    assert row["learning rate"] == 2e-5 and row["recall@1"] == {"mean": 52.0, "std": 1.0}
+
+
+def test_the_benchmark_runs(tmp_path, capsys):
+    tokens = small_batches.Tokens.of([[1 + k, 1 + k] for k in range(40)])
+    content = dict.fromkeys(("train", "validation", "test"), [(tokens.ids, tokens.lengths)] * 2)
+    torch.save(content, tmp_path / "pairs.pt")
+    out = tmp_path / "runs.jsonl"
+    words = ["--quick", "--json", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
+    words += ["--pairs", f"{tmp_path}/pairs.pt", "--out", str(out)]
+    small_batches.main(words)
+    first = capsys.readouterr()
+    table = json.loads(first.out.splitlines()[-1])
+    assert list(table) == ["memory, batch 32", "in-batch, batch 32", "in-batch, batch 256"]
+    # A text and the same text: found by any model.
+    assert all(row["recall@1"]["mean"] == 100 for row in table.values())
+    assert all(row["seconds per step"] > 0 for row in table.values())
+    assert len(out.read_text().splitlines()) == 15
+    small_batches.main(words)  # all runs are known
+    assert not capsys.readouterr().err
 
 
 # --- two processes --------------------------------------------------------------------------------

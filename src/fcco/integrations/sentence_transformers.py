@@ -98,9 +98,10 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
 
     Example:
         >>> import torch
-        >>> from sentence_transformers import SentenceTransformer, models
-        >>> words = models.BoW(["red", "green", "blue", "apple", "leaf", "sky"])
-        >>> model = SentenceTransformer(modules=[words, models.Dense(6, 4)], device="cpu")
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from sentence_transformers.sentence_transformer.modules import BoW, Dense
+        >>> words = BoW(["red", "green", "blue", "apple", "leaf", "sky"])
+        >>> model = SentenceTransformer(modules=[words, Dense(6, 4)], device="cpu")
         >>> loss = GlobalContrastiveLoss(model, num_pairs=3, in_trainer=False)
         >>> columns = [["red", "green", "blue"], ["apple", "leaf", "sky"]]
         >>> value = loss([model.preprocess(texts) for texts in columns], torch.arange(3))
