@@ -173,7 +173,7 @@ def minilm_tokens() -> Encode:
     tokenizer = Tokenizer.from_str(contents("minilm", [VOCABULARY])[0].decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    separator = tokenizer.token_to_id("[SEP]")
+    separator: Any = tokenizer.token_to_id("[SEP]")
 
     def encode(text: str, length: int) -> list[int]:
         ids = tokenizer.encode(text[: 20 * length]).ids

@@ -142,7 +142,7 @@ class Sogclr:
                 ]
             )
             fresh = weights.mean(1)
-            old = self.u.get(pair, fresh)
+            old: Any = self.u.get(pair, fresh)
             self.u[pair] = u = (1 - self.gamma) * old + self.gamma * fresh
             weights /= (u + 1 / (self.number - 1))[:, None] * (size - 1)
             for k, j in enumerate(others):
@@ -183,8 +183,8 @@ class Backbones(nn.Module):
         self.double()
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        units = (normalize(each, dim=1) for each in (self.image(images), self.text(texts)))
-        return *units, self.log_scale.exp()
+        images, texts = self.image(images), self.text(texts)
+        return normalize(images, dim=1), normalize(texts, dim=1), self.log_scale.exp()
 
 
 def batches(steps: int = 30, size: int = 4) -> list[Tensor]:

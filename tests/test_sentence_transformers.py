@@ -130,7 +130,7 @@ def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArgume
     )  # fmt: skip
 
 
-def trainer(folder: Path, dropout: float = 0.0, **options: Any) -> SentenceTransformerTrainer:
+def trainer(folder: Path, dropout: float = 0.0, **options: Any) -> Any:
     model = make(dropout)
     loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5)
     return SentenceTransformerTrainer(
