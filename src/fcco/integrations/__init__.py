@@ -7,7 +7,6 @@
 | `transformers` | the Trainer of Hugging Face | `fcco[transformers]` |
 | `sentence_transformers` | sentence-transformers | `fcco[sentence-transformers]` |
 | `open_clip` | training loops of open_clip | none |
-| `sklearn` | scikit-learn | `fcco[sklearn]` |
 
 Nothing here is imported by `import fcco`: import the module you need, as in
 `from fcco.integrations.lightning import ...`.
