@@ -1,15 +1,32 @@
-"""scikit-learn classifiers that train under constraints, for the worst groups or for a ranking.
+"""Classifiers of scikit-learn that train under constraints, for worst groups or for a ranking.
 
 | estimator | trains for |
 |---|---|
-| `ConstrainedClassifier` | accuracy, while rates or losses of groups differ by at most `tolerance` |
+| `ConstrainedClassifier` | accuracy, while rates or losses of groups hardly differ |
 | `WorstGroupClassifier` | the average loss of the worst groups |
+| `OperatingPointClassifier` | recall at a precision, precision at a recall, TPR at an FPR |
 | `AveragePrecisionClassifier` | average precision |
 
-They are ordinary scikit-learn estimators: `fit(X, y, sensitive_features=...)`, `predict`, pipelines,
-grid searches, cross-validation. The extra `fcco[sklearn]` installs what they need.
+They are ordinary estimators: `fit(X, y, sensitive_features=...)`, `predict`, `predict_proba`,
+pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs what they need.
 """
 
+from .average_precision import AveragePrecisionClassifier
 from .constrained import ConstrainedClassifier
+from .operating_point import OperatingPointClassifier, OperatingPointReport
+from .rates import Proportion, binomial_bound
+from .report import ClassifierReport, Figures, GroupFigures
+from .worst_group import WorstGroupClassifier
 
-__all__ = ["ConstrainedClassifier"]
+__all__ = [
+    "AveragePrecisionClassifier",
+    "ClassifierReport",
+    "ConstrainedClassifier",
+    "Figures",
+    "GroupFigures",
+    "OperatingPointClassifier",
+    "OperatingPointReport",
+    "Proportion",
+    "WorstGroupClassifier",
+    "binomial_bound",
+]

@@ -14,44 +14,58 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from ... import _checks
 from ..._watch import UsageWarning
+from .encoding import Encoding
 from .groups import Groups, read_groups
-from .training import Part, Settings, Task, mlp, split_rows, train
+from .report import classifier_report
+from .training import Part, Settings, Task, outputs, split_rows, train
 
-__all__ = ["TorchClassifier"]
+__all__ = ["GroupClassifier", "Network", "PlainClassifier", "Scored", "TorchClassifier"]
 
 Array = NDArray[Any]
 Network = nn.Module | Callable[[int, int], nn.Module]
+Scored = dict[str, tuple[Tensor, Part]]
+
+PIECES = 8
+"""Pieces of a number, for the network that is made here."""
+
+EPOCHS, STEPS = 8, 300
+"""Passes over the data unless given; and the least number of steps, for small tables."""
+
+
+def mlp(features: int, outputs: int, hidden: int = 32) -> nn.Module:
+    """Two hidden layers of 32 units."""
+    layers = nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(hidden, outputs))
 
 
 class TorchClassifier(ClassifierMixin, BaseEstimator):
-    """Base of the classifiers: a network on scaled features, trained for a task of fcco."""
+    """Base of the classifiers: a network on encoded features, trained for a task of fcco."""
 
-    needs_groups = True
+    n_features_in_: int
+    report_: Any
 
     def __init__(
         self,
         *,
-        estimator: Network | None = None,
-        sensitive_features: Any = None,
-        max_epochs: int = 20,
-        batch_size: int | str = "auto",
-        learning_rate: float = 0.005,
-        weight_decay: float = 0.001,
-        validation_fraction: float = 0.1,
-        patience: int | None = None,
-        random_state: Any = None,
-        device: str = "cpu",
-        verbose: bool = False,
+        estimator: Network | None,
+        max_epochs: int | str,
+        batch_size: int | str,
+        learning_rate: float,
+        weight_decay: float,
+        validation_fraction: float,
+        patience: int | None,
+        random_state: Any,
+        device: Any,
+        verbose: bool,
     ) -> None:
         self.estimator = estimator
-        self.sensitive_features = sensitive_features
         self.max_epochs = max_epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -67,6 +81,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = self._multiclass()
         return tags
 
+    # What a classifier defines.
+
     def _multiclass(self) -> bool:
         """Whether there may be more than two classes."""
         return False
@@ -75,10 +91,17 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     def _task(self, groups: Groups) -> Task:
         """What to train for."""
 
+    def _threshold(self, scores: Tensor, part: Part) -> float:
+        """Where to cut the scores of two classes, from the validation part if there is one."""
+        return 0.0
+
     def _check(self) -> None:
         """Refuse parameters that are out of range."""
         name = type(self).__name__
-        _checks.integer(name, "max_epochs", self.max_epochs, 1)
+        for parameter in ("max_epochs", "batch_size"):
+            value = getattr(self, parameter)
+            if value != "auto":
+                _checks.integer(name, parameter, value, 1)
         _checks.positive(name, "learning_rate", self.learning_rate)
         _checks.at_least(name, "weight_decay", self.weight_decay, 0.0)
         _checks.in_interval(
@@ -86,8 +109,142 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         )
         if self.patience is not None:
             _checks.integer(name, "patience", self.patience, 1)
-        if self.batch_size != "auto":
-            _checks.integer(name, "batch_size", self.batch_size, 1)
+
+    # Training.
+
+    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> Scored:
+        """Train on checked features, (n, d), and numbers of classes.
+
+        Returns:
+            The scores less the threshold, and the rows, of the training and the validation part.
+        """
+        rows, held = split_rows(
+            np.column_stack([label, groups.members]), self.validation_fraction, random
+        )
+        self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
+        part, validation = (self._part(X, label, groups, each) for each in (rows, held))
+        settings, task = self._settings(len(rows), random), self._task(groups)
+        cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+        with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
+            torch.manual_seed(settings.seed)
+            module = self._module(X.shape[1]).to(self.device)
+            used = None if len(held) == 0 else validation
+            self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
+        parts = {"training": part} | ({} if used is None else {"validation": used})
+        scored = {name: (outputs(self.module_, each.x), each) for name, each in parts.items()}
+        self.threshold_ = self._threshold(*list(scored.values())[-1])
+        scored = {name: (scores - self.threshold_, each) for name, (scores, each) in scored.items()}
+        found = None if self.objective_ is None else task.report(self.objective_)
+        self.report_ = classifier_report(task, groups.names, scored, found)
+        return scored
+
+    def _read_labels(self, y: Array) -> Array:
+        check_classification_targets(y)
+        self.classes_, label = np.unique(y, return_inverse=True)
+        number = len(self.classes_)
+        if number < 2:
+            raise ValueError(
+                "`fit(y=...)` must hold at least 2 classes but holds one class: "
+                f"{self.classes_[0]!r}."
+            )
+        if number > 2 and not self._multiclass():
+            raise ValueError(
+                "Only binary classification is supported. The type of the target is multiclass: "
+                f"{type(self).__name__} needs a positive and a negative class, but y has "
+                f"{number} classes."
+            )
+        return label
+
+    def _part(self, X: Array, label: Array, groups: Groups, rows: Array) -> Part:
+        parts = (
+            self.encoding_(X[rows]),
+            torch.as_tensor(label[rows]),
+            torch.as_tensor(groups.members[rows]),
+        )
+        return Part(*(each.to(self.device) for each in parts))
+
+    def _module(self, features: int) -> nn.Module:
+        if isinstance(self.estimator, nn.Module):
+            return copy.deepcopy(self.estimator)
+        outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
+        if self.estimator is not None:
+            return self.estimator(features, outputs)
+        return mlp(len(self.encoding_.mean), outputs)
+
+    def _settings(self, number: int, random: np.random.RandomState) -> Settings:
+        size = min(max(number // 64, 128), 2048) if self.batch_size == "auto" else self.batch_size
+        per_epoch = max(1, number // int(size))
+        epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
+        return Settings(
+            max_epochs=epochs if self.max_epochs == "auto" else int(self.max_epochs),
+            batch_size=int(size),
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            patience=self.patience,
+            seed=int(random.randint(2**31 - 1)),
+            progress=_print_row if self.verbose else lambda row: None,
+        )
+
+    # Predictions.
+
+    def _read(self, X: Any) -> Array:
+        """Features of a table, (n, d), float64."""
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _scores(self, X: Any) -> Tensor:
+        """What the network returns, on the CPU."""
+        check_is_fitted(self)
+        x = self.encoding_(self._read(X)).to(self.device)
+        return outputs(self.module_, x).cpu()
+
+    def decision_function(self, X: Any) -> Array:
+        """The score of the second of two classes, (n,); or of each class, (n, classes)."""
+        scores = self._scores(X)
+        if len(self.classes_) > 2:
+            return scores.numpy()
+        return (scores.reshape(-1) - self.threshold_).numpy()
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each class, (n, classes); the larger of two is that predicted.
+
+        Under a constraint these are scores between 0 and 1 rather than frequencies.
+        """
+        scores = torch.as_tensor(self.decision_function(X))
+        if scores.dim() == 2:
+            return scores.softmax(1).numpy()
+        return torch.stack([(-scores).sigmoid(), scores.sigmoid()], dim=1).numpy()
+
+    def predict(self, X: Any) -> Array:
+        """The class of each sample."""
+        scores = self.decision_function(X)
+        return self.classes_[scores.argmax(1) if scores.ndim == 2 else (scores > 0) * 1]
+
+
+class PlainClassifier(TorchClassifier):
+    """Base of the classifiers that know of no groups."""
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train.
+
+        Args:
+            X: features, (n, d).
+            y: two classes, (n,), of any type; positive is the second of `classes_`.
+        """
+        self._check()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        self._fit_all(X, self._read_labels(y), check_random_state(self.random_state))
+        return self
+
+    def _fit_all(self, X: Array, label: Array, random: Any) -> Scored:
+        return self._fit(X, label, Groups((), np.zeros((len(X), 0), dtype=bool)), random)
+
+
+class GroupClassifier(TorchClassifier):
+    """Base of the classifiers that look at groups."""
+
+    def __init__(self, *, sensitive_features: Any, **common: Any) -> None:
+        super().__init__(**common)
+        self.sensitive_features = sensitive_features
 
     def fit(self, X: Any, y: Any, sensitive_features: Any = None) -> Any:
         """Train.
@@ -97,99 +254,62 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             y: classes, (n,), of any type.
             sensitive_features: the group of each sample: a column of any values, or several columns
                 whose combinations are the groups; a boolean table with a column for each group, or
-                a list of the groups of each sample, where groups may overlap.
+                a list of the groups of each sample, where groups may overlap and samples be in
+                none. They are not needed for predictions.
         """
         self._check()
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(y)
-        self.classes_, label = np.unique(y, return_inverse=True)
-        self._check_classes()
-        groups = self._groups(sensitive_features, len(X))
-        random = check_random_state(self.random_state)
-        cells = np.column_stack([label, groups.members])
-        rows, held = split_rows(cells, self.validation_fraction, random)
-        self.mean_, self.scale_ = X[rows].mean(0), X[rows].std(0)
-        self.scale_[self.scale_ == 0] = 1.0
-        whole = self._part(X, label, groups.members)
-        parts = [whole.rows(torch.as_tensor(each)) for each in (rows, held if len(held) else rows)]
-        parts = [Part(*(each.to(self.device) for each in part)) for part in parts]
-        cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-        with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
-            torch.manual_seed(int(random.randint(2**31 - 1)))
-            module = self._module(X.shape[1]).to(self.device)
-            trained = train(module, self._task(groups), *parts, self._settings(len(rows)))
-        self.module_, self.objective_, self.history_ = trained
+        if self.sensitive_features is None:
+            X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        else:
+            if sensitive_features is not None:
+                raise ValueError(
+                    f"`{type(self).__name__}(sensitive_features={self.sensitive_features!r})` "
+                    "names columns of X already: leave `fit(sensitive_features=...)` out."
+                )
+            validate_data(self, X, skip_check_array=True)
+            sensitive_features, X = self._columns(X)
+            X, y = check_X_y(X, y, dtype="float64", ensure_min_samples=2, estimator=self)
+        label, groups = self._read_labels(y), self._groups(sensitive_features, len(X))
+        self._fit(X, label, groups, check_random_state(self.random_state))
         return self
-
-    def _check_classes(self) -> None:
-        number = len(self.classes_)
-        if number < 2:
-            raise ValueError(
-                f"`fit(y=...)` must hold at least 2 classes but holds one class: {self.classes_[0]!r}."
-            )
-        if number > 2 and not self._multiclass():
-            raise ValueError(
-                "Only binary classification is supported. The type of the target is multiclass: "
-                f"{type(self).__name__} compares rates of one class, but y has {number} classes."
-            )
 
     def _groups(self, sensitive_features: Any, number: int) -> Groups:
         if sensitive_features is None:
-            if self.needs_groups:
-                warnings.warn(
-                    f"`{type(self).__name__}.fit` got no `sensitive_features`: all samples are one "
-                    "group, and nothing is constrained.",
-                    UsageWarning,
-                    stacklevel=3,
+            groups = Groups(("all",), np.ones((number, 1), dtype=bool))
+        else:
+            groups = read_groups(sensitive_features, number)
+        if len(groups.names) < 2:
+            what = "has one value" if sensitive_features is not None else "was not given"
+            warnings.warn(
+                f"`{type(self).__name__}.fit(sensitive_features=...)` {what}: all samples are one "
+                "group, there is nothing to compare, and this is plain training.",
+                UsageWarning,
+                stacklevel=3,
+            )
+        return groups
+
+    def _columns(self, X: Any) -> tuple[Array, Array]:
+        """The columns of X that hold groups, and the others."""
+        names = self.sensitive_features
+        names = [names] if isinstance(names, (str, int)) else list(names)
+        known = list(vars(self).get("feature_names_in_", ()))
+        for name in names:
+            if name not in (known if isinstance(name, str) else range(self.n_features_in_)):
+                raise ValueError(
+                    f"`{type(self).__name__}(sensitive_features={self.sensitive_features!r})` "
+                    f"names a column that X does not have: {name!r}. X has "
+                    + (f"the columns {known}." if known else f"{self.n_features_in_} columns.")
                 )
-            return Groups(("all",), np.ones((number, 1), dtype=bool))
-        return read_groups(sensitive_features, number)
+        places = [known.index(name) if isinstance(name, str) else name for name in names]
+        table = np.asarray(X)
+        return table[:, places], np.delete(table, places, axis=1)
 
-    def _part(self, X: Array, label: Array, members: Array) -> Part:
-        scaled = torch.as_tensor((X - self.mean_) / self.scale_, dtype=torch.float32)
-        return Part(scaled, torch.as_tensor(label), torch.as_tensor(members))
+    def _read(self, X: Any) -> Array:
+        if self.sensitive_features is None:
+            return super()._read(X)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        return check_array(self._columns(X)[1], dtype="float64", estimator=self)
 
-    def _module(self, features: int) -> nn.Module:
-        outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
-        if isinstance(self.estimator, nn.Module):
-            return copy.deepcopy(self.estimator)
-        return (self.estimator or mlp)(features, outputs)
 
-    def _settings(self, number: int) -> Settings:
-        size = self.batch_size
-        return Settings(
-            max_epochs=self.max_epochs,
-            batch_size=min(2048, max(128, math.ceil(number / 16))) if size == "auto" else int(size),
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            patience=self.patience,
-            report=self._progress if self.verbose else lambda row: None,
-        )
-
-    def _progress(self, row: dict[str, float]) -> None:
-        sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in row.items()) + "\n")
-
-    @torch.no_grad()
-    def _scores(self, X: Any) -> Tensor:
-        """The outputs of the network, on the CPU."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        scaled = torch.as_tensor((X - self.mean_) / self.scale_, dtype=torch.float32)
-        return self.module_(scaled.to(self.device)).cpu()
-
-    def decision_function(self, X: Any) -> Array:
-        """The score of the second of two classes, (n,); or of each class, (n, classes)."""
-        scores = self._scores(X)
-        return (scores.reshape(-1) if len(self.classes_) == 2 else scores).numpy()
-
-    def predict_proba(self, X: Any) -> Array:
-        """The probability of each class, (n, classes)."""
-        scores = torch.as_tensor(self.decision_function(X))
-        if len(self.classes_) > 2:
-            return scores.softmax(1).numpy()
-        return torch.stack([(-scores).sigmoid(), scores.sigmoid()], dim=1).numpy()
-
-    def predict(self, X: Any) -> Array:
-        """The class of each sample."""
-        scores = self.decision_function(X)
-        return self.classes_[scores.argmax(1) if len(self.classes_) > 2 else (scores > 0) * 1]
+def _print_row(row: dict[str, float]) -> None:
+    sys.stdout.write(", ".join(f"{name} {value:.4g}" for name, value in row.items()) + "\n")

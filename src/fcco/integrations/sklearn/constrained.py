@@ -7,125 +7,217 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from ... import _checks
 from ...inputs import Measured
 from ...methods import constrained
-from .base import Network, TorchClassifier
+from .base import GroupClassifier, Network
 from .groups import Groups
-from .training import Assessment, Part, Task
+from .training import STEEP, Part, Task, losses_of, predicted
 
 __all__ = ["ConstrainedClassifier"]
 
-CONSTRAINTS = ("equalized_odds", "demographic_parity", "tpr", "fpr", "group_loss")
-_LABELS = {"equalized_odds": (1, 0), "demographic_parity": (None,), "tpr": (1,), "fpr": (0,)}
+LABELS: dict[str, tuple[int | None, ...]] = {
+    "equalized_odds": (1, 0),
+    "demographic_parity": (None,),
+    "tpr": (1,),
+    "fpr": (0,),
+}
 """The labels whose samples are counted, each in rates of their own; None for all samples."""
+
+CONSTRAINTS = (*LABELS, "group_loss")
+
+MOST_GROUPS = 300
+"""Rates are compared in pairs, and there are as many as the square of this."""
+
+LEAST = 0.25
+"""The share of the tolerance that training aims at, at least."""
+
+EXCHANGE = 2.0
+"""Accuracy that an epoch may have less if its gap is smaller by 1."""
 
 
 class GapTask(Task):
-    """Cross-entropy, while rates of groups differ by at most a tolerance."""
+    """Cross-entropy, while means of cells of the data differ by at most a tolerance.
+
+    A cell is a group, or its positives or negatives.
+    """
+
+    name = "gap"
 
     def __init__(self, constraint: str, tolerance: float, groups: Groups) -> None:
-        self.constraint, self.tolerance = constraint, tolerance
-        number = len(groups.names)
-        if constraint == "group_loss":  # each group against all samples
-            self.pairs = [(k, number) for k in range(number)]
+        self.constraint, self.tolerance, number = constraint, tolerance, len(groups.names)
+        self.asked = f"{constraint} gap of at most {tolerance:g}"
+        if constraint == "group_loss":
+            self.asked = f"loss of every group at most {tolerance:g} above that of all samples"
+            labels, pairs = [""], [(k, number) for k in range(number)]  # the last cell is all
         else:
-            blocks = range(len(_LABELS[constraint]))
+            labels = [{1: "tpr ", 0: "fpr ", None: ""}[label] for label in LABELS[constraint]]
             pairs = list(itertools.permutations(range(number), 2))
-            self.pairs = [(b * number + i, b * number + j) for b in blocks for i, j in pairs]
-        self.first, self.second = torch.tensor(self.pairs, dtype=torch.int64).view(-1, 2).T
+        names = (*groups.names, "all")
+        self.names = [f"{label}{names[i]} - {names[j]}" for label in labels for i, j in pairs]
+        cells = [
+            (block * number + i, block * number + j)
+            for block in range(len(labels))
+            for i, j in pairs
+        ]
+        self.pairs = torch.tensor(cells, dtype=torch.int64).view(-1, 2)
+        self.limit = torch.full((len(cells),), tolerance)  # what training aims at
+        self.trained: Tensor | None = None  # cells of the training part
 
     def cells(self, part: Part) -> Tensor:
-        """Which samples are counted in which rate, (n, cells)."""
+        """Which samples count in which mean, (n, cells), 0 or 1."""
         members = part.members
         if self.constraint == "group_loss":
-            return torch.cat([members, torch.ones_like(members[:, :1])], dim=1)
-        kept = [
-            members if label is None else members & (part.y == label)[:, None]
-            for label in _LABELS[self.constraint]
-        ]
-        return torch.cat(kept, dim=1)
+            kept = [members, torch.ones_like(members[:, :1])]
+        else:
+            kept = [
+                members if label is None else members & (part.y == label)[:, None]
+                for label in LABELS[self.constraint]
+            ]
+        return torch.cat(kept, dim=1).to(part.x)
 
     def objective(self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> Any:
-        """Limits on the differences of all pairs."""
-        if not self.pairs:
-            return None
-        return constrained(module, optimizer, len(self.pairs), tolerance=self.tolerance)
+        """A limit for each pair of cells that has samples.
 
-    def loss(self, objective: Any, module: nn.Module, batch: Part, rows: Tensor) -> Tensor:
-        """The loss of a batch."""
+        It is the tolerance, less what two rates of new data differ by chance: one standard error,
+        here that of the labels. Less than a quarter of the tolerance costs more than it gains.
+        """
+        self.trained = self.cells(part)
+        counts = self.trained.sum(0).double().cpu()
+        filled = (counts > 0)[self.pairs].all(1)
+        self.pairs, self.limit = self.pairs[filled], self.limit[filled]
+        self.names = list(itertools.compress(self.names, filled.tolist()))
+        if len(self.names) == 0 or part.members.shape[1] < 2:
+            return None
+        if self.constraint != "group_loss":
+            share = float(part.y.double().mean())
+            error = (share * (1 - share) * (1 / counts)[self.pairs].sum(1)).sqrt()
+            self.limit = (self.limit - error).clip(LEAST * self.tolerance)
+        limits = dict(zip(self.names, self.limit.tolist(), strict=True))
+        return constrained(module, optimizer, limits)
+
+    def loss(self, objective: Any, module: nn.Module, part: Part, batch: Any) -> Tensor:
+        """Rates count predictions; their gradient is that of the mean probability."""
+        x, y = part.x.index_select(0, batch), part.y.index_select(0, batch)
         if objective is None:
-            return self._losses(module(batch.x), batch.y).mean()
-        cells = self.cells(batch).to(batch.x)
+            return losses_of(module(x), y).mean()
+        assert self.trained is not None
+        cells, pairs = self.trained.index_select(0, batch), self.pairs.to(y.device)
         counts = cells.sum(0)
-        first, second = self.first.to(batch.y.device), self.second.to(batch.y.device)
-        index = ((counts[first] > 0) & (counts[second] > 0)).nonzero().view(-1)
-        first, second = first[index], second[index]
+        there = (counts > 0)[pairs].all(1)
+        index = None
+        if not bool(there.all()):  # a small group is not in every batch
+            index = there.nonzero().view(-1)
+            pairs = pairs[index]
+
+        def difference(values: Tensor) -> Tensor:
+            means = values @ cells / counts.clip(1)  # 0 / 0 has no gradient, not even 0
+            first, second = means[pairs].unbind(1)
+            return first - second
 
         def losses_and_gaps() -> Any:
-            scores = module(batch.x)
-            losses = self._losses(scores, batch.y)
+            scores = module(x)
+            losses = losses_of(scores, y)
             if self.constraint == "group_loss":
-                means = losses @ cells / counts
-                return losses, means[first] - means[second]
-            scores = scores.reshape(-1)
-            rates = scores.sigmoid() @ cells / counts
-            hard = (scores.detach() > 0).to(cells) @ cells / counts
-            return losses, Measured(hard[first] - hard[second], rates[first] - rates[second])
+                return losses, difference(losses)
+            counted = predicted(scores.detach()).to(cells)
+            return losses, Measured(
+                difference(counted), difference(STEEP * scores.view(-1).sigmoid())
+            )
 
         return objective(losses_and_gaps, index)
 
-    @staticmethod
-    def _losses(scores: Tensor, y: Tensor) -> Tensor:
-        if scores.dim() == 1 or scores.shape[1] == 1:
-            scores = scores.reshape(-1)
-            return binary_cross_entropy_with_logits(scores, y.to(scores), reduction="none")
-        return cross_entropy(scores, y, reduction="none")
+    def differences(self, *parts: tuple[Tensor, Part]) -> Tensor:
+        """The difference of each pair over parts of the data together; 0 without samples."""
+        sums, counts = torch.zeros(()), torch.zeros(())
+        for scores, part in parts:
+            cells = self.cells(part).double()
+            loss = self.constraint == "group_loss"
+            values = losses_of(scores, part.y) if loss else predicted(scores)
+            sums, counts = sums + (values.double() @ cells).cpu(), counts + cells.sum(0).cpu()
+        first, second = (sums / counts)[self.pairs].unbind(1)
+        return (first - second).nan_to_num(0.0)
 
-    def assess(self, scores: Tensor, part: Part) -> Assessment:
-        """The gap above the tolerance, and the accuracy."""
-        binary = scores.dim() == 1 or scores.shape[1] == 1
-        predicted = (scores.reshape(-1) > 0).long() if binary else scores.argmax(1)
-        merit = float((predicted == part.y).float().mean())
-        if not self.pairs:
-            return Assessment(0.0, merit)
-        cells = self.cells(part).to(part.x)
-        values = self._losses(scores, part.y) if self.constraint == "group_loss" else predicted
-        means = values.to(cells) @ cells / cells.sum(0)
-        first, second = self.first.to(part.y.device), self.second.to(part.y.device)
-        gaps = (means[first] - means[second]).nan_to_num(0.0)
-        return Assessment(float(gaps.max()) - self.tolerance, merit)
+    def value(self, scores: Tensor, part: Part) -> float:
+        """The largest difference."""
+        differences = self.differences((scores, part))
+        return float(differences.max()) if len(differences) else 0.0
+
+    def merit(self, training: tuple[Tensor, Part], held: tuple[Tensor, Part]) -> float:
+        """Accuracy on held-out rows, less what the gap over all rows is too large by.
+
+        Rates of a small group are too rough on the held-out rows alone.
+        """
+        scores, part = held
+        accuracy = float((predicted(scores) == part.y).float().mean())
+        excess = (self.differences(training, held) - self.limit).clip(0)
+        return accuracy - EXCHANGE * (float(excess.max()) if len(excess) else 0.0)
 
 
-class ConstrainedClassifier(TorchClassifier):
-    """Minimise the loss while rates or losses of groups differ by at most a tolerance.
+class ConstrainedClassifier(GroupClassifier):
+    r"""Minimise the loss while rates or losses of groups differ by at most a tolerance.
 
-    | `constraint` | what may differ by at most `tolerance` |
+    .. math::
+        \min_w\; \mathbb E\,\ell(w; x, y) \qquad\text{subject to}\qquad
+        r_a(w) - r_b(w) \le \text{tolerance} \quad\text{for all groups } a, b,
+
+    by `fcco.constrained`, where r_a is
+
+    | `constraint` | r_a |
     |---|---|
-    | `"demographic_parity"` | the share of samples that are predicted positive, between any groups |
-    | `"tpr"` | the true-positive rates |
-    | `"fpr"` | the false-positive rates |
-    | `"equalized_odds"` | both |
-    | `"group_loss"` | the cross-entropy of a group above that of all samples |
+    | `"demographic_parity"` | share of group a that is predicted positive |
+    | `"tpr"` | the same among its positives, the true-positive rate |
+    | `"fpr"` | the same among its negatives, the false-positive rate |
+    | `"equalized_odds"` | both rates, each with the tolerance |
+    | `"group_loss"` | mean cross-entropy of group a, with that of all samples as r_b |
+
+    Positive is the second of the two `classes_`; `"group_loss"` is for any number of classes.
+    Rates count predictions (`fcco.Measured`): the constraint is on what `predict` returns.
+    Groups are needed for training alone. Rates of few samples are uncertain: training aims at the
+    tolerance less one standard error, but at least a quarter of it, so that the tolerance also
+    holds on new data as far as the number of samples allows.
 
     Args:
         constraint: see above.
         tolerance: the largest difference.
-        estimator: a network, or a function of the numbers of features and outputs that makes one;
-            None: two hidden layers of 64 units. It returns a logit for two classes, one for each
-            class for more.
-        sensitive_features: columns of X, by name or number, that hold the groups.
-        max_epochs: passes over the training part.
-        batch_size: rows in a step.
-        learning_rate: of AdamW.
+        estimator: a network, or a function of the numbers of features and outputs that makes one.
+            It gets scaled features and returns a logit, or one for each of more than two classes.
+            None: two hidden layers of 32 units, on features of which numbers are also cut into 8
+            pieces.
+        sensitive_features: columns of X that hold the groups, by name or number, instead of
+            `fit(sensitive_features=...)`. They are not features then.
+        max_epochs: passes over the training part. `"auto"`: 8, or as many as make 300 steps.
+        batch_size: rows in a step. `"auto"`: a sixty-fourth of them, between 128 and 2,048.
+        learning_rate: the largest of AdamW, see `fcco.integrations.sklearn.training.train`.
         weight_decay: of AdamW.
-        validation_fraction: share of the rows that choose the iterate.
-        patience: epochs without progress on the validation part before training ends.
-        random_state: seed or `numpy.random.RandomState`.
-        device: where to train.
-        verbose: print a line for each epoch.
+        validation_fraction: share of the rows that choose the epoch, the same of every group and
+            label.
+        patience: epochs without a better one after which training ends; None for no such end.
+        random_state: a seed, a `numpy.random.RandomState`, or None.
+        device: where to train, such as "cuda".
+        verbose: print the figures of each epoch.
+
+    Attributes:
+        classes_: the classes.
+        n_features_in_: the number of columns of X.
+        module_: the network.
+        encoding_: what turns a table into its input.
+        objective_: the objective of the training; None where nothing was constrained.
+        history_: the figures of each epoch.
+        report_: a `ClassifierReport`.
+
+    Example:
+        >>> import numpy as np
+        >>> from fcco.integrations.sklearn import ConstrainedClassifier
+        >>> random = np.random.default_rng(0)
+        >>> group = random.choice(["a", "b"], 2000)
+        >>> X = random.normal(size=(2000, 3)) + (group == "a")[:, None]
+        >>> y = X[:, 0] + random.normal(size=2000) > 0.5
+        >>> model = ConstrainedClassifier("demographic_parity", random_state=0)
+        >>> chosen = model.fit(X, y, sensitive_features=group).predict(X)
+        >>> bool(abs(chosen[group == "a"].mean() - chosen[group == "b"].mean()) < 0.03)
+        True
     """
 
     def __init__(
@@ -135,14 +227,14 @@ class ConstrainedClassifier(TorchClassifier):
         *,
         estimator: Network | None = None,
         sensitive_features: Any = None,
-        max_epochs: int = 20,
+        max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
         learning_rate: float = 0.005,
-        weight_decay: float = 0.001,
+        weight_decay: float = 0.01,
         validation_fraction: float = 0.1,
         patience: int | None = None,
         random_state: Any = None,
-        device: str = "cpu",
+        device: Any = "cpu",
         verbose: bool = False,
     ) -> None:
         super().__init__(
@@ -163,4 +255,9 @@ class ConstrainedClassifier(TorchClassifier):
         _checks.at_least("ConstrainedClassifier", "tolerance", self.tolerance, 0.0)
 
     def _task(self, groups: Groups) -> Task:
+        if self.constraint != "group_loss" and len(groups.names) > MOST_GROUPS:
+            raise ValueError(
+                f"`fit(sensitive_features=...)` has {len(groups.names)} groups, more than "
+                f"{MOST_GROUPS}: their rates are compared in pairs. Put its values into classes."
+            )
         return GapTask(self.constraint, self.tolerance, groups)
