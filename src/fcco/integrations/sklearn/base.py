@@ -128,6 +128,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
             module = self._module(X.shape[1]).to(self.device)
+            self._check_outputs(module, part)
             used = None if len(held) == 0 else validation
             self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
         parts = {"training": part} | ({} if used is None else {"validation": used})
@@ -171,12 +172,27 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             return self.estimator(features, outputs)
         return mlp(len(self.encoding_.mean), outputs)
 
+    def _check_outputs(self, module: nn.Module, part: Part) -> None:
+        found, number = tuple(outputs(module, part.x[:2]).shape), len(self.classes_)
+        right = [(2, number)] if number > 2 else [(2,), (2, 1)]
+        if found not in right:
+            raise ValueError(
+                f"`{type(self).__name__}(estimator=...)` must return "
+                + (
+                    "one logit for each class, "
+                    if number > 2
+                    else "one logit, of the second class, "
+                )
+                + f"but for 2 rows and {number} classes it returned the shape: {found}."
+            )
+
     def _settings(self, number: int, random: np.random.RandomState) -> Settings:
         size = min(max(number // 64, 128), 2048) if self.batch_size == "auto" else self.batch_size
         per_epoch = max(1, number // int(size))
         epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
         return Settings(
             max_epochs=epochs if self.max_epochs == "auto" else int(self.max_epochs),
+            more_epochs=2 * epochs if self.max_epochs == "auto" else 0,
             batch_size=int(size),
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,

@@ -139,10 +139,18 @@ class GapTask(Task):
         first, second = (sums / counts)[self.pairs].unbind(1)
         return (first - second).nan_to_num(0.0)
 
+    @staticmethod
+    def largest(differences: Tensor) -> float:
+        """The largest of some differences, 0 without any."""
+        return float(differences.max()) if len(differences) else 0.0
+
     def value(self, scores: Tensor, part: Part) -> float:
         """The largest difference."""
-        differences = self.differences((scores, part))
-        return float(differences.max()) if len(differences) else 0.0
+        return self.largest(self.differences((scores, part)))
+
+    def done(self, *parts: tuple[Tensor, Part]) -> bool:
+        """Whether the tolerance is kept over all rows."""
+        return self.largest(self.differences(*parts)) <= self.tolerance
 
     def merit(self, training: tuple[Tensor, Part], held: tuple[Tensor, Part]) -> float:
         """Accuracy on held-out rows, less what the gap over all rows is too large by.
@@ -151,8 +159,8 @@ class GapTask(Task):
         """
         scores, part = held
         accuracy = float((predicted(scores) == part.y).float().mean())
-        excess = (self.differences(training, held) - self.limit).clip(0)
-        return accuracy - EXCHANGE * (float(excess.max()) if len(excess) else 0.0)
+        excess = self.largest(self.differences(training, held) - self.limit)
+        return accuracy - EXCHANGE * max(excess, 0.0)
 
 
 class ConstrainedClassifier(GroupClassifier):
@@ -187,7 +195,8 @@ class ConstrainedClassifier(GroupClassifier):
             pieces.
         sensitive_features: columns of X that hold the groups, by name or number, instead of
             `fit(sensitive_features=...)`. They are not features then.
-        max_epochs: passes over the training part. `"auto"`: 8, or as many as make 300 steps.
+        max_epochs: passes over the training part. `"auto"`: 8, or as many as make 300 steps; up to
+            three times as many while the tolerance is not kept.
         batch_size: rows in a step. `"auto"`: a sixty-fourth of them, between 128 and 2,048.
         learning_rate: the largest of AdamW, see `fcco.integrations.sklearn.training.train`.
         weight_decay: of AdamW.

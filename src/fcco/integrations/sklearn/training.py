@@ -72,6 +72,7 @@ class Settings:
     """Numbers of the training loop."""
 
     max_epochs: int
+    more_epochs: int  # for a task that is not done by then
     batch_size: int
     learning_rate: float
     weight_decay: float
@@ -117,11 +118,16 @@ class Task(abc.ABC):
 
     def report(self, objective: Any) -> Any:
         """The report of the objective at the end of training, None if it makes none."""
-        return objective.report()
+        seen = objective.term.tracker.seen.any()  # no batch of a tiny table may have both classes
+        return objective.report() if bool(seen) else None
 
     @abc.abstractmethod
     def value(self, scores: Tensor, part: Part) -> float:
         """The figure that was asked for."""
+
+    def done(self, *parts: tuple[Tensor, Part]) -> bool:
+        """Whether training may end, from the scores of the parts."""
+        return True
 
     def figures(self, scores: Tensor, part: Part) -> dict[str, float]:
         """Figures for the history."""
@@ -195,26 +201,27 @@ def train(
     total = settings.max_epochs * len(batches)
     history: list[dict[str, float]] = []
     best, state, best_epoch, step = -math.inf, module.state_dict(), 0, 0
-    for epoch in range(1, settings.max_epochs + 1):
+    for epoch in range(1, settings.max_epochs + settings.more_epochs + 1):
         module.train()
         losses = []
         for batch in batches:
             step += 1
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * schedule(step / total)
+                group["lr"] = settings.learning_rate * schedule(min(step / total, 1.0))
             loss = task.loss(objective, module, part, batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
         with average.applied():
-            update_bn((part.x[rows] for rows in Shuffled(len(part.y), 1024)), module)
-            row, merit = judged(module, task, part, held)
+            update_bn(part.x.split(1024), module)
+            row, merit, done = judged(module, task, part, held)
             history.append({"epoch": epoch, "loss": float(torch.stack(losses).mean()), **row})
             settings.progress(history[-1])
             if held is None or merit >= best:
                 best, best_epoch, state = merit, epoch, copy.deepcopy(module.state_dict())
-        if settings.patience is not None and epoch - best_epoch >= settings.patience:
+        tired = settings.patience is not None and epoch - best_epoch >= settings.patience
+        if tired or (done and epoch >= settings.max_epochs):
             break
     module.load_state_dict(state)
     module.eval()
@@ -247,12 +254,13 @@ def outputs(module: nn.Module, x: Tensor) -> Tensor:
 
 def judged(
     module: nn.Module, task: Task, part: Part, held: Part | None
-) -> tuple[dict[str, float], float]:
-    """The figures of an iterate, and its merit."""
+) -> tuple[dict[str, float], float, bool]:
+    """The figures of an iterate, its merit, and whether the task is done."""
     found = {"training": (outputs(module, part.x), part)}
     if held is not None:
         found["validation"] = (outputs(module, held.x), held)
     row: dict[str, float] = {}
     for name, (scores, rows) in found.items():
         row |= {f"{name} {each}": value for each, value in task.figures(scores, rows).items()}
-    return row, 0.0 if held is None else task.merit(found["training"], found["validation"])
+    merit = 0.0 if held is None else task.merit(found["training"], found["validation"])
+    return row, merit, task.done(*found.values())

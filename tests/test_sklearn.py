@@ -1,0 +1,590 @@
+"""The classifiers for scikit-learn: rates by counting, fits by a plain loop, bounds by SciPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+sklearn = pytest.importorskip("sklearn")
+stats = pytest.importorskip("scipy.stats")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.metrics import average_precision_score, make_scorer  # noqa: E402
+from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
+
+import fcco  # noqa: E402
+from fcco.integrations.sklearn import (  # noqa: E402
+    AveragePrecisionClassifier,
+    ConstrainedClassifier,
+    OperatingPointClassifier,
+    WorstGroupClassifier,
+    binomial_bound,
+)
+from fcco.integrations.sklearn.encoding import Encoding  # noqa: E402
+from fcco.integrations.sklearn.groups import read_groups  # noqa: E402
+from fcco.integrations.sklearn.operating_point import GOALS, best_threshold  # noqa: E402
+from fcco.integrations.sklearn.rates import SIDES, Cuts, proportion  # noqa: E402
+from fcco.integrations.sklearn.training import split_rows  # noqa: E402
+
+Array = NDArray[Any]
+ALONE = pytest.mark.filterwarnings("ignore:.*there is nothing to compare")
+
+
+def table(seed: int, number: int = 3000) -> tuple[Array, Array, Array]:
+    """Two groups whose features and labels differ: plain training is far from parity."""
+    random = np.random.default_rng(seed)
+    group = random.choice(["a", "b"], number)
+    X = random.normal(size=(number, 3)) + 0.7 * (group == "a")[:, None]
+    y = X[:, 0] + 0.5 * X[:, 1] + random.normal(size=number) > 0.5 + 0.4 * (group == "b")
+    return X, np.where(y, "yes", "no"), group
+
+
+def rates(chosen: Array, y: Array, members: Array) -> dict[str, Array]:
+    """Rates of groups by counting; groups are columns of `members`."""
+    columns = list(members.T)
+    return {
+        "demographic_parity": np.array([chosen[m].mean() for m in columns]),
+        "tpr": np.array([chosen[m & y].mean() for m in columns]),
+        "fpr": np.array([chosen[m & ~y].mean() for m in columns]),
+    }
+
+
+def gap(constraint: str, chosen: Array, y: Array, members: Array) -> float:
+    found = rates(chosen, y, members)
+    names = ("tpr", "fpr") if constraint == "equalized_odds" else (constraint,)
+    return max(float(found[name].max() - found[name].min()) for name in names)
+
+
+def membership(group: Array) -> Array:
+    return group[:, None] == np.unique(group)
+
+
+# --- reading the data --------------------------------------------------------------------------
+
+
+def test_groups_of_a_column_of_columns_and_of_lists():
+    column = ["x", None, "y", "x"]
+    assert read_groups(column, 4).members.sum(0).tolist() in ([1, 1, 2], [2, 1, 1], [1, 2, 1])
+    two = np.array([["f", 1], ["m", 1], ["f", 2], ["f", 1]], dtype=object)
+    groups = read_groups(two, 4)
+    for k, name in enumerate(groups.names):
+        rows = [", ".join(map(str, row)) == name for row in two]
+        assert groups.members[:, k].tolist() == rows
+    assert len(groups.names) == 3 and (groups.members.sum(1) == 1).all()
+    lists = [["old", "poor"], [], ["poor"], ("old",)]
+    groups = read_groups(lists, 4)
+    assert groups.names == ("old", "poor")
+    assert groups.members.tolist() == [[True, True], [False, False], [False, True], [True, False]]
+    assert (read_groups(groups.members, 4).members == groups.members).all()
+    assert len(read_groups(np.array([True, False, True]), 3).names) == 2  # one column has values
+    for wrong in (["a"] * 3, [["a"]] * 3, np.zeros((4, 2, 2))):
+        with pytest.raises(ValueError, match="4 samples"):
+            read_groups(wrong, 4)
+
+
+def test_rows_are_set_aside_from_every_cell():
+    cells = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], [400, 20, 10, 1000], axis=0)
+    cells = np.random.default_rng(0).permutation(cells)
+    rows, held = split_rows(cells, 0.1, np.random.RandomState(0))
+    assert sorted([*rows, *held]) == list(range(1430))
+    for cell, number in (((0, 0), 40), ((0, 1), 2), ((1, 0), 1), ((1, 1), 100)):
+        assert abs((cells[held] == cell).all(1).sum() - number) <= 1
+    other = split_rows(cells, 0.1, np.random.RandomState(1))[1]
+    assert set(held) != set(other) and len(split_rows(cells, 0.0, np.random.RandomState(0))[1]) == 0
+
+
+def test_encoding_is_linear_between_knots():
+    random = np.random.default_rng(0)
+    X = np.column_stack([random.exponential(size=500), random.random(500) < 0.1, np.ones(500)])
+    encoding = Encoding.of(X, 4)
+    new = np.column_stack([np.linspace(-1, 9, 50), np.zeros(50), np.ones(50)])
+    knots = np.quantile(np.unique(X[:, 0]), [0, 0.25, 0.5, 0.75, 1])
+    pieces = [np.interp(new[:, 0], [low, high], [0, 1]) for low, high in itertools.pairwise(knots)]
+    seen = [np.interp(X[:, 0], [low, high], [0, 1]) for low, high in itertools.pairwise(knots)]
+    scaled = [(p - s.mean()) / s.std() for p, s in zip(pieces, seen, strict=True)]
+    expected = [(new[:, 0] - X[:, 0].mean()) / X[:, 0].std(), -X[:, 1].mean() / X[:, 1].std()]
+    np.testing.assert_allclose(encoding(new)[:, 0], expected[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(encoding(new)[:, 1], expected[1], rtol=1e-5)
+    np.testing.assert_allclose(encoding(new)[:, 3:], np.column_stack(scaled), rtol=1e-5, atol=1e-5)
+    assert encoding(new).shape == (50, 7) and Encoding.of(X, 1)(new).shape == (50, 3)
+    np.testing.assert_allclose(encoding(X).std(0, correction=0)[[0, 1, 3]], 1, rtol=1e-5)
+
+
+# --- what the fit promises ---------------------------------------------------------------------
+
+QUICK = ["demographic_parity", "equalized_odds"]
+
+
+@pytest.mark.parametrize(
+    "constraint", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in ("tpr", "fpr"))]
+)
+def test_the_gap_is_small_on_new_data(constraint):
+    """Plain training has a gap of 0.15 and more; chance alone is at most 3 standard errors."""
+    X, y, group = table(0)
+    new, truth, of = table(1, 30000)
+    model = ConstrainedClassifier(constraint, 0.03, random_state=0)
+    model.fit(X, y, sensitive_features=group)
+    chosen, members = model.predict(new) == "yes", membership(of)
+    error = 0.5 * math.sqrt(2 / min((group == g).sum() * 0.3 for g in ("a", "b")))
+    assert gap(constraint, chosen, truth == "yes", members) < 0.03 + 3 * error
+    free = ConstrainedClassifier(constraint, 1.0, random_state=0)
+    free.fit(X, y, sensitive_features=group)
+    assert gap(constraint, free.predict(new) == "yes", truth == "yes", members) > 0.15
+    assert gap(constraint, chosen, truth == "yes", members) < 0.08
+    assert model.score(new, truth) > 0.65 > max((truth == "yes").mean(), (truth == "no").mean())
+
+
+def test_group_loss_keeps_every_group_near_the_mean():
+    random = np.random.default_rng(0)
+    X, rare = random.normal(size=(2000, 2)), random.random(2000) < 0.2
+    rule = X[:, 0] + np.where(rare, -1, 1) * X[:, 1]  # the network cannot see who is rare
+    y = np.digitize(rule, [-1, 1])
+    settings: dict[str, Any] = {"random_state": 0, "validation_fraction": 0.0}
+    worst = {}
+    for tolerance in (10.0, 0.1):
+        model = ConstrainedClassifier("group_loss", tolerance, **settings)
+        model.fit(X, y, sensitive_features=rare)
+        losses = -np.log(model.predict_proba(X)[np.arange(2000), y])
+        worst[tolerance] = max(losses[rare].mean(), losses[~rare].mean()) - losses.mean()
+        assert model.report_.training.value == pytest.approx(worst[tolerance], abs=1e-4)
+    assert worst[10.0] > 0.4 and worst[0.1] < 0.15
+
+
+def test_overlapping_groups_as_a_matrix_and_as_lists():
+    random = np.random.default_rng(0)
+
+    def draw(number: int) -> tuple[Array, Array, Array]:
+        members = random.random((number, 3)) < [0.5, 0.3, 0.2]
+        X = random.normal(size=(number, 2)) + members @ [[0.8, 0.0], [0.0, 0.5], [-0.8, 0.0]]
+        return X, X.sum(1) + random.normal(size=number) > 0, members
+
+    X, y, members = draw(5000)
+    names = [[f"group {k}" for k in np.flatnonzero(row)] for row in members]
+    short = [
+        ConstrainedClassifier("fpr", 0.03, random_state=0, max_epochs=1)
+        .fit(X, y, sensitive_features=given)
+        .decision_function(X)
+        for given in (members, names)
+    ]
+    assert (short[0] == short[1]).all()
+    new, truth, of = draw(30000)
+    model = ConstrainedClassifier("fpr", 0.03, random_state=0)
+    chosen = model.fit(X, y, sensitive_features=members).predict(new)
+    free = ConstrainedClassifier("fpr", 1.0, random_state=0).fit(X, y, sensitive_features=members)
+    assert gap("fpr", chosen, truth, of) < 0.08 < gap("fpr", free.predict(new), truth, of) - 0.05
+    assert not members.any(1).all() and (members.sum(1) > 1).any()
+
+
+@ALONE
+def test_the_worst_group_is_better_than_with_plain_training():
+    random = np.random.default_rng(0)
+
+    def draw(number: int) -> tuple[Array, Array, Array]:
+        X, rare = random.normal(size=(number, 2)), random.random(number) < 0.1
+        return X, np.digitize(X[:, 0] + np.where(rare, -1, 1) * X[:, 1], [-1, 1]) * 10, rare
+
+    X, y, rare = draw(2000)
+    new, truth, of = draw(10000)
+    loss = {}
+    for model in (WorstGroupClassifier(0.5, random_state=0), WorstGroupClassifier(random_state=0)):
+        given = rare if model.worst == 0.5 else None
+        model.fit(X, y, sensitive_features=given)
+        losses = -np.log(model.predict_proba(new)[np.arange(10000), truth // 10])
+        loss[model.worst] = [losses[of].mean(), losses[~of].mean()]
+    assert max(loss[0.5]) < 1.2 < 1.5 < loss[0.15][0]
+    assert set(model.predict(new)) == {0, 10, 20}
+
+
+def test_average_precision_of_rare_positives():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(3000, 4))
+    y = X[:, 0] * X[:, 1] + 0.3 * random.normal(size=3000) > 2
+    model = AveragePrecisionClassifier(random_state=0).fit(X[:1500], y[:1500])
+    assert isinstance(model.objective_, fcco.xrisk.AveragePrecision)
+    found = average_precision_score(y[1500:], model.decision_function(X[1500:]))
+    assert y.mean() < 0.05 and found > 0.6
+    # At the threshold it is better than no positive at all, which the scores alone do not give.
+    assert model.score(X[1500:], y[1500:]) > 1 - y[1500:].mean()
+
+
+# --- equal to a plain loop ---------------------------------------------------------------------
+
+
+def network(features: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def plain_loop(X: Array, module: nn.Module, steps: Any, build: Any, total: int) -> Array:
+    """The training written out: schedule, AdamW, the average with weights t^3."""
+    x = torch.as_tensor((X - X.mean(0)) / X.std(0), dtype=torch.float32)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05, weight_decay=0.1, fused=True)
+    objective = build(module, optimizer)
+    weights, average = 0, [torch.zeros_like(p) for p in module.parameters()]
+    for t, batch in enumerate(steps, start=1):
+        done = t / total
+        warm, late = 0.3 + 7 * done, 0.65 + 0.35 * math.cos(math.pi * (done - 0.1) / 0.9)
+        optimizer.param_groups[0]["lr"] = 0.05 * (warm if done < 0.1 else late)
+        weights += t**3
+        for mean, p in zip(average, module.parameters(), strict=True):
+            mean.lerp_(p.detach(), t**3 / weights)
+        objective(module, x, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        for mean, p in zip(average, module.parameters(), strict=True):
+            p.copy_(mean)
+        return module(x).view(-1).numpy()
+
+
+SAME: dict[str, Any] = {
+    "max_epochs": 5, "batch_size": 50, "learning_rate": 0.05, "weight_decay": 0.1,
+    "validation_fraction": 0.0, "random_state": 5,
+}  # fmt: skip
+
+
+def start(seed: int) -> tuple[Any, int]:
+    """The stream of random numbers of a fit after its split, which draws one for each row."""
+    random = np.random.RandomState(5)
+    random.random_sample(seed), random.random_sample()
+    return random, int(random.randint(2**31 - 1))
+
+
+def test_a_constrained_fit_is_a_plain_loop():
+    X, y, group = table(2, 400)
+    model = ConstrainedClassifier("tpr", 0.1, estimator=network, **SAME)
+    scores = model.fit(X, y, sensitive_features=group).decision_function(X)
+    positive, first = torch.as_tensor(y == "yes"), torch.as_tensor(group == "a")
+    counts = [(positive & side).sum().item() for side in (first, ~first)]
+    share = positive.double().mean().item()
+    limit = max(0.1 - math.sqrt(share * (1 - share) * sum(1 / n for n in counts)), 0.025)
+
+    def build(module: nn.Module, optimizer: Any) -> Any:
+        objective = fcco.constrained(module, optimizer, 2, tolerance=limit)
+
+        def loss(module: nn.Module, x: Any, batch: Any) -> Any:
+            def function() -> Any:
+                logits = module(x[batch]).view(-1)
+                one, two = (positive[batch] & side[batch] for side in (first, ~first))
+                chosen, p = 1.0 * (logits > 0), 4 * logits.sigmoid()
+                hard, soft = (v[one].mean() - v[two].mean() for v in (chosen, p))
+                values = fcco.Measured(torch.stack([hard, -hard]), torch.stack([soft, -soft]))
+                bce = nn.functional.binary_cross_entropy_with_logits
+                return bce(logits, positive[batch].float(), reduction="none"), values
+
+            return objective(function)
+
+        return loss
+
+    torch.manual_seed(start(400)[1])
+    module = network(3, 1)
+    steps = [rows for _ in range(5) for rows in torch.randperm(400).tensor_split(8)]
+    expected = plain_loop(X, module, steps, build, 40)
+    # A mean of 0 and 1 may be summed in another order, and each step goes on from there.
+    assert abs(scores - expected).max() < 1e-4
+    assert max(model.objective_.multipliers().values()) > 0.01, "the constraint has to act"
+
+
+def test_a_worst_group_fit_is_a_plain_loop():
+    X, y, group = table(2, 400)
+    model = WorstGroupClassifier(0.5, estimator=network, **SAME)
+    scores = model.fit(X, y, sensitive_features=group).decision_function(X)
+    positive, ids = torch.as_tensor(y == "yes").float(), torch.as_tensor((group == "b") * 1)
+    seed = start(400)[1]
+
+    def build(module: nn.Module, optimizer: Any) -> Any:
+        objective = fcco.CVaRGroupDRO(module, optimizer, 2, 0.5)
+        bce = nn.functional.binary_cross_entropy_with_logits
+
+        def loss(module: nn.Module, x: Any, batch: Any) -> Any:
+            return objective(
+                lambda: bce(module(x[batch]).view(-1), positive[batch], reduction="none"),
+                ids[batch],
+            )
+
+        return loss
+
+    torch.manual_seed(seed)
+    module = network(3, 1)
+    sampler = fcco.GroupBatchSampler(ids, batch_size=50, seed=seed)
+    expected = plain_loop(X, module, (b for _ in range(5) for b in sampler), build, 40)
+    assert abs(scores - expected).max() == 0.0
+
+
+# --- choice of the epoch, randomness, the network ----------------------------------------------
+
+
+def test_the_best_epoch_is_returned_and_patience_ends_the_training():
+    X, y, group = table(3, 600)
+    settings: dict[str, Any] = {"random_state": 0, "max_epochs": 12, "learning_rate": 0.1}
+    model = WorstGroupClassifier(1.0, **settings).fit(X, y, sensitive_features=group)
+    found = [row["validation worst-group loss"] for row in model.history_]
+    assert model.report_.validation is not None
+    assert model.report_.validation.value == pytest.approx(min(found)) and len(found) == 12
+    best = int(np.argmin(found))
+    assert best < 8, "the test needs an epoch that is overtaken"
+    short = WorstGroupClassifier(1.0, patience=2, **settings).fit(X, y, sensitive_features=group)
+    waited = next(k for k in range(2, 12) if min(found[: k - 1]) <= min(found[k - 1 : k + 1]))
+    assert len(short.history_) == waited + 1 < 12
+
+
+def test_random_state_decides_and_the_global_streams_are_left_alone():
+    X, y, group = table(4, 300)
+    make = ConstrainedClassifier("fpr", random_state=1, max_epochs=2)
+    torch.manual_seed(0), np.random.seed(0)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    first = make.fit(X, y, sensitive_features=group).decision_function(X)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()  # type: ignore[index]
+    torch.manual_seed(7)
+    again = clone(make).fit(X, y, sensitive_features=group).decision_function(X)
+    assert (first == again).all()
+    other = make.set_params(random_state=2).fit(X, y, sensitive_features=group)
+    assert (first != other.decision_function(X)).any()
+
+
+def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_average():
+    X, y, group = table(5, 400)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+    before = [p.clone() for p in module.state_dict().values()]
+    model = ConstrainedClassifier("tpr", estimator=module, max_epochs=3, random_state=0)
+    model.fit(X, y, sensitive_features=group)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.state_dict().values(), strict=True))
+    inner: Any = model.module_
+    with torch.no_grad():
+        hidden = inner[0](model.encoding_(X))
+    np.testing.assert_allclose(inner[1].running_mean, hidden.mean(0), atol=0.1)
+    assert abs(inner[1].running_mean - before[2]).max() > 0.1
+    wrong = ConstrainedClassifier("tpr", estimator=lambda d, k: nn.Linear(d, 2))
+    with pytest.raises(ValueError, match=r"one logit.*\(2, 2\)"):
+        wrong.fit(X, y, sensitive_features=group)
+
+
+# --- the report --------------------------------------------------------------------------------
+
+
+def test_the_report_counts_right(capsys):
+    X, y, group = table(6, 500)
+    model = ConstrainedClassifier("equalized_odds", validation_fraction=0.0, max_epochs=2,
+                                  random_state=0, verbose=True)  # fmt: skip
+    model.fit(X, y, sensitive_features=group)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    chosen, truth, members = model.predict(X) == "yes", y == "yes", membership(group)
+    found, report = rates(chosen, truth, members), model.report_
+    assert report.validation is None
+    assert report.training.accuracy == pytest.approx((chosen == truth).mean())
+    assert report.training.value == pytest.approx(gap("equalized_odds", chosen, truth, members))
+    for k, each in enumerate(report.training.groups):
+        assert each.samples == members[:, k].sum() and each.name == "ab"[k]
+        assert each.selection_rate == pytest.approx(found["demographic_parity"][k])
+        assert (each.tpr, each.fpr) == pytest.approx((found["tpr"][k], found["fpr"][k]))
+    text = str(report)
+    assert f"{report.training.value:.4f}" in text and f"{report.training.groups[1].tpr:.3f}" in text
+
+
+# --- operating points --------------------------------------------------------------------------
+
+
+def test_bounds_are_those_of_scipy_and_cover():
+    for k, n, confidence in ((0, 10, 0.95), (3, 10, 0.9), (97, 100, 0.95), (50, 50, 0.99)):
+        for side, other in (("lower", "greater"), ("upper", "less")):
+            test = stats.binomtest(k, n, alternative=other)
+            interval = test.proportion_ci(confidence, method="exact")
+            expected = interval.low if side == "lower" else interval.high
+            assert binomial_bound(k, n, confidence, side) == pytest.approx(expected, abs=1e-12)
+    for n in (5, 40, 300):  # the exact coverage, for every p
+        bound, p = binomial_bound(np.arange(n + 1), n, 0.95), np.linspace(0.01, 0.99, 99)[:, None]
+        covered = (stats.binom.pmf(np.arange(n + 1), n, p) * (bound <= p)).sum(1)
+        assert covered.min() >= 0.95 and (n < 300 or covered.min() < 0.97)
+
+
+def test_the_bound_of_a_precision_covers_in_a_simulation():
+    """Samples are drawn, and so is the number of predicted positives."""
+    random, hits = np.random.default_rng(0), 0
+    for _ in range(1500):
+        chosen = random.random(200) < 0.3
+        y = random.random(200) < np.where(chosen, 0.8, 0.1)
+        hits += (
+            proportion("precision", torch.as_tensor(chosen), torch.as_tensor(y), 0.9).bound <= 0.8
+        )
+    assert 0.9 - 3 * math.sqrt(0.09 / 1500) <= hits / 1500 < 0.96
+
+
+def test_thresholds_by_trying_all():
+    random = np.random.default_rng(0)
+    for number in (1, 6, 40):
+        scores = random.integers(0, 20, number) / 4  # with ties
+        y = random.random(number) < 0.3 + 0.6 * (scores > 3)
+        cuts = Cuts(scores, y)
+        tried = sorted({scores.min() - 1, *(scores + 0.01)})
+        for constraint, limit in (("precision", 0.7), ("recall", 0.8), ("fpr", 0.3)):
+            for confidence in (0.6, 0.95):
+                got = best_threshold(cuts, constraint, limit, confidence)
+                points = {}
+                for t in (*tried, got):
+                    rate, goal = (
+                        proportion(r, torch.as_tensor(scores > t), torch.as_tensor(y), confidence)
+                        for r in (constraint, GOALS[constraint])
+                    )
+                    measured = np.nan_to_num(rate.measured)
+                    sign = 1 if SIDES[constraint] == "lower" else -1
+                    points[t] = (
+                        bool(sign * (rate.bound - limit) >= 0),
+                        bool(sign * (measured - limit) >= 0),
+                        np.nan_to_num(goal.measured),
+                        sign * measured,
+                    )
+                for k in (0, 1):
+                    allowed = [p for p in points.values() if p[k]]
+                    if allowed:
+                        assert points[got][k] and points[got][2] == max(p[2] for p in allowed)
+                        break
+                else:
+                    assert points[got][3] == max(p[3] for p in points.values())
+
+
+@pytest.mark.parametrize("constraint, limit", [("precision", 0.8), ("recall", 0.8), ("fpr", 0.1)])
+def test_an_operating_point_states_what_holds(constraint, limit):
+    X, y, _ = table(7, 3000)
+    model = OperatingPointClassifier(constraint, limit, random_state=3, max_epochs=6).fit(X, y)
+    label, report = (y == "yes") * 1, model.report_
+    _, test = split_rows(label[:, None], 0.2, np.random.RandomState(3))
+    for rate in report.tested:
+        chosen = torch.as_tensor(model.predict(X[test]) == "yes")
+        again = proportion(rate.name, chosen, torch.as_tensor(label[test]), 0.95)
+        assert again == rate
+    new, truth, _ = table(8, 20000)
+    chosen, positive = model.predict(new) == "yes", truth == "yes"
+    true = {
+        "precision": positive[chosen].mean(),
+        "recall": chosen[positive].mean(),
+        "fpr": chosen[~positive].mean(),
+    }
+    first, second = report.tested
+    sign = -1 if constraint == "fpr" else 1
+    assert sign * (true[first.name] - first.bound) > 0 and true[second.name] > second.bound
+    assert report.holds == (sign * (first.bound - limit) >= 0)
+    assert true[second.name] > 0.3, "the goal has a reason to be large"
+    if not report.holds and report.needed is not None:
+        n = report.needed
+        k = first.measured * n
+        shown = binomial_bound(k, n, 0.95, SIDES[constraint])
+        assert sign * (shown - limit) >= -1e-3 and n > first.trials
+    few = OperatingPointClassifier(constraint, 0.99 if sign > 0 else 0.01, max_epochs=2)
+    assert not few.fit(X[:200], y[:200]).report_.holds and "not shown" in str(few.report_)
+
+
+# --- scikit-learn ------------------------------------------------------------------------------
+
+FAST: dict[str, Any] = {"max_epochs": 15, "batch_size": 32, "learning_rate": 0.02}
+ESTIMATORS = [
+    ConstrainedClassifier(**FAST),
+    ConstrainedClassifier("group_loss", **FAST),
+    WorstGroupClassifier(**FAST),
+    AveragePrecisionClassifier(**{**FAST, "max_epochs": 30}),
+    OperatingPointClassifier(**FAST),
+]
+DEFAULT_RUN = (
+    "check_no_attributes_set_in_init", "check_dont_overwrite_parameters",
+    "check_get_params_invariance", "check_estimators_nan_inf", "check_fit2d_1sample",
+    "check_classifiers_one_label", "check_n_features_in_after_fitting",
+    "check_dataframe_column_names_consistency",
+)  # fmt: skip
+
+
+def checks() -> list[Any]:
+    found = []
+    for number, estimator in enumerate(ESTIMATORS):
+        for each, check in estimator_checks_generator(estimator):
+            name = check.func.__name__ if hasattr(check, "func") else check.__name__
+            slow = number not in (0, 4) or name not in DEFAULT_RUN
+            marks = [pytest.mark.slow] if slow else []
+            label = f"{type(estimator).__name__}-{number}-{name}"
+            found.append(pytest.param(each, check, marks=marks, id=label))
+    return found
+
+
+@ALONE
+@pytest.mark.filterwarnings("ignore::UserWarning:sklearn")
+@pytest.mark.parametrize("estimator, check", checks())
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def test_pipeline_grid_search_and_cross_validation_with_routing():
+    X, y, group = table(9, 400)
+
+    def parity(y: Array, chosen: Array, sensitive_features: Array) -> float:
+        return -abs(np.subtract(*[(chosen[sensitive_features == g] == "yes").mean() for g in "ab"]))
+
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = ConstrainedClassifier("demographic_parity", random_state=0, max_epochs=3)
+        model.set_fit_request(sensitive_features=True)
+        scorer = make_scorer(parity).set_score_request(sensitive_features=True)
+        pipeline = make_pipeline(StandardScaler(), model)
+        grid = {"constrainedclassifier__tolerance": [0.02, 1.0]}
+        search = GridSearchCV(pipeline, grid, scoring=scorer, cv=2)
+        search.fit(X, y, sensitive_features=group)
+        scores = cross_val_score(
+            pipeline, X, y, cv=2, scoring=scorer, params={"sensitive_features": group}
+        )
+    inner = search.best_estimator_[-1]
+    assert inner.report_.training.groups[0].name == "a" and inner.objective_ is not None
+    assert len(scores) == 2 and (scores <= 0).all()
+
+
+def test_columns_of_the_table_as_groups_and_a_pickle():
+    pandas = pytest.importorskip("pandas")
+    X, y, group = table(10, 300)
+    frame = pandas.DataFrame(X, columns=["one", "two", "three"])
+    frame.insert(1, "group", group)
+    settings: dict[str, Any] = {"random_state": 0, "max_epochs": 2}
+    named = ConstrainedClassifier("tpr", sensitive_features="group", **settings).fit(frame, y)
+    given = ConstrainedClassifier("tpr", **settings).fit(X, y, sensitive_features=group)
+    scores = given.decision_function(X)
+    assert named.n_features_in_ == 4 and (named.decision_function(frame) == scores).all()
+    numbered = np.column_stack([X, group == "b"])
+    placed = ConstrainedClassifier("tpr", sensitive_features=[3], **settings).fit(numbered, y)
+    assert (placed.decision_function(numbered) == scores).all()
+    again = pickle.loads(pickle.dumps(named))
+    assert (again.decision_function(frame) == scores).all()
+    assert str(again.report_) == str(named.report_)
+    with pytest.raises(ValueError, match="already"):
+        named.fit(frame, y, sensitive_features=group)
+    with pytest.raises(ValueError, match="'sex'"):
+        clone(named).set_params(sensitive_features=["sex"]).fit(frame, y)
+
+
+def test_what_cannot_be_meant_is_refused():
+    X, y, group = table(11, 100)
+    cases: list[tuple[Any, str, dict[str, Any]]] = [
+        (ConstrainedClassifier("parity"), "demographic_parity", {"sensitive_features": group}),
+        (ConstrainedClassifier(tolerance=-0.1), "at least 0", {"sensitive_features": group}),
+        (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
+        (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),
+        (WorstGroupClassifier(0.0), r"\(0.0, 1.0\]", {"sensitive_features": group}),
+        (OperatingPointClassifier("accuracy"), "precision", {}),
+        (OperatingPointClassifier(limit=90), r"\(0.0, 1.0\)", {}),
+    ]
+    for model, message, given in cases:
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, y, **given)
+    with pytest.raises(ValueError, match="binary"):
+        ConstrainedClassifier().fit(X, np.arange(100) % 3, sensitive_features=group)
+    many = np.random.default_rng(0).random(400)
+    with pytest.raises(ValueError, match="400 groups, more than 300"):
+        ConstrainedClassifier().fit(np.ones((400, 1)), many > 0.5, sensitive_features=many)
+    for missing in (None, ["all"] * 100):
+        with pytest.warns(fcco.UsageWarning, match="nothing to compare"):
+            ConstrainedClassifier(max_epochs=1).fit(X, y, sensitive_features=missing)
