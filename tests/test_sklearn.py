@@ -16,7 +16,7 @@ from torch import nn
 sklearn = pytest.importorskip("sklearn")
 stats = pytest.importorskip("scipy.stats")
 
-from sklearn.base import clone  # noqa: E402
+from sklearn.base import clone as sklearn_clone  # noqa: E402
 from sklearn.metrics import average_precision_score, make_scorer  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
@@ -38,6 +38,7 @@ from fcco.integrations.sklearn.rates import SIDES, Cuts, proportion  # noqa: E40
 from fcco.integrations.sklearn.training import split_rows  # noqa: E402
 
 Array = NDArray[Any]
+clone: Any = sklearn_clone  # its type is that of any container too
 ALONE = pytest.mark.filterwarnings("ignore:.*there is nothing to compare")
 
 
@@ -506,7 +507,8 @@ DEFAULT_RUN = (
 def checks() -> list[Any]:
     found = []
     for number, estimator in enumerate(ESTIMATORS):
-        for each, check in estimator_checks_generator(estimator):
+        pairs: Any = estimator_checks_generator(estimator)
+        for each, check in pairs:
             name = check.func.__name__ if hasattr(check, "func") else check.__name__
             slow = number not in (0, 4) or name not in DEFAULT_RUN
             marks = [pytest.mark.slow] if slow else []
