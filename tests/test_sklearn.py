@@ -142,7 +142,7 @@ def test_the_gap_is_small_on_new_data(constraint):
     free = ConstrainedClassifier(constraint, 1.0, random_state=0)
     free.fit(X, y, sensitive_features=group)
     assert gap(constraint, free.predict(new) == "yes", truth == "yes", members) > 0.15
-    assert gap(constraint, chosen, truth == "yes", members) < 0.08
+    assert gap(constraint, chosen, truth == "yes", members) < 0.1
     assert model.score(new, truth) > 0.65 > max((truth == "yes").mean(), (truth == "no").mean())
 
 
