@@ -1,0 +1,244 @@
+"""What is compared: each method yields its fitted candidates, of which validation data choose."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+
+from .tables import Part
+
+Array = NDArray[np.float64]
+TOLERANCES = (0.005, 0.01, 0.015, 0.02)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fitted classifier.
+
+    Attributes:
+        setting: in words.
+        seconds: of its fit, of one CPU: other processes do not count. None where it comes from the
+            same fit as the one before.
+        predict: the probability that a row is predicted positive; 0 or 1 where nothing is random.
+        score: to rank rows by; None where a method has none.
+    """
+
+    setting: str
+    seconds: float | None
+    predict: Callable[[Part], Array]
+    score: Callable[[Part], Array] | None
+
+
+Method = Callable[[Part, Part, str, int], Iterator[Candidate]]
+"""Of training rows, validation rows, the name of the constraint and a seed."""
+
+
+def timed(fit: Callable[[], Any]) -> tuple[Any, float]:
+    with warnings.catch_warnings():
+        # fairlearn 0.15 uses pandas in two ways that pandas 3.1 announces to end.
+        warnings.filterwarnings("ignore", "Setting a(n item| value)")
+        start = time.process_time()
+        return fit(), time.process_time() - start
+
+
+def deterministic(setting: str, seconds: float | None, model: Any) -> Candidate:
+    return Candidate(
+        setting,
+        seconds,
+        lambda part: model.predict(part.x).astype(np.float64),
+        lambda part: model.predict_proba(part.x)[:, 1],
+    )
+
+
+# Ours.
+
+
+@cache
+def classifier() -> Any:
+    """Our estimator, after a fit that does not count: the first in a process loads modules."""
+    from fcco.integrations.sklearn import ConstrainedClassifier
+
+    x, bits = np.arange(64.0)[:, None], np.arange(64) % 4
+    ConstrainedClassifier(max_epochs=1).fit(x, bits % 2, sensitive_features=bits // 2)
+    return ConstrainedClassifier
+
+
+def ours(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+    """The defaults of the estimator, at four tolerances."""
+    for tolerance in TOLERANCES:
+        model = classifier()(constraint, tolerance, random_state=seed)
+        _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=train.group))
+        yield deterministic(f"tolerance {tolerance}", seconds, model)
+
+
+def ours_free(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+    """The same network where all rows are one group, so that nothing is constrained."""
+    model = classifier()(constraint, random_state=seed)
+    one = np.zeros_like(train.group)
+    _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=one))
+    yield deterministic("", seconds, model)
+
+
+# Scikit-learn and fairlearn.
+
+
+def logistic(seed: int) -> Any:
+    return LogisticRegression(max_iter=300)
+
+
+def boosting(seed: int) -> Any:
+    return HistGradientBoostingClassifier(
+        max_iter=40, max_leaf_nodes=15, learning_rate=0.2, early_stopping=False, random_state=seed
+    )
+
+
+Base = Callable[[int], Any]
+
+
+def free(base: Base) -> Method:
+    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+        model, seconds = timed(partial(base(seed).fit, train.x, train.y))
+        yield deterministic("", seconds, model)
+
+    return fit
+
+
+def moment(constraint: str, **options: float) -> Any:
+    from fairlearn.reductions import DemographicParity, EqualizedOdds
+
+    kinds = {"demographic_parity": DemographicParity, "equalized_odds": EqualizedOdds}
+    return kinds[constraint](**options)
+
+
+def exponentiated_gradient(base: Base, tolerances: tuple[float, ...] = TOLERANCES) -> Method:
+    """A mixture of classifiers: it predicts by one of them, drawn anew for each row.
+
+    Its bound is on the distance of a group's rate from that of all rows. For two groups that is
+    the difference of their rates times the share of the other group.
+    """
+
+    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+        from fairlearn.reductions import ExponentiatedGradient
+
+        larger = max(train.group.mean(), 1 - train.group.mean())
+        for tolerance in tolerances:
+            bound = moment(constraint, difference_bound=tolerance * larger)
+            model = ExponentiatedGradient(base(seed), bound)
+            _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=train.group))
+            mixed = mixture(model)
+            yield Candidate(f"tolerance {tolerance}", seconds, mixed, mixed)
+
+    return fit
+
+
+def mixture(model: Any) -> Callable[[Part], Array]:
+    """The probability of a positive prediction of an `ExponentiatedGradient`."""
+    weights = model.weights_.sort_index()
+    pairs = [(w, model.predictors_[k]) for k, w in weights.items() if w > 0]
+    return lambda part: np.sum([w * each.predict(part.x) for w, each in pairs], axis=0)
+
+
+def grid_search(base: Base, size: int) -> Method:
+    """A classifier for each multiplier of a grid; all of them are candidates.
+
+    Multipliers up to 1: with the default of 2 nearly all of them go too far on these tables.
+    """
+
+    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+        from fairlearn.reductions import GridSearch
+
+        search = GridSearch(base(seed), moment(constraint), grid_size=size, grid_limit=1.0)
+        _, seconds = timed(partial(search.fit, train.x, train.y, sensitive_features=train.group))
+        for place, model in enumerate(search.predictors_):
+            yield deterministic(f"multiplier {place}", None if place else seconds, model)
+
+    return fit
+
+
+class Scores(ClassifierMixin, BaseEstimator):
+    """A fitted classifier whose only feature is the score."""
+
+    def fit(self, x: NDArray[Any], y: NDArray[Any]) -> Scores:
+        """Nothing is learned."""
+        self.classes_ = np.array([0, 1])
+        return self
+
+    def predict_proba(self, x: Array) -> Array:
+        """The feature, and what is left."""
+        return np.column_stack([1 - x[:, 0], x[:, 0]])
+
+
+def thresholds(base: Base) -> Method:
+    """Thresholds for each group, which must be known to predict; some rows are decided by draw.
+
+    They are learned on all training rows, as by default, or on a fifth of them that the base has
+    not seen. There is a tolerance for demographic parity alone.
+    """
+
+    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+        from fairlearn.postprocessing import ThresholdOptimizer
+
+        order = np.random.default_rng(seed).permutation(len(train.y))
+        aside, rest = (train.rows(rows) for rows in np.split(order, [len(order) // 5]))
+        tolerances = TOLERANCES[1::2] if constraint == "demographic_parity" else (None,)
+        for name, seen, rows in (("same", train, train), ("held-out", rest, aside)):
+            model, first = timed(partial(base(seed).fit, seen.x, seen.y))
+            for tolerance in tolerances:
+                optimizer = ThresholdOptimizer(
+                    estimator=Scores().fit(rows.x, rows.y), constraints=constraint, prefit=True,
+                    predict_method="predict_proba", tol=tolerance,
+                )  # fmt: skip
+                x = scores(model, rows)
+                learn = partial(optimizer.fit, x, rows.y, sensitive_features=rows.group)
+                _, seconds = timed(learn)
+                words = f"{name} rows" + ("" if tolerance is None else f", tolerance {tolerance}")
+                yield Candidate(words, first + seconds, drawn(model, optimizer), None)
+
+    return fit
+
+
+def scores(model: Any, part: Part) -> Array:
+    return model.predict_proba(part.x)[:, 1:].astype(np.float64)
+
+
+def drawn(model: Any, optimizer: Any) -> Callable[[Part], Array]:
+    """The probability of a positive prediction of a `ThresholdOptimizer`."""
+
+    def predict(part: Part) -> Array:
+        x, found = scores(model, part)[:, 0], np.empty(len(part.y))
+        for group, rule in optimizer.interpolated_thresholder_.interpolation_dict.items():
+            rows = part.group == group
+            found[rows] = rule.p0 * rule.operation0(x[rows]) + rule.p1 * rule.operation1(x[rows])
+            if "p_ignore" in rule:
+                constant = rule.p_ignore * rule.prediction_constant
+                found[rows] = constant + (1 - rule.p_ignore) * found[rows]
+        return found
+
+    return predict
+
+
+OURS = "ours"
+METHODS: dict[str, Method] = {
+    "logistic regression": free(logistic),
+    "boosting": free(boosting),
+    "ours, no constraint": ours_free,
+    OURS: ours,
+    "ExponentiatedGradient, logistic": exponentiated_gradient(logistic),
+    "ExponentiatedGradient, boosting": exponentiated_gradient(boosting, TOLERANCES[1::2]),
+    "GridSearch, logistic": grid_search(logistic, 80),
+    "GridSearch, boosting": grid_search(boosting, 20),
+    "ThresholdOptimizer, logistic": thresholds(logistic),
+    "ThresholdOptimizer, boosting": thresholds(boosting),
+}
+REDUCTIONS = tuple(name for name in METHODS if name.startswith(("Exponentiated", "GridSearch")))
+THRESHOLDS = tuple(name for name in METHODS if name.startswith("ThresholdOptimizer"))
