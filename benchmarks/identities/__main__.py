@@ -22,10 +22,11 @@ called toxic. Reported on test data:
 | `groups proved` | whose rate is below the limit with 95 % confidence, by the same test |
 
 A head is trained on features of the frozen MiniLM, or with `--train all` the whole network. Each
-method has four settings, of the whole network two. On validation data (mean of the tuning seeds) `erm` takes the one with the
-largest AUC, the others the one that comes nearest to both aims, of which the worse counts: the
-largest excess, plus one standard error of it, over 0.02, and the loss of AUC over 0.005. Then come
-fresh seeds. Finished runs are kept in the file `--out`; another run with the same file continues.
+method has four settings, of the whole network two. On validation data (mean of the tuning seeds)
+`erm` takes the one with the largest AUC, the others the one that comes nearest to both aims, of
+which the worse counts: the largest excess, plus one standard error of it, over 0.02, and the loss
+of AUC over 0.005. Then come fresh seeds. Finished runs are kept in the file `--out`; another run
+with the same file continues.
 """
 
 from __future__ import annotations
