@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import random
 import time
 from collections import Counter
@@ -345,6 +347,19 @@ def test_consume_hands_the_counting_back() -> None:
     assert sampler.consumed == 2
     next(iter(sampler))
     assert sampler.consumed == 3
+
+
+def test_a_copy_goes_on_from_the_position_of_the_original() -> None:
+    """Made inside a `consume` loop and after draws, whose streams cannot be copied."""
+    ids = np.arange(12) % 3
+    whole = list(GroupBatchSampler(ids, 2, 2))
+    sampler = GroupBatchSampler(ids, 2, 2)
+    for _ in sampler.consume(DataLoader(ids, batch_sampler=sampler)):  # type: ignore[arg-type]
+        made = copy.deepcopy(sampler)
+        break
+    assert [made.draw() for _ in range(2)] == whole[1:] and made.epoch == 1
+    again = pickle.loads(pickle.dumps(made))
+    assert list(again) == list(made) and again.epoch == made.epoch == 2
 
 
 def test_draw_follows_the_count_through_epochs_and_states() -> None:

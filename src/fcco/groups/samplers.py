@@ -142,6 +142,10 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
         self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
         self._draw_stream = (0, 0), None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or pickle has the position, not the open loops and streams of the original.
+        return {**vars(self), "_open_consume_loops": 0, "_draw_stream": ((0, 0), None)}
+
     def _remaining(self) -> Iterator[Batch_co]:
         # A generator, so the count is read at the first batch and not at creation: a loader with
         # workers creates two iterators of its sampler and uses the second.
