@@ -426,10 +426,66 @@ def test_lightning_leaves_an_epoch_that_was_cut_short(tmp_path, workers):
 
 def test_lightning_loaders_made_anew(tmp_path):
     """`train_dataloader` is called again for each epoch; the new sampler goes on."""
-    task = lightning_class()()
+    pl = pytest.importorskip("lightning.pytorch")
+    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    checkpoint = pl.callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1
+    )
+    whole = lightning_class()()
     torch.manual_seed(1)
-    lightning_trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(task)
-    assert_same(task.net, task.objective, plain_groups())
+    lightning_trainer(tmp_path, callbacks=[checkpoint], **options).fit(whole)
+    assert_same(whole.net, whole.objective, plain_groups())
+    for step in (STEPS, STEPS + 1):  # Lightning skips the start of an epoch that was at its end
+        resumed = lightning_class()()
+        path = tmp_path / f"step={step}.ckpt"
+        lightning_trainer(tmp_path, **options).fit(resumed, ckpt_path=path)
+        assert_same(resumed.net, resumed.objective, plain_groups())
+
+
+def test_lightning_steps_the_optimizer_of_the_method(tmp_path):
+    """alexr2 has an optimizer around the one that Lightning made and schedules."""
+    settings: dict[str, Any] = {"penalty": 4.0, "gamma": 0.3, "smoothing": 0.2, "tolerance": 0.3}
+    settings |= {"nu": 0.5, "eta": 0.1, "inner_steps": 3}
+
+    def limited(model: nn.Module, optimizer: Any) -> Any:
+        return fcco.constrained(model, optimizer, 4, "alexr2", **settings)
+
+    def loss(objective: Any, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return objective(lambda: (softplus(-batch["y"] * model(batch["x"])),) * 2, batch["group"])
+
+    class Task(lightning_class()):
+        def configure_objective(self, optimizer: Any) -> Any:
+            return limited(self.net, optimizer)
+
+        def training_step(self, batch: Any, number: int) -> Tensor:
+            return loss(self.objective, self.net, batch)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = sgd(self.net)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [scheduler]
+
+    model = make()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    objective = limited(model, optimizer)
+    torch.manual_seed(1)
+    for epoch in range(3):
+        for batch in group_loader(epoch=epoch):
+            loss(objective, model, batch).backward()
+            objective.optimizer.step()
+            objective.optimizer.zero_grad()
+        scheduler.step()
+
+    task = Task()
+    torch.manual_seed(1)
+    first = lightning_trainer(tmp_path, max_epochs=-1, max_steps=5)
+    first.fit(task)
+    first.save_checkpoint(tmp_path / "middle.ckpt")
+    task = Task()
+    second = lightning_trainer(tmp_path, max_epochs=-1, max_steps=3 * STEPS)
+    second.fit(task, ckpt_path=tmp_path / "middle.ckpt")
+    assert distance(task.net, model) == 0.0 < 0.01 < distance(make(), model)
 
 
 def test_lightning_keeps_the_objective_out_of_the_module(tmp_path):
@@ -441,7 +497,6 @@ def test_lightning_keeps_the_objective_out_of_the_module(tmp_path):
     first = task.objective
     lightning_trainer(tmp_path, max_epochs=1).fit(task)  # new optimizers
     assert task.objective is not first and task.objective.term.step == STEPS
-    del task.blocks  # its stream of draws cannot be copied
     with pytest.raises(RuntimeError, match="made when"):
         copy.deepcopy(task).objective  # noqa: B018
 

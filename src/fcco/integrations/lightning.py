@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._watch import warn
 from ..groups import ResumableSampler
+from ..optim import MethodOptimizer
 from ..previous import unwrap
 from ..report import ConstraintReport, GroupReport
 from ._shared import check_ranks, load_objective, log_values, report_of, sampler_of, start_epoch
@@ -163,6 +164,8 @@ class _ObjectiveKeeper(Callback):
         if not isinstance(objective, nn.Module):
             raise TypeError(f"{call} must return an objective but returned: {objective!r}.")
         several = objective.optimizer
+        if isinstance(several, MethodOptimizer):  # around the given ones: Lightning steps it
+            trainer.strategy.optimizers = _around(several, trainer.optimizers)
         several = several if isinstance(several, (list, tuple)) else [several]
         stepped = {id(unwrap(each)) for each in trainer.optimizers}
         if not {id(unwrap(each)) for each in several} <= stepped:
@@ -243,7 +246,6 @@ class _ObjectiveKeeper(Callback):
             loop._data_fetcher.done = True
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._loaders_in_use = True
         if not trainer.fit_loop.restarting:
             for sampler in self.samplers:
                 start_epoch(sampler)
@@ -268,6 +270,7 @@ class _ObjectiveKeeper(Callback):
             self._report(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._loaders_in_use = True  # not at its start, a hook that a resumed epoch may skip
         self._report(trainer, pl_module)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -304,6 +307,13 @@ class _ObjectiveKeeper(Callback):
                 sampler.load_state_dict(state["attributes"][name])
         for sampler, position in zip(self.samplers, state["samplers"], strict=False):
             sampler.load_state_dict(position)
+
+
+def _around(outer: MethodOptimizer, optimizers: list[Any]) -> list[Any]:
+    """The optimizers, with one that steps others in their place."""
+    inner = {id(unwrap(each)) for each in outer.wrapped}
+    rest = [each for each in optimizers if id(unwrap(each)) not in inner]
+    return [outer, *rest] if len(rest) < len(optimizers) else optimizers
 
 
 def _samplers_of(module: LightningModule) -> dict[str, ResumableSampler[Any]]:
