@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..groups import ResumableSampler
+from ..optim import MethodOptimizer
+from ..previous import unwrap
 from ._shared import check_ranks, load_objective, log_values, sampler_of
 
 __all__ = ["ResumableLoader", "check_loader", "log_values", "prepare"]
@@ -28,7 +30,8 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Call `accelerator.prepare(*objects)`; the objective comes as one more result at the end.
 
-    * The objective is made from the prepared model and optimizer, on the accelerator's device.
+    * The objective is made from the prepared model and optimizer, on the accelerator's device. If
+      the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its place.
     * A loader with a sampler of `fcco.groups` becomes a `ResumableLoader`. Its batches go to the
       device, but are not dealt out to the processes: the sampler gives each process its part of
       every batch. `split_batches`, `dispatch_batches` and `even_batches` do not concern it.
@@ -100,11 +103,29 @@ def prepare(
     )
     if not isinstance(made, nn.Module):
         raise TypeError(f"`prepare(objective=...)` must make an objective but made: {made!r}.")
+    if isinstance(made.optimizer, MethodOptimizer):
+        _put_around(accelerator, made.optimizer, results)
     made.to(accelerator.device)
     state = _TrainingState(made, list(samplers.values()))
     accelerator.register_for_checkpointing(state)
     _check_at_first_call(accelerator, state)
     return (*results, made)
+
+
+def _put_around(accelerator: Accelerator, outer: MethodOptimizer, results: list[Any]) -> None:
+    """Put an optimizer that steps the user's in its place: prepared, so that it is saved too."""
+    inner = {id(each) for each in outer.wrapped}
+    places = [
+        k
+        for k, each in enumerate(results)
+        if isinstance(each, torch.optim.Optimizer) and id(unwrap(each)) in inner
+    ]
+    if len(places) != 1:
+        raise ValueError(
+            f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
+            f"{len(places)} of the optimizers given to `prepare(...)`; it must be one."
+        )
+    results[places[0]] = accelerator.prepare_optimizer(outer)
 
 
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
