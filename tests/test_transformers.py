@@ -259,6 +259,10 @@ def test_resume_speaks_up(tmp_path):
     first.train()
     with pytest.raises(ValueError, match=r"per_group was 4, is 2"):
         robust(tmp_path, groups_per_batch=4).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps was 1, is 2"):
+        robust(tmp_path, gradient_accumulation_steps=2).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"checksum of the column 'user' was"):
+        robust(tmp_path, train_dataset=examples()[::-1]).train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="seed was 3, is 4"):
         robust(tmp_path, seed=4).train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-1" / "objective.pt").unlink()
@@ -405,6 +409,82 @@ def test_labels_may_be_the_groups(tmp_path):
     trainer.train()
 
 
+# --- several groups -----------------------------------------------------------------------------
+
+
+def overlapping() -> list[dict[str, Any]]:
+    """Each example is in its group and, one in three, also in the next; one in eight is in none."""
+    data = []
+    for k, each in enumerate(examples()):
+        names = [each["user"], *([NAMES[(group_of(each) + 1) % GROUPS]] if k % 3 == 0 else [])]
+        data.append(dict(each, user=[] if k % 8 == 7 else names))
+    return data
+
+
+def constrained_steps(model: Any, steps: list[tuple[list[int], list[int], Any]]) -> Any:
+    """Examples with the loss g0, examples with the values, and the index of these."""
+    data = overlapping()
+    objective: Any = limited("sonex")(model, sgd(model))
+    words = torch.tensor([each["input_ids"] for each in data])
+    label = torch.tensor([each["labels"] for each in data])
+
+    def losses(rows: list[int]) -> Tensor:
+        return cross_entropy(model(input_ids=words[rows]).logits, label[rows], reduction="none")
+
+    model.train()
+    for first, second, index in steps:
+        objective(lambda one=first, two=second: (losses(one), losses(two)), index).backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+    return model
+
+
+def test_examples_drawn_for_one_of_their_groups(tmp_path):
+    """Equals the loop over memberships, with a loss on examples without a group."""
+    datasets, data = pytest.importorskip("datasets"), overlapping()
+    pairs = [(k, NAMES.index(name)) for k, each in enumerate(data) for name in each["user"]]
+    others = [k for k, each in enumerate(data) if not each["user"]]
+    # An epoch is a pass over the others, two of them in a batch.
+    kept = fcco.GroupBatchSampler(
+        [group for _, group in pairs], 2, 3, seed=SEED, batches_per_epoch=len(others) // 2
+    )
+    fresh = fcco.GroupBatchSampler([0] * len(others), 1, 2, seed=SEED + 1)
+    steps = [
+        ([others[k] for k in new], [pairs[k][0] for k in old], [pairs[k][1] for k in old])
+        for _ in range(EPOCHS)
+        for old, new in zip(kept, fresh, strict=True)
+    ]
+    expected = constrained_steps(bert(0.0), steps)
+    trainer = robust(
+        tmp_path, bert(0.0), train_dataset=datasets.Dataset.from_list(data),
+        objective=limited("sonex"), loss_on="ungrouped", ungrouped_share=0.25,
+    )  # fmt: skip
+    trainer.train()
+    assert distance(bert(0.0), expected) > 0.01
+    assert distance(trainer.model, expected) < 1e-9  # type: ignore[arg-type]
+
+
+def test_examples_in_the_order_of_the_trainer_count_in_all_their_groups(tmp_path):
+    seen: list[list[int]] = []
+    place = {tuple(each["input_ids"]): k for k, each in enumerate(examples())}
+
+    def losses(outputs: Any, inputs: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            seen.append([place[tuple(each)] for each in inputs["input_ids"].tolist()])
+        return cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+
+    trainer = robust(
+        tmp_path, bert(0.0), train_dataset=overlapping(), objective=limited("sonex"), sampler=None,
+        groups_per_batch=None, losses=losses,
+    )  # fmt: skip
+    trainer.train()
+    lists = [[NAMES.index(name) for name in each["user"]] for each in overlapping()]
+    steps = [(rows, rows, [lists[k] for k in rows]) for rows in seen]
+    expected = constrained_steps(bert(0.0), steps)
+    assert len(seen) == EPOCHS * PER_EPOCH and distance(bert(0.0), expected) > 0.01
+    assert distance(trainer.model, expected) < 1e-9  # type: ignore[arg-type]
+
+
 # --- losses -------------------------------------------------------------------------------------
 
 
@@ -467,6 +547,12 @@ def test_losses_of_language_models(tmp_path, make):
 
 def test_a_model_without_known_losses(tmp_path):
     config = bert().config
+    config.num_labels = 1  # cross-entropy over one class would be 0
+    data = [dict(each, labels=0) for each in examples()]
+    with pytest.raises(ValueError, match=r"losses=.*\(8, 1\)"):
+        robust(
+            tmp_path, transformers.BertForSequenceClassification(config), train_dataset=data
+        ).train()
     model = transformers.BertForMaskedLM(config)
     data = [dict(each, labels=each["input_ids"]) for each in examples()]
     with pytest.raises(ValueError, match=r"losses=.*BertForMaskedLM"):
@@ -540,6 +626,10 @@ def test_log_of_constraints(tmp_path):
 # --- what would go wrong silently ---------------------------------------------------------------
 
 
+def with_first(**values: Any) -> list[dict[str, Any]]:
+    return [dict(examples()[0], **values), *examples()[1:]]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
@@ -548,6 +638,14 @@ def test_log_of_constraints(tmp_path):
         ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
         ({"loss_on": "ungrouped"}, ValueError, "none has None"),
         ({"groups_per_batch": 3}, ValueError, "divide 8"),
+        ({"sampler": None}, ValueError, "batches are those of the Trainer"),
+        (
+            {"groups_per_batch": None, "per_device_train_batch_size": 7}, ValueError, "over one",
+        ),
+        ({"train_dataset": with_first(user=["ann", "ann"])}, ValueError, "once"),
+        ({"train_dataset": with_first(user=["ann"])}, ValueError, "list of"),
+        ({"train_dataset": with_first(user=["ann", None])}, ValueError, "list of"),
+        ({"train_dataset": [dict(e, labels=-100) for e in examples()]}, ValueError, "NaN"),
         ({"groups_per_batch": 5}, ValueError, "at most 4"),
         ({"objective": "dro"}, TypeError, "function"),
         ({"objective": lambda m, o: nn.Linear(1, 1)}, TypeError, "Linear"),

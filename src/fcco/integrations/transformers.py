@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS,
@@ -44,6 +45,9 @@ FILE = "objective.pt"
 
 GROUP_INDEX = "group_index"
 """The key of a batch under which the group numbers of its examples travel."""
+
+DRAWN_FOR = "_drawn_for_group"
+"""The key of an example that is in several groups, with the number of the one it is drawn for."""
 
 NO_GROUP, UNKNOWN = -1, -2
 
@@ -75,7 +79,9 @@ class RobustTrainer(Trainer):
         objective: a function (model, optimizer) -> objective, called when the Trainer has made its
             optimizer; on several processes, the model is wrapped by DDP then.
         groups: a column of `train_dataset`. None in it means that the example has no group, which
-            constrained objectives allow.
+            constrained objectives allow. It may hold lists, where examples are in several groups:
+            an example that is drawn for one of them counts in that group alone; with
+            `sampler=None` it counts in all of them.
         losses: a function (outputs, inputs) -> losses of the examples, shape (B,), or, for
             constrained objectives, a pair of the loss g0 (per example, or a scalar) and values
             (B,). Unless given: `classification_losses`, or `token_losses` for language models.
@@ -147,16 +153,23 @@ class RobustTrainer(Trainer):
         self._refuse_settings()
         self._column = groups
         values = _column(self.train_dataset, groups)
-        self.group_names: list[Any] = _names(groups, values)
+        self._overlap = any(isinstance(each, list) for each in values)
+        members = _members(groups, values)
+        self.group_names: list[Any] = _names(groups, [name for _, name in members])
         numbers: dict[Any, int] = {name: k for k, name in enumerate(self.group_names)}
-        self._ids = np.array([numbers.get(each, NO_GROUP) for each in values])
-        self._refuse_groups()
-        self._shape = _batch_shape(
-            self._ids, len(numbers), self._batch_size, groups_per_batch, ungrouped_share
-        )
+        # The example and the group of each membership; one for an example without a group, too.
+        self._rows = np.array([row for row, _ in members])
+        self._ids = np.array([numbers.get(name, NO_GROUP) for _, name in members])
+        self._refuse_groups(groups_per_batch)
+        if sampler is not None:
+            self._shape = _batch_shape(
+                self._ids, len(numbers), self._batch_size, groups_per_batch, ungrouped_share
+            )
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
-        own = {groups, *self._columns} - inputs
-        self.data_collator = _Collator(self.data_collator, groups, numbers, self._columns, own)
+        own = {groups, *self._columns, DRAWN_FOR} - inputs
+        self.data_collator = _Collator(
+            self.data_collator, groups, numbers, self._columns, self._overlap, own
+        )
 
     @property
     def _batch_size(self) -> int:
@@ -203,7 +216,12 @@ class RobustTrainer(Trainer):
                 "loop of your own; FSDP 1 and DeepSpeed hide the parameters from it."
             )
 
-    def _refuse_groups(self) -> None:
+    def _refuse_groups(self, groups_per_batch: int | None) -> None:
+        if self._sampler is None and groups_per_batch is not None:
+            raise ValueError(
+                f"`RobustTrainer(groups_per_batch={groups_per_batch})` is for `sampler='groups'`; "
+                "with `sampler=None` batches are those of the Trainer."
+            )
         ungrouped = self._ids == NO_GROUP
         if self._loss_on == "ungrouped" and not ungrouped.any():
             raise ValueError(
@@ -292,7 +310,7 @@ class RobustTrainer(Trainer):
             loss = loss.mean()
         return (loss, outputs) if return_outputs else loss
 
-    def _training_loss(self, result: Callable[[], Any], ids: NDArray[np.int64] | None) -> Tensor:
+    def _training_loss(self, result: Callable[[], Any], ids: NDArray[Any] | None) -> Tensor:
         objective = self.objective
         if objective is None:
             raise RuntimeError("`RobustTrainer` has no objective before `train()`.")
@@ -302,14 +320,15 @@ class RobustTrainer(Trainer):
                 "as `RobustTrainer(groups=...)` read it at the start. A transform of the dataset "
                 "may drop or change it, or `data_collator` was replaced."
             )
-        grouped = torch.from_numpy(np.flatnonzero(ids >= 0))
-        ungrouped = torch.from_numpy(np.flatnonzero(ids < 0))
+        member = ids >= 0 if ids.ndim == 1 else ids.any(1)
+        grouped = torch.from_numpy(np.flatnonzero(member))
+        ungrouped = torch.from_numpy(np.flatnonzero(~member))
         constrained = isinstance(objective, ConstrainedObjective)
 
         def entries() -> Any:
             loss, values = split(result())
             parts = values if isinstance(values, Measured) else (values,)
-            if any(part.shape[:1] != ids.shape for part in parts):
+            if any(part.shape[:1] != ids.shape[:1] for part in parts):
                 raise ValueError(
                     "`RobustTrainer(losses=...)` must return one value for each of the "
                     f"{len(ids)} examples but the shape is: {tuple(parts[0].shape)}. (A mean? "
@@ -328,7 +347,8 @@ class RobustTrainer(Trainer):
         whole: Any = self.model
         model = next((m for m in whole.modules() if isinstance(m, PreTrainedModel)), None)
         logits, labels = _logits_and_labels(outputs, inputs)
-        if logits.dim() == 2 and labels.dim() == 1 and not labels.is_floating_point():
+        several = logits.dim() == 2 and logits.shape[1] > 1  # one output is for regression
+        if several and labels.dim() == 1 and not labels.is_floating_point():
             return classification_losses(outputs, inputs)
         if logits.dim() == 3 and labels.dim() == 2 and model is not None:
             if model.config.is_encoder_decoder:
@@ -365,8 +385,9 @@ class RobustTrainer(Trainer):
         if self._sampler is None:
             return loader
         # Not prepared by Accelerate, which would deal the batches out to the processes once more.
+        data = loader.dataset
         return DataLoader(
-            loader.dataset,
+            _Members(data, self._rows, self._ids) if self._overlap else data,
             batch_sampler=_Batches(self._ids, self._shape, self._seed, self._epoch, self.args),
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
@@ -411,10 +432,17 @@ class RobustTrainer(Trainer):
     @property
     def _batches(self) -> dict[str, Any]:
         """What, beside the epoch and its batch number, says which examples come next."""
+        column = repr(self.group_names).encode() + self._rows.tobytes() + self._ids.tobytes()
+        same = {
+            "sampler": self._sampler,
+            "seed": self._seed,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "examples": len(self._ids),
+            f"checksum of the column {self._column!r}": zlib.crc32(column),
+        }
         if self._sampler is None:
-            return {"sampler": None}
-        shape = dataclasses.asdict(self._shape)
-        return {"sampler": self._sampler, "seed": self._seed, "examples": len(self._ids)} | shape
+            return same | {"examples in a batch": self._batch_size}
+        return same | dataclasses.asdict(self._shape)
 
     def _read(self, folder: Path) -> dict[str, Any]:
         path = folder / FILE
@@ -466,18 +494,21 @@ class RobustTrainer(Trainer):
 
 
 def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """Cross-entropy of each example.
+    """Cross-entropy of each example; NaN, which objectives refuse, for the label -100 (ignore).
 
     Args:
         outputs: with `logits`, (B, C).
         inputs: with `labels`, (B,).
     """
     logits, labels = _logits_and_labels(outputs, inputs)
-    return cross_entropy(logits, labels, reduction="none")
+    losses = cross_entropy(logits, labels, reduction="none")
+    return losses.masked_fill(labels == -100, math.nan)  # 0 would count as a good example
 
 
 def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True) -> Tensor:
     """Mean cross-entropy of the tokens of each example, without those with the label -100.
+
+    It is NaN, which objectives refuse, for an example without any other token.
 
     Args:
         outputs: with `logits`, (B, T, V).
@@ -509,7 +540,7 @@ def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor,
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, (Tensor, np.generic)) else value
+    return value.tolist() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
 
 
 def _column(dataset: Any, name: str) -> list[Any]:
@@ -525,11 +556,32 @@ def _column(dataset: Any, name: str) -> list[Any]:
         there = list(first) if isinstance(first, Mapping) else type(first).__name__
         raise ValueError(f"{call}: an example of `train_dataset` has no such column, but: {there}.")
     if is_datasets_available():
-        from datasets import Dataset
+        import datasets
 
-        if isinstance(dataset, Dataset):  # without reading the other columns
+        if isinstance(dataset, datasets.Dataset):  # without reading the other columns
             return list(dataset.with_format(None)[name])
     return [_plain(dataset[k][name]) for k in range(len(dataset))]
+
+
+def _members(name: str, values: list[Any]) -> list[tuple[int, Any]]:
+    """Pairs of an example and one of its groups; (example, None) where it has none."""
+    if not any(isinstance(each, list) for each in values):
+        return list(enumerate(values))
+    pairs: list[tuple[int, Any]] = []
+    for row, value in enumerate(values):
+        groups = [] if value is None else value
+        if not isinstance(groups, list) or None in groups:
+            raise ValueError(
+                f"`RobustTrainer(groups={name!r})` holds lists, and so must hold the list of the "
+                f"groups of each example, but holds: {value!r}."
+            )
+        if any(groups.count(each) > 1 for each in groups):
+            raise ValueError(
+                f"`RobustTrainer(groups={name!r})` must name each group of an example once, but "
+                f"example {row} has: {value}."
+            )
+        pairs += [(row, each) for each in groups or [None]]
+    return pairs
 
 
 def _names(name: str, values: list[Any]) -> list[Any]:
@@ -537,8 +589,8 @@ def _names(name: str, values: list[Any]) -> list[Any]:
     bad = [each for each in values if not isinstance(each, Hashable) or each != each]
     if bad:
         raise ValueError(
-            f"{call} must hold one value for each example, None where it has no group, but holds: "
-            f"{bad[0]!r}."
+            f"{call} must hold one value for each example (None where it has no group), or a list "
+            f"of values, but holds: {bad[0]!r}."
         )
     try:
         names = sorted(set(values) - {None})
@@ -557,6 +609,7 @@ class _Collator:
         groups: the column of the groups; their numbers come under `GROUP_INDEX`.
         numbers: the number of each group.
         columns: further columns, which stay what they are.
+        overlap: whether the column holds lists.
         hidden: which of these columns `collator` must not see.
     """
 
@@ -566,10 +619,11 @@ class _Collator:
         groups: str,
         numbers: Mapping[Any, int],
         columns: Sequence[str],
+        overlap: bool,
         hidden: set[str],
     ) -> None:
         self.collator, self.groups, self.numbers = collator, groups, {**numbers, None: NO_GROUP}
-        self.columns, self.hidden = columns, hidden
+        self.columns, self.overlap, self.hidden = columns, overlap, hidden
 
     def __call__(self, examples: list[Any]) -> Any:
         if not all(isinstance(each, Mapping) for each in examples):
@@ -578,14 +632,27 @@ class _Collator:
             [{k: v for k, v in each.items() if k not in self.hidden} for each in examples]
         )
         if all(self.groups in each for each in examples):
-            values = [_plain(each[self.groups]) for each in examples]
             # An array stays on the host, where the objective needs it, when tensors move on.
-            batch[GROUP_INDEX] = np.array([self.numbers.get(each, UNKNOWN) for each in values])
+            batch[GROUP_INDEX] = self._index(examples)
         for name in self.columns:
             if all(name in each for each in examples):
                 parts = [torch.as_tensor(each[name]) for each in examples]
                 batch[name] = torch.stack(parts)
         return batch
+
+    def _index(self, examples: list[Any]) -> NDArray[Any]:
+        if all(DRAWN_FOR in each for each in examples):
+            return np.array([each[DRAWN_FOR] for each in examples])
+        values = [_plain(each[self.groups]) for each in examples]
+        if not self.overlap:
+            return np.array([self.numbers.get(each, UNKNOWN) for each in values])
+        index = np.zeros((len(values), len(self.numbers) - 1), dtype=bool)
+        for row, value in enumerate(values):
+            ids = [self.numbers.get(each, UNKNOWN) for each in value or ()]
+            if UNKNOWN in ids:
+                return np.full(len(values), UNKNOWN)
+            index[row, ids] = True
+        return index
 
 
 # Batches of groups.
@@ -615,6 +682,12 @@ def _batch_shape(
     if groups is None:
         most = min(number, max(1, size // 2))
         groups = next(k for k in range(most, 0, -1) if size % k == 0)
+        if groups == 1 < most:
+            raise ValueError(
+                f"`{call}`: the {size} examples with a group in a batch on all devices (with "
+                "`per_device_train_batch_size`) can only be divided evenly over one group. Choose "
+                "a number with more divisors, or give `groups_per_batch=1`."
+            )
     _checks.integer(call, "groups_per_batch", groups, 1)
     if groups > number or size % groups:
         raise ValueError(
@@ -625,6 +698,22 @@ def _batch_shape(
     return _Shape(groups, size // groups, ungrouped)
 
 
+class _Members(Dataset[Any]):
+    """A data set of memberships: an example comes once for each of its groups, with that group.
+
+    As `GroupMemberships`, but examples without a group are in it, too.
+    """
+
+    def __init__(self, dataset: Any, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        self._dataset, self._rows, self._ids = dataset, rows, ids
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, item: int) -> Any:
+        return {**self._dataset[int(self._rows[item])], DRAWN_FOR: int(self._ids[item])}
+
+
 class _Batches(Sampler[list[int]]):
     """This process's part of the batches of the Trainer's epoch, from the first on.
 
@@ -632,7 +721,7 @@ class _Batches(Sampler[list[int]]):
     iteration begins; when training is resumed, the Trainer itself skips the batches that it had.
 
     Args:
-        ids: group of each example.
+        ids: group of each example, or of each membership.
         shape: of a batch.
         seed: of the draws.
         epoch: the current epoch.
