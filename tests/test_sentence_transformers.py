@@ -33,6 +33,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import TrainerState
 
+import fcco
 from benchmarks import small_batches
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
 
@@ -236,6 +237,34 @@ def test_only_the_memory_of_the_same_run_is_loaded(tmp_path):
     loss.load_checkpoint(tmp_path / "moved")
     loss.on_train_begin(options, state, None)
     assert loss.memory.value.eq(1.0).all()
+
+
+def test_numbers_that_do_not_cover_the_pairs_are_noticed(tmp_path):
+    """Two data sets, both numbered from 0, under one loss."""
+    model = make()
+    loss = GlobalContrastiveLoss(model, 2 * PAIRS)
+    data = number_pairs(Dataset.from_dict(texts()))
+    made = SentenceTransformerTrainer(
+        model=model,
+        args=arguments(tmp_path, num_train_epochs=1),
+        train_dataset={"one": data, "two": data},  # type: ignore[arg-type]
+        loss=loss,
+        callbacks=[loss],
+    )
+    with pytest.warns(fcco.UsageWarning, match="22 of the .*num_pairs=44.*own"):
+        made.train()
+
+
+def test_a_model_in_eval_mode_is_refused():
+    """`model.encode` leaves it so; the memory would not be used."""
+    model, ids = make(), torch.arange(4)
+    loss = GlobalContrastiveLoss(model, PAIRS, in_trainer=False)
+    model.encode(["w1 w2"])
+    with pytest.raises(RuntimeError, match=r"loss\.train\(\)"):
+        loss(columns_of(model, texts(), ids), ids)
+    assert loss.eval()(columns_of(model, texts(), ids)).item() > 0
+    loss.train()(columns_of(model, texts(), ids), ids)
+    assert not loss.memory.value[ids].isnan().any()
 
 
 def test_a_forgotten_callback_is_refused():

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from transformers import TrainerCallback
 
 from .. import _checks
+from .._watch import warn
 from ..tracker import for_model
 from ._pairs import PairMemory, pair_numbers
 
@@ -151,7 +152,13 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
                 f"the data have: {len(columns)}."
             )
         index = None
-        if self.training and self.model.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled():
+            if not self.model.training:
+                raise RuntimeError(
+                    "`GlobalContrastiveLoss`: the model is in `eval()` mode, where "
+                    "`SentenceTransformer.encode` leaves it, but the loss is not. Call "
+                    "`loss.train()` before training, or `loss.eval()` to leave the memory alone."
+                )
             if self.in_trainer and self._run is None:
                 raise RuntimeError(
                     "`GlobalContrastiveLoss` must be among the callbacks of the Trainer, "
@@ -213,6 +220,20 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
                 "`trainer.train(...)`."
             )
         self._run = wanted[0]
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn of pairs that were not in the first epoch."""
+        number = self.memory.num_pairs
+        missing = int(self.memory.value[:, 0].isnan().sum())
+        # Incomplete batches may be left out; and an epoch, by `max_steps`.
+        few = args.train_batch_size * args.world_size + number // 10
+        if state.epoch == 1 and missing > few:
+            warn(
+                f"{missing} of the `GlobalContrastiveLoss(num_pairs={number})` pairs were not in "
+                "the first epoch. `num_pairs` must be the number of rows of the training data, "
+                "and each row must have a number of its own; several data sets are numbered one "
+                "after another, or have a loss each."
+            )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the memory in the folder of the checkpoint."""
