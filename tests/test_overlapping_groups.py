@@ -53,6 +53,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
     "booleans": lambda rows: rows.tolist(),
     "lists": lambda rows: [np.flatnonzero(row).tolist() for row in rows],
     "arrays": lambda rows: [np.flatnonzero(row) for row in rows],
+    "sparse": lambda rows: torch.from_numpy(rows).to_sparse(),
 }
 
 
@@ -298,6 +299,18 @@ def test_a_wrong_index_changes_nothing(name):
     with pytest.raises((ValueError, IndexError, TypeError), match=words):
         objective(lambda: losses(model, np.arange(8)), index)
     torch.testing.assert_close(objective.state_dict(), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_two_columns_of_0_and_1_are_not_taken_for_lists_of_ids():
+    """Read as ids, `[[1, 0], [0, 1]]` puts every sample into both groups."""
+    values = torch.arange(3.0)
+    for groups in ([[1, 0], [0, 1], [0, 1]], [[1, 0]] * 3):
+        for number in (None, 2):
+            with pytest.raises(ValueError, match="matrix of 0 and 1"):
+                fcco.group_mean(values, groups, number)
+    assert fcco.group_mean(values, [[0, 1]] * 3).counts.tolist() == [3, 3]
+    assert fcco.group_mean(values, [[1, 0], [0], [1, 0]]).counts.tolist() == [3, 2]
+    assert fcco.group_mean(values, [[1, 0]] * 3, 5).counts.tolist() == [3, 3]
 
 
 def test_counts_are_refused():

@@ -53,7 +53,7 @@ def read_memberships(call: str, groups: Any, number: int | None = None) -> Membe
             f"{call} as a boolean matrix must have a row per sample and a column for each of the "
             f"{number} blocks but has shape {tuple(table.shape)}."
         )
-    sample, group = table.nonzero(as_tuple=True)
+    sample, group = table.to_dense().nonzero(as_tuple=True)
     return Memberships(sample, group, *table.shape)
 
 
@@ -63,7 +63,8 @@ def _of_lists(call: str, rows: Any, number: int | None) -> Memberships:
         group = torch.as_tensor([each for row in rows for each in row])
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{call} must be one id for each, or one list of ids for each, not a mixture ({error})."
+            f"{call} must hold an integer id of each sample, or a list of integer ids of each, "
+            f"not a mixture ({error})."
         ) from None
     if group.dtype == torch.bool and len(set(lengths)) == 1:
         return read_memberships(call, group.reshape(len(lengths), -1), number)
@@ -83,5 +84,15 @@ def _of_lists(call: str, rows: Any, number: int | None) -> Memberships:
         raise ValueError(
             f"{call} as lists must name each group of a sample once, but sample {row} has group "
             f"{twice} more than once. (A matrix of 0 and 1 must be boolean.)"
+        )
+    # Of all matrices of 0 and 1, those with two columns, one of them true, have no id twice.
+    if (
+        number in (None, 2)
+        and set(lengths) == {groups} == {2}
+        and not bool((group[::2] == 0).all())
+    ):
+        raise ValueError(
+            f"{call} as lists puts every sample into both groups, or is a matrix of 0 and 1: make "
+            "that boolean (and lists of ids, sorted)."
         )
     return Memberships(sample, group, len(lengths), groups)

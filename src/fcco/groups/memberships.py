@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -89,6 +90,6 @@ class GroupMemberships(Dataset[Any]):
 
 
 def _described(groups: Any) -> str:
-    if isinstance(groups, Tensor):
-        return f"a tensor of shape {tuple(groups.shape)} and {groups.dtype}"
+    if isinstance(groups, (Tensor, np.ndarray)):
+        return f"{type(groups).__name__} of shape {tuple(groups.shape)} and {groups.dtype}"
     return type(groups).__name__
