@@ -63,9 +63,11 @@ def assert_close(ours: Any, theirs: Any, atol: float = 1e-12) -> None:
 # --- the whole data set ---------------------------------------------------------------------------
 
 
-def test_all_pairs_as_one_batch_is_clip_loss():
+@pytest.mark.parametrize("value", [9.0, 18.0])
+def test_all_pairs_as_one_batch_is_clip_loss(value):
+    """Sums up to e^12, and beyond e^20, from where torch's softplus drops the 1 by default."""
     images, texts = (each.requires_grad_() for each in features())
-    c = scale()
+    c = scale(value)
     loss = GlobalClipLoss(PAIRS, gamma=1.0).double()
     order = torch.randperm(PAIRS, generator=torch.Generator().manual_seed(1))
     ours = loss(images[order], texts[order], c, output_dict=True, index=order)
@@ -76,7 +78,9 @@ def test_all_pairs_as_one_batch_is_clip_loss():
     assert_close(
         torch.autograd.grad(ours["contrastive_loss"], inputs), torch.autograd.grad(theirs, inputs)
     )
-    np.testing.assert_allclose(loss.memory.value, log_sums(images, texts, 9.0), atol=1e-12)
+    sums = log_sums(images, texts, value)
+    np.testing.assert_allclose(loss.memory.value, sums, rtol=0, atol=1e-12)
+    assert (sums.max() > 20) == (value > 9)
 
 
 def test_a_batch_estimates_sums_and_gradient_without_bias():
