@@ -1,8 +1,8 @@
 """The memory behind the contrastive losses of `sentence_transformers` and `open_clip`.
 
-`fcco.GlobalContrastive` listens to the optimizer, which frameworks make after the loss, and tracks
-by general means. A moving average without correction needs neither: each call is a step of its
-own, with few operations more than the loss of a batch.
+`fcco.GlobalContrastive` needs the optimizer, which these frameworks make after the loss, because it
+pools the calls between two steps and may correct its estimates. Here each call is a step of its own
+and updates a plain moving average, at the cost of a few operations more than the loss of a batch.
 """
 
 from __future__ import annotations

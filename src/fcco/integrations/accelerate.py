@@ -33,15 +33,15 @@ def prepare(
     * The objective is made from the prepared model and optimizer, on the accelerator's device. If
       the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its place.
     * A loader with a sampler of `fcco.groups` becomes a `ResumableLoader`. Its batches go to the
-      device, but are not dealt out to the processes: the sampler gives each process its part of
-      every batch. `split_batches`, `dispatch_batches` and `even_batches` do not concern it.
+      device, but are not divided over the processes: the sampler gives each process its part of
+      every batch. `split_batches`, `dispatch_batches` and `even_batches` do not apply to it.
     * `accelerator.save_state` and `load_state` include the objective and the positions of these
       samplers. After `load_state`, a loop over the loader goes on with the next batch, also in the
       middle of an epoch and with loader workers; `skip_first_batches` would skip others. Save
       after a step of the optimizer.
     * A scheduler makes one step for each of the optimizer's, on several processes too.
 
-    With sharded parameters (FSDP2) the first step after `load_state` goes without correction,
+    With sharded parameters (FSDP2) the first step after `load_state` is made without correction,
     because the file has w_{t-1} of the first process only.
 
     Args:
@@ -83,7 +83,7 @@ def prepare(
         if isinstance(objects[k], (DataLoaderShard, DataLoaderDispatcher)):
             raise ValueError(
                 "`prepare(...)` needs the loader as you made it, not what `accelerator.prepare` "
-                f"returned for it: its {type(sampler).__name__} was taken into other hands."
+                f"returned for it, which has wrapped its {type(sampler).__name__}."
             )
         check_loader(accelerator, objects[k])
     rest = iter(accelerator.prepare(*(each for k, each in enumerate(objects) if k not in samplers)))
@@ -113,7 +113,7 @@ def prepare(
 
 
 def _put_around(accelerator: Accelerator, outer: MethodOptimizer, results: list[Any]) -> None:
-    """Put an optimizer that steps the user's in its place: prepared, so that it is saved too."""
+    """Replace the user's optimizer by the one around it, prepared, so that it is saved too."""
     inner = {id(each) for each in outer.wrapped}
     places = [
         k
@@ -131,9 +131,9 @@ def _put_around(accelerator: Accelerator, outer: MethodOptimizer, results: list[
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
     """Raise unless each process gets its part of the batches of a `GroupBatchSampler`.
 
-    `accelerator.prepare` deals whole batches out to the processes, or parts of them, and would
-    divide what the sampler has divided already. `prepare` does not; this is for loops that go
-    without it. Nothing is said of loaders with other samplers.
+    `accelerator.prepare` divides the batches over the processes, though the sampler has done so
+    already. `prepare` does not; this is for loops that go without it. Loaders with other samplers
+    are not checked.
 
     Args:
         accelerator: yours.
@@ -154,7 +154,7 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
     if several and isinstance(loader, DataLoaderDispatcher):
         how = "sends the batches of the first process to all"
     elif several and isinstance(loader.batch_sampler, BatchSamplerShard):
-        how = "deals its batches out to the processes"
+        how = "divides its batches over the processes"
     else:
         check_ranks(
             sampler,
@@ -234,7 +234,7 @@ class _TrainingState:
 
 
 def _check_at_first_call(accelerator: Accelerator, state: _TrainingState) -> None:
-    """Notice a loader that went to `accelerator.prepare` instead, when it is in use."""
+    """Raise, at the first call of the objective, if its loader went to `accelerator.prepare`."""
 
     def check(objective: nn.Module, args: Any) -> None:
         handle.remove()

@@ -22,10 +22,10 @@ from ._shared import check_ranks, load_objective, log_values, report_of, sampler
 __all__ = ["RobustModule", "log_values"]
 
 _UNUSED = 10
-"""Batches after which an objective without a part in the training is no accident."""
+"""Batches after which an objective whose loss was never differentiated is warned of."""
 
 _KEY = "fcco"
-"""Of our part of a checkpoint."""
+"""The key of a checkpoint that holds the objective and the samplers."""
 
 
 class RobustModule(LightningModule):

@@ -95,8 +95,8 @@ class GlobalClipLoss(nn.Module):
             logit_scale: c, with gradient if it is learned.
             logit_bias: has no effect, as in `ClipLoss`: it is the same for all pairs.
             output_dict: return `{"contrastive_loss": loss}`.
-            index: the number of each pair in the data set, from 0 to n - 1, (B,); on the host, to
-                spare a transfer. Not used in evaluation.
+            index: the number of each pair in the data set, from 0 to n - 1, (B,), best on the CPU
+                (it is checked there). Not used in evaluation.
         """
         if self.training and torch.is_grad_enabled():
             self._check_ranks()

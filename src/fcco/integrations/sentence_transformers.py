@@ -132,7 +132,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         self.memory = PairMemory(
             "GlobalContrastiveLoss", num_pairs, gamma, symmetric, like.dtype, like.device
         )
-        self._run: str | None = None  # told to the Trainer, and in each file
+        self._run: str | None = None  # id of the run, in trainer_state.json and in each file
         self._loaded: tuple[str, int] | None = None  # run and step of the memory, if from a file
         self._width: int | None = None
 
@@ -231,8 +231,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             warn(
                 f"{missing} of the `GlobalContrastiveLoss(num_pairs={number})` pairs were not in "
                 "the first epoch. `num_pairs` must be the number of rows of the training data, "
-                "and each row must have a number of its own; several data sets are numbered one "
-                "after another, or have a loss each."
+                "and each row must have a number of its own; several data sets need a loss each."
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

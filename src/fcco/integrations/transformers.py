@@ -384,7 +384,7 @@ class RobustTrainer(Trainer):
         loader: Any = super().get_train_dataloader()
         if self._sampler is None:
             return loader
-        # Not prepared by Accelerate, which would deal the batches out to the processes once more.
+        # Not prepared by Accelerate, which would divide the batches over the processes once more.
         data = loader.dataset
         return DataLoader(
             _Members(data, self._rows, self._ids) if self._overlap else data,
@@ -602,7 +602,7 @@ def _names(name: str, values: list[Any]) -> list[Any]:
 
 
 class _Collator:
-    """A data collator that passes some columns by another one.
+    """A data collator that hides some columns from another one and adds them to its batch.
 
     Args:
         collator: the other one.
