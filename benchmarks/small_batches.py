@@ -301,12 +301,16 @@ class Method:
         gamma: of `GlobalContrastiveLoss`; None is `MultipleNegativesRankingLoss`.
         batch: pairs in a step.
         rates: learning rates.
+        stored_pairs: of `GlobalContrastiveLoss`.
+        negatives: likewise.
     """
 
     name: str
     gamma: float | None
     batch: int
     rates: tuple[float, ...]
+    stored_pairs: int = 0
+    negatives: int | None = None
 
 
 def methods(large: int = LARGE, ablation: bool = False) -> tuple[Method, ...]:
@@ -345,7 +349,7 @@ def loaded(file: str) -> Parts:
     return {part: (Tokens(*one), Tokens(*two)) for part, (one, two) in content.items()}
 
 
-def make_loss(model: Encoder, gamma: float | None, pairs: int) -> nn.Module:
+def make_loss(model: Encoder, method: Method, pairs: int) -> nn.Module:
     try:
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     except ImportError:  # before 6.0
@@ -354,9 +358,12 @@ def make_loss(model: Encoder, gamma: float | None, pairs: int) -> nn.Module:
     from fcco.integrations.sentence_transformers import GlobalContrastiveLoss
 
     encoder: Any = model
-    if gamma is None:
+    if method.gamma is None:
         return MultipleNegativesRankingLoss(encoder, scale=1 / TEMPERATURE)
-    loss = GlobalContrastiveLoss(encoder, pairs, TEMPERATURE, gamma, in_trainer=False)
+    loss = GlobalContrastiveLoss(
+        encoder, pairs, TEMPERATURE, method.gamma, stored_pairs=method.stored_pairs,
+        negatives=method.negatives, in_trainer=False,
+    )  # fmt: skip
     return loss.to(model.device)
 
 
@@ -371,7 +378,7 @@ def train(job: Job) -> dict[str, float]:
     train = data["train"]
     torch.manual_seed(job.seed)
     model = build(job.weights, job.tiny, job.device).train()
-    loss = make_loss(model, job.method.gamma, len(train))
+    loss = make_loss(model, job.method, len(train))
     optimizer = adam(model, job.rate, job.device)
     batch = min(job.method.batch, len(train))
     steps = job.epochs * (len(train) // batch)
@@ -397,7 +404,7 @@ def seconds(job: Job, rounds: int, steps: int) -> dict[str, float]:
 
     def stepper(method: Method) -> Callable[[], None]:
         model = build(job.weights, job.tiny, job.device).train()
-        loss, optimizer = make_loss(model, method.gamma, len(train)), adam(model, 1e-6, job.device)
+        loss, optimizer = make_loss(model, method, len(train)), adam(model, 1e-6, job.device)
         batch = min(method.batch, len(train))
         draws = [torch.randperm(len(train), generator=draw)[:batch] for _ in range(16)]
         number = 0

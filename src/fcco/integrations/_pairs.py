@@ -25,35 +25,49 @@ _EXCLUDED = -1e30  # its exponential is 0 and so is its slope; that of -inf may 
 
 
 class PairMemory(KeepsPrecision):
-    r"""The loss of each pair against all others of the data set, from small batches.
+    r"""The loss of each pair against the others of the data set, from small batches.
 
     With s_ij the score of anchor i and document j,
 
     .. math::
-        \frac1n\sum_{i=1}^n \log(1 + G_i), \qquad G_i = \sum_{j \ne i} e^{s_{ij} - s_{ii}},
+        \frac1n\sum_{i=1}^n \log(1 + G_i), \qquad
+        G_i = \frac{K}{n-1}\sum_{j \ne i} e^{s_{ij} - s_{ii}},
 
-    is the cross-entropy with all n pairs as one batch. The N_i negatives of a batch estimate G_i
-    without bias, and their average over the visits of pair i takes its place:
+    is the cross-entropy of pair i among K negatives, which stand for all n - 1. The negatives at
+    hand, those N_i of the batch and of pairs stored from earlier batches, estimate G_i, and a
+    moving average over the visits of pair i takes its place:
 
     .. math::
-        \hat G_i = \frac{n-1}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
-        G_i \leftarrow (1-\gamma)\,G_i + \gamma\,\hat G_i, \qquad
-        \text{gradient}\ \frac{\nabla \hat G_i}{1 + G_i}.
+        \hat G_i = \frac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
+        G_i \leftarrow (1-\gamma)\,G_i + \gamma\,\hat G_i.
 
-    The buffer `value` holds log G_i, NaN before the first visit, with a second column for documents
-    against anchors if `symmetric`. Hard negatives are further documents: those of other pairs count
-    like their positives; those of pair i are always in the batch with it, and count once.
+    The gradient with respect to the features of the batch is that of the objective, with sums over
+    the pairs at hand in place of sums over all: anchor i has the weights
+    :math:`p_{ij} = \frac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of documents j, and document j
+    has the weights :math:`p_{ij}` of anchors i, for which each stored pair keeps the logarithm of
+    its :math:`e^{s_{ii}}(1 + G_i)`. Features of stored pairs are those of their own batch: a few
+    steps old. Without stored pairs all is unbiased but for the average.
+
+    Buffers: `value` holds log G_i, NaN before the first visit, with a second column for documents
+    against anchors if `symmetric`; `features`, `numbers` and `levels` belong to the stored pairs.
+    Hard negatives are further documents: those of other pairs count like their positives; those of
+    pair i are always in the batch with it, and count once.
 
     Args:
         call: name of the class that the user built, for errors.
         num_pairs: n.
         gamma: weight of the new estimate.
         symmetric: mean of both directions.
-        dtype: precision of the buffer.
-        device: where it lives at first.
+        stored_pairs: how many of the last pairs are stored.
+        negatives: K; None is n - 1.
+        dtype: precision of the buffers.
+        device: where they live at first.
     """
 
     value: Tensor
+    features: Tensor
+    numbers: Tensor
+    levels: Tensor
 
     def __init__(
         self,
@@ -61,15 +75,26 @@ class PairMemory(KeepsPrecision):
         num_pairs: int,
         gamma: float,
         symmetric: bool,
+        stored_pairs: int = 0,
+        negatives: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
         super().__init__()
         _checks.integer(call, "num_pairs", num_pairs, 2)
         _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_low=True)
+        _checks.integer(call, "stored_pairs", stored_pairs, 0)
+        if negatives is not None:
+            _checks.integer(call, "negatives", negatives, 1)
         self.num_pairs, self.gamma, self.symmetric = num_pairs, gamma, symmetric
-        shape = (num_pairs, 2 if symmetric else 1)
-        self.register_buffer("value", torch.full(shape, math.nan, dtype=dtype, device=device))
+        self.stored_pairs, self.negatives = stored_pairs, negatives
+        ways = 2 if symmetric else 1
+        value = torch.full((num_pairs, ways), math.nan, dtype=dtype, device=device)
+        self.register_buffer("value", value)
+        # Columns and width are those of the first batch.
+        self.register_buffer("features", value.new_zeros((0, stored_pairs, 0)))
+        self.register_buffer("levels", value.new_zeros((stored_pairs, ways)))
+        self.register_buffer("numbers", torch.full((stored_pairs,), -1, device=device))  # free
 
     def forward(
         self,
@@ -90,75 +115,101 @@ class PairMemory(KeepsPrecision):
             raise ValueError(
                 f"There are {len(first)} pairs of features but the numbers of {len(index)} pairs."
             )
-        group = None if index is None else find_group()
         with torch.autocast(first.device.type, enabled=False):
             dtype = torch.promote_types(first.dtype, torch.float32)
-            features = [each.to(dtype) for each in features]
-            own = torch.arange(len(first)) if index is None else index
-            own = own.to(first.device, non_blocking=True)
-            every, numbers, start, ranks = features, own, 0, 1
-            if group is not None:
-                counts, ranks = row_counts(first, group), group.size
-                start = sum(counts[: group.rank])
-                numbers = gather_rows(own.unsqueeze(1), group, counts).squeeze(1)
-                table: Any = _GatherRows.apply(torch.cat(features, 1), group, counts)
-                every = table.chunk(len(features), 1)
-            if len(numbers) < 2:  # the last pair of an epoch, alone: there is nothing to compare
-                return torch.stack([each.sum() for each in features]).sum() * 0.0
-            entries = self._log_sums(features, every, scale, own, numbers, start)
-            sums = self._tracked(entries.detach(), own, numbers, group, index is not None)
-            # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
-            logs = softplus(sums, threshold=60)
-            share = ranks / (len(numbers) * entries.shape[1])
-            # A linear function of the entries has the gradient above. Its value, which backward
-            # does not look at, is replaced by that of the loss.
-            slopes = torch.exp(entries.detach() - logs).mul_(share)
-            loss = torch.dot(entries.reshape(-1), slopes.reshape(-1))
-            loss.detach().copy_(logs.sum() * share)
+            columns = torch.stack([each.to(dtype) for each in features])
+            with torch.no_grad():
+                number = scale.to(columns) if isinstance(scale, Tensor) else scale
+                value, slopes, slope = self._value_and_gradient(columns, number, index)
+            # A linear function of the features has the gradient that was computed. Its value,
+            # which backward does not look at, is replaced by that of the loss.
+            loss = torch.dot(columns.flatten(), slopes.flatten())
+            if isinstance(scale, Tensor) and scale.requires_grad:
+                loss = loss + scale.squeeze() * slope
+            loss.detach().copy_(value)
             return loss
 
-    def _log_sums(
-        self,
-        features: Sequence[Tensor],
-        every: Sequence[Tensor],
-        scale: float | Tensor,
-        own: Tensor,
-        numbers: Tensor,
-        start: int,
-    ) -> Tensor:
-        """The logarithm of each estimate of G_i, shape (b, 1), or (b, 2) if symmetric.
+    def _value_and_gradient(
+        self, columns: Tensor, scale: float | Tensor, index: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, its gradient with respect to the features, and to the scale.
 
         Args:
-            features: of this rank.
-            every: of all ranks.
+            columns: the features of this rank, (columns, b, d).
             scale: of the scores.
-            own: numbers of the pairs of this rank.
-            numbers: those of all ranks.
-            start: place of this rank's first pair among them.
+            index: see `forward`.
         """
-        # A pair that the batch holds twice is no negative of itself.
-        same = own.unsqueeze(1) == numbers
-        negatives = (len(numbers) - same.sum(1, keepdim=True)).clamp(min=1).to(features[0].dtype)
-        weight = math.log(self.num_pairs - 1) - negatives.log()
-        weight = torch.where(same, _EXCLUDED, weight)
-        scores = scale * features[0] @ every[1].T
-        matching = scores.diagonal(start)
-        parts = [scores + weight]
-        if len(every) > 2:
-            with_own = weight.clone()
-            with_own.diagonal(start).zero_()
-            parts += [scale * features[0] @ hard.T + with_own for hard in every[2:]]
-        sums = [torch.cat(parts, 1).logsumexp(1) if len(parts) > 1 else parts[0].logsumexp(1)]
-        if self.symmetric:
-            sums.append((scale * features[1] @ every[0].T + weight).logsumexp(1))
-        return torch.stack(sums, 1) - matching.unsqueeze(1)
+        own = torch.arange(columns.shape[1]) if index is None else index
+        own = own.to(columns.device, non_blocking=True)
+        nothing = columns.new_zeros(())
+        group = None if index is None else find_group()
+        every, numbers, start, ranks = columns, own, 0, 1
+        if group is not None:
+            counts, ranks = row_counts(own, group), group.size
+            start = sum(counts[: group.rank])
+            numbers = gather_rows(own.unsqueeze(1), group, counts).squeeze(1)
+            rows = gather_rows(columns.transpose(0, 1).flatten(1), group, counts)
+            every = rows.view(len(rows), len(columns), -1).transpose(0, 1)
+        stored = self.stored_pairs > 0 and index is not None
+        if stored and self.features.shape[::2] != every.shape[::2]:
+            self._start_store(every)
+        pool = torch.cat([every, self.features.to(every)], 1) if stored else every
+        ids = torch.cat([numbers, self.numbers]) if stored else numbers
+        if len(ids) < 2:  # the last pair of an epoch, alone: there is nothing to compare
+            return nothing, torch.zeros_like(columns), nothing
 
-    def _tracked(
-        self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None, update: bool
-    ) -> Tensor:
+        # The logarithm of K / N_i. A pair that the batch holds twice is no negative of itself.
+        kept = own.unsqueeze(1) != ids
+        kept &= ids >= 0  # a place of the store that is still free
+        number = kept.sum(1, keepdim=True).to(columns)
+        weight = math.log(self.negatives or self.num_pairs - 1) - number.log()
+        weight = torch.where(kept, weight, _EXCLUDED)
+        once = weight
+        if len(columns) > 2:  # the own hard negative
+            once = weight.clone()
+            once.diagonal(start).zero_()
+
+        # One way of comparing: an anchor with documents; and a document with anchors.
+        ways = [(0, range(1, len(columns)))] + ([(1, range(1))] if self.symmetric else [])
+        share = ranks / (len(numbers) * len(ways))
+        matching = scale * (columns[0] * columns[1]).sum(1)
+        logits = [
+            torch.cat([
+                scale * columns[row] @ pool[column].T + (once if column > 1 else weight)
+                for column in others
+            ], 1)
+            for row, others in ways
+        ]  # fmt: skip
+        fresh = torch.stack([each.logsumexp(1) for each in logits], 1) - matching.unsqueeze(1)
+        sums = fresh if index is None else self._tracked(fresh, own, numbers, group)
+        # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
+        logs = softplus(sums, threshold=60)
+        levels = logs + matching.unsqueeze(1)
+        pulls = torch.exp(fresh - logs)  # the sum of the weights p_ij of a row
+        all_levels = levels if group is None else gather_rows(levels, group, counts)
+        store = torch.cat([all_levels, self.levels.to(levels)]) if stored else all_levels
+
+        slopes, slope = torch.zeros_like(columns), nothing
+        for way, (row, others) in enumerate(ways):
+            weights = torch.exp(logits[way] - levels[:, way : way + 1])
+            documents = pool[others[0] : others[-1] + 1].flatten(0, 1)
+            pull = pulls[:, way : way + 1]
+            partner = 1 - row
+            mean = weights @ documents
+            mean.addcmul_(pull, columns[partner], value=-1.0)
+            slope = slope + (mean * columns[row]).sum()
+            slopes[row] += mean
+            slopes[partner].addcmul_(pull, columns[row], value=-1.0)
+            for column in others:
+                pushed = scale * columns[column] @ pool[row].T - store[:, way]
+                pushed += once if column > 1 else weight
+                slopes[column] += torch.exp(pushed) @ pool[row]
+        if stored:
+            self._store(every, numbers, all_levels)
+        return logs.sum() * share, slopes * (scale * share), slope * share
+
+    def _tracked(self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None) -> Tensor:
         """The logarithm of G_i of this rank's pairs, after the update."""
-        if not update:
-            return fresh
         dtype, fresh = fresh.dtype, fresh.to(self.value.dtype)
         old = self.value[own]
         kept = math.log(1 - self.gamma) if self.gamma < 1 else -math.inf
@@ -168,24 +219,31 @@ class PairMemory(KeepsPrecision):
         self.value.index_copy_(0, numbers, rows)
         return new.to(dtype)
 
+    def _start_store(self, every: Tensor) -> None:
+        shape = (len(every), self.stored_pairs, every.shape[2])
+        self.features = self.features.new_zeros(shape)
+        self.numbers.fill_(-1)
+        self.levels.zero_()
+
+    def _store(self, every: Tensor, numbers: Tensor, levels: Tensor) -> None:
+        """Put the pairs of a batch in front and drop as many of the oldest."""
+        size = self.stored_pairs
+        self.features = torch.cat([every.to(self.features), self.features], 1)[:, :size]
+        self.numbers = torch.cat([numbers, self.numbers])[:size]
+        self.levels = torch.cat([levels.to(self.levels), self.levels])[:size]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and saved.shape[1] == self.stored_pairs:
+            self.features = self.features.new_zeros(saved.shape)  # the width is known by now
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def extra_repr(self) -> str:
         """The constructor's arguments."""
-        return f"{self.num_pairs}, gamma={self.gamma}, symmetric={self.symmetric}"
-
-
-class _GatherRows(torch.autograd.Function):
-    """The rows of all ranks; the gradient of a row is summed over all ranks that use it."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group, counts: list[int]) -> Tensor:
-        ctx.group, ctx.start, ctx.rows = group, sum(counts[: group.rank]), len(rows)
-        return gather_rows(rows, group, counts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        torch.distributed.all_reduce(total, group=ctx.group.handle)
-        return total[ctx.start : ctx.start + ctx.rows], None, None
+        return (
+            f"{self.num_pairs}, gamma={self.gamma}, symmetric={self.symmetric}, "
+            f"stored_pairs={self.stored_pairs}, negatives={self.negatives}"
+        )
 
 
 def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:

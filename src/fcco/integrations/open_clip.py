@@ -61,6 +61,8 @@ class GlobalClipLoss(nn.Module):
         self,
         num_pairs: int,
         gamma: float = 0.8,
+        stored_pairs: int = 0,
+        negatives: int | None = None,
         *,
         local_loss: bool = True,
         gather_with_grad: bool = True,
@@ -74,7 +76,7 @@ class GlobalClipLoss(nn.Module):
                 "rank has the loss of its own pairs and the gradient of all, or the sums of a pair "
                 "would be updated by every rank."
             )
-        self.memory = PairMemory("GlobalClipLoss", num_pairs, gamma, symmetric=True)
+        self.memory = PairMemory("GlobalClipLoss", num_pairs, gamma, True, stored_pairs, negatives)
         self.rank, self.world_size = rank, world_size
 
     def forward(

@@ -120,6 +120,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         temperature: float = 0.05,
         gamma: float = 0.8,
         symmetric: bool = False,
+        stored_pairs: int = 0,
+        negatives: int | None = None,
         *,
         in_trainer: bool = True,
         name: str = "global_contrastive_loss",
@@ -130,8 +132,9 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         self.temperature, self.in_trainer, self.name = temperature, in_trainer, name
         like = for_model(model, 1).value
         self.memory = PairMemory(
-            "GlobalContrastiveLoss", num_pairs, gamma, symmetric, like.dtype, like.device
-        )
+            "GlobalContrastiveLoss", num_pairs, gamma, symmetric, stored_pairs, negatives,
+            like.dtype, like.device,
+        )  # fmt: skip
         self._run: str | None = None  # id of the run, in trainer_state.json and in each file
         self._loaded: tuple[str, int] | None = None  # run and step of the memory, if from a file
         self._width: int | None = None
@@ -260,6 +263,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             "temperature": self.temperature,
             "gamma": memory.gamma,
             "symmetric": memory.symmetric,
+            "stored_pairs": memory.stored_pairs,
+            "negatives": memory.negatives,
         }
 
     @property
