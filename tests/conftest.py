@@ -1,7 +1,9 @@
-"""Lets `pytest -m gpu` run on a machine that has torch, numpy and pytest only."""
+"""Lets `pytest -m gpu` run on a machine that has torch, numpy and pytest only; a shared fixture."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """`Trainer.train` collects garbage, which takes as long as a run where many modules are."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -171,6 +171,7 @@ LONG = [path for path in WITH_PROGRAMS if is_long(path.read_text())]
     *(pytest.param(path, True, id=page_id(path)) for path in WITH_PROGRAMS),
     *(pytest.param(p, False, id=f"{page_id(p)}-full", marks=pytest.mark.slow) for p in LONG),
 ])  # fmt: skip
+@pytest.mark.usefixtures("quick_collections")
 def test_programs_of_a_page(path: Path, short: bool, tmp_path: Path):
     run_page(page_id(path), path.read_text(), tmp_path, short)
 

@@ -37,6 +37,8 @@ import fcco
 from benchmarks import small_batches
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 PAIRS, WORDS = 22, 30
 
 

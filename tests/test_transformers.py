@@ -6,7 +6,6 @@ The plain loop is itself compared with SONEX by hand in test_training_loop.py.
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import runpy
 import subprocess
@@ -28,15 +27,10 @@ pytest.importorskip("accelerate")
 from fcco.integrations.transformers import RobustTrainer, token_losses  # noqa: E402
 
 # Third parties remark on their own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|datasets)")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """`Trainer.train` collects garbage, which takes as long as a run where many modules are."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|datasets)"),
+    pytest.mark.usefixtures("quick_collections"),
+]
 
 
 GROUPS, BATCH, SAMPLES, EPOCHS, SEED = 4, 8, 64, 2, 3
