@@ -156,14 +156,6 @@ def assert_same(trainer: RobustTrainer, expected: tuple[Any, Any], tolerance: fl
 # --- the plain loop -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_equals_the_plain_loop(tmp_path, accumulate):
-    """BERT accepts loss kwargs, for which Trainer leaves the loss of a subclass undivided."""
-    trainer = robust(tmp_path, gradient_accumulation_steps=accumulate)
-    trainer.train()
-    assert_same(trainer, plain(accumulate))
-
-
 def test_with_the_optimizer_of_the_trainer(tmp_path):
     trainer = robust(tmp_path, optim="sgd", learning_rate=0.3, gradient_accumulation_steps=2)
     trainer.train()
@@ -222,8 +214,11 @@ def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
 
 
 @pytest.mark.parametrize(("accumulate", "step"), [(1, 5), (2, PER_EPOCH // 2)])
-def test_resumes_exactly(tmp_path, accumulate, step):
-    """In the middle of an epoch, and at the end of one."""
+def test_equals_the_plain_loop_and_resumes_exactly(tmp_path, accumulate, step):
+    """Resumed in the middle of an epoch, and at the end of one.
+
+    BERT accepts loss kwargs, for which Trainer leaves the loss of a subclass undivided.
+    """
     options = {"gradient_accumulation_steps": accumulate}
     first = robust(tmp_path, save_strategy="steps", save_steps=step, **options)
     first.train()
