@@ -134,6 +134,7 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path / "arrays.npz"
 
 
+@pytest.mark.slow
 def test_constraints_lower_the_rate_of_a_group(
     arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +198,12 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 < own["auc"]["mean"] < 1 for own in figures.values())
 
 
-@pytest.mark.parametrize("problem", ["features", training.WORDS])
+@pytest.mark.parametrize(
+    ("problem", "seeds", "tuning"),
+    [("features", 10, 2), (training.WORDS, 10, 2), (training.END_TO_END, 3, 1)],
+)
 def test_the_page_shows_what_the_runs_say(
-    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: str, seeds: int, tuning: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tables of the page are those of the published runs, of which every seed is kept."""
     docs, runs = Path(__file__).parents[1] / "docs", tmp_path / "runs.jsonl"
@@ -211,11 +215,11 @@ def test_the_page_shows_what_the_runs_say(
     monkeypatch.setattr(command, "run", refuse)
     nothing = dict.fromkeys(("tokens", "arrays", "weights", "steps"))
     options = Namespace(
-        problem=problem, workers=1, out=runs, quick=False, seeds=10, tuning=2, device="cpu",
+        problem=problem, workers=1, out=runs, quick=False, seeds=seeds, tuning=tuning, device="cpu",
         **nothing,
     )  # fmt: skip
     found = command.train(options)
     page = (docs / "benchmarks-identities.md").read_text(encoding="utf-8")
     assert command.markdown(found) in page
-    if problem == "features":
+    if problem == training.END_TO_END:
         assert command.by_group(found) in page
