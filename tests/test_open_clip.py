@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 import fcco
+from fcco.integrations._pairs import PairMemory
 from fcco.integrations.open_clip import GlobalClipLoss
 
 PAIRS = 11
@@ -109,6 +110,40 @@ def test_a_batch_estimates_sums_and_gradient_without_bias():
     np.testing.assert_allclose(sums, exact.exp(), rtol=1e-12)
     assert_close(means["memory"], whole, 1e-9)
     assert float((means["batch"][0] - whole[0]).abs().max()) > 0.1 * float(whole[0].abs().max())
+
+
+@pytest.mark.parametrize(("columns", "symmetric"), [(2, False), (2, True), (3, False), (3, True)])
+def test_stored_pairs_complete_a_batch(columns, symmetric):
+    """With all others stored, and features that stay, a small batch has the exact gradient."""
+    number, size = 12, 4
+    rows = [*features(number), *features(number, seed=1)][:columns]
+    memory = PairMemory("", number, 1.0, symmetric, number - size, dtype=torch.float64)
+    # Once to fill the store; the second time all sums are complete; the third uses these.
+    for start in 3 * list(range(0, number, size)):
+        batch = [each[start : start + size].clone().requires_grad_() for each in rows]
+        loss = memory(batch, 7.0, torch.arange(start, start + size))
+        loss.backward()
+    whole = [each.clone().requires_grad_() for each in rows]
+    own, scores = torch.arange(number), 7 * whole[0] @ torch.cat(whole[1:]).T
+    losses = cross_entropy(scores, own, reduction="none")
+    if symmetric:
+        back = cross_entropy(7 * whole[1] @ whole[0].T, own, reduction="none")
+        losses = (losses + back) / 2
+    losses.mean().backward()
+    assert loss.item() == pytest.approx(losses[-size:].mean().item(), abs=1e-12)
+    for one, two in zip(batch, whole, strict=True):
+        assert one.grad is not None and two.grad is not None
+        assert_close([one.grad * size / number], [two.grad[-size:]])
+
+
+def test_fewer_negatives_stand_for_all():
+    """The loss of K of n - 1 negatives; the stored pairs change nothing before there are any."""
+    images, texts = (each.requires_grad_() for each in features())
+    loss = GlobalClipLoss(PAIRS, gamma=1.0, stored_pairs=5, negatives=4).double()
+    found = loss(images, texts, scale(), index=torch.arange(PAIRS))
+    sums = np.exp(log_sums(images, texts, 9.0)) * 4 / (PAIRS - 1)
+    assert found.item() == pytest.approx(np.log1p(sums).mean(), abs=1e-12)
+    assert GlobalClipLoss(PAIRS, negatives=10 * PAIRS).memory.negatives == PAIRS - 1
 
 
 def test_the_memory_of_fixed_features_converges_to_all_negatives():

@@ -40,6 +40,7 @@ from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, numbe
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
 PAIRS, WORDS = 22, 30
+SETTINGS: dict[str, Any] = {"gamma": 0.5, "stored_pairs": 6, "negatives": 9}
 
 
 def texts(number: int = PAIRS, columns: int = 2) -> dict[str, list[str]]:
@@ -135,7 +136,7 @@ def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArgume
 
 def trainer(folder: Path, dropout: float = 0.0, **options: Any) -> Any:
     model = make(dropout)
-    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5)
+    loss = GlobalContrastiveLoss(model, PAIRS, **SETTINGS)
     return SentenceTransformerTrainer(
         model=model,
         args=arguments(folder, **options),
@@ -149,7 +150,7 @@ def trainer(folder: Path, dropout: float = 0.0, **options: Any) -> Any:
 def plain(batches: list[Tensor], accumulate: int) -> tuple[Tensor, Tensor]:
     """The plain loop; an epoch's last micro-batches may be fewer."""
     model, data = make(), texts()
-    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5, in_trainer=False)
+    loss = GlobalContrastiveLoss(model, PAIRS, **SETTINGS, in_trainer=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     per_epoch = -(-PAIRS // 4)
     for start in range(0, len(batches), per_epoch):
@@ -177,6 +178,7 @@ def test_the_trainer_equals_the_plain_loop(tmp_path, accumulate):
     assert float((weights(made.model) - weights(make())).abs().max()) > 0.01
     assert torch.equal(weights(made.model), expected)
     assert torch.equal(made.loss.memory.value, value)
+    assert set(made.loss.memory.numbers.tolist()) == set(torch.cat(batches)[-6:].tolist())
     if accumulate == 2:  # a loss that is summed, not averaged, over micro-batches is another path
         assert not torch.allclose(expected, plain(batches, 1)[0], atol=1e-3)
 
@@ -198,7 +200,7 @@ def test_a_resumed_run_needs_the_memory(tmp_path):
     first.train()
     file = tmp_path / "checkpoint-8" / "global_contrastive_loss.pt"
     content = torch.load(file)
-    content["memory"]["value"].fill_(torch.nan)
+    content["memory"]["numbers"].fill_(-1)  # as if no pair were stored
     torch.save(content, file)
     forgetful = trainer(tmp_path)
     forgetful.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
@@ -350,7 +352,7 @@ def test_pairs_of_packages(tmp_path):
 
 def test_the_benchmark_chooses_on_validation_pairs():
     """Figures by hand: the rate that is best on validation pairs is not best on test pairs."""
-    figures = {1e-5: (1.0, 90.0), 2e-5: (7.0, 50.0), 5e-5: (3.0, 80.0), 1e-4: (2.0, 70.0)}
+    figures = {5e-6: (1.0, 90.0), 1e-5: (2.0, 70.0), 2e-5: (7.0, 50.0), 5e-5: (3.0, 80.0)}
 
     def run(jobs):
         return [
@@ -404,12 +406,13 @@ def test_two_processes(tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *launch, __file__, str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])  # benchmarks
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     results = [torch.load(tmp_path / f"out.{rank}") for rank in (0, 1)]
     batches = list(torch.cat([batches for _, _, batches in results], 1))
     model, data = make(), texts()
-    loss = GlobalContrastiveLoss(model, PAIRS, gamma=0.5, in_trainer=False)
+    loss = GlobalContrastiveLoss(model, PAIRS, **SETTINGS, in_trainer=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for ids in batches:
         loss(columns_of(model, data, ids), ids).backward()

@@ -59,7 +59,7 @@ class PairMemory(KeepsPrecision):
         gamma: weight of the new estimate.
         symmetric: mean of both directions.
         stored_pairs: how many of the last pairs are stored.
-        negatives: K; None is n - 1.
+        negatives: K, at most n - 1; None is n - 1.
         dtype: precision of the buffers.
         device: where they live at first.
     """
@@ -87,7 +87,8 @@ class PairMemory(KeepsPrecision):
         if negatives is not None:
             _checks.integer(call, "negatives", negatives, 1)
         self.num_pairs, self.gamma, self.symmetric = num_pairs, gamma, symmetric
-        self.stored_pairs, self.negatives = stored_pairs, negatives
+        self.stored_pairs = stored_pairs
+        self.negatives = min(negatives or num_pairs, num_pairs - 1)
         ways = 2 if symmetric else 1
         value = torch.full((num_pairs, ways), math.nan, dtype=dtype, device=device)
         self.register_buffer("value", value)
@@ -162,7 +163,7 @@ class PairMemory(KeepsPrecision):
         kept = own.unsqueeze(1) != ids
         kept &= ids >= 0  # a place of the store that is still free
         number = kept.sum(1, keepdim=True).to(columns)
-        weight = math.log(self.negatives or self.num_pairs - 1) - number.log()
+        weight = math.log(self.negatives) - number.log()
         weight = torch.where(kept, weight, _EXCLUDED)
         once = weight
         if len(columns) > 2:  # the own hard negative

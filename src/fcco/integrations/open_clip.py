@@ -39,6 +39,10 @@ class GlobalClipLoss(nn.Module):
     Args:
         num_pairs: n, the number of pairs of the data set.
         gamma: weight of the new sums in the average; 1 has no memory.
+        stored_pairs: how many of the last pairs keep their features, as further negatives; for
+            fine-tuning, where features change slowly.
+        negatives: K < n - 1 negatives stand for all: both sums are multiplied by K / (n - 1), as
+            in a batch of K + 1 pairs. None is n - 1.
         local_loss: as in `ClipLoss`; only True.
         gather_with_grad: as in `ClipLoss`; only True.
         rank: as in `ClipLoss`; found in `torch.distributed`, and checked if given.

@@ -1,4 +1,4 @@
-"""sentence-transformers: contrastive training whose small batches see all negatives of the data."""
+"""sentence-transformers: contrastive training of large batches from small ones."""
 
 from __future__ import annotations
 
@@ -61,21 +61,24 @@ def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
 
 
 class GlobalContrastiveLoss(nn.Module, TrainerCallback):
-    r"""`MultipleNegativesRankingLoss` against all pairs of the data set, from small batches.
+    r"""`MultipleNegativesRankingLoss` of large batches, from small ones.
 
     .. math::
-        \frac1n\sum_{i=1}^n \log\Bigl(1 + \sum_{j \ne i} e^{(s_{ij} - s_{ii})/\tau}\Bigr), \qquad
+        \frac1n\sum_{i=1}^n \log(1 + G_i), \qquad
+        G_i = \frac{K}{n-1}\sum_{j \ne i} e^{(s_{ij} - s_{ii})/\tau}, \qquad
         s_{ij} = \cos(\text{anchor}_i, \text{positive}_j)
 
-    is that loss with all n pairs as one batch. Here the sum of each pair, over all negatives, is
-    followed by a moving average over the visits of the pair,
+    is the loss of pair i among K negatives that stand for all others of the data set; with
+    K = n - 1 it is `MultipleNegativesRankingLoss` with all pairs as one batch. The N negatives at
+    hand are those of the batch and of the last `stored_pairs` pairs, whose embeddings are kept; a
+    moving average over the visits of the pair has the sum:
 
     .. math::
         G_i \leftarrow (1-\gamma)\,G_i
-        + \gamma\,\frac{n-1}{B-1}\sum_{j \in \mathcal B} e^{(s_{ij} - s_{ii})/\tau},
+        + \gamma\,\frac{K}{N}\sum_{j} e^{(s_{ij} - s_{ii})/\tau}.
 
-    and the gradient has the weights of a softmax over the whole data set. The value of the loss is
-    the estimate of that of the whole data set: it does not depend on the batch size.
+    The gradient has the weights of this softmax, for anchors against stored positives and for
+    positives against stored anchors. The value of the loss does not depend on the batch size.
 
     The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
     memory in every checkpoint and loads it when training is resumed. The first step is refused
@@ -92,6 +95,10 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         gamma: weight of the new sum in the average; 1 has no memory.
         symmetric: the mean of both directions, anchors against positives and positives against
             anchors.
+        stored_pairs: how many of the last pairs keep their embeddings, as further negatives; they
+            are as old as their batch. 0 keeps none.
+        negatives: K, at most n - 1; None is n - 1. More negatives than a large batch would have
+            need a smaller temperature: the many easy ones add up.
         in_trainer: False for a training loop of your own: save `loss.memory.state_dict()` there.
         name: of the file in checkpoints; give each loss of a Trainer its own.
 
@@ -110,7 +117,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
-        batch does not harm performance, 2022 (SogCLR).
+        batch does not harm performance, 2022 (SogCLR: nothing stored, all negatives). X. Wang et
+        al., Cross-batch memory for embedding learning, 2020 (stored embeddings as negatives).
     """
 
     def __init__(
@@ -120,8 +128,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         temperature: float = 0.05,
         gamma: float = 0.8,
         symmetric: bool = False,
-        stored_pairs: int = 0,
-        negatives: int | None = None,
+        stored_pairs: int = 1024,
+        negatives: int | None = 1023,
         *,
         in_trainer: bool = True,
         name: str = "global_contrastive_loss",
