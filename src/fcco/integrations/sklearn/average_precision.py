@@ -114,7 +114,7 @@ class AveragePrecisionClassifier(PlainClassifier):
         estimator: Network | None = None,
         max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 0.005,
+        learning_rate: float | str = "auto",
         weight_decay: float = 0.01,
         validation_fraction: float = 0.1,
         patience: int | None = None,
@@ -132,8 +132,8 @@ class AveragePrecisionClassifier(PlainClassifier):
     def _task(self, groups: Groups) -> Task:
         return AveragePrecisionTask()
 
-    def _settings(self, number: int, random: np.random.RandomState) -> Settings:
-        settings = super()._settings(number, random)
+    def _settings(self, task: Task, number: int, random: np.random.RandomState) -> Settings:
+        settings = super()._settings(task, number, random)
         return replace(
             settings,
             max_epochs=max(1, settings.max_epochs // 2),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,29 +20,16 @@ from torch import Tensor, nn
 
 from ... import _checks
 from ..._watch import UsageWarning
-from .encoding import Encoding
 from .groups import Groups, read_groups
+from .network import PIECES, START_ROWS, Encoding, WideAndDeep
 from .report import classifier_report
-from .training import Part, Settings, Task, outputs, split_rows, train
+from .training import Part, Plan, Settings, Task, losses_of, outputs, split_rows, train
 
 __all__ = ["GroupClassifier", "Network", "PlainClassifier", "Scored", "TorchClassifier"]
 
 Array = NDArray[Any]
 Network = nn.Module | Callable[[int, int], nn.Module]
 Scored = dict[str, tuple[Tensor, Part]]
-
-PIECES = 8
-"""Pieces of a number, for the network that is made here."""
-
-EPOCHS, STEPS = 8, 300
-"""Passes over the data unless given; and the least number of steps, for small tables."""
-
-
-def mlp(features: int, outputs: int, hidden: int = 32) -> nn.Module:
-    """Two hidden layers of 32 units."""
-    layers = nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
-    return nn.Sequential(*layers, nn.Linear(hidden, outputs))
-
 
 class TorchClassifier(ClassifierMixin, BaseEstimator):
     """Base of the classifiers: a network on encoded features, trained for a task of fcco."""
@@ -57,7 +43,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         estimator: Network | None,
         max_epochs: int | str,
         batch_size: int | str,
-        learning_rate: float,
+        learning_rate: float | str,
         weight_decay: float,
         validation_fraction: float,
         patience: int | None,
@@ -102,7 +88,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, parameter)
             if value != "auto":
                 _checks.integer(name, parameter, value, 1)
-        _checks.positive(name, "learning_rate", self.learning_rate)
+        if self.learning_rate != "auto":
+            _checks.positive(name, "learning_rate", self.learning_rate)
         _checks.at_least(name, "weight_decay", self.weight_decay, 0.0)
         _checks.in_interval(
             name, "validation_fraction", self.validation_fraction, 0.0, 1.0, open_high=True
@@ -123,12 +110,17 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         )
         self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
         part, validation = (self._part(X, label, groups, each) for each in (rows, held))
-        settings, task = self._settings(len(rows), random), self._task(groups)
+        task = self._task(groups)
+        settings = self._settings(task, len(rows), random)
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
             module = self._module(X.shape[1]).to(self.device)
-            self._check_outputs(module, part)
+            if isinstance(module, WideAndDeep):
+                some = slice(None, None, -(-len(rows) // START_ROWS))
+                module.start(part.x[some], lambda scores: losses_of(scores, part.y[some]))
+            else:
+                self._check_outputs(module, part)
             used = None if len(held) == 0 else validation
             self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
         parts = {"training": part} | ({} if used is None else {"validation": used})
@@ -170,7 +162,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
         if self.estimator is not None:
             return self.estimator(features, outputs)
-        return mlp(len(self.encoding_.mean), outputs)
+        return WideAndDeep(self.encoding_, outputs)
 
     def _check_outputs(self, module: nn.Module, part: Part) -> None:
         found, number = tuple(outputs(module, part.x[:2]).shape), len(self.classes_)
@@ -186,15 +178,17 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                 + f"but for 2 rows and {number} classes it returned the shape: {found}."
             )
 
-    def _settings(self, number: int, random: np.random.RandomState) -> Settings:
-        size = min(max(number // 64, 128), 2048) if self.batch_size == "auto" else self.batch_size
-        per_epoch = max(1, number // int(size))
-        epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
+    def _settings(self, task: Task, number: int, random: np.random.RandomState) -> Settings:
+        plan = task.plan if self.estimator is None else Plan()
+        size = self.batch_size
+        size = plan.batch_size(number) if size == "auto" else int(size)
+        epochs = self.max_epochs
+        rate = self.learning_rate
         return Settings(
-            max_epochs=epochs if self.max_epochs == "auto" else int(self.max_epochs),
-            more_epochs=2 * epochs if self.max_epochs == "auto" else 0,
-            batch_size=int(size),
-            learning_rate=self.learning_rate,
+            max_epochs=plan.epochs(number, size) if epochs == "auto" else int(epochs),
+            more_epochs=2 * plan.epochs(number, size) if epochs == "auto" else 0,
+            batch_size=size,
+            learning_rate=plan.learning_rate if rate == "auto" else float(rate),
             weight_decay=self.weight_decay,
             patience=self.patience,
             seed=int(random.randint(2**31 - 1)),

@@ -13,7 +13,7 @@ from ...inputs import Measured
 from ...methods import constrained
 from .base import GroupClassifier, Network
 from .groups import Groups
-from .training import STEEP, Part, Task, losses_of, predicted
+from .training import STEEP, Part, Plan, Task, losses_of, predicted
 
 __all__ = ["ConstrainedClassifier"]
 
@@ -44,6 +44,7 @@ class GapTask(Task):
     """
 
     name = "gap"
+    plan = Plan(passes=4, per_epoch=16, steps=64, learning_rate=0.02)
 
     def __init__(self, constraint: str, tolerance: float, groups: Groups) -> None:
         self.constraint, self.tolerance, number = constraint, tolerance, len(groups.names)
@@ -238,7 +239,7 @@ class ConstrainedClassifier(GroupClassifier):
         sensitive_features: Any = None,
         max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 0.005,
+        learning_rate: float | str = "auto",
         weight_decay: float = 0.01,
         validation_fraction: float = 0.1,
         patience: int | None = None,

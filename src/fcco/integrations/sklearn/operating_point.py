@@ -210,7 +210,7 @@ class OperatingPointClassifier(PlainClassifier):
         estimator: Network | None = None,
         max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
-        learning_rate: float = 0.005,
+        learning_rate: float | str = "auto",
         weight_decay: float = 0.01,
         validation_fraction: float = 0.2,
         patience: int | None = None,

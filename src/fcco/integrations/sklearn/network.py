@@ -1,0 +1,137 @@
+"""The network that is made for a table: the encoding of the features, a wide and a deep part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+__all__ = ["PIECES", "Encoding", "WideAndDeep"]
+
+Array = NDArray[Any]
+
+PIECES = 8
+"""Pieces of a number, for the network that is made here."""
+
+KNOT_ROWS, START_ROWS = 8192, 8192
+"""Rows that knots are taken from, and that the wide part starts from, at most."""
+
+ITERATIONS = 15
+"""Of L-BFGS."""
+
+
+class Encoding(NamedTuple):
+    r"""Scales features and, with knots, adds piecewise linear functions of them.
+
+    A column x with knots :math:`t_0 < \dots < t_k` is followed, after all columns, by k more
+
+    .. math::
+        e_j(x) = \min\bigl(\max\bigl(\tfrac{x - t_{j-1}}{t_j - t_{j-1}}, 0\bigr), 1\bigr).
+
+    A linear function of these is any piecewise linear function of x with these knots. All columns
+    have mean 0 and deviation 1 over the rows that the encoding was made from.
+
+    References:
+        Y. Gorishniy, I. Rubachev and A. Babenko, On embeddings for numerical features in tabular
+        deep learning, 2022. (Knots there are quantiles of the samples; here of the distinct values,
+        so that a column which is mostly 0 is cut where its other values are.)
+    """
+
+    knots: tuple[Array | None, ...]
+    mean: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, X: Array, pieces: int) -> Encoding:
+        """The encoding of a table.
+
+        Args:
+            X: its rows, (n, d), float64.
+            pieces: the most pieces of a column; 1 for scaling alone.
+        """
+        some = X[:: -(-len(X) // KNOT_ROWS)]
+        knots = tuple(_knots(column, pieces) for column in some.T)
+        plain = cls(knots, np.zeros(1), np.ones(1))
+        table = plain.columns(X)
+        scale = table.std(0)
+        scale[scale == 0] = 1.0
+        return cls(knots, table.mean(0), scale)
+
+    def columns(self, X: Array) -> Array:
+        """The columns and their pieces, not scaled."""
+        pieces = [
+            np.clip((column[:, None] - knots[:-1]) / np.diff(knots), 0.0, 1.0)
+            for column, knots in zip(X.T, self.knots, strict=True)
+            if knots is not None
+        ]
+        return np.concatenate([X, *pieces], axis=1)
+
+    def __call__(self, X: Array) -> Tensor:
+        """The encoded table, float32."""
+        return torch.as_tensor((self.columns(X) - self.mean) / self.scale, dtype=torch.float32)
+
+
+def _knots(column: Array, pieces: int) -> Array | None:
+    if pieces < 2:
+        return None
+    values = np.unique(column)
+    number = min(pieces, len(values) - 1)
+    if number < 2:  # a straight line, which the scaled column is already
+        return None
+    return np.unique(np.quantile(values, np.linspace(0, 1, number + 1)))
+
+
+class WideAndDeep(nn.Module):
+    """A linear function of encoded features, plus a network of the scaled ones.
+
+    The network has two hidden layers and starts at 0.
+
+    Args:
+        encoding: of the features.
+        outputs: 1, or the number of classes.
+        hidden: units of a layer.
+
+    References:
+        H.-T. Cheng et al., Wide & deep learning for recommender systems, 2016.
+    """
+
+    def __init__(self, encoding: Encoding, outputs: int, hidden: int = 16) -> None:
+        super().__init__()
+        self.features = len(encoding.knots)
+        self.wide = nn.Linear(len(encoding.mean), outputs)
+        last = nn.Linear(hidden, outputs, bias=False)
+        self.deep = nn.Sequential(
+            nn.Linear(self.features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last
+        )
+        nn.init.zeros_(last.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both parts."""
+        return self.wide(x) + self.deep(x[:, : self.features])
+
+    def start(self, x: Tensor, losses: Callable[[Tensor], Tensor]) -> None:
+        """Fit the wide part by some steps of L-BFGS, with the squared norm / 2 n as penalty.
+
+        Args:
+            x: encoded features, (n, d).
+            losses: of scores, (n, outputs).
+        """
+        for parameter in self.wide.parameters():
+            nn.init.zeros_(parameter)
+        lbfgs = torch.optim.LBFGS(
+            self.wide.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe"
+        )
+
+        def loss() -> Tensor:
+            lbfgs.zero_grad()
+            penalty = self.wide.weight.square().sum() / (2 * len(x))
+            value = losses(self.wide(x)).mean() + penalty
+            value.backward()
+            return value
+
+        lbfgs.step(loss)
+        lbfgs.zero_grad()
