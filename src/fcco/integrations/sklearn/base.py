@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from ... import _checks
 from ..._watch import UsageWarning
 from .groups import Groups, read_groups
-from .network import PIECES, START_ROWS, Encoding, WideAndDeep
+from .network import PIECES, Encoding, WideAndDeep
 from .report import classifier_report
-from .training import Part, Plan, Settings, Task, losses_of, outputs, split_rows, train
+from .training import Part, Plan, Settings, Task, outputs, split_rows, train
 
 __all__ = ["GroupClassifier", "Network", "PlainClassifier", "Scored", "TorchClassifier"]
 
@@ -116,11 +116,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
             module = self._module(X.shape[1]).to(self.device)
-            if isinstance(module, WideAndDeep):
-                some = slice(None, None, -(-len(rows) // START_ROWS))
-                module.start(part.x[some], lambda scores: losses_of(scores, part.y[some]))
-            else:
-                self._check_outputs(module, part)
+            self._check_outputs(module, part)
             used = None if len(held) == 0 else validation
             self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
         parts = {"training": part} | ({} if used is None else {"validation": used})

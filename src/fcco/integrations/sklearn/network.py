@@ -55,24 +55,27 @@ class Encoding(NamedTuple):
         """
         some = X[:: -(-len(X) // KNOT_ROWS)]
         knots = tuple(_knots(column, pieces) for column in some.T)
-        plain = cls(knots, np.zeros(1), np.ones(1))
-        table = plain.columns(X)
-        scale = table.std(0)
+        tables = [X, *cls(knots, np.zeros(0), np.zeros(0)).pieces(X)]
+        scale = np.concatenate([table.std(0) for table in tables])
         scale[scale == 0] = 1.0
-        return cls(knots, table.mean(0), scale)
+        return cls(knots, np.concatenate([table.mean(0) for table in tables]), scale)
 
-    def columns(self, X: Array) -> Array:
-        """The columns and their pieces, not scaled."""
-        pieces = [
+    def pieces(self, X: Array) -> list[Array]:
+        """The pieces of each column that has knots, not scaled."""
+        return [
             np.clip((column[:, None] - knots[:-1]) / np.diff(knots), 0.0, 1.0)
             for column, knots in zip(X.T, self.knots, strict=True)
             if knots is not None
         ]
-        return np.concatenate([X, *pieces], axis=1)
 
     def __call__(self, X: Array) -> Tensor:
         """The encoded table, float32."""
-        return torch.as_tensor((self.columns(X) - self.mean) / self.scale, dtype=torch.float32)
+        found, start = np.empty((len(X), len(self.mean)), dtype=np.float32), 0
+        for table in (X, *self.pieces(X)):
+            end = start + table.shape[1]
+            found[:, start:end] = (table - self.mean[start:end]) / self.scale[start:end]
+            start = end
+        return torch.as_tensor(found)
 
 
 def _knots(column: Array, pieces: int) -> Array | None:
@@ -113,12 +116,12 @@ class WideAndDeep(nn.Module):
         """The sum of both parts."""
         return self.wide(x) + self.deep(x[:, : self.features])
 
-    def start(self, x: Tensor, losses: Callable[[Tensor], Tensor]) -> None:
+    def start(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> None:
         """Fit the wide part by some steps of L-BFGS, with the squared norm / 2 n as penalty.
 
         Args:
             x: encoded features, (n, d).
-            losses: of scores, (n, outputs).
+            loss: a function of the scores, (n, outputs).
         """
         for parameter in self.wide.parameters():
             nn.init.zeros_(parameter)
@@ -126,12 +129,11 @@ class WideAndDeep(nn.Module):
             self.wide.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe"
         )
 
-        def loss() -> Tensor:
+        def penalized() -> Tensor:
             lbfgs.zero_grad()
-            penalty = self.wide.weight.square().sum() / (2 * len(x))
-            value = losses(self.wide(x)).mean() + penalty
+            value = loss(self.wide(x)) + self.wide.weight.square().sum() / (2 * len(x))
             value.backward()
             return value
 
-        lbfgs.step(loss)
+        lbfgs.step(penalized)
         lbfgs.zero_grad()

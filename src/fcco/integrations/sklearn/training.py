@@ -17,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import update_bn
 
 from ...optim import OutputIterate
+from .network import START_ROWS, WideAndDeep
 
 __all__ = [
     "STEEP",
@@ -51,6 +52,10 @@ class Part(NamedTuple):
     """Number of the class, (n,), int64."""
     members: Tensor
     """Whether a sample is in a group, (n, G)."""
+
+    def some(self, most: int) -> Part:
+        """Every k-th row, so that there are not many more than `most`."""
+        return Part(*(each[:: -(-len(self.y) // most)] for each in self))
 
 
 def losses_of(scores: Tensor, y: Tensor) -> Tensor:
@@ -129,8 +134,10 @@ class Task(abc.ABC):
     plan = Plan()
 
     def start(self, module: nn.Module, part: Part, settings: Settings) -> None:
-        """What comes before the objective."""
-        return
+        """What comes before the objective: the wide part of a network made here fits the losses."""
+        if isinstance(module, WideAndDeep):
+            some = part.some(START_ROWS)
+            module.start(some.x, lambda scores: losses_of(scores, some.y).mean())
 
     @abc.abstractmethod
     def objective(self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> Any:
