@@ -17,11 +17,12 @@ sklearn = pytest.importorskip("sklearn")
 stats = pytest.importorskip("scipy.stats")
 
 from sklearn.base import clone as sklearn_clone  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.metrics import average_precision_score, make_scorer  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
-from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
+from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 import fcco  # noqa: E402
 from fcco.integrations.sklearn import (  # noqa: E402
@@ -31,10 +32,15 @@ from fcco.integrations.sklearn import (  # noqa: E402
     WorstGroupClassifier,
     binomial_bound,
 )
-from fcco.integrations.sklearn.groups import read_groups  # noqa: E402
-from fcco.integrations.sklearn.network import Encoding  # noqa: E402
-from fcco.integrations.sklearn.operating_point import GOALS, best_threshold  # noqa: E402
-from fcco.integrations.sklearn.rates import SIDES, Cuts, proportion  # noqa: E402
+from fcco.integrations.sklearn.base import read_groups  # noqa: E402
+from fcco.integrations.sklearn.network import Encoding, WideAndDeep  # noqa: E402
+from fcco.integrations.sklearn.operating_point import (  # noqa: E402
+    GOALS,
+    SIDES,
+    Cuts,
+    best_threshold,
+    proportion,
+)
 from fcco.integrations.sklearn.training import split_rows  # noqa: E402
 
 Array = NDArray[Any]
@@ -170,7 +176,7 @@ def test_overlapping_groups_as_a_matrix_and_as_lists():
         X = random.normal(size=(number, 2)) + members @ [[0.8, 0.0], [0.0, 0.5], [-0.8, 0.0]]
         return X, X.sum(1) + random.normal(size=number) > 0, members
 
-    X, y, members = draw(5000)
+    X, y, members = draw(4000)
     names = [[f"group {k}" for k in np.flatnonzero(row)] for row in members]
     short = [
         ConstrainedClassifier("fpr", 0.03, random_state=0, max_epochs=1)
@@ -195,13 +201,13 @@ def test_the_worst_group_is_better_than_with_plain_training():
         X, rare = random.normal(size=(number, 2)), random.random(number) < 0.1
         return X, np.digitize(X[:, 0] + np.where(rare, -1, 1) * X[:, 1], [-1, 1]) * 10, rare
 
-    X, y, rare = draw(2000)
-    new, truth, of = draw(10000)
+    X, y, rare = draw(1500)
+    new, truth, of = draw(5000)
     loss = {}
     for model in (WorstGroupClassifier(0.5, random_state=0), WorstGroupClassifier(random_state=0)):
         given = rare if model.worst == 0.5 else None
         model.fit(X, y, sensitive_features=given)
-        losses = -np.log(model.predict_proba(new)[np.arange(10000), truth // 10])
+        losses = -np.log(model.predict_proba(new)[np.arange(5000), truth // 10])
         loss[model.worst] = [losses[of].mean(), losses[~of].mean()]
     assert max(loss[0.5]) < 1.2 < 1.5 < loss[0.15][0]
     assert set(model.predict(new)) == {0, 10, 20}
@@ -217,6 +223,19 @@ def test_average_precision_of_rare_positives():
     assert y.mean() < 0.05 and found > 0.6
     # At the threshold it is better than no positive at all, which the scores alone do not give.
     assert model.score(X[1500:], y[1500:]) > 1 - y[1500:].mean()
+
+
+def test_the_wide_part_starts_as_a_logistic_regression():
+    X, y, _ = table(12, 1000)
+    encoding = Encoding.of(X, 4)
+    x, label = encoding(X), torch.as_tensor(y == "yes").float()
+    network = WideAndDeep(encoding, 1)
+    bce = nn.functional.binary_cross_entropy_with_logits
+    network.start(x, lambda scores: bce(scores.view(-1), label))
+    expected = LogisticRegression(tol=1e-8).fit(x, y).decision_function(x)
+    for module in (network.train(), network.eval()):
+        scores = module(x).detach().numpy()[:, 0]
+        assert np.abs(scores - expected).mean() < 0.05 < 0.2 * np.abs(expected).mean()
 
 
 # --- equal to a plain loop ---------------------------------------------------------------------
@@ -455,7 +474,10 @@ def test_thresholds_by_trying_all():
                     assert points[got][3] == max(p[3] for p in points.values())
 
 
-@pytest.mark.parametrize("constraint, limit", [("precision", 0.8), ("recall", 0.8), ("fpr", 0.1)])
+@pytest.mark.parametrize(
+    "constraint, limit",
+    [("precision", 0.8), ("fpr", 0.1), pytest.param("recall", 0.8, marks=pytest.mark.slow)],
+)
 def test_an_operating_point_states_what_holds(constraint, limit):
     X, y, _ = table(7, 3000)
     model = OperatingPointClassifier(constraint, limit, random_state=3, max_epochs=6).fit(X, y)
@@ -488,40 +510,22 @@ def test_an_operating_point_states_what_holds(constraint, limit):
 
 # --- scikit-learn ------------------------------------------------------------------------------
 
-FAST: dict[str, Any] = {"max_epochs": 15, "batch_size": 32, "learning_rate": 0.02}
-ESTIMATORS = [
-    ConstrainedClassifier(**FAST),
+FAST: dict[str, Any] = {"max_epochs": 1}
+ESTIMATORS = [ConstrainedClassifier(**FAST), OperatingPointClassifier(**FAST)]
+OTHERS = [
     ConstrainedClassifier("group_loss", **FAST),
     WorstGroupClassifier(**FAST),
-    AveragePrecisionClassifier(**{**FAST, "max_epochs": 30}),
-    OperatingPointClassifier(**FAST),
+    AveragePrecisionClassifier(**FAST),
 ]
-DEFAULT_RUN = (
-    "check_no_attributes_set_in_init", "check_dont_overwrite_parameters",
-    "check_get_params_invariance", "check_estimators_nan_inf", "check_fit2d_1sample",
-    "check_classifiers_one_label", "check_n_features_in_after_fitting",
-    "check_dataframe_column_names_consistency",
-)  # fmt: skip
-
-
-def checks() -> list[Any]:
-    found = []
-    for number, estimator in enumerate(ESTIMATORS):
-        pairs: Any = estimator_checks_generator(estimator)
-        for each, check in pairs:
-            name = check.func.__name__ if hasattr(check, "func") else check.__name__
-            slow = number not in (0, 4) or name not in DEFAULT_RUN
-            marks = [pytest.mark.slow] if slow else []
-            label = f"{type(estimator).__name__}-{number}-{name}"
-            found.append(pytest.param(each, check, marks=marks, id=label))
-    return found
+ESTIMATORS += [pytest.param(each, marks=pytest.mark.slow) for each in OTHERS]
 
 
 @ALONE
-@pytest.mark.filterwarnings("ignore::UserWarning:sklearn")
-@pytest.mark.parametrize("estimator, check", checks())
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda each: type(each).__name__)
+def test_scikit_learn_checks(estimator):
+    found = check_estimator(estimator, on_skip=None)
+    skipped = {each["check_name"] for each in found if each["status"] != "passed"}
+    assert skipped <= {"check_array_api_input"} and len(found) > 50
 
 
 def test_pipeline_grid_search_and_cross_validation_with_routing():

@@ -13,8 +13,12 @@ pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs w
 
 from .average_precision import AveragePrecisionClassifier
 from .constrained import ConstrainedClassifier
-from .operating_point import OperatingPointClassifier, OperatingPointReport
-from .rates import Proportion, binomial_bound
+from .operating_point import (
+    OperatingPointClassifier,
+    OperatingPointReport,
+    Proportion,
+    binomial_bound,
+)
 from .report import ClassifierReport, Figures, GroupFigures
 from .worst_group import WorstGroupClassifier
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ... import xrisk
 from ...groups import PositiveBatchSampler
-from .base import Network, PlainClassifier
-from .groups import Groups
-from .rates import cuts_of
+from .base import Groups, Network, PlainClassifier
+from .operating_point import cuts_of
 from .training import Batches, Part, Settings, Shuffled, Task, adamw
 
 __all__ = ["AveragePrecisionClassifier"]
@@ -32,6 +31,7 @@ class AveragePrecisionTask(Task):
 
     def start(self, module: nn.Module, part: Part, settings: Settings) -> None:
         """Cross-entropy for as many epochs again."""
+        super().start(module, part, settings)
 
         class Loader:
             def __iter__(self) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class AveragePrecisionClassifier(PlainClassifier):
     Args:
         max_epochs: passes over the training part in all.
 
-    The others as in `ConstrainedClassifier`.
+    The others as in `WorstGroupClassifier`.
 
     Attributes:
         threshold_: what `decision_function` has subtracted from the network's output.

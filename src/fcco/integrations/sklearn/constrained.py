@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ... import _checks
 from ...inputs import Measured
 from ...methods import constrained
-from .base import GroupClassifier, Network
-from .groups import Groups
+from .base import GroupClassifier, Groups, Network
 from .training import STEEP, Part, Plan, Task, losses_of, predicted
 
 __all__ = ["ConstrainedClassifier"]
@@ -192,14 +191,17 @@ class ConstrainedClassifier(GroupClassifier):
         tolerance: the largest difference.
         estimator: a network, or a function of the numbers of features and outputs that makes one.
             It gets scaled features and returns a logit, or one for each of more than two classes.
-            None: two hidden layers of 32 units, on features of which numbers are also cut into 8
-            pieces.
+            None: a linear function of the features, of which numbers are also cut into 8 pieces,
+            plus two hidden layers of 16 units; the linear function is fitted first.
         sensitive_features: columns of X that hold the groups, by name or number, instead of
             `fit(sensitive_features=...)`. They are not features then.
-        max_epochs: passes over the training part. `"auto"`: 8, or as many as make 300 steps; up to
-            three times as many while the tolerance is not kept.
-        batch_size: rows in a step. `"auto"`: a sixty-fourth of them, between 128 and 2,048.
+        max_epochs: passes over the training part. `"auto"`: 4, or as many as make 64 steps; up to
+            three times as many while the tolerance is not kept. With an `estimator` of yours 8, or
+            300 steps, as it is not fitted first.
+        batch_size: rows in a step. `"auto"`: a sixteenth of them, between 128 and 2,048; a
+            sixty-fourth with an `estimator` of yours.
         learning_rate: the largest of AdamW, see `fcco.integrations.sklearn.training.train`.
+            `"auto"`: 0.02; 0.005 with an `estimator` of yours.
         weight_decay: of AdamW.
         validation_fraction: share of the rows that choose the epoch, the same of every group and
             label.

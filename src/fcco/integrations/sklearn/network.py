@@ -114,7 +114,14 @@ class WideAndDeep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of both parts."""
-        return self.wide(x) + self.deep(x[:, : self.features])
+        return self._linear(x) + self.deep(x[:, : self.features])
+
+    def _linear(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.wide(x)
+        # A matrix product rounds a row as its place among the rows wants; a sum over it does not.
+        scores = [(x * weight).sum(1) for weight in self.wide.weight]
+        return torch.stack(scores, dim=1) + self.wide.bias
 
     def start(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> None:
         """Fit the wide part by some steps of L-BFGS, with the squared norm / 2 n as penalty.

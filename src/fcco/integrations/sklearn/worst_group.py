@@ -11,8 +11,7 @@ from ... import _checks
 from ...group_dro import CVaRGroupDRO
 from ...groups import GroupBatchSampler
 from ...outer import CVaR
-from .base import GroupClassifier, Network
-from .groups import Groups
+from .base import GroupClassifier, Groups, Network
 from .training import Batches, Part, Settings, Task, losses_of
 
 __all__ = ["WorstGroupClassifier"]
@@ -75,7 +74,8 @@ class WorstGroupClassifier(GroupClassifier):
     Args:
         worst: r, the share of groups that count; 1 for all alike.
 
-    The others as in `ConstrainedClassifier`.
+    The others as in `ConstrainedClassifier`, but for what is `"auto"`: that is for every network as
+    for an `estimator` of yours there.
 
     Example:
         A tenth of the samples follows a rule of its own.
