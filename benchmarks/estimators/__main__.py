@@ -131,13 +131,20 @@ def collect(found: Found) -> dict[str, Any]:
     return told
 
 
-def against(found: Found, table: str, constraint: str, method: str) -> str:
-    """Accuracy of ours less that of another, with its interval; bold where that excludes 0."""
+def difference(found: Found, table: str, constraint: str, method: str) -> Any:
+    """Accuracy of ours less that of another over the seeds that both have; None without ours."""
     mine = found.get((table, constraint, OURS))
     if mine is None or method == OURS:
-        return ""
+        return None
     other = values(found[table, constraint, method], "accuracy")
-    gap = paired(values(mine, "accuracy")[: len(other)], other)
+    return paired(values(mine, "accuracy")[: len(other)], other)
+
+
+def against(found: Found, table: str, constraint: str, method: str) -> str:
+    """That difference with its interval; bold where it excludes 0."""
+    gap = difference(found, table, constraint, method)
+    if gap is None:
+        return ""
     text = f"{gap.mean:+.4f} ± {gap.high - gap.mean:.4f}"
     return f"**{text}**" if gap.decided else text
 
@@ -162,30 +169,34 @@ def cells_of(found: Found, table: str, constraint: str, method: str) -> list[str
 HEAD = ["accuracy", "ours − it, 95 %", "AUC", "gap (s.e.)", "within", "seconds", "per fit"]
 
 
-def ratio(found: Found, table: str, constraint: str, method: str) -> str:
-    """How many times longer a fit of another method takes than one of ours."""
-    mine = per_fit(found[table, constraint, OURS])
-    return f"{per_fit(found[table, constraint, method]) / mine:.1f}"
+RIVALS = {
+    "reduction, logistic": [name for name in REDUCTIONS if name not in SLOW],
+    "reduction, boosting": SLOW,
+    "thresholds": THRESHOLDS,
+}
+SUMMARY_HEAD = ["", "ours", *RIVALS, "time of a fit ÷ ours"]
 
 
 def summary(found: Found) -> list[list[str]]:
-    """Ours beside the best reduction and the best thresholds of each table."""
+    """Accuracy / gap of ours, of the best of each kind of rival, and how long their fits take."""
     rows = []
     for table, constraint in dict.fromkeys(key[:2] for key in found):
         if (table, constraint, OURS) not in found:
             continue
-        for names in ((OURS,), REDUCTIONS, THRESHOLDS):
+        row, times = [f"{table}, {constraint.replace('_', ' ')}"], []
+        for names in ((OURS,), *RIVALS.values()):
             method = best(found, table, constraint, names)
             if method is None:
+                row.append("")
                 continue
-            accuracy, difference, _, gap, *_ = cells_of(found, table, constraint, method)
-            told = ratio(found, table, constraint, method) if method != OURS else ""
-            place = f"{table}, {constraint.replace('_', ' ')}" if method == OURS else ""
-            rows.append([place, method, accuracy, difference, gap, told])
+            figures = found[table, constraint, method]
+            means = (statistics.fmean(values(figures, name)) for name in ("accuracy", "gap"))
+            text = "{:.4f} / {:.3f}".format(*means)
+            gap = difference(found, table, constraint, method)
+            row.append(f"**{text}**" if gap is not None and gap.decided else text)
+            times.append(per_fit(figures))
+        rows.append([*row, ", ".join(f"{each / times[0]:.1f}" for each in times[1:])])
     return rows
-
-
-SUMMARY_HEAD = ["", "method", "accuracy", "ours − it, 95 %", "gap (s.e.)", "time of a fit ÷ ours"]
 
 
 def as_markdown(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -194,7 +205,7 @@ def as_markdown(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def markdown(found: Found) -> dict[str, str]:
-    """The tables of docs/benchmarks-estimators.md by name: the summary, and each constraint."""
+    """Tables by name: the summary, of docs/benchmarks-estimators.md, and each constraint."""
     pages = {"summary": as_markdown(SUMMARY_HEAD, summary(found))}
     for wanted in dict.fromkeys(constraint for _, constraint, _ in found):
         rows = [

@@ -83,8 +83,8 @@ class GapTask(Task):
         It is the tolerance, less what two rates of new data differ by chance: one standard error,
         here that of the labels. Less than a quarter of the tolerance costs more than it gains.
         """
-        self.trained = self.cells(part)
-        counts = self.trained.sum(0).double().cpu()
+        self.trained = cells = self.cells(part)
+        counts = cells.sum(0).double().cpu()
         filled = (counts > 0)[self.pairs].all(1)
         self.pairs, self.limit = self.pairs[filled], self.limit[filled]
         self.names = list(itertools.compress(self.names, filled.tolist()))
