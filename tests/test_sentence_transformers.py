@@ -398,6 +398,7 @@ def worker(folder: str) -> None:
     content = [weights(made.model), made.loss.memory.value, torch.stack(batches)]
     torch.save(content, f"{folder}/out.{rank}")
     torch.distributed.destroy_process_group()
+    os._exit(0)  # threads of gloo outlive their group and may keep the interpreter from ending
 
 
 @pytest.mark.slow
