@@ -7,6 +7,7 @@ import json
 from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,9 @@ def arrays(tmp_path: Path) -> Path:
     """Small parts in the form of `--arrays`: those of the first identity are often toxic."""
     parts = [part(size, seed, toxic=0.7) for seed, size in enumerate((3000, 1500, 1500))]
     names = ("x", "y", "groups", "weight")
-    columns = {name: np.concatenate([getattr(own, name) for own in parts]) for name in names}
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(own, name) for own in parts]) for name in names
+    }
     where = np.repeat(np.arange(3), [len(own.y) for own in parts])
     np.savez(tmp_path / "arrays.npz", **columns, part=where)
     return tmp_path / "arrays.npz"

@@ -96,8 +96,9 @@ def logistic(seed: int) -> Any:
 
 
 def boosting(seed: int) -> Any:
+    whole: Any = False  # stubs want text
     return HistGradientBoostingClassifier(
-        max_iter=40, max_leaf_nodes=15, learning_rate=0.2, early_stopping=False, random_state=seed
+        max_iter=40, max_leaf_nodes=15, learning_rate=0.2, early_stopping=whole, random_state=seed
     )
 
 
@@ -187,6 +188,7 @@ def thresholds(base: Base) -> Method:
     def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
         from fairlearn.postprocessing import ThresholdOptimizer
 
+        kind: Any = constraint
         order = np.random.default_rng(seed).permutation(len(train.y))
         aside, rest = (train.rows(rows) for rows in np.split(order, [len(order) // 5]))
         tolerances = TOLERANCES[1::2] if constraint == "demographic_parity" else (None,)
@@ -194,7 +196,7 @@ def thresholds(base: Base) -> Method:
             model, first = timed(partial(base(seed).fit, seen.x, seen.y))
             for tolerance in tolerances:
                 optimizer = ThresholdOptimizer(
-                    estimator=Scores().fit(rows.x, rows.y), constraints=constraint, prefit=True,
+                    estimator=Scores().fit(rows.x, rows.y), constraints=kind, prefit=True,
                     predict_method="predict_proba", tol=tolerance,
                 )  # fmt: skip
                 x = scores(model, rows)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ class Part:
         return Part(self.x[index], self.y[index], self.group[index])
 
 
-def from_frame(features: pd.DataFrame, y: pd.Series, group: pd.Series) -> Part:
+def from_frame(features: pd.DataFrame, y: Any, group: Any) -> Part:
     """Columns of text become one column for each value."""
     x = pd.get_dummies(features).to_numpy(np.float32)
     return Part(x, y.to_numpy(np.int64), group.to_numpy(np.int64))
@@ -115,8 +116,9 @@ def meps() -> Part:
     known &= (frame[[*MEPS_CODES, "EDUCYR", "HIDEG"]] >= -1).all(axis=1)
     frame = frame[known & (frame["PANEL"] == 19)]
     white = (frame["HISPANX"] == 2) & (frame["RACEV2X"] == 1)
-    codes = frame[["SEX", *MEPS_PLACE, *MEPS_CODES]].astype(str)
-    features = frame[MEPS_NUMBERS].join(codes).assign(white=white)
+    codes: Any = frame[["SEX", *MEPS_PLACE, *MEPS_CODES]].astype(str)
+    numbers: Any = frame[MEPS_NUMBERS]
+    features = numbers.join(codes).assign(white=white)
     return from_frame(features, frame[MEPS_VISITS].sum(axis=1) >= 10, white)
 
 

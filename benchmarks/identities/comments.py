@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ def read(tokens: bool = False) -> dict[str, NDArray]:
     rows = np.concatenate([first, more])
     if tokens:
         both = Texts(tuple(texts[row] for row in rows))
-        x = backbones.encode("minilm", both, tokens=TOKENS)
+        x: Any = backbones.encode("minilm", both, tokens=TOKENS)
     else:
         added = Texts(tuple(texts[row] for row in more))
         inputs = digest(*added.values)

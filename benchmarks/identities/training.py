@@ -154,8 +154,8 @@ class Network(nn.Module):
     def __init__(self, weights: Path | None, device: str) -> None:
         super().__init__()
         self.backbone = build(str(weights or ""), tiny=False, device=device)
-        width: Any = self.backbone.network.config.hidden_size
-        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 1)).to(device)
+        config: Any = self.backbone.network.config
+        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(config.hidden_size, 1)).to(device)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """A logit for each comment."""
