@@ -95,6 +95,7 @@ def test_kill_9_in_the_middle_then_resume_gives_the_same_weights(fast):
     assert f"at step {step}" in store.load_run(folder).environment["resumed"][0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(fast):
     """Two worker processes, which import a task of the current folder.
 

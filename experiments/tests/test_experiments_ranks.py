@@ -27,10 +27,13 @@ from test_experiments_engine import equal, result, rows, weights
 
 TESTS, LIMIT = Path(__file__).parent, 180
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="needs torch.distributed with gloo",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="needs torch.distributed with gloo",
+    ),
+]
 
 
 def torchrun(*words: str, at: Path) -> subprocess.CompletedProcess[str]:

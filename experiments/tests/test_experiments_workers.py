@@ -25,6 +25,7 @@ def specs(**changes: Any) -> list[RunSpec]:
     return [spec(name, seed, **changes) for seed in (0, 1) for name in ("sonex", "alexr2")]
 
 
+@pytest.mark.slow
 def test_processes_change_nothing_and_one_that_dies_is_one_failed_run(tmp_path, monkeypatch):
     """Two workers; the process of the run with seed 1 kills itself with signal 9."""
     runs = [spec("alexr2", seed, kill=(1, 10)) for seed in (0, 1)]
