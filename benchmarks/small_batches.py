@@ -317,7 +317,7 @@ def methods(large: int = LARGE, ablation: bool = False) -> tuple[Method, ...]:
     small, many = (1e-5, 2e-5, 5e-5, 1e-4), (5e-5, 1e-4, 2e-4, 5e-4)
     without = Method(f"none stored, batch {SMALL}", 0.8, SMALL, small)
     return (
-        # Features of earlier steps are nearer to the present ones at smaller rates.
+        # A step has more negatives than that of a small batch, and there are as many steps.
         Method(f"memory, batch {SMALL}", 0.8, SMALL, (5e-6, 1e-5, 2e-5, 5e-5), LARGE, LARGE - 1),
         Method(f"in-batch, batch {SMALL}", None, SMALL, small),
         Method(f"in-batch, batch {large}", None, large, many),
