@@ -95,9 +95,30 @@ def test_groups_of_a_column_of_columns_and_of_lists():
     assert groups.members.tolist() == [[True, True], [False, False], [False, True], [True, False]]
     assert (read_groups(groups.members, 4).members == groups.members).all()
     assert len(read_groups(np.array([True, False, True]), 3).names) == 2  # one column has values
+    rows = np.empty(4, dtype=object)  # a column of lists, as of a pandas Series
+    rows[:] = lists
+    assert (read_groups(rows, 4).members == groups.members).all()
     for wrong in (["a"] * 3, [["a"]] * 3, np.zeros((4, 2, 2))):
         with pytest.raises(ValueError, match="4 samples"):
             read_groups(wrong, 4)
+    with pytest.raises(ValueError, match="sample 1: 'old'"):
+        read_groups([["old"], "old", [], []], 4)
+    with pytest.raises(ValueError, match="booleans"):
+        read_groups([[True, False], [False, True]], 2)
+
+
+def test_missing_values_are_a_group_and_names_are_distinct():
+    nans = [float("nan") for _ in range(3)]  # each another object
+    assert read_groups(np.array([1.0, *nans, "x"], dtype=object), 5).members.sum(0).max() == 3
+    mixed = np.array([["f", nan] for nan in nans] + [["f", 1.0], ["m", None]], dtype=object)
+    assert sorted(read_groups(mixed, 5).members.sum(0)) == [1, 1, 3]
+    X, y, _ = table(13, 200)
+    four = np.array(["a", "b - c", "a - b", "c"])[np.arange(200) % 4]
+    two = np.array([["a", "b, c"], ["a, b", "c"]])[np.arange(200) % 2]
+    for group, number in ((four, 4), (two, 2)):  # names of pairs, of combinations
+        model = ConstrainedClassifier("demographic_parity", max_epochs=1)
+        model.fit(X, y, sensitive_features=group)
+        assert len(model.objective_.multipliers()) == number * (number - 1)
 
 
 def test_rows_are_set_aside_from_every_cell():

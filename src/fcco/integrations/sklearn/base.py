@@ -6,7 +6,8 @@ import abc
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "PlainClassifier",
     "Scored",
     "TorchClassifier",
+    "distinct",
     "read_groups",
 ]
 
@@ -54,12 +56,15 @@ def read_groups(sensitive_features: Any, number: int) -> Groups:
     Args:
         sensitive_features: a column of any values; several columns, whose combinations are the
             groups; a boolean table with one column per group, or a list of the groups of each
-            sample: groups that may overlap.
+            sample: groups that may overlap. None and NaN are values of a column like others.
         number: n, the number of samples.
     """
-    if _lists_groups(sensitive_features):
+    listed = isinstance(sensitive_features, (list, tuple))
+    if listed and _has_lists(sensitive_features):
         return _from_lists(sensitive_features, number)
     table = np.asarray(sensitive_features)
+    if table.ndim == 1 and table.dtype == object and _has_lists(table):
+        return _from_lists(table, number)
     if table.shape[:1] != (number,) or table.ndim not in (1, 2):
         raise ValueError(
             f"`fit(sensitive_features=...)` must have one row for each of the {number} samples of "
@@ -70,14 +75,25 @@ def read_groups(sensitive_features: Any, number: int) -> Groups:
     columns = table.reshape(number, -1).T
     keys = np.array([_codes(column) for column in columns]).T
     _, first, code = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    names = tuple(", ".join(str(column[row]) for column in columns) for row in first)
+    names = distinct(", ".join(str(column[row]) for column in columns) for row in first)
     return Groups(names, code.reshape(-1, 1) == np.arange(len(names)))
 
 
-def _lists_groups(sensitive_features: Any) -> bool:
-    return isinstance(sensitive_features, (list, tuple)) and any(
-        isinstance(row, (list, tuple, set, frozenset)) for row in sensitive_features
-    )
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, where equal ones get a number: groups and constraints are looked up by name."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(found)
+
+
+_LISTS = (list, tuple, set, frozenset, np.ndarray)
+
+
+def _has_lists(rows: Iterable[Any]) -> bool:
+    return any(isinstance(row, _LISTS) for row in rows)
 
 
 def _from_lists(rows: Sequence[Any], number: int) -> Groups:
@@ -85,6 +101,17 @@ def _from_lists(rows: Sequence[Any], number: int) -> Groups:
         raise ValueError(
             f"`fit(sensitive_features=...)` must list the groups of each of the {number} samples "
             f"of X but lists those of {len(rows)}."
+        )
+    for k, row in enumerate(rows):
+        if not isinstance(row, _LISTS):
+            raise ValueError(
+                "`fit(sensitive_features=...)` must list the groups of each sample, [] for none, "
+                f"but has for sample {k}: {row!r}."
+            )
+    if any(isinstance(name, (bool, np.bool_)) for row in rows for name in row):
+        raise ValueError(
+            "`fit(sensitive_features=...)` must list the names of groups but lists booleans. A "
+            "table with a column for each group must be an array: np.array(sensitive_features)."
         )
     names = sorted({str(name) for row in rows for name in row})
     position = {name: k for k, name in enumerate(names)}
@@ -95,17 +122,16 @@ def _from_lists(rows: Sequence[Any], number: int) -> Groups:
 
 
 def _codes(column: Array) -> Array:
-    """A number for each value of a column, of whatever types."""
-    try:
-        return np.unique(column, return_inverse=True)[1]
-    except TypeError:  # values that cannot be compared, such as None beside strings
-        return np.unique(column.astype(str), return_inverse=True)[1]
+    """A number for each value of a column; objects are equal if they are written alike."""
+    # NaN differs from itself, and None cannot be compared with a string: both are values here.
+    values = column.astype(str) if column.dtype == object else column
+    return np.unique(values, return_inverse=True)[1]
 
 
 def _names(table: Any, number: int) -> tuple[str, ...]:
     """The names of a DataFrame's columns, or numbers."""
     try:
-        return tuple(str(name) for name in table.columns)
+        return distinct(str(name) for name in table.columns)
     except AttributeError:
         return tuple(f"group {k}" for k in range(number))
 

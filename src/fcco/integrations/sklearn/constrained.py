@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import _checks
 from ...inputs import Measured
 from ...methods import constrained
-from .base import GroupClassifier, Groups, Network
+from .base import GroupClassifier, Groups, Network, distinct
 from .training import STEEP, Part, Plan, Task, losses_of, predicted
 
 __all__ = ["ConstrainedClassifier"]
@@ -55,7 +55,9 @@ class GapTask(Task):
             labels = [{1: "tpr ", 0: "fpr ", None: ""}[label] for label in LABELS[constraint]]
             pairs = list(itertools.permutations(range(number), 2))
         names = (*groups.names, "all")
-        self.names = [f"{label}{names[i]} - {names[j]}" for label in labels for i, j in pairs]
+        self.names = distinct(
+            f"{label}{names[i]} - {names[j]}" for label in labels for i, j in pairs
+        )
         cells = [
             (block * number + i, block * number + j)
             for block in range(len(labels))
@@ -87,7 +89,7 @@ class GapTask(Task):
         counts = cells.sum(0).double().cpu()
         filled = (counts > 0)[self.pairs].all(1)
         self.pairs, self.limit = self.pairs[filled], self.limit[filled]
-        self.names = list(itertools.compress(self.names, filled.tolist()))
+        self.names = tuple(itertools.compress(self.names, filled.tolist()))
         if len(self.names) == 0 or part.members.shape[1] < 2:
             return None
         if self.constraint != "group_loss":
