@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 sklearn = pytest.importorskip("sklearn")
+sparse = pytest.importorskip("scipy.sparse")
 stats = pytest.importorskip("scipy.stats")
 
 from sklearn.base import clone as sklearn_clone  # noqa: E402
@@ -584,6 +585,15 @@ def test_columns_of_the_table_as_groups_and_a_pickle():
     numbered = np.column_stack([X, group == "b"])
     placed = ConstrainedClassifier("tpr", sensitive_features=[3], **settings).fit(numbered, y)
     assert (placed.decision_function(numbered) == scores).all()
+    placed.set_params(sensitive_features=np.int64(3)).fit(numbered, y)
+    assert (placed.decision_function(numbered) == scores).all()
+    with pytest.raises(TypeError, match="[Ss]parse"):
+        placed.fit(sparse.csr_matrix(numbered), y)
+    both = pandas.DataFrame({"b": group == "b", "high": X[:, 2] > 1})  # groups that overlap
+    named_both = ConstrainedClassifier("tpr", sensitive_features=["b", "high"], **settings)
+    named_both.fit(frame[["one", "two", "three"]].join(both), y)
+    given.fit(X, y, sensitive_features=both)
+    assert str(named_both.report_) == str(given.report_) and "high" in str(given.report_)
     again = pickle.loads(pickle.dumps(named))
     assert (again.decision_function(frame) == scores).all()
     assert str(again.report_) == str(named.report_)

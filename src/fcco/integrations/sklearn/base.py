@@ -378,7 +378,10 @@ class GroupClassifier(TorchClassifier):
                     "names columns of X already: leave `fit(sensitive_features=...)` out."
                 )
             validate_data(self, X, skip_check_array=True)
-            sensitive_features, X = self._columns(X)
+            places, names, table = self._places(), self._names_of_columns(), self._table(X)
+            # Columns of a frame keep their types: booleans are overlapping groups here too.
+            sensitive_features = X[[names[k] for k in places]] if names else table[:, places]
+            X = np.delete(table, places, axis=1)
             X, y = check_X_y(X, y, dtype="float64", ensure_min_samples=2, estimator=self)
         label, groups = self._read_labels(y), self._groups(sensitive_features, len(X))
         self._fit(X, label, groups, check_random_state(self.random_state))
@@ -399,11 +402,19 @@ class GroupClassifier(TorchClassifier):
             )
         return groups
 
-    def _columns(self, X: Any) -> tuple[Array, Array]:
-        """The columns of X that hold groups, and the others."""
+    def _names_of_columns(self) -> list[str]:
+        """The names of the columns of X, none unless it is a frame."""
+        return list(vars(self).get("feature_names_in_", ()))
+
+    def _table(self, X: Any) -> Array:
+        """X with all its columns, of any type."""
+        return check_array(X, dtype=None, ensure_all_finite=False, estimator=self)
+
+    def _places(self) -> list[int]:
+        """The numbers of the columns of X that hold groups."""
         names = self.sensitive_features
-        names = [names] if isinstance(names, (str, int)) else list(names)
-        known = list(vars(self).get("feature_names_in_", ()))
+        names = [names] if isinstance(names, (str, int, np.integer)) else list(names)
+        known = self._names_of_columns()
         for name in names:
             if name not in (known if isinstance(name, str) else range(self.n_features_in_)):
                 raise ValueError(
@@ -411,15 +422,14 @@ class GroupClassifier(TorchClassifier):
                     f"names a column that X does not have: {name!r}. X has "
                     + (f"the columns {known}." if known else f"{self.n_features_in_} columns.")
                 )
-        places = [known.index(name) if isinstance(name, str) else name for name in names]
-        table = np.asarray(X)
-        return table[:, places], np.delete(table, places, axis=1)
+        return [known.index(name) if isinstance(name, str) else int(name) for name in names]
 
     def _read(self, X: Any) -> Array:
         if self.sensitive_features is None:
             return super()._read(X)
         validate_data(self, X, skip_check_array=True, reset=False)
-        return check_array(self._columns(X)[1], dtype="float64", estimator=self)
+        features = np.delete(self._table(X), self._places(), axis=1)
+        return check_array(features, dtype="float64", estimator=self)
 
 
 def _print_row(row: dict[str, float]) -> None:
