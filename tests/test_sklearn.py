@@ -148,6 +148,8 @@ def test_encoding_is_linear_between_knots():
     np.testing.assert_allclose(encoding(new)[:, 3:], np.column_stack(scaled), rtol=1e-5, atol=1e-5)
     assert encoding(new).shape == (50, 7) and Encoding.of(X, 1)(new).shape == (50, 3)
     np.testing.assert_allclose(encoding(X).std(0, correction=0)[[0, 1, 3]], 1, rtol=1e-5)
+    constant = Encoding.of(np.full((600, 1), 0.1), 4)  # whose deviation is 1e-15 by rounding
+    assert abs(constant(np.array([[0.1], [1.1]])).view(-1) - torch.tensor([0.0, 1.0])).max() < 1e-6
 
 
 # --- what the fit promises ---------------------------------------------------------------------

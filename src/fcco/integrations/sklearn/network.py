@@ -57,7 +57,8 @@ class Encoding(NamedTuple):
         knots = tuple(_knots(column, pieces) for column in some.T)
         tables = [X, *cls(knots, np.zeros(0), np.zeros(0)).pieces(X)]
         scale = np.concatenate([table.std(0) for table in tables])
-        scale[scale == 0] = 1.0
+        # Rounding gives a column of equal numbers such as 0.1 a deviation of 1e-17, not 0.
+        scale[np.concatenate([table.min(0) == table.max(0) for table in tables])] = 1.0
         return cls(knots, np.concatenate([table.mean(0) for table in tables]), scale)
 
     def pieces(self, X: Array) -> list[Array]:
