@@ -410,6 +410,8 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
         hidden = inner[0](model.encoding_(X))
     np.testing.assert_allclose(inner[1].running_mean, hidden.mean(0), atol=0.1)
     assert abs(inner[1].running_mean - before[2]).max() > 0.1
+    X, y, group = table(5, 1025)  # a multiple of the rows that go through it at once, and one
+    model.set_params(validation_fraction=0.0, max_epochs=1).fit(X, y, sensitive_features=group)
     wrong = ConstrainedClassifier("tpr", estimator=lambda d, k: nn.Linear(d, 2))
     with pytest.raises(ValueError, match=r"one logit.*\(2, 2\)"):
         wrong.fit(X, y, sensitive_features=group)

@@ -251,7 +251,8 @@ def train(
             optimizer.zero_grad()
             losses.append(loss.detach())
         with average.applied():
-            update_bn(part.x.split(1024), module)
+            # Parts of nearly equal size: statistics of one row do not exist.
+            update_bn(part.x.tensor_split(max(1, len(part.x) // 1024)), module)
             row, merit, done = judged(module, task, part, held)
             history.append({"epoch": epoch, "loss": float(torch.stack(losses).mean()), **row})
             settings.progress(history[-1])
