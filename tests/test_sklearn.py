@@ -626,6 +626,9 @@ def test_what_cannot_be_meant_is_refused():
     many = np.random.default_rng(0).random(400)
     with pytest.raises(ValueError, match="400 groups, more than 300"):
         ConstrainedClassifier().fit(np.ones((400, 1)), many > 0.5, sensitive_features=many)
+    position: Any = ConstrainedClassifier().fit
+    with pytest.raises(TypeError, match="positional"):  # where others have sample_weight
+        position(X, y, np.ones(100))
     for missing in (None, ["all"] * 100):
         with pytest.warns(fcco.UsageWarning, match="nothing to compare"):
             ConstrainedClassifier(max_epochs=1).fit(X, y, sensitive_features=missing)

@@ -357,7 +357,7 @@ class GroupClassifier(TorchClassifier):
         super().__init__(**common)
         self.sensitive_features = sensitive_features
 
-    def fit(self, X: Any, y: Any, sensitive_features: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, *, sensitive_features: Any = None) -> Any:
         """Train.
 
         Args:
