@@ -611,7 +611,8 @@ def test_what_cannot_be_meant_is_refused():
     X, y, group = table(11, 100)
     cases: list[tuple[Any, str, dict[str, Any]]] = [
         (ConstrainedClassifier("parity"), "demographic_parity", {"sensitive_features": group}),
-        (ConstrainedClassifier(tolerance=-0.1), "at least 0", {"sensitive_features": group}),
+        (ConstrainedClassifier(tolerance=-0.1), r"\[0.0, inf\)", {"sensitive_features": group}),
+        (ConstrainedClassifier(tolerance=math.inf), "inf", {"sensitive_features": group}),
         (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
         (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),
         (WorstGroupClassifier(0.0), r"\(0.0, 1.0\]", {"sensitive_features": group}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -266,7 +267,9 @@ class ConstrainedClassifier(GroupClassifier):
     def _check(self) -> None:
         super()._check()
         _checks.one_of("ConstrainedClassifier", "constraint", self.constraint, CONSTRAINTS)
-        _checks.at_least("ConstrainedClassifier", "tolerance", self.tolerance, 0.0)
+        _checks.in_interval(
+            "ConstrainedClassifier", "tolerance", self.tolerance, 0.0, math.inf, open_high=True
+        )
 
     def _task(self, groups: Groups) -> Task:
         if self.constraint != "group_loss" and len(groups.names) > MOST_GROUPS:
