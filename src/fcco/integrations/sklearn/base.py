@@ -201,6 +201,11 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         )
         if self.patience is not None:
             _checks.integer(name, "patience", self.patience, 1)
+            if self.validation_fraction == 0:
+                raise ValueError(
+                    f"`{name}(patience={self.patience})` needs validation_fraction > 0: epochs are "
+                    "compared on the validation part."
+                )
 
     # Training.
 
