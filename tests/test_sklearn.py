@@ -613,6 +613,7 @@ def test_what_cannot_be_meant_is_refused():
         (ConstrainedClassifier("parity"), "demographic_parity", {"sensitive_features": group}),
         (ConstrainedClassifier(tolerance=-0.1), r"\[0.0, inf\)", {"sensitive_features": group}),
         (WorstGroupClassifier(patience=2, validation_fraction=0.0), "validation_fraction > 0", {}),
+        (AveragePrecisionClassifier(device="gpu"), "device.*'gpu'", {}),
         (ConstrainedClassifier(tolerance=math.inf), "inf", {"sensitive_features": group}),
         (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
         (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),

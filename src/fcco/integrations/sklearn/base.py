@@ -199,6 +199,13 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         _checks.in_interval(
             name, "validation_fraction", self.validation_fraction, 0.0, 1.0, open_high=True
         )
+        try:
+            torch.zeros(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"`{name}(device=...)` must be a device of this machine but is: {self.device!r} "
+                f"({error})."
+            ) from error
         if self.patience is not None:
             _checks.integer(name, "patience", self.patience, 1)
             if self.validation_fraction == 0:
@@ -311,7 +318,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         """What the network returns, on the CPU."""
         check_is_fitted(self)
         x = self.encoding_(self._read(X)).to(self.device)
-        return outputs(self.module_, x).cpu()
+        return outputs(self.module_.to(self.device), x).cpu()  # `set_params(device=...)`
 
     def decision_function(self, X: Any) -> Array:
         """The score of the second of two classes, (n,); or of each class, (n, classes)."""
