@@ -415,6 +415,16 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
     wrong = ConstrainedClassifier("tpr", estimator=lambda d, k: nn.Linear(d, 2))
     with pytest.raises(ValueError, match=r"one logit.*\(2, 2\)"):
         wrong.fit(X, y, sensitive_features=group)
+    for estimator, message in (
+        (LogisticRegression(), "is: LogisticRegression"),
+        (lambda d, k: 3, "returned: 3"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong.set_params(estimator=estimator).fit(X, y, sensitive_features=group)
+    with pytest.raises(ValueError, match="one logit.*tuple"):
+        wrong.set_params(estimator=nn.RNN(3, 1)).fit(X, y, sensitive_features=group)
+    wrong.set_params(estimator=nn.Linear(3, 1).double(), max_epochs=1)
+    assert wrong.fit(X, y, sensitive_features=group).predict_proba(X).dtype == np.float32
 
 
 # --- the report --------------------------------------------------------------------------------

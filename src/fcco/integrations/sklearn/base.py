@@ -232,7 +232,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
-            module = self._module(X.shape[1]).to(self.device)
+            module = self._module(X.shape[1]).to(self.device, torch.float32)  # as the features
             self._check_outputs(module, part)
             used = None if len(held) == 0 else validation
             self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
@@ -270,17 +270,28 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         return Part(*(each.to(self.device) for each in parts))
 
     def _module(self, features: int) -> nn.Module:
-        if isinstance(self.estimator, nn.Module):
-            return copy.deepcopy(self.estimator)
         outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
-        if self.estimator is not None:
-            return self.estimator(features, outputs)
-        return WideAndDeep(self.encoding_, outputs)
+        if self.estimator is None:
+            return WideAndDeep(self.encoding_, outputs)
+        module: Any = self.estimator
+        made = isinstance(module, Callable) and not isinstance(module, nn.Module)
+        module = module(features, outputs) if made else copy.deepcopy(module)
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"`{type(self).__name__}(estimator=...)` must be a torch.nn.Module or a function "
+                "of the numbers of features and outputs that returns one, but "
+                f"{'returned' if made else 'is'}: {module!r}."
+            )
+        return module
 
     def _check_outputs(self, module: nn.Module, part: Part) -> None:
-        found, number = tuple(outputs(module, part.x[:2]).shape), len(self.classes_)
-        right = [(2, number)] if number > 2 else [(2,), (2, 1)]
-        if found not in right:
+        rows, number = len(part.x[:2]), len(self.classes_)
+        with torch.no_grad():
+            returned = module.eval()(part.x[:2])
+        right = [(rows, number)] if number > 2 else [(rows,), (rows, 1)]
+        tensor = isinstance(returned, Tensor)
+        if not tensor or tuple(returned.shape) not in right:
+            found = f"the shape {tuple(returned.shape)}" if tensor else f"a {type(returned)}"
             raise ValueError(
                 f"`{type(self).__name__}(estimator=...)` must return "
                 + (
@@ -288,7 +299,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                     if number > 2
                     else "one logit, of the second class, "
                 )
-                + f"but for 2 rows and {number} classes it returned the shape: {found}."
+                + f"but for {rows} rows and {number} classes it returned {found}."
             )
 
     def _settings(self, task: Task, number: int, random: np.random.RandomState) -> Settings:
