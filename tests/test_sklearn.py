@@ -642,6 +642,8 @@ def test_what_cannot_be_meant_is_refused():
     position: Any = ConstrainedClassifier().fit
     with pytest.raises(TypeError, match="positional"):  # where others have sample_weight
         position(X, y, np.ones(100))
+    with pytest.raises(ValueError, match="has 4 samples"):
+        OperatingPointClassifier().fit(X[:4], ["no", "yes"] * 2)
     for missing in (None, ["all"] * 100):
         with pytest.warns(fcco.UsageWarning, match="nothing to compare"):
             ConstrainedClassifier(max_epochs=1).fit(X, y, sensitive_features=missing)

@@ -362,6 +362,12 @@ class OperatingPointClassifier(PlainClassifier):
 
     def _fit_all(self, X: Array, label: Array, random: Any) -> Scored:
         rows, test = split_rows(label[:, None], self.test_fraction, random)
+        if min(len(test), len(rows) * self.validation_fraction) < 1:
+            raise ValueError(
+                f"`OperatingPointClassifier.fit(X=...)` has {len(X)} samples, too few for a test "
+                f"part of {self.test_fraction:g} of them and a validation part of "
+                f"{self.validation_fraction:g} of the others."
+            )
         scores, part = super()._fit_all(X[rows], label[rows], random)["validation"]
         chosen = self._rates(scores, part.y)
         new = outputs(self.module_, self.encoding_(X[test]).to(self.device)) - self.threshold_
