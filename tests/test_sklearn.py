@@ -544,6 +544,14 @@ def test_an_operating_point_states_what_holds(constraint, limit):
     assert not few.fit(X[:200], y[:200]).report_.holds and "not shown" in str(few.report_)
 
 
+def test_an_operating_point_without_positives_says_so():
+    X, y, _ = table(13, 100)
+    rare = np.arange(100) == 50  # in one of the three parts
+    model = OperatingPointClassifier("recall", 0.8, random_state=0, max_epochs=1).fit(X, rare)
+    assert model.report_.tested[0].trials == 0 and not model.report_.holds
+    assert "no positives" in str(model.report_)
+
+
 # --- scikit-learn ------------------------------------------------------------------------------
 
 FAST: dict[str, Any] = {"max_epochs": 1}

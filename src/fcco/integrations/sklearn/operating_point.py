@@ -206,12 +206,14 @@ class OperatingPointReport:
             return "\n".join([*lines, f"what was asked holds {percent}"])
         trials = {"precision": "predicted positives", "recall": "positives", "fpr": "negatives"}
         what = trials[self.constraint]
-        lines.append(f"what was asked is not shown: {first.trials} {what} are too few")
-        if self.needed is None:
-            lines[-1] = "what was asked is not shown: the measured rate itself misses the limit"
+        if first.trials == 0:
+            why = f"there are no {what} to measure"
+        elif self.needed is None:
+            why = f"the measured {first.name} is not better than the limit"
         else:
-            lines[-1] += f", about {self.needed} would be needed at the measured rate"
-        return "\n".join(lines)
+            why = f"{first.trials} {what} are too few, about {self.needed} would be needed at the"
+            why += f" measured {first.name}"
+        return "\n".join([*lines, f"what was asked is not shown: {why}"])
 
 
 def _counted(rates: tuple[Proportion, ...]) -> str:
