@@ -237,6 +237,14 @@ def test_the_worst_group_is_better_than_with_plain_training():
     assert set(model.predict(new)) == {0, 10, 20}
 
 
+def test_most_samples_may_be_in_no_group():
+    X, y, _ = table(13, 200)
+    lists = [["a"], ["b"], ["a", "b"]] + [[]] * 197
+    model = WorstGroupClassifier(0.5, max_epochs=2, random_state=0)
+    report = model.fit(X, y, sensitive_features=lists).report_
+    assert math.isnan(report.validation.value) and math.isfinite(report.training.value)
+
+
 def test_average_precision_of_rare_positives():
     random = np.random.default_rng(0)
     X = random.normal(size=(3000, 4))
@@ -650,6 +658,8 @@ def test_what_cannot_be_meant_is_refused():
     position: Any = ConstrainedClassifier().fit
     with pytest.raises(TypeError, match="positional"):  # where others have sample_weight
         position(X, y, np.ones(100))
+    with pytest.raises(ValueError, match="no sample"):
+        WorstGroupClassifier().fit(X, y, sensitive_features=[[]] * 100)
     with pytest.raises(ValueError, match="has 4 samples"):
         OperatingPointClassifier().fit(X[:4], ["no", "yes"] * 2)
     for missing in (None, ["all"] * 100):

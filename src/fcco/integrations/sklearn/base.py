@@ -415,6 +415,8 @@ class GroupClassifier(TorchClassifier):
             groups = Groups(("all",), np.ones((number, 1), dtype=bool))
         else:
             groups = read_groups(sensitive_features, number)
+            if not groups.members.any():
+                raise ValueError("`fit(sensitive_features=...)` has no sample that is in a group.")
         if len(groups.names) < 2:
             what = "has one value" if sensitive_features is not None else "was not given"
             warnings.warn(

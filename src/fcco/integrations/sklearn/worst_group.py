@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -52,14 +53,17 @@ class WorstGroupTask(Task):
         return objective(lambda: losses_of(module(x), y), groups)
 
     def value(self, scores: Tensor, part: Part) -> float:
-        """CVaR of the groups that the part has samples of."""
+        """CVaR of the groups that the part has samples of; NaN without any."""
         members = part.members[:, part.members.any(0)].double()
+        if members.shape[1] == 0:
+            return math.nan
         losses = losses_of(scores, part.y).double() @ members / members.sum(0)
         return float(CVaR(self.worst)(losses))
 
     def merit(self, training: tuple[Tensor, Part], held: tuple[Tensor, Part]) -> float:
-        """Minus the value on held-out rows."""
-        return -self.value(*held)
+        """Minus the value on held-out rows, or on the training part if they are in no group."""
+        value = self.value(*held)
+        return -(self.value(*training) if math.isnan(value) else value)
 
 
 class WorstGroupClassifier(GroupClassifier):
