@@ -457,6 +457,16 @@ def test_the_report_counts_right(capsys):
     assert f"{report.training.value:.4f}" in text and f"{report.training.groups[1].tpr:.3f}" in text
 
 
+def test_a_rate_without_samples_is_named():
+    X, y, group = table(6, 200)
+    group = np.where((y == "no") & (np.arange(200) < 50), "c", group)  # c has no positives
+    with pytest.warns(fcco.UsageWarning, match="not constrained.*: tpr c"):
+        model = ConstrainedClassifier("equalized_odds", max_epochs=1, random_state=0)
+        model.fit(X, y, sensitive_features=group)
+    names = model.objective_.multipliers()
+    assert len(names) == 2 + 6 and not any("c" in name for name in names if "tpr" in name)
+
+
 # --- operating points --------------------------------------------------------------------------
 
 

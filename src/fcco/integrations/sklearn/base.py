@@ -228,6 +228,15 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
         part, validation = (self._part(X, label, groups, each) for each in (rows, held))
         task = self._task(groups)
+        unmeasured = task.unmeasured(part)
+        if unmeasured:
+            more = [f"and {len(unmeasured) - 10} more"] if len(unmeasured) > 10 else []
+            warnings.warn(
+                f"`{type(self).__name__}.fit(sensitive_features=...)`: not constrained, as the "
+                f"training part has no samples for it: {', '.join(unmeasured[:10] + more)}.",
+                UsageWarning,
+                stacklevel=3,
+            )
         settings = self._settings(task, len(rows), random)
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is

@@ -56,6 +56,7 @@ class GapTask(Task):
             labels = [{1: "tpr ", 0: "fpr ", None: ""}[label] for label in LABELS[constraint]]
             pairs = list(itertools.permutations(range(number), 2))
         names = (*groups.names, "all")
+        self.means = [f"{label}{name}" for label in labels for name in groups.names]
         self.names = distinct(
             f"{label}{names[i]} - {names[j]}" for label in labels for i, j in pairs
         )
@@ -79,6 +80,13 @@ class GapTask(Task):
                 for label in LABELS[self.constraint]
             ]
         return torch.cat(kept, dim=1).to(part.x)
+
+    def unmeasured(self, part: Part) -> list[str]:
+        """The means of cells without samples; those of one group are not constrained anyway."""
+        if part.members.shape[1] < 2:
+            return []
+        empty = ~self.cells(part).any(0)[: len(self.means)]
+        return list(itertools.compress(self.means, empty.tolist()))
 
     def objective(self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> Any:
         """A limit for each pair of cells that has samples.

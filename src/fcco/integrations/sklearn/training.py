@@ -133,6 +133,10 @@ class Task(abc.ABC):
     asked: str
     plan = Plan()
 
+    def unmeasured(self, part: Part) -> list[str]:
+        """What is asked for but has no samples in the training part, for a warning."""
+        return []
+
     def start(self, module: nn.Module, part: Part, settings: Settings) -> None:
         """What comes before the objective: the wide part of a network made here fits the losses."""
         if isinstance(module, WideAndDeep):
