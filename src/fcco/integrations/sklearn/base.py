@@ -247,6 +247,15 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
         parts = {"training": part} | ({} if used is None else {"validation": used})
         scored = {name: (outputs(self.module_, each.x), each) for name, each in parts.items()}
+        trained = scored["training"][0]
+        if self.estimator is not None and bool(((trained >= 0) & (trained <= 1)).all()):
+            warnings.warn(
+                f"`{type(self).__name__}(estimator=...)` returned only values between 0 and 1 for "
+                "the training part: they are read as logits. Has it a Sigmoid or Softmax at its "
+                "end? Leave that out.",
+                UsageWarning,
+                stacklevel=3,
+            )
         self.threshold_ = self._threshold(*list(scored.values())[-1])
         scored = {name: (scores - self.threshold_, each) for name, (scores, each) in scored.items()}
         found = None if self.objective_ is None else task.report(self.objective_)
