@@ -18,6 +18,7 @@ sparse = pytest.importorskip("scipy.sparse")
 stats = pytest.importorskip("scipy.stats")
 
 from sklearn.base import clone as sklearn_clone  # noqa: E402
+from sklearn.exceptions import ConvergenceWarning  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.metrics import average_precision_score, make_scorer  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
@@ -46,6 +47,7 @@ from fcco.integrations.sklearn.training import split_rows  # noqa: E402
 
 Array = NDArray[Any]
 clone: Any = sklearn_clone  # its type is that of any container too
+pytestmark = pytest.mark.filterwarnings("ignore:.*Raise `max_epochs`")  # most fits are short
 ALONE = pytest.mark.filterwarnings("ignore:.*there is nothing to compare")
 
 
@@ -469,6 +471,16 @@ def test_a_rate_without_samples_is_named():
         model.fit(X, y, sensitive_features=group)
     names = model.objective_.multipliers()
     assert len(names) == 2 + 6 and not any("c" in name for name in names if "tpr" in name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fit_that_ends_far_above_the_tolerance_says_so():
+    X, y, group = table(6, 500)
+    model = ConstrainedClassifier("demographic_parity", random_state=0, max_epochs=2)
+    with pytest.warns(ConvergenceWarning, match="2 epochs with a gap of 0"):
+        model.fit(X, y, sensitive_features=group)
+    assert gap("demographic_parity", model.predict(X) == "yes", y == "yes", membership(group)) > 0.04
+    model.set_params(tolerance=0.3).fit(X, y, sensitive_features=group)
 
 
 # --- operating points --------------------------------------------------------------------------

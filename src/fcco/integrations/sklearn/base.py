@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -258,6 +259,14 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             )
         self.threshold_ = self._threshold(*list(scored.values())[-1])
         scored = {name: (scores - self.threshold_, each) for name, (scores, each) in scored.items()}
+        missed = task.missed(*scored.values())
+        if missed:
+            warnings.warn(
+                f"`{type(self).__name__}.fit` ended after {len(self.history_)} epochs with "
+                f"{missed}, on its own rows. Raise `max_epochs`.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         found = None if self.objective_ is None else task.report(self.objective_)
         self.report_ = classifier_report(task, groups.names, scored, found)
         return scored

@@ -163,6 +163,13 @@ class GapTask(Task):
         """Whether the tolerance is kept over all rows."""
         return self.largest(self.differences(*parts)) <= self.tolerance
 
+    def missed(self, *parts: tuple[Tensor, Part]) -> str:
+        """The largest difference over all rows where it is more than twice the tolerance."""
+        largest = self.largest(self.differences(*parts))
+        if self.trained is None or largest <= 2 * self.tolerance:
+            return ""
+        return f"a gap of {largest:.3g} with tolerance={self.tolerance:g}"
+
     def merit(self, training: tuple[Tensor, Part], held: tuple[Tensor, Part]) -> float:
         """Accuracy on held-out rows, less what the gap over all rows is too large by.
 

@@ -168,6 +168,10 @@ class Task(abc.ABC):
         """Whether training may end, from the scores of the parts."""
         return True
 
+    def missed(self, *parts: tuple[Tensor, Part]) -> str:
+        """What was asked for and is clearly not kept on the rows of the fit, for a warning."""
+        return ""
+
     def figures(self, scores: Tensor, part: Part) -> dict[str, float]:
         """Figures for the history."""
         accuracy = (predicted(scores) == part.y).float().mean()
