@@ -90,7 +90,7 @@ class AveragePrecisionClassifier(PlainClassifier):
     was best for the accuracy, on the validation part if there is one.
 
     Args:
-        max_epochs: passes over the training part in all.
+        max_epochs: passes over the training part, half of them with each loss and at least one.
 
     The others as in `WorstGroupClassifier`.
 

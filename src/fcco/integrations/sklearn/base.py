@@ -65,7 +65,7 @@ def read_groups(sensitive_features: Any, number: int) -> Groups:
         return _from_lists(sensitive_features, number)
     table = np.asarray(sensitive_features)
     if table.ndim == 1 and table.dtype == object and _has_lists(table):
-        return _from_lists(table, number)
+        return _from_lists(list(table), number)
     if table.shape[:1] != (number,) or table.ndim not in (1, 2):
         raise ValueError(
             f"`fit(sensitive_features=...)` must have one row for each of the {number} samples of "
@@ -416,7 +416,8 @@ class GroupClassifier(TorchClassifier):
             sensitive_features: the group of each sample: a column of any values, or several columns
                 whose combinations are the groups; a boolean table with a column for each group, or
                 a list of the groups of each sample, where groups may overlap and samples be in
-                none. They are not needed for predictions.
+                none. Rows are matched by position; None and NaN are values like others. Groups are
+                not needed for predictions.
         """
         self._check()
         if self.sensitive_features is None:
@@ -460,7 +461,8 @@ class GroupClassifier(TorchClassifier):
 
     def _table(self, X: Any) -> Array:
         """X with all its columns, of any type."""
-        return check_array(X, dtype=None, ensure_all_finite=False, estimator=self)
+        every: Any = None  # no type is asked for
+        return check_array(X, dtype=every, ensure_all_finite=False, estimator=self)
 
     def _places(self) -> list[int]:
         """The numbers of the columns of X that hold groups."""

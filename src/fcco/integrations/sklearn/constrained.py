@@ -209,8 +209,9 @@ class ConstrainedClassifier(GroupClassifier):
         tolerance: the largest difference.
         estimator: a network, or a function of the numbers of features and outputs that makes one.
             It gets scaled features and returns a logit, or one for each of more than two classes.
-            None: a linear function of the features, of which numbers are also cut into 8 pieces,
-            plus two hidden layers of 16 units; the linear function is fitted first.
+            None: the sum of a linear function of the features and their piecewise linear encoding
+            (up to 8 pieces each), and of a network with two hidden layers of 16 units; the linear
+            function is fitted first.
         sensitive_features: columns of X that hold the groups, by name or number, instead of
             `fit(sensitive_features=...)`. They are not features then.
         max_epochs: passes over the training part. `"auto"`: 4, or as many as make 64 steps; up to
@@ -218,14 +219,15 @@ class ConstrainedClassifier(GroupClassifier):
             300 steps, as it is not fitted first.
         batch_size: rows in a step. `"auto"`: a sixteenth of them, between 128 and 2,048; a
             sixty-fourth with an `estimator` of yours.
-        learning_rate: the largest of AdamW, see `fcco.integrations.sklearn.training.train`.
+        learning_rate: the largest of the schedule of AdamW: it rises over the first tenth of the
+            steps and then falls to 0.3 of that.
             `"auto"`: 0.02; 0.005 with an `estimator` of yours.
         weight_decay: of AdamW.
-        validation_fraction: share of the rows that choose the epoch, the same of every group and
-            label.
-        patience: epochs without a better one after which training ends; None for no such end.
+        validation_fraction: share of the rows that are not trained on, the same of every group and
+            label. The epoch that is best on them is kept; with 0 the last.
+        patience: end training after so many epochs without a better one; None: do not.
         random_state: a seed, a `numpy.random.RandomState`, or None.
-        device: where to train, such as "cuda".
+        device: where to train and predict, such as "cuda".
         verbose: print the figures of each epoch.
 
     Attributes:

@@ -297,10 +297,10 @@ class OperatingPointClassifier(PlainClassifier):
         limit: of the constraint.
         confidence: of the bounds.
         test_fraction: share of the rows that are kept for the bounds.
-        validation_fraction: share of the rows, after that, that choose epoch and threshold.
+        validation_fraction: share of the other rows on which epoch and threshold are chosen.
 
-    The others as in `ConstrainedClassifier`, but for what is `"auto"`: that is for every network as
-    for an `estimator` of yours there.
+    The others as in `ConstrainedClassifier`; `"auto"` always stands for what it does there with an
+    `estimator` of yours.
 
     Attributes:
         threshold_: what `decision_function` has subtracted from the network's output.

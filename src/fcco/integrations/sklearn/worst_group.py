@@ -78,8 +78,8 @@ class WorstGroupClassifier(GroupClassifier):
     Args:
         worst: r, the share of groups that count; 1 for all alike.
 
-    The others as in `ConstrainedClassifier`, but for what is `"auto"`: that is for every network as
-    for an `estimator` of yours there.
+    The others as in `ConstrainedClassifier`; `"auto"` always stands for what it does there with an
+    `estimator` of yours.
 
     Example:
         A tenth of the samples follows a rule of its own.
