@@ -166,7 +166,7 @@ QUICK = ["demographic_parity", "equalized_odds"]
 def test_the_gap_is_small_on_new_data(constraint):
     """Plain training has a gap of 0.15 and more; chance alone is at most 3 standard errors."""
     X, y, group = table(0)
-    new, truth, of = table(1, 10000)
+    new, truth, of = table(1, 30000)
     model = ConstrainedClassifier(constraint, 0.03, random_state=0)
     model.fit(X, y, sensitive_features=group)
     chosen, members = model.predict(new) == "yes", membership(of)
