@@ -669,6 +669,7 @@ def test_columns_of_the_table_as_groups_and_a_pickle():
         clone(named).set_params(sensitive_features=["sex"]).fit(frame, y)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_what_cannot_be_meant_is_refused():
     X, y, group = table(11, 100)
     cases: list[tuple[Any, str, dict[str, Any]]] = [
@@ -696,6 +697,10 @@ def test_what_cannot_be_meant_is_refused():
         position(X, y, np.ones(100))
     with pytest.raises(ValueError, match="no sample"):
         WorstGroupClassifier().fit(X, y, sensitive_features=[[]] * 100)
+    for model in (AveragePrecisionClassifier(), ConstrainedClassifier(sensitive_features=[0])):
+        model.set_params(learning_rate=1e30, max_epochs=6, estimator=network)
+        with pytest.raises(ValueError, match="diverged"):
+            model.fit(np.column_stack([group == "b", X]), y)
     with pytest.raises(ValueError, match="has 4 samples"):
         OperatingPointClassifier().fit(X[:4], ["no", "yes"] * 2)
     for missing in (None, ["all"] * 100):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ... import _checks
 from ..._watch import UsageWarning
+from ...tracker import NonFiniteValue
 from .network import PIECES, Encoding, WideAndDeep
 from .report import classifier_report
 from .training import Part, Plan, Settings, Task, outputs, split_rows, train
@@ -245,11 +246,21 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             module = self._module(X.shape[1]).to(self.device, torch.float32)  # as the features
             self._check_outputs(module, part)
             used = None if len(held) == 0 else validation
-            self.module_, self.objective_, self.history_ = train(module, task, part, used, settings)
+            diverged = (
+                f"`{type(self).__name__}.fit` diverged: the loss or the network's output is NaN or "
+                f"infinite. Lower `learning_rate`, now {settings.learning_rate:g}."
+            )
+            try:
+                trained = train(module, task, part, used, settings)
+            except NonFiniteValue as error:
+                raise ValueError(diverged) from error
+        self.module_, self.objective_, self.history_ = trained
         parts = {"training": part} | ({} if used is None else {"validation": used})
         scored = {name: (outputs(self.module_, each.x), each) for name, each in parts.items()}
-        trained = scored["training"][0]
-        if self.estimator is not None and bool(((trained >= 0) & (trained <= 1)).all()):
+        scores = scored["training"][0]
+        if not bool(scores.isfinite().all()):
+            raise ValueError(diverged)
+        if self.estimator is not None and bool(((scores >= 0) & (scores <= 1)).all()):
             warnings.warn(
                 f"`{type(self).__name__}(estimator=...)` returned only values between 0 and 1 for "
                 "the training part: they are read as logits. Has it a Sigmoid or Softmax at its "
