@@ -435,6 +435,8 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
             wrong.set_params(estimator=estimator).fit(X, y, sensitive_features=group)
     with pytest.raises(ValueError, match=r"one logit.*tuple"):
         wrong.set_params(estimator=nn.RNN(3, 1)).fit(X, y, sensitive_features=group)
+    with pytest.raises(ValueError, match=r"estimator.*\(2, 3\)"):
+        wrong.set_params(estimator=nn.Linear(5, 1)).fit(X, y, sensitive_features=group)
     wrong.set_params(estimator=nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), max_epochs=1)
     with pytest.warns(fcco.UsageWarning, match="logits.*Sigmoid"):
         wrong.fit(X, y, sensitive_features=group)

@@ -324,8 +324,14 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_outputs(self, module: nn.Module, part: Part) -> None:
         rows, number = len(part.x[:2]), len(self.classes_)
-        with torch.no_grad():
-            returned = module.eval()(part.x[:2])
+        try:
+            with torch.no_grad():
+                returned = module.eval()(part.x[:2])
+        except RuntimeError as error:
+            raise ValueError(
+                f"`{type(self).__name__}(estimator=...)` failed on features of shape "
+                f"{tuple(part.x[:2].shape)}: {error}."
+            ) from error
         right = [(rows, number)] if number > 2 else [(rows,), (rows, 1)]
         tensor = isinstance(returned, Tensor)
         if not tensor or tuple(returned.shape) not in right:
