@@ -23,6 +23,7 @@ run with the same file continues. Tables whose files are not there are fetched f
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -261,7 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.seeds = options.seeds or (2 if options.quick else 10)
     options.workers = options.workers or (2 if options.quick else 1)
-    found = train(plan(options), options)
+    cells = plan(options)
+    theirs = {method for *_, method in cells} & {*REDUCTIONS, *THRESHOLDS}
+    if theirs and importlib.util.find_spec("fairlearn") is None:
+        parser.error("fairlearn is needed: pip install 'fcco[bench]', or choose --method ours.")
+    found = train(cells, options)
     print("\n\n".join(markdown(found).values()) if options.markdown else text(found))
     if options.json:
         print(json.dumps(collect(found)))
