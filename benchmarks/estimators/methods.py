@@ -71,7 +71,9 @@ def classifier() -> Any:
     from fcco.integrations.sklearn import ConstrainedClassifier
 
     x, bits = np.arange(64.0)[:, None], np.arange(64) % 4
-    ConstrainedClassifier(tolerance=1.0, max_epochs=1).fit(x, bits % 2, sensitive_features=bits // 2)
+    ConstrainedClassifier(tolerance=1.0, max_epochs=1).fit(
+        x, bits % 2, sensitive_features=bits // 2
+    )
     return ConstrainedClassifier
 
 
