@@ -328,6 +328,24 @@ def test_a_pair_twice_or_alone():
     assert_close([loss.memory.value.nan_to_num()], [before.nan_to_num()])
 
 
+@pytest.mark.parametrize("stored_pairs", [0, 3])
+def test_a_pair_without_negatives_keeps_its_sums(stored_pairs):
+    """Nothing is stored yet, or only the pair itself."""
+    x, t = (each.requires_grad_() for each in features())
+    loss = GlobalClipLoss(PAIRS, gamma=0.5, stored_pairs=stored_pairs).double()
+    for ids in ([4], [4, 4], [4]):
+        value = loss(x[ids], t[ids], scale(), index=ids)
+        (slope,) = torch.autograd.grad(value, x)
+        assert value.item() == 0 and not slope.any()
+        assert loss.memory.value.isnan().all()
+    loss(x[:6], t[:6], scale(), index=range(6))
+    before = loss.memory.value.clone()
+    assert not before[4].isnan().any()
+    if stored_pairs == 0:
+        loss(x[[4, 4]], t[[4, 4]], scale(), index=[4, 4])
+        torch.testing.assert_close(loss.memory.value, before, rtol=0, atol=0, equal_nan=True)
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 

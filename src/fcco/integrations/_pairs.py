@@ -142,7 +142,6 @@ class PairMemory(KeepsPrecision):
         """
         own = torch.arange(columns.shape[1]) if index is None else index
         own = own.to(columns.device, non_blocking=True)
-        nothing = columns.new_zeros(())
         group = None if index is None else find_group()
         every, numbers, start, ranks = columns, own, 0, 1
         if group is not None:
@@ -156,10 +155,9 @@ class PairMemory(KeepsPrecision):
             self._start_store(every)
         pool = torch.cat([every, self.features.to(every)], 1) if stored else every
         ids = torch.cat([numbers, self.numbers]) if stored else numbers
-        if len(ids) < 2:  # the last pair of an epoch, alone: there is nothing to compare
-            return nothing, torch.zeros_like(columns), nothing
 
-        # The logarithm of K / N_i. A pair that the batch holds twice is no negative of itself.
+        # The logarithm of K / N_i. A pair that the batch holds twice is no negative of itself; one
+        # without any negative, the last of an epoch say, has the loss 0.
         kept = own.unsqueeze(1) != ids
         kept &= ids >= 0  # a place of the store that is still free
         number = kept.sum(1, keepdim=True).to(columns)
@@ -190,7 +188,7 @@ class PairMemory(KeepsPrecision):
         all_levels = levels if group is None else gather_rows(levels, group, counts)
         store = torch.cat([all_levels, self.levels.to(levels)]) if stored else all_levels
 
-        slopes, slope = torch.zeros_like(columns), nothing
+        slopes, slope = torch.zeros_like(columns), columns.new_zeros(())
         for way, (row, others) in enumerate(ways):
             weights = torch.exp(logits[way] - levels[:, way : way + 1])
             documents = pool[others[0] : others[-1] + 1].flatten(0, 1)
@@ -216,9 +214,11 @@ class PairMemory(KeepsPrecision):
         kept = math.log(1 - self.gamma) if self.gamma < 1 else -math.inf
         mixed = torch.logaddexp(old + kept, fresh + math.log(self.gamma))
         new = torch.where(old.isnan(), fresh, mixed)
-        rows = new if group is None else gather_rows(new, group)
+        # A pair that met no negative keeps its value: nothing was measured.
+        kept_value = torch.where(fresh < _EXCLUDED / 2, old, new)
+        rows = kept_value if group is None else gather_rows(kept_value, group)
         self.value.index_copy_(0, numbers, rows)
-        return new.to(dtype)
+        return torch.where(kept_value.isnan(), new, kept_value).to(dtype)
 
     def _start_store(self, every: Tensor) -> None:
         shape = (len(every), self.stored_pairs, every.shape[2])

@@ -266,8 +266,8 @@ def train(
             settings.progress(history[-1])
             if held is None or merit >= best:
                 best, best_epoch, state = merit, epoch, copy.deepcopy(module.state_dict())
-        tired = settings.patience is not None and epoch - best_epoch >= settings.patience
-        if tired or (done and epoch >= settings.max_epochs):
+        waited = settings.patience is not None and epoch - best_epoch >= settings.patience
+        if waited or (done and epoch >= settings.max_epochs):
             break
     module.load_state_dict(state)
     module.eval()
