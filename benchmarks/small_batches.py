@@ -35,25 +35,24 @@ import argparse
 import ast
 import hashlib
 import json
-import multiprocessing
 import random
 import re
 import statistics
-import sys
 import sysconfig
 import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+
+from research.constrained.training import Runner
 
 from .timing import interleave
 
@@ -338,6 +337,7 @@ class Job:
     tiny: bool
     device: str
 
+    @property
     def key(self) -> str:
         """What tells this run from others, for the file of results."""
         told = asdict(self) | {"pairs": Path(self.pairs).name, "weights": "", "device": ""}
@@ -372,8 +372,25 @@ def adam(model: nn.Module, rate: float, device: str) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=rate, fused=device == "cuda")
 
 
-def train(job: Job) -> dict[str, float]:
-    """Recall@1 on validation and test pairs after training, in percent."""
+@dataclass(frozen=True)
+class Recall:
+    """Recall@1 after training, in percent.
+
+    Attributes:
+        validation: on validation pairs.
+        test: on test pairs.
+    """
+
+    validation: float
+    test: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
+
+
+def train(job: Job) -> Recall:
+    """One run."""
     parts = loaded(job.pairs)
     data = {part: Batches(parts[part], job.device) for part in parts}
     train = data["train"]
@@ -395,7 +412,7 @@ def train(job: Job) -> dict[str, float]:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-    return {part: data[part].recall(model) for part in ("validation", "test")}
+    return Recall(data["validation"].recall(model), data["test"].recall(model))
 
 
 def seconds(job: Job, rounds: int, steps: int) -> dict[str, float]:
@@ -432,43 +449,8 @@ def seconds(job: Job, rounds: int, steps: int) -> dict[str, float]:
 # The benchmark.
 
 
-class Runner:
-    """Runs jobs, some at a time, and keeps their results in a file."""
-
-    def __init__(self, out: Path | None, workers: int) -> None:
-        self.out, self.workers = out, workers
-        self.done: dict[str, dict[str, float]] = {}
-        if out is not None and out.exists():
-            rows = [json.loads(line) for line in out.read_text().splitlines()]
-            self.done = {row["key"]: row["result"] for row in rows}
-
-    def __call__(self, jobs: Sequence[Job]) -> list[dict[str, float]]:
-        """Their results, in order."""
-        left = [job for job in jobs if job.key() not in self.done]
-        if self.workers == 1:
-            for job in left:
-                self._keep(job, train(job))
-        elif left:
-            context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-            with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
-                # The longest first: small batches have more steps.
-                left.sort(key=lambda job: job.method.batch)
-                for job, result in zip(left, pool.map(train, left), strict=True):
-                    self._keep(job, result)
-        return [self.done[job.key()] for job in jobs]
-
-    def _keep(self, job: Job, result: dict[str, float]) -> None:
-        self.done[job.key()] = result
-        told = {part: round(value, 2) for part, value in result.items()}
-        print(f"{job.method.name}, rate {job.rate:g}, seed {job.seed}: {told}", file=sys.stderr)
-        if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            with self.out.open("a") as file:
-                file.write(json.dumps({"key": job.key(), "result": result}) + "\n")
-
-
 def compare(
-    run: Callable[[Sequence[Job]], list[dict[str, float]]],
+    run: Callable[[Sequence[Job]], list[Recall]],
     jobs: Callable[[Method, float, int], Job],
     chosen: Sequence[Method],
     seeds: int,
@@ -477,23 +459,21 @@ def compare(
     trials = [(method, rate) for method in chosen for rate in method.rates]
     tried = dict(zip(trials, run([jobs(*trial, 0) for trial in trials]), strict=True))
     best = {
-        method: max(method.rates, key=lambda rate: tried[method, rate]["validation"])
+        method: max(method.rates, key=lambda rate: tried[method, rate].validation)
         for method in chosen
     }
     final = [jobs(method, best[method], seed) for method in chosen for seed in range(1, seeds + 1)]
     results = run(final)
     table = {}
     for number, method in enumerate(chosen):
-        values = [each["test"] for each in results[number * seeds : (number + 1) * seeds]]
+        values = [each.test for each in results[number * seeds : (number + 1) * seeds]]
         table[method.name] = {
             "recall@1": {
                 "mean": round(statistics.mean(values), 3),
                 "std": round(statistics.stdev(values), 3) if seeds > 1 else None,
             },
             "learning rate": best[method],
-            "validation": {
-                f"{r:g}": round(tried[method, r]["validation"], 2) for r in method.rates
-            },
+            "validation": {f"{r:g}": round(tried[method, r].validation, 2) for r in method.rates},
         }
     return table
 
@@ -559,9 +539,12 @@ def benchmark(file: str, options: argparse.Namespace) -> None:
     before = Batches(loaded(file)["test"], options.device).recall(start)
     rounds, steps = (5, 4) if quick else (20, 20)
     times = seconds(jobs(chosen[2], 0.0, 0), rounds, steps)
-    table = compare(
-        Runner(options.out, options.workers), jobs, chosen, options.seeds or (2 if quick else 3)
-    )
+    # The runs of small batches, which take longest, come first.
+    # It asks of a job for nothing but its key.
+    train_any: Any = train
+    runner: Any = Runner(options.workers, options.out, run=train_any, result=Recall)
+    seeds = options.seeds or (2 if quick else 3)
+    table = compare(partial(runner, title="runs"), jobs, chosen, seeds)
     for method in chosen:
         row = table[method.name]
         # That of the ablation was not measured: it is the one with memory, or less.
