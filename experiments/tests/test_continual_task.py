@@ -52,14 +52,21 @@ SONEX = METHODS["sonex"]
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (Method("sonax", 0.1), "`method` must be one of sonex, sox"),
+        (Method("sonax", 0.1), "`method` must be one of automatic, sonex"),
         (Method("sonex", 0.1, settings={"penalty": 1}), "needs a number as `smoothing`"),
         (Method("sox", 0.1, settings={"penalty": 1, "smoothing": 1}), "no such setting.*smoothing"),
         (Method("sox", 0.1, settings={"penalty": 1, "tolerance": 1}), "is made by the task"),
         (Method("weighted", 0.1), "`settings.weight` is needed for weighted"),
         (Method("finetune", 0.1, settings={"weight": 1}), "`settings.weight` is not for finetune"),
         (Method("replay", 0.1, settings={"penalty": 1}), "`settings.penalty` is not for replay"),
-        (dataclasses.replace(SONEX, independent=True), "`independent` is not offered"),
+        (
+            dataclasses.replace(SONEX, independent=True),
+            "`independent` is for .* but is set for sonex",
+        ),
+        (
+            Method("automatic", 0.1, settings={"penalty": 1}),
+            "`settings.penalty` is not for automatic",
+        ),
         (Method("finetune", 0.1, settings={"contrast_gamma": 1.5}), "gamma"),
     ],
 )
@@ -90,6 +97,8 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
         ({"forget_limit": -0.1}, "`forget_limit` must be at least 0"),
         ({"temperature": 0.0}, "`temperature` must be above 0"),
         ({"old_lr": 0.0}, "`old_lr` must be above 0"),
+        ({"old_share": 0.0}, r"`old_share` must be in \(0, 1\]"),
+        ({"protect": "held-out"}, "`protect: held-out` needs an `old_share` below 1"),
         ({"size": (0, 5)}, "height and a width"),
         ({"train": "all"}, "`train: all` needs an image and a text backbone"),
         ({"image_backbone": "resnet50"}, "give both or none"),
