@@ -14,7 +14,11 @@ import griffe
 
 __all__ = ["Docstrings", "to_markdown"]
 
-PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose", "concepts": "Concepts"}
+PAGES = {
+    "concepts/mathematics": "Mathematics",
+    "concepts/automatic-settings": "Automatic settings",
+    "recipes/how-to-choose": "How to choose",
+}
 
 _SEGMENT = re.compile(
     r"(?P<doctest>^[ ]*>>>.*\n?(?:^[ ]*\S.*\n?)*)"
@@ -25,7 +29,7 @@ _SEGMENT = re.compile(
 _TOKEN = re.compile(
     r"(?P<role>:math:`(?P<formula>[^`]+)`)"
     r"|(?P<code>`[^`]+`)"
-    r"|(?P<page>docs/(?P<name>[\w-]+)\.md)"
+    r"|(?P<page>docs/(?P<name>[\w/-]+)\.md)"
     r"|(?P<bullet>^[ ]*\*[ ])"
     r"|(?P<emphasis>(?<![\w*])\*\w(?:[^*\n]*\w)?\*(?!\w))"
     r"|(?P<special>\*|<|(?<!\w)_|_(?!\w))",
@@ -69,7 +73,8 @@ def _prose(text: str, links: dict[str, str]) -> str:
             return token["code"] if target is None else f"[{token['code']}][{target}]"
         if token["page"]:
             name = token["name"]
-            return f"[{PAGES[name]}][{name}]" if name in PAGES else token["page"]
+            heading = name.rpartition("/")[2]
+            return f"[{PAGES[name]}][{heading}]" if name in PAGES else token["page"]
         if token["special"]:
             return "&lt;" if token["special"] == "<" else "\\" + token["special"]
         return token[0]

@@ -355,8 +355,8 @@ def test_links_are_found():
 def test_docstrings_name_pages_that_exist():
     mentions = set()
     for path in (ROOT / "src").rglob("*.py"):
-        mentions |= set(re.findall(r"docs/[\w-]+\.md", path.read_text()))
-    assert "docs/mathematics.md" in mentions
+        mentions |= set(re.findall(r"docs/[\w/-]+\.md", path.read_text()))
+    assert "docs/concepts/mathematics.md" in mentions
     for mention in mentions:
         assert (ROOT / mention).is_file(), mention
 
@@ -380,12 +380,13 @@ def test_the_site(tmp_path: Path):
         assert str(file) in pages, file
     for name, text in pages.items():
         assert ".. math::" not in text and ":math:" not in text and "$$" not in text, name
-        if name.startswith("api/"):  # examples are code; subscripts and stars are not emphasis
+        if name.startswith("reference/api/"):
+            # Examples are code; subscripts and stars are not emphasis.
             assert "<blockquote>" not in text, name
             assert not re.search(r"<em>[^<]*(?:\]|\+|=)[^<]*</em>", text), name
     for name in ("methods", "objectives", "outer", "tracker", "diagnostics", "theory"):
-        assert pages[f"api/{name}/index.html"].count('class="arithmatex"') >= 2, name
-    api = "".join(text for name, text in pages.items() if name.startswith("api/"))
+        assert pages[f"reference/api/{name}/index.html"].count('class="arithmatex"') >= 2, name
+    api = "".join(text for name, text in pages.items() if name.startswith("reference/api/"))
     documented = {each.split(".")[-1] for each in re.findall(r'id="([\w.]+)"', api)}
     packages = "outer tracker terms optim constraints methods storm groups contrastive continual"
     modules = [getattr(fcco, name) for name in (packages + " xrisk diagnostics theory").split()]
@@ -408,7 +409,7 @@ CONVERSIONS = {
     "bullet": ("* one\n* two", "* one\n* two"),
     "code": ("`a_ * b_` and `[u]_+`", "`a_ * b_` and `[u]_+`"),
     "link": ("see `Hinge`", "see [`Hinge`][fcco.Hinge]"),
-    "page": ("see docs/mathematics.md.", "see [Mathematics][mathematics]."),
+    "page": ("see docs/concepts/mathematics.md.", "see [Mathematics][mathematics]."),
     "example": ("Example:\n    >>> x_ * y_\n    1 * 2", "Examples:\n    >>> x_ * y_\n    1 * 2"),
 }
 
