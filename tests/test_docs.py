@@ -14,7 +14,6 @@ import doctest
 import importlib
 import importlib.util
 import io
-import os
 import re
 import shutil
 import subprocess
