@@ -2,7 +2,8 @@ r"""Docstrings of the package, made ready for the site.
 
 The docstrings are plain text first: formulas are `.. math::` blocks, and the words around them use
 `u_i`, `[u]_+` or `nu*` freely, which Markdown would take for emphasis. This griffe extension turns
-formulas into arithmatex delimiters, escapes the rest and links names in backticks to their entry.
+formulas into arithmatex delimiters, escapes the rest, links names in backticks to their entry and
+leaves out private base classes.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def _path(module: griffe.Module, name: str) -> str:
 
 def _visit(obj: Any, links: dict[str, str]) -> None:
     _rewrite(obj, links)
+    if obj.is_class:
+        obj.bases = [base for base in obj.bases if not str(base).rpartition(".")[2].startswith("_")]
     for member in obj.members.values():
         if not member.is_alias:
             _visit(member, links)

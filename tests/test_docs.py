@@ -354,6 +354,7 @@ def test_relative_links(path: Path):
     for file, anchor in relative_links(path):
         target = (path.parent / file).resolve() if file else path
         assert target.is_file(), f"{path.name}: {file} does not exist"
+        assert target.suffix != ".gz", f"{path.name}: {file} is not in the site"
         if anchor:
             assert anchor in anchors(target), f"{path.name}: {file}#{anchor} does not exist"
 
@@ -415,7 +416,7 @@ def test_the_site(tmp_path: Path):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
     site = tmp_path / "site"
-    assert sum(p.stat().st_size for p in site.rglob("*") if p.is_file()) < 11e6
+    assert sum(p.stat().st_size for p in site.rglob("*") if p.is_file()) < 8e6
     pages = {str(p.relative_to(site)): p.read_text() for p in site.rglob("*.html")}
     for path in DOCS.rglob("*.md"):
         name = path.relative_to(DOCS).with_suffix("")
