@@ -44,4 +44,4 @@ docs: install
 	.venv/bin/zensical build --clean --strict
 
 clean:
-	rm -rf .venv .venv-demo .venv-test site build dist demo
+	rm -rf .venv .venv-demo .venv-test .cache site build dist demo
