@@ -150,9 +150,9 @@ def kink(axes: Axes, run: Run, size: float, step: int = STEPS - 1) -> None:
     axes.set_xlabel("its loss", loc="right", fontsize=size - 2, color=MUTED)
     _heading(axes, "What it adds to the objective", size)
     _write(axes, 0.03, 0.36, "batches,\non average:\ntoo much", BATCH, size, "left", True)
-    room = 0.21 if rounded(end, threshold, width) > 0.55 else 0.6  # below the curve, or above it
-    _write(axes, end, room, "the rounded\nkink", OURS, size, bold=True)
-    _write(axes, end, room - 0.12, "width: from the error", OURS, size - 3)
+    if rounded(end, threshold, width) > 0.66:  # else the curve is where the words would be
+        _write(axes, end, 0.21, "the rounded\nkink", OURS, size, bold=True)
+        _write(axes, end, 0.09, "width: from the error", OURS, size - 3)
     _write(axes, 1.12, 0.7, "the kink", INK, size - 3)
 
 
