@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-NAMES = ("idea", "groups", "recording", "tree")
+NAMES = ("idea", "groups", "recording", "tree", "races")
 
 
 def main() -> None:

@@ -23,17 +23,14 @@ IMAGES = Path(__file__).parent.parent / "images"
 RESULTS = Path(__file__).parent.parent / "results"
 
 INK, MUTED, GRID, PAGE, PANEL, RULE, BATCH, LIMIT = (
-    TOKENS[name][0]
-    for name in ("ink", "muted", "grid", "page", "panel", "rule", "batch", "limit")
+    TOKENS[name][0] for name in ("ink", "muted", "grid", "page", "panel", "rule", "batch", "limit")
 )
 OURS, ERM = colour("fcco"), colour("erm")
 
 SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,'SF Mono','Cascadia Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
-_PAIRS = {name: pair for name, pair in TOKENS.items()} | {
-    f"method-{k}": pair for k, pair in enumerate(COLOURS)
-}
+_PAIRS = TOKENS | {f"method-{k}": pair for k, pair in enumerate(COLOURS)}
 
 
 @contextmanager
@@ -47,8 +44,8 @@ def figure(width: float, height: float, size: float = 16) -> Iterator[Figure]:
     """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        own: dict[str, Any] = {
-            "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what it measures fits
+        own: Any = {
+            "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what is drawn fits
             "font.size": size,
             "text.color": INK,
             "text.parse_math": False,

@@ -11,12 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fcco
 import numpy as np
 import torch
 from fcco_experiments import data
 from matplotlib.axes import Axes
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+import fcco
 
 from . import card
 from .card import ERM, GRID, IMAGES, MUTED, OURS, PAGE, PANEL
@@ -55,7 +56,7 @@ def train(rows: tuple[torch.Tensor, ...], seed: int, worst: bool) -> torch.nn.Mo
     dro = fcco.CVaRGroupDRO(model, optimizer, len(NAMES), RATIO) if worst else None
     sampler = fcco.GroupBatchSampler(group, batch_size=BATCH_SIZE)
 
-    def losses(batch: torch.Tensor) -> torch.Tensor:
+    def losses(batch: Any) -> torch.Tensor:
         return bce(model(x[batch]).squeeze(1), y[batch], reduction="none")
 
     for _ in range(steps):

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fcco
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+
+import fcco
 
 from . import card
 from .card import BATCH, IMAGES, INK, MUTED, OURS, PAGE
@@ -123,9 +124,7 @@ def losses(axes: Axes, run: Run, size: float, end: int = STEPS) -> None:
     steps = np.arange(2, end, 2)  # the first two have no error yet
     tracked, error = run.tracked[steps], run.error[steps]
     axes.plot(steps, run.threshold[steps], color=MUTED, linewidth=1.6, linestyle=(0, (3, 2)))
-    axes.fill_between(
-        steps, tracked - error, tracked + error, color=OURS, alpha=0.25, linewidth=0
-    )
+    axes.fill_between(steps, tracked - error, tracked + error, color=OURS, alpha=0.25, linewidth=0)
     axes.plot(steps, tracked, color=OURS, linewidth=2.4)
     axes.plot(steps, run.true[steps], color=INK, linewidth=1.6)
     axes.set(xlim=(0, STEPS), ylim=(0, TOP), xticks=(0, 400, 800), yticks=(0, 0.5, 1, 1.5))

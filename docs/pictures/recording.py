@@ -189,7 +189,8 @@ def window(rows: int, inner: str, alt: str, style: str = "") -> str:
     width, height = round(COLUMNS * WIDE + 2 * EDGE), round(rows * HIGH + BAR + 2 * EDGE)
     ground, rule, muted = (TOKENS[name][1] for name in ("page", "rule", "muted"))
     dots = "".join(
-        f'<circle cx="{EDGE + 18 * k}" cy="{BAR / 2 + 2:g}" r="5.5" fill="{rule}"/>' for k in range(3)
+        f'<circle cx="{EDGE + 18 * k}" cy="{BAR / 2 + 2:g}" r="5.5" fill="{rule}"/>'
+        for k in range(3)
     )
     note = "census data, 6 methods, 2 seeds" + (", time compressed" if style else "")
     return (
