@@ -41,7 +41,7 @@ unit:
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 
 docs: install
-	.venv/bin/mkdocs build --strict
+	.venv/bin/zensical build --clean --strict
 
 clean:
-	rm -rf .venv .venv-demo .venv-test site build dist demo
+	rm -rf .venv .venv-demo .venv-test .cache site build dist demo

@@ -2,7 +2,8 @@ r"""Docstrings of the package, made ready for the site.
 
 The docstrings are plain text first: formulas are `.. math::` blocks, and the words around them use
 `u_i`, `[u]_+` or `nu*` freely, which Markdown would take for emphasis. This griffe extension turns
-formulas into arithmatex delimiters, escapes the rest and links names in backticks to their entry.
+formulas into arithmatex delimiters, escapes the rest, links names in backticks to their entry and
+leaves out private base classes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import griffe
 
 __all__ = ["Docstrings", "to_markdown"]
 
-PAGES = {"mathematics": "Mathematics", "how-to-choose": "How to choose", "concepts": "Concepts"}
+PAGES = {
+    "concepts/mathematics": "Mathematics",
+    "concepts/automatic-settings": "Automatic settings",
+    "recipes/how-to-choose": "How to choose",
+}
 
 _SEGMENT = re.compile(
     r"(?P<doctest>^[ ]*>>>.*\n?(?:^[ ]*\S.*\n?)*)"
@@ -25,7 +30,7 @@ _SEGMENT = re.compile(
 _TOKEN = re.compile(
     r"(?P<role>:math:`(?P<formula>[^`]+)`)"
     r"|(?P<code>`[^`]+`)"
-    r"|(?P<page>docs/(?P<name>[\w-]+)\.md)"
+    r"|(?P<page>docs/(?P<name>[\w/-]+)\.md)"
     r"|(?P<bullet>^[ ]*\*[ ])"
     r"|(?P<emphasis>(?<![\w*])\*\w(?:[^*\n]*\w)?\*(?!\w))"
     r"|(?P<special>\*|<|(?<!\w)_|_(?!\w))",
@@ -69,7 +74,8 @@ def _prose(text: str, links: dict[str, str]) -> str:
             return token["code"] if target is None else f"[{token['code']}][{target}]"
         if token["page"]:
             name = token["name"]
-            return f"[{PAGES[name]}][{name}]" if name in PAGES else token["page"]
+            heading = name.rpartition("/")[2]
+            return f"[{PAGES[name]}][{heading}]" if name in PAGES else token["page"]
         if token["special"]:
             return "&lt;" if token["special"] == "<" else "\\" + token["special"]
         return token[0]
@@ -111,6 +117,8 @@ def _path(module: griffe.Module, name: str) -> str:
 
 def _visit(obj: Any, links: dict[str, str]) -> None:
     _rewrite(obj, links)
+    if obj.is_class:
+        obj.bases = [base for base in obj.bases if not str(base).rpartition(".")[2].startswith("_")]
     for member in obj.members.values():
         if not member.is_alias:
             _visit(member, links)

@@ -193,7 +193,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> command.Found:
 def test_the_page_shows_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of the page is made from the published runs, of which every seed is kept."""
     found = published(tmp_path, monkeypatch)
-    page = (DOCS / "benchmarks-estimators.md").read_text(encoding="utf-8")
+    page = (DOCS / "research/estimators.md").read_text(encoding="utf-8")
     assert command.markdown(found)["summary"] in page
     # One figure by another way: from the file, with nothing of the command.
     with gzip.open(DOCS / "results/estimators/runs.jsonl.gz", "rt") as file:

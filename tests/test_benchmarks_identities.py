@@ -222,7 +222,7 @@ def test_the_page_shows_what_the_runs_say(
         **nothing,
     )  # fmt: skip
     found = command.train(options)
-    page = (docs / "benchmarks-identities.md").read_text(encoding="utf-8")
+    page = (docs / "research/identities.md").read_text(encoding="utf-8")
     assert command.markdown(found) in page
     if problem == training.END_TO_END:
         assert command.by_group(found) in page

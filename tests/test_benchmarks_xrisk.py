@@ -197,14 +197,14 @@ def test_the_page_shows_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.Mo
         for method in methods.METHODS[metric]
     ]
     assert command.markdown(command.train(cells, options)) in (
-        docs / "benchmarks-xrisk.md"
+        docs / "research/xrisk.md"
     ).read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_other_measurements() -> None:
     """Faces end to end, and time and memory of a step."""
     docs = Path(__file__).parents[1] / "docs"
-    page = (docs / "benchmarks-xrisk.md").read_text(encoding="utf-8")
+    page = (docs / "research/xrisk.md").read_text(encoding="utf-8")
     lines = (docs / "results/xrisk/faces.jsonl").read_text().splitlines()
     faces = [row for row in map(json.loads, lines) if row["seed"] >= 10]
     by_method = {m: [r["test"] for r in faces if r["method"] == m] for m in ("ours", "bce")}

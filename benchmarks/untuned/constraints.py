@@ -59,7 +59,7 @@ class Figures:
 
 
 class Rates(Problem):
-    """The problem of docs/constraints.md: two groups whose mean predictions differ by 0.05 at most.
+    """Problem of docs/recipes/constraints.md: mean predictions of two groups, at most 0.05 apart.
 
     Batches have as many rows of each group, so that a small one has both.
     """

@@ -10,7 +10,7 @@ import pytest
 from fcco_experiments.cli.app import app
 from typer.testing import CliRunner
 
-TEXT = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/recipes/your-data.md").read_text()
 COMMANDS = [line for line in re.findall(r"^fcco .*", TEXT, re.MULTILINE) if "my.csv" in line]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-LINES = (DOCS / "group-dro.md").read_text(encoding="utf-8").splitlines()
+LINES = (DOCS / "research/group-dro.md").read_text(encoding="utf-8").splitlines()
 FOLDERS = sorted(
     each.parent for each in DOCS.glob("results/group-dro-*/table.json") if "long" not in str(each)
 )

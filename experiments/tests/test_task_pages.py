@@ -17,7 +17,7 @@ from research import fairness_frontier
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
 FAIRNESS, CONTINUAL = (
-    (DOCS / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    (DOCS / f"research/{name}.md").read_text(encoding="utf-8").splitlines()
     for name in ("fairness", "continual")
 )
 DATA = {"adult": "Adult", "compas": "COMPAS"}

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fcco_experiments.report.style import TOKENS, colour
+
 from .report import Result, target_of
 from .training import LIMIT
 
-_COLOURS = {"ours": "tab:blue", "Cooper": "tab:orange", "HCT": "tab:green"}
+_COLOURS = {"ours": colour("fcco"), "Cooper": colour("cooper"), "HCT": colour("hct")}
 _MARKERS = "osD^vP*X"
 
 
@@ -28,7 +30,7 @@ def frontiers(results: dict[str, Sequence[Result]], path: Path) -> None:
         if not math.isfinite(level):  # nobody got there
             level = min(t.tail_objective for result in found for t in result.base)
         for number, result in enumerate(found):
-            colour, marker = _look(result, number)
+            shade, marker = _look(result, number)
             points = [
                 (
                     sum(t.tail_violation for t in result.runs[shift]) / len(result.base),
@@ -36,7 +38,7 @@ def frontiers(results: dict[str, Sequence[Result]], path: Path) -> None:
                 )
                 for shift in sorted(result.runs)
             ]
-            axis.plot(*zip(*points, strict=True), marker=marker, color=colour, ms=4, lw=1,
+            axis.plot(*zip(*points, strict=True), marker=marker, color=shade, ms=4, lw=1,
                       alpha=0.8, label=result.method)  # fmt: skip
         axis.axvline(LIMIT, color="grey", lw=0.8, ls=":")
         axis.set(title=problem, xlabel="largest violation", xlim=(-0.01, 0.04),
@@ -52,7 +54,7 @@ def progress(results: dict[str, Sequence[Result]], path: Path) -> None:
     figure, axes = _panels(plt, len(results))
     for axis, (problem, found) in zip(axes, results.items(), strict=True):
         for number, result in enumerate(found):
-            colour, marker = _look(result, number)
+            shade, marker = _look(result, number)
             best, xs, ys = float("inf"), [], []
             trace = result.base[0]
             for done, objective, violation in zip(
@@ -63,7 +65,7 @@ def progress(results: dict[str, Sequence[Result]], path: Path) -> None:
                 if best < float("inf"):
                     xs.append(done)
                     ys.append(best)
-            axis.plot(xs, ys, color=colour, marker=marker, markevery=0.2, ms=4, lw=1, alpha=0.8,
+            axis.plot(xs, ys, color=shade, marker=marker, markevery=0.2, ms=4, lw=1, alpha=0.8,
                       label=result.method)  # fmt: skip
         axis.set(title=problem, xlabel="gradient evaluations")
     axes[0].set_ylabel(f"best objective with violation <= {LIMIT}")
@@ -77,9 +79,9 @@ def bias(measured: dict[str, list[float]], kappa: float, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.6))
     names = {"gap": "|gap|", "hinge": "[|gap| - kappa]_+"}
     for axis, (kind, title) in zip(axes, names.items(), strict=True):
-        for source, colour in (("batch", "tab:orange"), ("tracked", "tab:blue")):
+        for source, shade in (("batch", TOKENS["batch"][0]), ("tracked", colour("fcco"))):
             values = [abs(value) for value in measured[f"{kind} {source}"]]
-            axis.loglog(measured["batch"], values, "o-", color=colour, label=f"{source} value")
+            axis.loglog(measured["batch"], values, "o-", color=shade, label=f"{source} value")
         axis.axhline(kappa, color="grey", ls=":", label="kappa")
         axis.set(title=f"bias of {title}", xlabel="batch size", ylabel="absolute value")
         axis.set_xticks(measured["batch"], [f"{size:.0f}" for size in measured["batch"]])

@@ -5,25 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fcco_experiments.report.style import colour
+
 from .results import BATCHES
 
-_STYLE = {
-    "SONEX": ("C0", "o-"),
-    "SONEX+STORM": ("C0", "x--"),
-    "SONX": ("C3", "s-"),
-    "SONX+momentum": ("C3", "+--"),
-    "ALEXR2": ("C2", "^-"),
-    "ALEXR": ("C2", "v--"),
-    "OOA-KL": ("C4", "d-"),
-    "OOA-Euclidean": ("C4", "D--"),
-    "SOX": ("C1", "P-"),
-    "MSVR-v1": ("C5", "<-"),
-    "MSVR-v2": ("C5", ">--"),
-    "SSG": ("C6", "h-"),
-    "Liu-Xu": ("C7", "H-"),
-    "OSS": ("C8", "1-"),
-    "ICPPAC": ("C9", "2-"),
+_WORDS = {
+    "SONEX": ("sonex", "o-"),
+    "SONEX+STORM": ("sonex", "x--"),
+    "SONX": ("sonx", "s-"),
+    "SONX+momentum": ("sonx", "+--"),
+    "ALEXR2": ("alexr2", "^-"),
+    "ALEXR": ("alexr", "v--"),
+    "OOA-KL": ("ooa", "d-"),
+    "OOA-Euclidean": ("ooa", "D--"),
+    "SOX": ("sox", "P-"),
+    "MSVR-v1": ("msvr", "<-"),
+    "MSVR-v2": ("msvr", ">--"),
+    "SSG": ("ssg", "h-"),
+    "Liu-Xu": ("liu-xu", "H-"),
+    "OSS": ("oss", "1-"),
+    "ICPPAC": ("icppac", "2-"),
 }
+_STYLE = {name: (colour(word), style) for name, (word, style) in _WORDS.items()}
 
 
 def draw(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -47,9 +50,9 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
                     if samples is not None
                 ]
                 if pairs:
-                    colour, style = _STYLE[method]
+                    shade, style = _STYLE[method]
                     x, y = zip(*pairs, strict=True)
-                    axis.loglog(x, y, style, color=colour, label=row["label"], ms=4, lw=1.2)
+                    axis.loglog(x, y, style, color=shade, label=row["label"], ms=4, lw=1.2)
             axis.invert_xaxis()
             axis.set(title=f"{name}: {title}", xlabel="accuracy")
             axis.grid(alpha=0.3, which="both")
@@ -75,9 +78,9 @@ def _scaling(scaling: dict[str, Any], folder: Path, plt: Any) -> Path:
                 if not found["rows"]:
                     continue
                 hardest = found["rows"][-1]
-                colour, style = _STYLE[method]
+                shade, style = _STYLE[method]
                 label = f"{method}: {hardest['exponent']} at {hardest['accuracy']:.2g}"
-                axis.loglog(found["sizes"], hardest["steps"], style, color=colour, label=label)
+                axis.loglog(found["sizes"], hardest["steps"], style, color=shade, label=label)
             axis.set(title=f"{name}: steps against {batch}", xlabel=batch, ylabel="steps")
             sizes = [pair[column] for pair in BATCHES[batch]]
             axis.set_xticks(sizes, [str(size) for size in sizes])

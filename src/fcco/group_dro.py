@@ -65,9 +65,10 @@ class CVaRGroupDRO(GroupObjective):
 
     Give it a function that returns per-sample losses, and the group of each sample; it tracks the
     group losses, owns the threshold s and weighs the groups. Nothing needs to be set: how fast the
-    estimates follow and how far the kink is rounded come from their own error, as docs/concepts.md
-    explains. The paper's SONEX is `smoothing=0.1, gamma=0.1, correction="auto", read="old"`, its
-    SONX the same with `smoothing=0`, and with a `ProximalPoint` optimizer it is ALEXR2.
+    estimates follow and how far the kink is rounded come from their own error
+    (docs/concepts/automatic-settings.md). The paper's SONEX is
+    `smoothing=0.1, gamma=0.1, correction="auto", read="old"`, its SONX the same with
+    `smoothing=0`, and with a `ProximalPoint` optimizer it is ALEXR2.
 
     Args:
         model: your model.

@@ -10,7 +10,8 @@ r"""Formulas of the theorems, with explicit constants: hyperparameters, step siz
 | violation that smoothing leaves | `smoothed_bias` |
 
 The settings are far more cautious than tuned values; their use is in the orders and in tests. All
-constants come from the proofs, corrected where those slip (docs/mathematics.md lists the errata).
+constants come from the proofs, corrected where those slip (docs/concepts/mathematics.md lists
+the errata).
 
 References:
     The SONEX and ALEXR2 paper, arXiv 2506.02504: sections 4.1 (SONEX), 4.2 (ALEXR2), 5

@@ -16,6 +16,7 @@ TOKENS: dict[str, tuple[str, str]] = {
     "rule": ("#dadde1", "#343a41"),
     "grid": ("#e4e6e9", "#2b3036"),
     "limit": ("#3a4047", "#d5d9dd"),
+    "batch": ("#b05a00", "#f5a742"),
     "link": ("#0a5a9c", "#7cc0f5"),
     "warning": ("#6a3403", "#f7d79b"),
     "warning-page": ("#fff3d9", "#33270f"),
@@ -40,10 +41,13 @@ COLOURS: tuple[tuple[str, str], ...] = (
 """Colours of methods, light and dark; the first five differ for each kind of colour blindness."""
 
 _WORDS = {
-    "sonex": 0, "alexr2": 1, "sox": 2, "sonx": 3, "erm": 4, "finetune": 4, "unconstrained": 4,
-    "ooa": 5, "icppac": 5, "uniform": 6, "weighted": 6, "ssg": 6, "msvr": 7, "replay": 7,
+    "fcco": 0, "sonex": 0, "alexr2": 1, "sox": 2, "sonx": 3, "erm": 4, "finetune": 4,
+    "unconstrained": 4, "ooa": 5, "icppac": 5, "uniform": 6, "weighted": 6, "ssg": 6, "msvr": 7,
+    "replay": 7, "alexr": 1, "liu-xu": 7, "oss": 3,
+    # Other libraries; none of them is on a page with the method whose colour it shares.
+    "libauc": 1, "hct": 2, "fairlearn": 3, "cooper": 7,
 }  # fmt: skip
-"""The colour of each method word on every page."""
+"""The colour of each method word on every page; `fcco` is the library with its own settings."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (3, 1.5), (9, 3))
 SHAPES: dict[str, str] = {
@@ -73,6 +77,15 @@ class Style:
     def colour(self) -> str:
         """In the light palette; the page replaces it with a CSS variable."""
         return COLOURS[self.number][0]
+
+
+def colour(word: str) -> str:
+    """The colour of a method word in the light palette.
+
+    >>> colour("sonex") == colour("fcco") == COLOURS[0][0]
+    True
+    """
+    return COLOURS[_WORDS[word]][0]
 
 
 def styles(words: Mapping[str, str]) -> dict[str, Style]:

@@ -111,7 +111,8 @@ def smallest_eigenvalue(
     r"""The smallest eigenvalue delta of J J^T, which the assumption LBSV bounds from below.
 
     J J^T is `gram_matrix` with these arguments (the transposed product of the paper would be d x d
-    and singular; see docs/mathematics.md). `nearly_stationary_bounds` turns delta into a guarantee.
+    and singular; see docs/concepts/mathematics.md). `nearly_stationary_bounds` turns delta into a
+    guarantee.
 
     Example:
         >>> import torch

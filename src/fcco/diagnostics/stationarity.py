@@ -299,7 +299,7 @@ def nearly_stationary_bounds(
         \epsilon, \qquad \text{for } \epsilon \le \frac{\delta^2}{16 n^2 C_g^2 L_g}
 
     The limit carries n^2: the theorem needs the singular values of the stacked Jacobian to persist
-    between w and w', not those of each block (docs/mathematics.md).
+    between w and w', not those of each block (docs/concepts/mathematics.md).
 
     Args:
         epsilon: epsilon, from `approximate_stationarity` or `hinge_stationarity`.

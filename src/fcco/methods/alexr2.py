@@ -85,7 +85,7 @@ def alexr2(
     The others as in `sonex`.
 
     References:
-        Paper, Algorithm 2 with line 13 corrected (docs/mathematics.md): nearly
+        Paper, Algorithm 2 with line 13 corrected (docs/concepts/mathematics.md): nearly
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
     monotone_if_weakly_convex("alexr2", outer, inner_functions)

@@ -48,9 +48,9 @@ class ProximalPoint(MethodOptimizer):
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
     envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
-    docs/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t) is in
-    `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of a
-    round resumes exactly.
+    docs/concepts/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t)
+    is in `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of
+    a round resumes exactly.
 
     Args:
         outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
@@ -136,7 +136,8 @@ class ProximalPoint(MethodOptimizer):
     def polish(self, steps: int) -> None:
         """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.
 
-        The corollary of the paper certifies the original F at this z (see docs/mathematics.md).
+        The corollary of the paper certifies the original F at this z
+        (docs/concepts/mathematics.md).
         """
         _checks.integer("ProximalPoint.polish", "steps", steps, 1)
         if not self.round_begins:

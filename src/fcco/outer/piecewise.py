@@ -162,7 +162,7 @@ class CVaRHinge(_OneKink):
         f(u) = \tfrac{1}{r}\,[u - s]_+
 
     The scale 1/r is part of f, so the quadratic zone of the envelope has width lambda / r (see
-    docs/mathematics.md).
+    docs/concepts/mathematics.md).
 
     Args:
         ratio: r in (0, 1], the share of the worst cases.
@@ -303,7 +303,7 @@ class TwoSidedHinge(AbstractOuter):
 
     It is the dead zone phi of one number, phi(a^T u) with a = (1, -1), hence
     f_lambda(u) = phi_{2 lambda}(u_1 - u_2). Not monotone: y = (c, -c) has both signs (see
-    docs/mathematics.md).
+    docs/concepts/mathematics.md).
 
     Args:
         tolerance: kappa, at least 0.

@@ -150,7 +150,7 @@ def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:
 def theory_correction(gamma: Number, num_inner: int, blocks: int | Tensor) -> Number:
     r"""MSVR's correction weight, gamma' = (n - B1) / (B1 (1 - gamma)) + (1 - gamma).
 
-    Above 1 as soon as fewer than half of the blocks are sampled; see docs/how-to-choose.md
+    Above 1 as soon as fewer than half of the blocks are sampled; see docs/recipes/how-to-choose.md
     before using it on a deep network.
 
     Example:

@@ -1,0 +1,22 @@
+"""Draw pictures: `python -m docs.pictures [NAME ...]`, all of them unless named."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+NAMES = ("idea", "groups", "recording", "tree", "races")
+
+
+def main() -> None:
+    """Draw what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    for name in parser.parse_args().names or NAMES:
+        for path in importlib.import_module(f".{name}", __package__).draw():
+            sys.stdout.write(f"{path}  {path.stat().st_size / 1000:.0f} kB\n")
+
+
+if __name__ == "__main__":
+    main()
