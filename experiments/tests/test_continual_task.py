@@ -32,12 +32,21 @@ def test_every_config_loads_and_fits_its_methods(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["weather", "bdd100k-subset"])
-def test_settings_are_the_winners_of_the_sweep(data: str) -> None:
-    sweep = sweeps.read(RESULTS / f"continual-{data}-wide")
+@pytest.mark.parametrize(
+    ("setting", "number"), [("wide", 6 * 16), ("seen", 4 * 6), ("held-out", 6 * 6)]
+)
+def test_settings_are_the_winners_of_the_sweep(data: str, setting: str, number: int) -> None:
+    sweep = sweeps.read(RESULTS / f"continual-{data}-{setting}{'-sweep' * (setting != 'wide')}")
     assert sweep is not None
     tried = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
-    chosen = configs.load(TASK, data).methods
-    assert len(tried) == 6 * 16 and len(sweep["seeds"]) == 5
+    loaded = configs.load(TASK, data if setting == "wide" else f"{data}-{setting}")
+    chosen, rule = loaded.methods, TASK.rule(loaded)
+    assert len(tried) == number and len(sweep["seeds"]) == 5
+    assert not set(sweep["seeds"]) & set(loaded.seeds)
+    figures = {entry["name"]: entry["figures"] for entry in sweep["settings"]}
+    for method, winner in sweep["winners"].items():
+        own = [rule.score(figures[name]) for name in tried if name.startswith(f"{method}@")]
+        assert rule.score(figures[winner]) == min(own)
     for name, winner in sweep["winners"].items():
         flat = dataclasses.asdict(chosen[name])
         flat |= {f"settings.{key}": value for key, value in flat.pop("settings").items()}
@@ -165,6 +174,15 @@ def test_kept_comes_before_the_target_and_test_data_never_count() -> None:
     assert shown[rule.objective].better == "higher" and shown[rule.constraint].better == "lower"
 
 
+def test_a_choice_on_validation_data_is_the_mean_accuracy_of_all_classes() -> None:
+    rule = TASK.rule(config(choose_by="validation"))
+    best, second = row(val_accuracy=0.8, train_excess=0.2), row(val_accuracy=0.7)
+    assert sorted([second, best], key=rule.score) == [best, second]
+    assert rule.feasible(rule.score(best)) and "validation" in rule.text
+    shown = {metric.key: metric.better for metric in TASK.page(config()).metrics}
+    assert shown[rule.objective] == "higher"
+
+
 def numbers(text: str) -> list[str]:
     return re.findall(r"-?\d+\.\d+(?: ± \d+\.\d+)?", text)
 
@@ -284,6 +302,7 @@ def test_every_key_of_the_page_is_one_of_the_rows() -> None:
         *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
         {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm", "extra_pairs": "there"},
         {"heads": 0, "old": "here.pt", "forget_limit": 0.0, "seeds": (0,)},
+        {"old_share": 0.5, "protect": "held-out", "choose_by": "validation"},
     ],
 )
 def test_every_branch_of_the_question_can_be_written(changes: dict[str, Any]) -> None:

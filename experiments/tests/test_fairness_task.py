@@ -67,6 +67,17 @@ def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid) ->
         assert scores[family][best] == pytest.approx(min(scores[family].values()), abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adult", "compas"])
+def test_the_learning_rate_of_the_method_without_settings(name: str) -> None:
+    found = sweep.read(RESULTS / f"fairness-{name}-automatic-sweep")
+    loaded, grid = config.load(TASK, name), sweep.read_grid(TASK, "automatic")
+    assert found is not None and not set(found["seeds"]) & set(loaded.seeds)
+    tried = {s.name: s.method for s in sweep.settings_of(grid, loaded)}
+    best = min(found["settings"], key=lambda entry: TASK.rule(loaded).score(entry["figures"]))
+    assert len(tried) == 6 and best["name"] == found["winners"]["automatic"]
+    assert loaded.methods["automatic"] == tried[best["name"]]
+
+
 def test_the_problem_splits_its_data_by_the_seed() -> None:
     asked = Fairness(data="synthetic", epochs=1, hidden=(4,))
     problem = TASK.load(asked)
