@@ -26,7 +26,9 @@ HIGH = 40  # pixels of a row
 def tables(data: str) -> dict[str, dict[str, Any]]:
     """Figures of each method, by the setting."""
     return {
-        name: json.loads((RESULTS / f"continual-{data}-{name}" / "table.json").read_text())["methods"]
+        name: json.loads((RESULTS / f"continual-{data}-{name}" / "table.json").read_text())[
+            "methods"
+        ]
         for name in ("seen", "held-out")
     }
 
@@ -36,7 +38,9 @@ def draw() -> list[Path]:
     told, high = [], HIGH * len(METHODS)
     with card.figure(540, 190 + len(DATA) * (high + 62), 15) as figure:
         height = 72 * figure.get_figheight()
-        figure.text(0.03, 1 - 26 / height, "Accuracy lost by the worst protected class", va="center")
+        figure.text(
+            0.03, 1 - 26 / height, "Accuracy lost by the worst protected class", va="center"
+        )
         figure.text(
             0.03, 1 - 48 / height, "in points, on test images that no model has seen", va="center",
             fontsize=13, color=MUTED,
