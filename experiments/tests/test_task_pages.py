@@ -36,9 +36,13 @@ LEARNED = (
     "train_retained .1f, test_retained .1f, train_violation ±3"
 )
 RHO = "test_target_gain ±3, test_forgetting ±3, train_kept .1f"
-TABLES = [(FAIRNESS, f"fairness-{d}{k}", WHOLE) for d in DATA for k in ("", "-paper", "-appendix")]
+TABLES = [
+    (FAIRNESS, f"fairness-{d}{k}", WHOLE)
+    for d in DATA
+    for k in ("", "-automatic", "-paper", "-appendix")
+]
 TABLES += [(FAIRNESS, f"fairness-adult-{k}", ABLATION) for k in ("update", "beta", "theta")]
-TABLES += [(FAIRNESS, "fairness-adult", RESIDUALS)]
+TABLES += [(FAIRNESS, f"fairness-adult{k}", RESIDUALS) for k in ("", "-automatic")]
 TABLES += [
     (CONTINUAL, f"continual-{data}", LEARNED)
     for data in ("weather", "bdd100k-subset", "weather-finetune")
