@@ -12,12 +12,12 @@ from fcco_experiments.report.style import colour
 from . import card
 from .card import GRID, IMAGES, INK, MUTED, PAGE, RESULTS
 
-DATA = {"weather": "Weather photos", "bdd100k-subset": "Frames of drives"}
+DATA = {"weather": "Weather photos", "bdd100k-subset": "BDD100K frames"}
 METHODS = ("automatic", "sonex", "sox", "weighted", "replay")
 WHERE = {
-    "training images": ("seen", "", "o"),
-    "held-out images": ("held-out", "", "s"),
-    "measured on held-out, enforced on training": ("held-out", "-split", "D"),
+    "constraints on training images": ("seen", "", "o"),
+    "constraints on held-out images": ("held-out", "", "s"),
+    "measured on held-out, enforced on training images": ("held-out", "-split", "D"),
 }
 """Where a constraint lives: the table, the end of a method's name there, and the marker."""
 HIGH = 40  # pixels of a row
@@ -36,7 +36,7 @@ def tables(data: str) -> dict[str, dict[str, Any]]:
 def draw() -> list[Path]:
     """The chart."""
     told, high = [], HIGH * len(METHODS)
-    with card.figure(540, 190 + len(DATA) * (high + 62), 15) as figure:
+    with card.figure(540, 164 + len(DATA) * (high + 62), 15) as figure:
         height = 72 * figure.get_figheight()
         figure.text(
             0.03, 1 - 26 / height, "Accuracy lost by the worst protected class", va="center"
@@ -76,7 +76,14 @@ def draw() -> list[Path]:
                     axes.plot((x - error, x + error), (y, y), color=colour(name), linewidth=1.5)
                     _mark(axes, x, y, colour(name), marker)
                     told.append(f"{name}{end}, {table}, {data}: {x:.1f}")
-            axes.set_xlim(0, None)
+            free = 100 * found["seen"]["finetune"]["test_forgetting"]["mean"]
+            axes.axvline(free, color=colour("finetune"), linewidth=1.4, linestyle=(0, (2, 2)))
+            axes.annotate(
+                "plain fine-tuning", (free, 1), (0, 5), xycoords=("data", "axes fraction"),
+                textcoords="offset points", ha="center", fontsize=12.5, color=colour("finetune"),
+            )  # fmt: skip
+            told.append(f"plain fine-tuning, {data}: {free:.1f}")
+            axes.set_xlim(0, 1.06 * max(free, axes.get_xlim()[1]))
         alt = f"Points that the worst protected class loses on test images. {'; '.join(told)}."
         return [card.save(figure, IMAGES / "results-continual.svg", alt)]
 
@@ -85,5 +92,5 @@ def _mark(axes: Any, x: float, y: float, shade: str, marker: str) -> None:
     """Filled where values come from images that carry no gradient."""
     axes.plot(
         x, y, marker, color=shade if marker == "D" else PAGE, markeredgecolor=shade,
-        markersize=8 if marker != "o" else 9, markeredgewidth=2, zorder=3,
+        markersize=8 if marker != "o" else 9, markeredgewidth=2, zorder=3, clip_on=False,
     )  # fmt: skip
