@@ -41,7 +41,8 @@ def difference(found: Any, key: str, left: str, right: str) -> Interval:
     """Left - right, seed by seed."""
     seeds = sorted(found[left])
     assert seeds == sorted(found[right]) and len(seeds) == 5
-    return paired(*([found[name][seed][key] for seed in seeds] for name in (left, right)))
+    first, second = ([found[name][seed][key] for seed in seeds] for name in (left, right))
+    return paired(first, second)
 
 
 def spread(figure: dict[str, float], digits: int, scale: float = 1.0) -> str:
