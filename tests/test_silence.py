@@ -492,7 +492,7 @@ def test_wrong_limits_are_refused():
         with pytest.raises(TypeError, match="that of `a` is"):
             constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
     for limit in (math.inf, torch.tensor(math.nan)):
-        with pytest.raises(ValueError, match="finite limit .* that of `a` is: (inf|nan)"):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (inf|nan)"):
             constrained(model, sgd(model), {"a": limit})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"tolerance=...\)` must be finite"):
             constrained(model, sgd(model), ["a"], tolerance=limit)
