@@ -154,6 +154,8 @@ def run_page(name: str, text: str, folder: Path, short: bool) -> dict[str, Any]:
             exec(compile(code or block.code, f"{name}:{block.line}", "exec"), module.__dict__)
         if block.output is not None and not cut:
             assert printed.getvalue() == block.output, f"{name}:{block.line}"
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")  # more than 20 open figures give a warning
     return module.__dict__
 
 
