@@ -30,7 +30,7 @@ PAGES = [
     page for page in sorted((DOCS / "tutorials").glob("*.md")) if "```python" in page.read_text()
 ]
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#565e67",
     "axes.facecolor": "#fdfdfc",
