@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-NAMES = ("idea", "groups", "recording", "tree", "races")
+NAMES = ("idea", "groups", "recording", "tree", "races", "rivals")
 
 
 def main() -> None:
