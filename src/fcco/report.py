@@ -479,7 +479,7 @@ def _equal_losses(losses: Tensor, error: Tensor) -> Finding | None:
 _CONSTANT = (
     "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
     "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
-    "estimates (read='new', a larger gamma)."
+    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
 )
 
 
