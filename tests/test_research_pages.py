@@ -11,7 +11,9 @@ import pytest
 from research.convergence import tables
 
 DOCS = Path(__file__).parents[1] / "docs"
-SHORT = ("constrained", "convergence", "estimators", "identities", "ranking", "step-cost")
+SHORT = (
+    "constrained", "convergence", "estimators", "group-dro", "identities", "ranking", "step-cost"
+)  # fmt: skip
 
 
 def text(page: str) -> str:

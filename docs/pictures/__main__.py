@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-NAMES = ("idea", "groups", "recording", "tree", "races", "rivals")
+NAMES = ("idea", "groups", "recording", "tree", "races", "rivals", "worst_groups")
 
 
 def main() -> None:
