@@ -141,6 +141,7 @@ def _drawn(figure: Any) -> tuple[bytes, bytes]:
     colours = Image.open(png).convert("RGB").quantize(48)
     colours.save(small, format="png", optimize=True)
     text = re.sub(rb"[ ]+$", b"", svg.getvalue(), flags=re.MULTILINE)
+    text = re.sub(rb"(\.\d\d)\d+", rb"\1", text)  # a hundredth of a point cannot be seen
     return text, small.getvalue()
 
 
