@@ -12,7 +12,8 @@ from research.convergence import tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHORT = (
-    "constrained", "convergence", "estimators", "group-dro", "identities", "ranking", "step-cost"
+    "constrained", "continual", "convergence", "estimators", "fairness", "group-dro", "identities",
+    "ranking", "step-cost",
 )  # fmt: skip
 
 

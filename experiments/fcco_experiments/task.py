@@ -26,8 +26,8 @@ Progress = Callable[[str, int, int | None], None]
 class Method:
     """One method with its settings.
 
-    With `independent`, each step draws a second batch for the gradient (Alg. 2, line 5). Its
-    samples count, so an epoch has half as many steps.
+    With `independent`, each step draws a second batch for the gradient (Alg. 2, line 5). Where
+    an epoch is a number of samples, it then has half as many steps.
     """
 
     method: str  # its word, as in `fcco.constrained`

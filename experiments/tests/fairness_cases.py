@@ -19,6 +19,7 @@ DOUBLE = torch.float64
 _LOOP: dict[str, Any] = {"proximal": 1e-2, "inner_steps": 4}
 METHODS = {
     "erm": Method("erm", 1e-2),
+    "automatic": Method("automatic", 1e-2),
     "sonex": Method("sonex", 1e-2, settings={"penalty": 10, "smoothing": 2e-3, "gamma": 0.5}),
     "alexr2": Method(
         "alexr2", 1e-2, independent=True,

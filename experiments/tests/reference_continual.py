@@ -33,10 +33,12 @@ class Plain:
         rows = train.rows.tolist()
         self.targets = [row for row in rows if label[row] == self.protected]
         self.others = [row for row in rows if label[row] < self.protected]
-        self.label = label
+        self.learned = run.learned[0].tolist()  # of the old model
+        self.label = label | dict(zip(self.learned, run.learned[1].tolist(), strict=True))
+        self.contrasted = self.others if run.method.method == "replay" else self.learned
         samples: Any = run.samples
         table = samples.values.double()
-        kept = table[self.others]
+        kept = table[self.learned]
         self.images = (table - kept.mean(0)) / kept.std(0)
         self.words = run.encoder.texts.words
         self.caption = run.encoder.texts.captions.tolist()
@@ -87,7 +89,8 @@ class Plain:
 
     def values(self, batch: Batch, weights: list[Tensor]) -> tuple[dict, dict, Tensor]:
         """Means of each anchor, of each constraint, and the mean difference of all samples."""
-        rows = [self.targets[k] for k in batch.anchors] + [self.others[k] for k in batch.negatives]
+        rows = [self.targets[k] for k in batch.anchors]
+        rows += [self.contrasted[k] for k in batch.negatives]
         everyone = self.method.method == "replay"
         anchors: dict[int, list[Tensor]] = {}
         for row, mean in zip(rows, self.means(rows, weights), strict=True):
@@ -131,7 +134,7 @@ class Plain:
             usual, "new",
         )  # fmt: skip
         assert all(bool((value > 0).all()) for value in u.values()), "or there is a floor"
-        tau, offset = self.config.temperature, 1 / len(self.others)
+        tau, offset = self.config.temperature, 1 / len(self.contrasted)
         total: Any = sum((tau * fresh[i] / (u[i] + offset)).sum() for i in fresh) / len(fresh)
         if method == "weighted":
             total = total + float(given["weight"]) * every
@@ -141,6 +144,14 @@ class Plain:
             read = "new" if method in ("alexr2", "sox") else "old"
             v = self.tracked(self.h, h, past_h, gamma, more, read)
             slopes = {k: self.slope(method, value, rho, given) for k, value in v.items()}
+            if batch.steered is not None:
+                own = [self.learned[place] for place in batch.steered.tolist()]
+                h = {
+                    k: torch.stack(
+                        [self.loss(r, self.weights) for r in own if self.label[r] == k]
+                    ).mean()
+                    for k in h
+                }
             total = total + sum(slopes[k] * h[k] for k in h) / len(h)
         return list(torch.autograd.grad(total, self.weights))
 

@@ -82,7 +82,7 @@ def test_the_old_model_is_trained_once_for_each_seed(trained, own_cache):  # noq
         {"old_epochs": 3}, {"old_lr": 2e-3}, {"old_batch": 30}, {"width": 7}, {"heads": 3},
         {"temperature": 0.3}, {"captions": ("a {}",)}, {"prompt": "{}"}, {"sample_limit": 39},
         {"target": "snowy", "protected": ("clear", "cloudy", "rainy", "foggy")},
-        {"fingerprint": "another"},
+        {"old_share": 0.5}, {"fingerprint": "another"},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -126,6 +126,30 @@ def test_the_old_model_has_learned_the_protected_classes_alone():
     for key in ("text_projection.down", "text_projection.up"):
         assert torch.equal(first[key], state[key]), "heads rest meanwhile"
     assert min(row["test_accuracies"][:4]) > 0.5 and row["test_target_accuracy"] < 0.2
+
+
+def test_held_out_images_are_those_that_the_old_model_has_not_seen():
+    """Halves of each protected class; the target, validation and test data stay."""
+    whole, seen, unseen = (problem(old_share=share, protect=protect) for share, protect in (
+        (1.0, "train"), (0.5, "train"), (0.5, "held-out")))  # fmt: skip
+    learned, label = seen.learned(3)
+    held_out, other = unseen.protected(3)
+    rows, _ = whole.protected(3)
+    assert torch.equal(torch.cat([learned, held_out]).sort().values, rows)
+    assert torch.equal(torch.bincount(label), torch.bincount(other)), "24 of each class"
+    assert torch.equal(seen.protected(3)[0], learned) and torch.equal(unseen.learned(3)[0], learned)
+    for own in (seen, unseen):
+        for name, part in whole.parts(3).items():
+            kept = part.rows if name != "train" else part.rows[part.label == 4]
+            assert set(kept.tolist()) <= set(own.parts(3)[name].rows.tolist())
+    assert same(old(seen, 3), old(unseen, 3))
+    assert isinstance(unseen.samples, Vectors)
+    values = unseen.samples.values.clone()
+    values[held_out] += torch.randn(len(held_out), values.shape[1])
+    unseen.samples = Vectors(values)
+    assert same(unseen._train_old(3), old(seen, 3))
+    values[learned] += 1
+    assert not same(unseen._train_old(3), old(seen, 3))
 
 
 def test_an_old_model_may_be_given(tmp_path, trained):

@@ -32,12 +32,21 @@ def test_every_config_loads_and_fits_its_methods(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["weather", "bdd100k-subset"])
-def test_settings_are_the_winners_of_the_sweep(data: str) -> None:
-    sweep = sweeps.read(RESULTS / f"continual-{data}-wide")
+@pytest.mark.parametrize(
+    ("setting", "number"), [("wide", 6 * 16), ("seen", 4 * 6), ("held-out", 6 * 6)]
+)
+def test_settings_are_the_winners_of_the_sweep(data: str, setting: str, number: int) -> None:
+    sweep = sweeps.read(RESULTS / f"continual-{data}-{setting}{'-sweep' * (setting != 'wide')}")
     assert sweep is not None
     tried = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
-    chosen = configs.load(TASK, data).methods
-    assert len(tried) == 6 * 16 and len(sweep["seeds"]) == 5
+    loaded = configs.load(TASK, data if setting == "wide" else f"{data}-{setting}")
+    chosen, rule = loaded.methods, TASK.rule(loaded)
+    assert len(tried) == number and len(sweep["seeds"]) == 5
+    assert not set(sweep["seeds"]) & set(loaded.seeds)
+    figures = {entry["name"]: entry["figures"] for entry in sweep["settings"]}
+    for method, winner in sweep["winners"].items():
+        own = [rule.score(figures[name]) for name in tried if name.startswith(f"{method}@")]
+        assert rule.score(figures[winner]) == min(own)
     for name, winner in sweep["winners"].items():
         flat = dataclasses.asdict(chosen[name])
         flat |= {f"settings.{key}": value for key, value in flat.pop("settings").items()}
@@ -52,14 +61,21 @@ SONEX = METHODS["sonex"]
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (Method("sonax", 0.1), "`method` must be one of sonex, sox"),
+        (Method("sonax", 0.1), "`method` must be one of automatic, sonex"),
         (Method("sonex", 0.1, settings={"penalty": 1}), "needs a number as `smoothing`"),
         (Method("sox", 0.1, settings={"penalty": 1, "smoothing": 1}), "no such setting.*smoothing"),
         (Method("sox", 0.1, settings={"penalty": 1, "tolerance": 1}), "is made by the task"),
         (Method("weighted", 0.1), "`settings.weight` is needed for weighted"),
         (Method("finetune", 0.1, settings={"weight": 1}), "`settings.weight` is not for finetune"),
         (Method("replay", 0.1, settings={"penalty": 1}), "`settings.penalty` is not for replay"),
-        (dataclasses.replace(SONEX, independent=True), "`independent` is not offered"),
+        (
+            dataclasses.replace(SONEX, independent=True),
+            "`independent` is for .* but is set for sonex",
+        ),
+        (
+            Method("automatic", 0.1, settings={"penalty": 1}),
+            "`settings.penalty` is not for automatic",
+        ),
         (Method("finetune", 0.1, settings={"contrast_gamma": 1.5}), "gamma"),
     ],
 )
@@ -90,6 +106,8 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
         ({"forget_limit": -0.1}, "`forget_limit` must be at least 0"),
         ({"temperature": 0.0}, "`temperature` must be above 0"),
         ({"old_lr": 0.0}, "`old_lr` must be above 0"),
+        ({"old_share": 0.0}, r"`old_share` must be in \(0, 1\]"),
+        ({"protect": "held-out"}, "`protect: held-out` needs an `old_share` below 1"),
         ({"size": (0, 5)}, "height and a width"),
         ({"train": "all"}, "`train: all` needs an image and a text backbone"),
         ({"image_backbone": "resnet50"}, "give both or none"),
@@ -154,6 +172,15 @@ def test_kept_comes_before_the_target_and_test_data_never_count() -> None:
             assert rule.score(row(**{key: 0.123})) == rule.score(row())
     shown = {metric.key: metric for metric in TASK.page(config()).metrics if metric.headline}
     assert shown[rule.objective].better == "higher" and shown[rule.constraint].better == "lower"
+
+
+def test_a_choice_on_validation_data_is_the_mean_accuracy_of_all_classes() -> None:
+    rule = TASK.rule(config(choose_by="validation"))
+    best, second = row(val_accuracy=0.8, train_excess=0.2), row(val_accuracy=0.7)
+    assert sorted([second, best], key=rule.score) == [best, second]
+    assert rule.feasible(rule.score(best)) and "validation" in rule.text
+    shown = {metric.key: metric.better for metric in TASK.page(config()).metrics}
+    assert shown[rule.objective] == "higher"
 
 
 def numbers(text: str) -> list[str]:
@@ -275,6 +302,7 @@ def test_every_key_of_the_page_is_one_of_the_rows() -> None:
         *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
         {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm", "extra_pairs": "there"},
         {"heads": 0, "old": "here.pt", "forget_limit": 0.0, "seeds": (0,)},
+        {"old_share": 0.5, "protect": "held-out", "choose_by": "validation"},
     ],
 )
 def test_every_branch_of_the_question_can_be_written(changes: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid) ->
     assert {e["name"]: e["setting"] for e in found["settings"]} == {
         name: setting.values for name, setting in tried.items()
     }
-    chosen = {n: method for n, method in loaded.methods.items() if n != "erm"}
+    chosen = {n: method for n, method in loaded.methods.items() if n not in ("erm", "automatic")}
     assert chosen == {family: tried[best].method for family, best in found["winners"].items()}
     assert not set(found["seeds"]) & set(loaded.seeds), "fresh seeds"
     # The rule, asked again, with the figures that are committed.
@@ -65,6 +65,17 @@ def test_settings_are_the_winners_of_the_committed_sweeps(name, folder, grid) ->
             scores.setdefault(entry["method"], {})[entry["name"]] = score
     for family, best in found["winners"].items():
         assert scores[family][best] == pytest.approx(min(scores[family].values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adult", "compas"])
+def test_the_learning_rate_of_the_method_without_settings(name: str) -> None:
+    found = sweep.read(RESULTS / f"fairness-{name}-automatic-sweep")
+    loaded, grid = config.load(TASK, name), sweep.read_grid(TASK, "automatic")
+    assert found is not None and not set(found["seeds"]) & set(loaded.seeds)
+    tried = {s.name: s.method for s in sweep.settings_of(grid, loaded)}
+    best = min(found["settings"], key=lambda entry: TASK.rule(loaded).score(entry["figures"]))
+    assert len(tried) == 6 and best["name"] == found["winners"]["automatic"]
+    assert loaded.methods["automatic"] == tried[best["name"]]
 
 
 def test_the_problem_splits_its_data_by_the_seed() -> None:

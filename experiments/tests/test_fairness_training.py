@@ -29,13 +29,14 @@ from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining, pair_loss
 from torch import Tensor
 
+import fcco
 from fcco.methods.constrained import RECIPES
 
 KAPPA = 0.02
 
 
 def test_every_word_of_the_door_is_tried_here() -> None:
-    assert {RECIPES.get(word) for word in METHODS} == {*RECIPES.values(), None}  # None is erm
+    assert {RECIPES.get(word) for word in METHODS} == {*RECIPES.values(), None}  # erm, automatic
 
 
 # What a penalty method minimises, at gamma = 1: the tracked value is that of the batch.
@@ -95,6 +96,28 @@ def test_steps_are_those_of_the_literal_penalties(
     assert min(zones) == 0 and len(zones) > (1 if name == "sonx" else 3)
 
 
+def test_automatic_is_the_objective_without_settings() -> None:
+    """The same steps by hand, with the limits of both sides of each gap by name."""
+    run, other = (start(replace(METHODS["automatic"], update="sgd", lr=0.1)) for _ in range(2))
+    model, batches, begin = other.model, other.batches, weights(other)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    limits = dict.fromkeys(map(str, range(2 * run.built.count)), KAPPA)
+    objective = fcco.constrained(model, optimizer, limits)
+    for _ in range(15):  # the first ten steps only measure
+        run.step()
+        (rows,) = batches.draw()
+
+        def values(rows: Tensor = rows) -> tuple[Tensor, dict[str, Tensor]]:
+            loss, gaps = literal_loss_and_gaps(other, rows)
+            return loss, dict(zip(limits, torch.cat([gaps, -gaps]), strict=True))
+
+        objective(values).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(weights(run), weights(other), rtol=1e-4, atol=1e-6)
+    assert run.built.multipliers().max() > 0 and (weights(run) - begin).abs().max() > 1e-3
+
+
 # Multipliers.
 
 
@@ -137,6 +160,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("icppac", {"proximal": 1, "inner_steps": 3, "from_zero": True}, "`settings.from_zero` is for"),
     ("sonex", {"penalty": 1, "smoothing": 1e-3, "margin": 0.1}, "Lower its own tolerance"),
     ("erm", {"penalty": 1}, "`erm` has no settings but got: penalty"),
+    ("automatic", {"gamma": 1}, "`automatic` has no settings but got: gamma"),
     ("sonexx", {}, "must be one of 'sonex'"),
 ]
 

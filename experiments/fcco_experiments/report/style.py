@@ -41,9 +41,9 @@ COLOURS: tuple[tuple[str, str], ...] = (
 """Colours of methods, light and dark; the first five differ for each kind of colour blindness."""
 
 _WORDS = {
-    "fcco": 0, "sonex": 0, "alexr2": 1, "sox": 2, "sonx": 3, "erm": 4, "finetune": 4,
-    "unconstrained": 4, "ooa": 5, "icppac": 5, "uniform": 6, "weighted": 6, "ssg": 6, "msvr": 7,
-    "replay": 7, "alexr": 1, "liu-xu": 7, "oss": 3,
+    "fcco": 0, "automatic": 0, "sonex": 0, "alexr2": 1, "sox": 2, "sonx": 3, "erm": 4,
+    "finetune": 4, "unconstrained": 4, "ooa": 5, "icppac": 5, "uniform": 6, "weighted": 6, "ssg": 6,
+    "msvr": 7, "replay": 7, "alexr": 1, "liu-xu": 7, "oss": 3,
     # Other libraries; none of them is on a page with the method whose colour it shares.
     "libauc": 1, "hct": 2, "fairlearn": 3, "cooper": 7,
 }  # fmt: skip

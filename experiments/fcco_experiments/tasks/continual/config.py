@@ -18,6 +18,15 @@ class Continual(Scheduled, OnMachine):
 
     L_k is the mean logistic loss, over the training images of protected class k, of choosing among
     the prompts of all classes.
+
+    Args:
+        protect: whose losses of the protected classes may not rise: `"train"`, the images that the
+            old model was trained on, or `"held-out"`, those that it was not, for which `old_share`
+            must be below 1. A method with `independent: true` takes the gradient of the
+            constraints from the former, and their values from the latter.
+        choose_by: what a sweep judges. `"train"`: what is forgotten on the protected images, then
+            the target's validation accuracy; `"validation"`: the mean validation accuracy of all
+            classes.
     """
 
     target: str  # the class to learn
@@ -38,6 +47,8 @@ class Continual(Scheduled, OnMachine):
     sample_limit: int = 0  # samples of each class at most; 0 keeps all
     extra_pairs: str = ""  # folder, shards or table of further image-text pairs for the target
     old: str = ""  # file with the old model's weights; it is trained first unless given
+    old_share: float = 1.0  # of the protected classes' training images, for that training
+    protect: Literal["train", "held-out"] = "train"
     old_epochs: int = 5  # of that training, on the pairs of the protected classes
     old_lr: float = 1e-3
     old_batch: int = 128
@@ -47,6 +58,7 @@ class Continual(Scheduled, OnMachine):
     steps_per_epoch: int = 20
     # Accuracy that a protected class may lose on training data; one image is always allowed.
     forget_limit: float = 0.01
+    choose_by: Literal["train", "validation"] = "train"
     certificate: bool = True  # KKT residuals on full data at the end (with frozen backbones)
 
     def __post_init__(self) -> None:
@@ -74,6 +86,11 @@ class Continual(Scheduled, OnMachine):
             (self.captions, "`captions` must hold a sentence at least"),
             (self.temperature > 0, f"`temperature` must be above 0 but is: {self.temperature}"),
             (self.old_lr > 0, f"`old_lr` must be above 0 but is: {self.old_lr}"),
+            (0 < self.old_share <= 1, f"`old_share` must be in (0, 1] but is: {self.old_share}"),
+            (
+                self.protect == "train" or self.old_share < 1,
+                "`protect: held-out` needs an `old_share` below 1: the rest is held out",
+            ),
             (min(self.size) > 0, f"`size` must be a height and a width but is: {self.size}"),
             (alike or not bare, "`image_backbone`, `text_backbone`: give both or none of them"),
             (not bare or self.train != "all", "`train: all` needs an image and a text backbone"),

@@ -23,7 +23,14 @@ from fcco._files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
 from ... import backbones, data, distributed
-from ...data.grouped import PARTS, GroupedPart, Samples, Vectors, WithinGroups
+from ...data.grouped import (
+    PARTS,
+    GroupedPart,
+    Samples,
+    Vectors,
+    WithinGroups,
+    cut_within_groups,
+)
 from ...data.images import ImageFiles
 from ...data.pairs import PairedData, read_pairs
 from ...data.sources import cache_folder, digest
@@ -39,7 +46,7 @@ OLD_VERSION = 2  # to be raised when the same settings give another old model
 OLD_FIELDS = (
     "target", "protected", "prompt", "captions", "image_backbone", "text_backbone", "image_weights",
     "text_weights", "train", "size", "tokens", "width", "heads", "temperature", "sample_limit",
-    "extra_pairs", "old_epochs", "old_lr", "old_batch", "precision",
+    "extra_pairs", "old_share", "old_epochs", "old_lr", "old_batch", "precision",
 )  # fmt: skip
 """Fields of the config that the old model depends on."""
 LOSS_FIELDS = (
@@ -98,6 +105,7 @@ class ContinualProblem(Problem):
         self.texts = Texts.of(config, label, self.extra.captions if self.extra else ())
         self.samples, self.inputs = self._image_inputs(), self._text_inputs()
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
+        self._old_part: dict[int, GroupedPart] = {}
         self._old: dict[int, dict[str, Tensor]] = {}
         self._brought: dict[str, tuple[int, nn.Linear | None]] = {}
 
@@ -144,23 +152,53 @@ class ContinualProblem(Problem):
         return ids.values.to(self.device)
 
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
-        """Training, validation and test data of a seed; every class is in each."""
+        """Training, validation and test data of a seed; every class is in each.
+
+        Of the protected classes' training data only those are here that `protect` names.
+        """
         if seed not in self._parts:
-            parts = self.data.cut(seed)
+            parts = dict(self.data.cut(seed))
             for name in PARTS:
                 if len(parts[name].group_names) < len(self.config.classes):
                     raise ValueError(
                         f"`{self.config.data}`: the {name} data lack a class; they have "
                         f"{', '.join(parts[name].group_names)}. Raise `sample_limit`."
                     )
-            self._parts[seed] = parts
+            seen, held_out = self._divided(parts["train"], seed)
+            parts["train"] = seen if self.config.protect == "train" else held_out
+            self._parts[seed], self._old_part[seed] = parts, seen
         return self._parts[seed]
 
-    def protected(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Rows and classes of the protected training data."""
-        part = self.parts(seed)["train"]
+    def _divided(self, part: GroupedPart, seed: int) -> tuple[GroupedPart, GroupedPart]:
+        """Training data with the images that the old model sees, and with those that it does not.
+
+        The target's images are in both.
+        """
+        share = self.config.old_share
+        if share == 1:
+            return part, part
+        places = cut_within_groups(part.label, seed, (share, 1 - share, 0.0))
+        target = torch.nonzero(part.label == len(self.config.protected)).squeeze(1)
+
+        def of(own: Tensor) -> GroupedPart:
+            chosen = torch.cat([own, target]).unique()
+            columns = ("rows", "label", "group", "reported")
+            return dataclasses.replace(part, **{n: getattr(part, n)[chosen] for n in columns})
+
+        return of(places["train"]), of(places["validation"])
+
+    def _protected(self, part: GroupedPart) -> tuple[Tensor, Tensor]:
         chosen = part.label < len(self.config.protected)
         return part.rows[chosen], part.label[chosen]
+
+    def protected(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows and classes of the training data whose losses may not rise."""
+        return self._protected(self.parts(seed)["train"])
+
+    def learned(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows and classes of the training data that the old model is trained on."""
+        self.parts(seed)
+        return self._protected(self._old_part[seed])
 
     # The model.
 
@@ -191,14 +229,14 @@ class ContinualProblem(Problem):
         return before, width, copy.deepcopy(layer)
 
     def _scaling(self, side: str, seed: int) -> Scaling:
-        """Of texts over those of the classes, of images over the protected training data."""
+        """Of texts over those of the classes, of images over those that the old model sees."""
         frozen = self.config.train == "projections"
         if side == "text":
             number = self.texts.of_classes
             if frozen:
                 return Scaling(self.inputs[:number])
             return Scaling(self._text_features(self.texts.words[:number]))
-        rows = self.protected(seed)[0]
+        rows = self.learned(seed)[0]
         if not frozen:
             return Scaling(self._features("image", self.data)[rows])
         assert isinstance(self.samples, Vectors)
@@ -278,7 +316,7 @@ class ContinualProblem(Problem):
         each other.
         """
         config, device = self.config, self.device
-        rows, label = self.protected(seed)
+        rows, label = self.learned(seed)
         encoder = Encoder(self, self.network(seed).to(device))
         model, heads = encoder.model, ("text_projection.down", "text_projection.up")
         parameters = [

@@ -24,14 +24,21 @@ from .model import Encoder
 if TYPE_CHECKING:
     from .problem import ContinualProblem
 
-CONSTRAINED = ("sonex", "sox", "sonx", "alexr2")
+CONSTRAINED = ("automatic", "sonex", "sox", "sonx", "alexr2")
 METHODS = (*CONSTRAINED, "finetune", "weighted", "replay")
+MORE = {"automatic": ("margin",), "weighted": ("weight",)}
+"""Settings of methods whose settings are not all those of `fcco.constrained`."""
 OURS = ("objective", "outer", "dim", "equality", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the task decides."""
 
 
+Values = Callable[[], tuple[Tensor, Tensor]]
+
+
 class BuiltMethod(Stepped):
     """A method on this task: optimizer, contrastive term of the target, and constraints.
+
+    `automatic` is `fcco.constrained` without settings.
 
     `contrast_gamma` of the settings is gamma_1, of the contrastive term; gamma_1' is 0.1 for the
     methods with MSVR and 0 for the others. `targets` and `others` are the numbers of pairs of the
@@ -42,7 +49,7 @@ class BuiltMethod(Stepped):
         self, model: nn.Module, method: Method, config: Continual, targets: int, others: int
     ) -> None:
         word, settings = method.method, dict[str, Any](method.settings)
-        _check(method)
+        _check(method, config)
         optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
         self.constrained = word in CONSTRAINED
         self.replays = word == "replay"  # pairs of protected classes are anchors, too
@@ -51,30 +58,44 @@ class BuiltMethod(Stepped):
             targets + (others if self.replays else 0),
             temperature=config.temperature,
             gamma=settings.pop("contrast_gamma", 0.8),
-            correction=0.1 if word in ("sonex", "sonx", "alexr2") else 0.0,
+            correction=0.1 if word in ("automatic", "sonex", "sonx", "alexr2") else 0.0,
             offset=1 / others,
             normalize=False,  # the model's vectors have length 1
             device=next(model.parameters()).device,
         )
         if self.constrained:
+            if word != "automatic":
+                settings["method"] = word
             objective = fcco.constrained(
-                model, optimizer, list(config.protected), word, objective=self.contrast, **settings
+                model, optimizer, list(config.protected), objective=self.contrast, **settings
             )
             super().__init__(objective, objective.optimizer, optimizer)  # type: ignore[arg-type]
         else:
             objective = fcco.Compositional(model, optimizer, self.contrast)
             super().__init__(objective, optimizer, optimizer)
 
-    def loss(self, values: Callable[[], tuple[Tensor, Tensor]], index: Mapping[str, Tensor]) -> Any:
+    def loss(
+        self,
+        values: Values,
+        index: Mapping[str, Tensor],
+        gradient: Values | None = None,
+        gradient_index: Mapping[str, Tensor] | None = None,
+    ) -> Any:
         """What is differentiated.
 
         `values` runs the model and gives the entries of the contrastive term and, for each sample
         of a protected class, its loss minus the old one; `index` has the block ids of both.
+        `gradient` is the same for other samples of the protected classes, which carry the gradient.
         """
         if self.constrained:
-            return self.objective(
-                lambda: dict(zip(("objective", "constraints"), values(), strict=True)), dict(index)
-            )
+
+            def named(function: Values) -> Callable[[], Any]:
+                return lambda: dict(zip(("objective", "constraints"), function(), strict=True))
+
+            apart: dict[str, Any] = {}
+            if gradient is not None and gradient_index is not None:
+                apart = {"gradient": named(gradient), "gradient_index": dict(gradient_index)}
+            return self.objective(named(values), dict(index), **apart)
 
         def entries() -> Any:
             contrast, differences = values()
@@ -93,18 +114,20 @@ class BuiltMethod(Stepped):
         return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
 
 
-def _check(method: Method) -> None:
+def _check(method: Method, config: Continual) -> None:
     """Refuse what would be taken and then ignored, or fail without its name."""
     word, settings = method.method, method.settings
     if word not in METHODS:
         raise ValueError(f"`method` must be one of {', '.join(METHODS)} but is: {word}.")
-    if method.independent:
-        raise ValueError(f"`independent` is not offered here but is set for {word}.")
-    known = ("contrast_gamma", "weight") if word == "weighted" else ("contrast_gamma",)
+    if method.independent and (word not in CONSTRAINED or config.protect == "train"):
+        raise ValueError(
+            f"`independent` is for constraints with `protect: held-out` but is set for {word}."
+        )
+    known = ("contrast_gamma", *MORE.get(word, ()))
     for name in settings:
         if name in OURS:
             raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
-        if word not in CONSTRAINED and name not in known:
+        if (word in MORE or word not in CONSTRAINED) and name not in known:
             raise ValueError(f"`settings.{name}` is not for {word}: {', '.join(known)}.")
     if word == "weighted" and not float(settings.get("weight", 0.0)) > 0:
         raise ValueError("`settings.weight` is needed for weighted, above 0.")
@@ -172,8 +195,9 @@ class Batch(NamedTuple):
 
     images: Tensor  # inputs of all samples, in the order of the three parts
     anchors: Tensor  # places of the target pairs in `ContinualTraining.target`
-    negatives: Tensor  # places of the pairs they are contrasted with in `protected`
+    negatives: Tensor  # places of the pairs they are contrasted with in `others`
     kept: Tensor  # places of the samples for the constraints in `protected`
+    steered: Tensor | None = None  # places in `learned` of those that carry their gradient instead
 
 
 class ContinualTraining(BaseTraining):
@@ -181,8 +205,12 @@ class ContinualTraining(BaseTraining):
 
     Attributes:
         target: rows of the target's pairs, the extra ones last.
-        protected: rows of the pairs of protected classes; samples for the constraints too.
-        label: class of each of the latter.
+        protected: rows of the samples for the constraints.
+        label: class of each.
+        learned: rows of the pairs of protected classes that the old model was trained on, and their
+            classes.
+        others: the pairs that those of the target are contrasted with: `learned`, for replay those
+            that it replays, `protected`.
         old: figures of the old model on each part of the data.
         old_losses: of the old model on each protected sample.
     """
@@ -200,22 +228,29 @@ class ContinualTraining(BaseTraining):
         train, first = self.parts["train"], len(problem.data.samples)
         extra = torch.arange(first, first + (len(problem.extra) if problem.extra else 0))
         self.target = torch.cat([train.rows[train.label == len(config.protected)], extra])
+        self.learned = problem.learned(seed)
+        replays = method.method == "replay"
+        self.others = (self.protected, self.label) if replays else self.learned
         model = strategy.wrap(model, config.strategy, device)
         self.encoder = Encoder(problem, model)
-        built = BuiltMethod(model, method, config, len(self.target), len(self.protected))
-        drawn = (
+        built = BuiltMethod(model, method, config, len(self.target), len(self.others[0]))
+        number = len(config.protected)
+        drawn = [
             (torch.zeros_like(self.target), 1, config.batch),
-            (torch.zeros_like(self.protected), 1, config.negatives),
-            (self.label, len(config.protected), config.per_class),
-        )
+            (torch.zeros_like(self.others[0]), 1, config.negatives),
+            (self.label, number, config.per_class),
+        ]
+        rows = [self.target, self.others[0], self.protected]
+        if method.independent:
+            drawn.append((self.learned[1], number, config.per_class))
+            rows.append(self.learned[0])
         samplers = [
             GroupBatchSampler(
-                group, number, size,
+                group, groups, size,
                 batches_per_epoch=config.steps_per_epoch, seed=3 * seed + place,
             )
-            for place, (group, number, size) in enumerate(drawn)
+            for place, (group, groups, size) in enumerate(drawn)
         ]  # fmt: skip
-        rows = (self.target, self.protected, self.protected)
         batches = Batches(config, self.samples, rows, samplers, device)
         super().__init__(config, method, model, built, batches, device)
         with self.evaluating():
@@ -224,7 +259,8 @@ class ContinualTraining(BaseTraining):
     @property
     def samples_per_step(self) -> int:
         config = self.config
-        return config.batch + config.negatives + len(config.protected) * config.per_class
+        kept = len(config.protected) * config.per_class
+        return config.batch + config.negatives + kept * (2 if self.method.independent else 1)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -238,25 +274,38 @@ class ContinualTraining(BaseTraining):
             pairs = torch.cat([pairs, len(self.target) + batch.negatives])
         kept = self.label[batch.kept]
         index = {"objective": pairs.to(self.device), "constraints": kept.to(self.device)}
-        self.built.loss(lambda: self._values(batch), index).backward()
+        apart: tuple[Any, ...] = ()
+        if batch.steered is not None:
+            other = self.learned[1][batch.steered].to(self.device)
+            apart = lambda: self._values(batch, apart=True), index | {"constraints": other}
+        self.built.loss(lambda: self._values(batch), index, *apart).backward()
         self.built.optimizer.step()
         self.built.optimizer.zero_grad()
 
-    def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Entries of the contrastive term, and what each protected sample lost since the start."""
+    def _values(self, batch: Batch, apart: bool = False) -> tuple[Tensor, Tensor]:
+        """Entries of the contrastive term, and what each protected sample lost since the start.
+
+        `apart`: the losses of the samples that carry the gradient alone, in their place.
+        """
         texts = self.encoder.texts
         anchors, pairs = len(batch.anchors), len(batch.anchors) + len(batch.negatives)
-        rows = torch.cat([self.target[batch.anchors], self.protected[batch.negatives]])
-        seen, read = self.encoder(batch.images, torch.cat([texts.captions[rows], texts.prompts]))
+        rows = torch.cat([self.target[batch.anchors], self.others[0][batch.negatives]])
+        images, kept = batch.images, self.label[batch.kept]
+        if batch.steered is not None:
+            first, last = images[: pairs + len(kept)], images[pairs + len(kept) :]
+            images = torch.cat([first[:pairs], last]) if apart else first
+            kept = self.learned[1][batch.steered] if apart else kept
+        seen, read = self.encoder(images, torch.cat([texts.captions[rows], texts.prompts]))
         target = torch.full((anchors,), len(self.config.protected))
-        label = torch.cat([target, self.label[batch.negatives]]).to(self.device)
+        label = torch.cat([target, self.others[1][batch.negatives]]).to(self.device)
         anchor = None
         if not self.built.replays:
             anchor = torch.arange(pairs, device=self.device) < anchors
         entries = self.built.contrast.inner(seen[:pairs], read[:pairs], label=label, anchor=anchor)
         scores = self.encoder.scores(seen[pairs:], read[pairs:])
-        target_class = self.label[batch.kept].to(self.device)
-        losses = cross_entropy(scores, target_class, reduction="none")
+        losses = cross_entropy(scores, kept.to(self.device), reduction="none")
+        if apart:  # old losses are constants, which have no gradient
+            return entries, losses
         return entries, losses - self.old_losses(batch.kept.to(self.device))
 
     def _classes(self) -> dict[str, tuple[Classes, Tensor]]:

@@ -20,6 +20,8 @@ from .config import Fairness
 from .model import LABELS, SMALLEST, CellBatches, Cells, Scorer, both_sides, by_label, gaps, pairs
 
 UNCONSTRAINED = "erm"
+AUTOMATIC = "automatic"
+"""`fcco.constrained` without settings."""
 PAIRED = ("sonex", "alexr2", "hinge")
 """Methods with an outer function of our choice: the two-sided hinge on pairs of rates."""
 AVERAGED = (*PAIRED, "squared-hinge")
@@ -45,9 +47,9 @@ class BuiltMethod(Stepped):
         for key in settings:
             if key in OURS:
                 raise ValueError(f"`settings.{key}` of {name} is made by the task; leave it out.")
+        if word in (UNCONSTRAINED, AUTOMATIC) and settings:
+            raise ValueError(f"`{name}` has no settings but got: {', '.join(settings)}.")
         if word == UNCONSTRAINED:
-            if settings:
-                raise ValueError(f"`{name}` has no settings but got: {', '.join(settings)}.")
             return
         from_zero = settings.pop("from_zero", False)
         if from_zero and word not in AVERAGED:
@@ -67,7 +69,9 @@ class BuiltMethod(Stepped):
                 tau, theta = settings.pop("tau", 10.0), settings.pop("theta", 0.1)
                 settings["schedule"] = ConstantConEx(tau=tau, theta=theta)
         self.values_of = pairs if word in PAIRED else both_sides
-        self.objective = fcco.constrained(model, optimizer, number, name, **settings)
+        if word != AUTOMATIC:
+            settings["method"] = name
+        self.objective = fcco.constrained(model, optimizer, number, **settings)
         self.optimizer = self.objective.optimizer  # another one for double loops
         if from_zero:
             tracker = self.objective.term.tracker
