@@ -193,8 +193,14 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> command.Found:
 def test_the_page_shows_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of the page is made from the published runs, of which every seed is kept."""
     found = published(tmp_path, monkeypatch)
-    page = (DOCS / "research/estimators.md").read_text(encoding="utf-8")
+    page, short = (
+        (DOCS / f"research/{name}.md").read_text(encoding="utf-8")
+        for name in ("details/estimators", "estimators")
+    )
     assert command.markdown(found)["summary"] in page
+    rows = [command.SUMMARY_HEAD, *command.summary(found)]
+    some = [[row[k] for k in (0, 1, 2, 3, 5)] for row in rows]
+    assert command.as_markdown(some[0], some[1:]) in short
     # One figure by another way: from the file, with nothing of the command.
     with gzip.open(DOCS / "results/estimators/runs.jsonl.gz", "rt") as file:
         lines = [json.loads(line) for line in file]

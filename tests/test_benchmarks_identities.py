@@ -222,7 +222,13 @@ def test_the_page_shows_what_the_runs_say(
         **nothing,
     )  # fmt: skip
     found = command.train(options)
-    page = (docs / "research/identities.md").read_text(encoding="utf-8")
+    page, short = (
+        (docs / f"research/{name}.md").read_text(encoding="utf-8")
+        for name in ("details/identities", "identities")
+    )
     assert command.markdown(found) in page
     if problem == training.END_TO_END:
         assert command.by_group(found) in page
+        for row in command.markdown(found).splitlines()[2:]:
+            cells = row.split("|")
+            assert "|".join(cells[k] for k in (0, 1, 2, 4, 5, 6, 8, 9)) in short.splitlines()

@@ -291,3 +291,18 @@ def test_with_the_new_u_the_threshold_belongs_to_it(lam):
         objective.optimizer.step()  # type: ignore[union-attr]
         assert objective.threshold.item() == s, "it moved with u already"
         start = u
+
+
+@pytest.mark.parametrize(
+    ("groups", "ratio", "message"),
+    [
+        (4, 0.0, r"`CVaRGroupDRO\(ratio=...\)` must lie in \(0.0, 1.0\] but is: 0"),
+        (4, 2, r"`CVaRGroupDRO\(ratio=...\)` must lie in \(0.0, 1.0\] but is: 2"),
+        (["a", "b"], 0.5, r"`CVaRGroupDRO\(num_groups=...\)` must be an integer"),
+    ],
+)
+def test_errors_name_the_call_that_was_made(groups: Any, ratio: float, message: str) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        fcco.CVaRGroupDRO(model, optimizer, groups, ratio)

@@ -395,6 +395,7 @@ IDS = [0, 0, 1, 1, 2, 2]
         ((IDS, 2, 1.5), {}, r"per_group=\.\.\..*integer but is: 1.5"),
         (([0, -1], 1, 1), {}, "ids from 0 but holds: -1"),
         (([True, False], 1, 1), {}, "integer ids but has dtype: bool"),
+        ((["a", "b"], 1, 1), {}, "integer ids but .* `numpy.unique"),
         (([], 1, 1), {}, r"shape \(N,\), but has: \(0,\)"),
         ((IDS, 2, 1), {"rank": 2, "world_size": 2}, "rank.*below world_size = 2 but is: 2"),
         ((IDS, 2, 1), {"rank": 0}, "both rank and world_size"),

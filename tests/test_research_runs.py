@@ -1,4 +1,4 @@
-"""What is read from runs: the fairness frontier and the samples to SONEX's CVaR, by hand."""
+"""What is read from runs: the fairness frontier and the samples until a CVaR, by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from research.fairness_frontier import Point, compared
-from research.group_dro_samples import compare, samples_to_reach
+from research.group_dro.report import samples
 
 
 def point(name, val, test, spread=0.0):
@@ -46,43 +46,16 @@ def test_rows_of_a_comparison():
 # Samples
 
 
-def lines(**curves_of: list[list[tuple[float, float]]]) -> dict[str, Any]:
-    return {name: (name.partition("_")[0], own) for name, own in curves_of.items()}
+def test_samples_until_a_training_cvar_by_hand():
+    def run(name: str, seed: int, curve: list[float]) -> dict[str, Any]:
+        return {"data": "d", "stage": "train_cvar", "name": name, "seed": seed, "curve": curve}
 
-
-RUNS = lines(
-    sonex=[[(0, 1.0), (100, 0.7), (200, 0.5)], [(0, 1.0), (100, 0.5), (200, 0.3)]],
-    sonex_adam=[[(0, 1.0), (200, 0.45)]],  # worse than the mean of sonex, 0.4
-    sonx=[[(0, 1.0), (100, 0.9), (200, 0.8)]],
-    ooa=[[(0, 1.0), (100, 0.2), (200, 0.3)]],
-)
-
-
-def test_samples_by_hand():
-    told = compare(RUNS, {})
-    assert (told["sonex"], told["samples"], told["seeds"]) == ("sonex", 200, 2)
-    assert told["final"] == pytest.approx(0.4)
-    rows = {row["method"]: row for row in told["baselines"]}
-    # sonx ends at 0.8; the mean of sonex, 1.0 then 0.6, is there after 50 of 200 samples.
-    assert rows["sonx"]["needs"] is None and rows["sonx"]["more_than"] == 1.0
-    assert rows["sonx"]["matched_after"] == pytest.approx(0.25)
-    # ooa is at 0.4 after 75 samples, and sonex never at its 0.3.
-    assert rows["ooa"]["needs"] == pytest.approx(75 / 200) and rows["ooa"]["more_than"] is None
-    assert rows["ooa"]["matched_after"] is None and told["met"] is False
-    # A longer run takes the place of the short one: from 0.8 at 200 to 0.2 at 400.
-    longer = compare(RUNS, lines(sonx=[[(0, 1.0), (200, 0.8), (400, 0.2)]]))["baselines"]
-    assert longer[0]["needs"] == pytest.approx((200 + 400 / 3) / 200)
-
-
-def test_samples_to_reach_a_value_by_hand():
-    # Means: 0.9 at 0, 0.6 at 100, 0.7 at 200, 0.2 at 300.
-    one = [(0, 1.0), (100, 0.7), (200, 0.8), (300, 0.2)]
-    two = [(0, 0.8), (100, 0.5), (200, 0.6), (300, 0.2)]
-    for target, wanted in ((0.9, 0), (0.75, 50), (0.6, 100), (0.45, 250)):
-        assert samples_to_reach([one, two], target) == pytest.approx(wanted)
-    assert samples_to_reach([one, two], 0.1) is None
-    assert samples_to_reach([one, two[:2]], 0.45) is None  # where a seed ends, so does the mean
-    other = [[(0, 1.0), (100, 0.0)], [(0, 1.0), (200, 0.0)]]  # averaged evaluation by evaluation
-    assert samples_to_reach(other, 0.5) == pytest.approx(75)
-    assert samples_to_reach([[(0, math.nan), (100, 0.4)]], 0.5) == 100  # no line from there
-    assert samples_to_reach([[(0, 1.0), (100, math.nan)]], 0.5) is None
+    runs = [
+        run("sonex", 1, [0.9, 0.7, 0.5, 0.4]),
+        run("sonex", 2, [0.7, 0.5, 0.3, 0.2]),  # mean 0.8, 0.6, 0.4, 0.3
+        run("ooa", 1, [0.4, 0.3, 0.2, 0.1]),
+        run("erm", 1, [0.9, 0.8, 0.7, 0.6]),
+        {**run("ooa", 1, [0.0] * 4), "stage": "val_cvar"},  # chosen by another rule
+    ]
+    found = samples(runs, "d", 0.5)
+    assert found == pytest.approx({"sonex": 2.5 / 4, "ooa": 1 / 4, "erm": None})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -490,6 +491,11 @@ def test_wrong_limits_are_refused():
     for limit in ("0.5", None, [0.5]):
         with pytest.raises(TypeError, match="that of `a` is"):
             constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
+    for limit in (math.inf, torch.tensor(math.nan)):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (inf|nan)"):
+            constrained(model, sgd(model), {"a": limit})  # type: ignore[dict-item]
+        with pytest.raises(ValueError, match=r"tolerance=...\)` must be finite"):
+            constrained(model, sgd(model), ["a"], tolerance=limit)
     with pytest.raises(ValueError, match="must be at least 1"):
         constrained(model, sgd(model), {}, **settings)
     with pytest.raises(ValueError, match=r"fcco\.constrained"):

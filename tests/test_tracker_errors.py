@@ -59,6 +59,7 @@ BAD_CALLS = {
     "negative": (T([1.0, 2.0]), T([0, -1]), None, None, IndexError, r"lie in \[0, 3\] .* -1"),
     "too large": (T([1.0, 2.0]), T([0, 4]), None, None, IndexError, r"num_inner=4.* contains: 4"),
     "float": (T([1.0]), T([1.0]), None, None, ValueError, r"vector of integers.*float32"),
+    "names": (T([1.0]), ["a"], None, None, TypeError, r"list of numbers.* `numpy.unique"),
     "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"vector of integers.*\(1, 1\)"),
     "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"values .*\(1,\).*\(2,\)"),
     "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"values .*\(4,\).*\(2,\)"),

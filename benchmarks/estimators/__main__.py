@@ -207,7 +207,7 @@ def as_markdown(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def markdown(found: Found) -> dict[str, str]:
-    """Tables by name: the summary, of docs/research/estimators.md, and each constraint."""
+    """Tables by name: the summary, of docs/research/details/estimators.md, and each constraint."""
     pages = {"summary": as_markdown(SUMMARY_HEAD, summary(found))}
     for wanted in dict.fromkeys(constraint for _, constraint, _ in found):
         rows = [

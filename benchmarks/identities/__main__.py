@@ -142,7 +142,7 @@ def collect(found: Found) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def markdown(found: Found) -> str:
-    """The table of methods in docs/research/identities.md."""
+    """The table of methods in docs/research/details/identities.md."""
     lines = [
         "| | AUC | less than ERM | TPR | largest excess | within | above by more than chance "
         "| proved |",

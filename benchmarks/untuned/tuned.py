@@ -3,10 +3,10 @@
     python -m benchmarks.untuned.tuned [--workers 2] [--cache FILE] [PATTERN]
 
 searches again and prints what it chose. Constraints: the methods that lead each table of
-docs/research/constrained.md with the grids of that study (`docs` has a grid here); of each method
-the settings that win on the tuning seed at a violation of 0.005 and of 0.01 are trained for several
-shifts of the limits, and the objective is read at 0.005. Groups: every method, its settings, the
-learning rates, in batches of the library's own shape; the best of them also in 8 x 8.
+docs/research/details/constrained.md with the grids of that study (`docs` has a grid here); of each
+method the settings that win on the tuning seed at a violation of 0.005 and of 0.01 are trained for
+several shifts of the limits, and the objective is read at 0.005. Groups: every method, its
+settings, the learning rates, in batches of the library's own shape; the best of them also in 8 x 8.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def tables(found: Found) -> str:
 
 
 def markdown(found: Found) -> str:
-    """The table of docs/research/xrisk.md: means, and ours less each with its interval."""
+    """The table of docs/research/details/ranking.md: means, and ours less each, with interval."""
     lines = ["| data, metric | method | mean ± std | ours − it, 95 % |", "|---|---|---|---|"]
     for cell, (_, values) in found.items():
         place, versus = f"{cell.data}, {cell.metric}", ""

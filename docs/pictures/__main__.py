@@ -6,7 +6,10 @@ import argparse
 import importlib
 import sys
 
-NAMES = ("idea", "groups", "recording", "tree", "races", "results_fairness", "results_continual")
+NAMES = (
+    "idea", "groups", "recording", "tree", "races", "rivals", "worst_groups", "results_fairness",
+    "results_continual",
+)  # fmt: skip
 
 
 def main() -> None:

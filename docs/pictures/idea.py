@@ -190,7 +190,7 @@ def draw() -> list[Path]:
 
 def animate(run: Run, path: Path) -> Path:
     """The same step by step, as a GIF: it plays wherever images are shown."""
-    ends = [*range(3, 60, 3), *range(60, 200, 7), *range(200, STEPS, 20), STEPS]
+    ends = [*range(4, 60, 6), *range(60, 200, 14), *range(200, STEPS, 50), STEPS]
     frames = []
     for end in ends:
         with card.figure(760, 340) as figure:
@@ -208,7 +208,7 @@ def animate(run: Run, path: Path) -> Path:
         image.putpalette(table.getpalette() or [])
     images[0].save(
         path, save_all=True, append_images=images[1:], loop=0, optimize=False, disposal=1,
-        transparency=COLOURS, duration=[90] * (len(images) - 1) + [5000],
+        transparency=COLOURS, duration=[150] * (len(images) - 1) + [5000],
     )  # fmt: skip
     return path
 

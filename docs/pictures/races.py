@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,9 @@ def constrained() -> Path:
         figure.text(
             0.03, 1 - 24 / height, "Objective with a violation of at most 0.01", va="center"
         )
-        legend = [(label, colour(word)) for label, word in FAMILIES.values()]
-        _legend(
-            figure, [*legend, ("others", MUTED)], 1 - 50 / height, (0.02, 0.175, 0.32, 0.585, 0.81)
+        entries = [(label, colour(word)) for label, word in FAMILIES.values()]
+        legend(
+            figure, [*entries, ("others", MUTED)], 1 - 50 / height, (0.02, 0.175, 0.32, 0.585, 0.81)
         )
         axes.set_xlabel("above the best of all methods", loc="right", fontsize=13, color=MUTED)
         alt = f"Objective at a violation of 0.01, above the best of all: {'; '.join(told)}."
@@ -131,9 +132,9 @@ def convergence() -> Path:
     found = json.loads((RESULTS / "convergence/samples.json").read_text())
     with card.figure(560, 690, 15) as figure:
         figure.text(0.03, 0.968, "Samples to an accuracy, last iterate", va="center")
-        legend = [(name, colour(RACERS[name])) for name in ("SONEX", "SONX", "ALEXR2")]
-        legend += [("OOA or ICPPAC", colour("ooa")), ("others", MUTED)]
-        _legend(figure, legend, 0.93, (0.03, 0.19, 0.33, 0.49, 0.8))
+        entries = [(name, colour(RACERS[name])) for name in ("SONEX", "SONX", "ALEXR2")]
+        entries += [("OOA or ICPPAC", colour("ooa")), ("others", MUTED)]
+        legend(figure, entries, 0.93, (0.03, 0.19, 0.33, 0.49, 0.8))
         for number, (problem, outputs) in enumerate(found.items()):
             row, column = divmod(number, 2)
             axes = figure.add_axes((0.09 + 0.49 * column, 0.66 - 0.3 * row, 0.4, 0.225))
@@ -180,8 +181,8 @@ def fairness() -> Path:
     """Test AUC against the true test gap, the frontier of each method."""
     with card.figure(520, 720, 15) as figure:
         figure.text(0.03, 0.968, "AUC against the gap of rates, test data", va="center")
-        legend = [(name, colour(name)) for name in FRONT] + [("others", MUTED)]
-        _legend(figure, legend, 0.935, (0.03, 0.21, 0.37, 0.5, 0.68))
+        entries = [(name, colour(name)) for name in FRONT] + [("others", MUTED)]
+        legend(figure, entries, 0.935, (0.03, 0.21, 0.37, 0.5, 0.68))
         for number, path in enumerate(FILES):
             head, points = read(path)
             axes = figure.add_axes((0.11, 0.545 - 0.465 * number, 0.86, 0.33))
@@ -230,8 +231,8 @@ def curves() -> Path:
     told = []
     with card.figure(520, 640, 15) as figure:
         figure.text(0.03, 0.965, "Equal rates on Adult: what they cost, test data", va="center")
-        legend = [(name, colour(name)) for name in CURVES] + [("others", MUTED)]
-        _legend(figure, legend, 0.928, (0.03, 0.2, 0.38, 0.51, 0.66))
+        entries = [(name, colour(name)) for name in CURVES] + [("others", MUTED)]
+        legend(figure, entries, 0.928, (0.03, 0.2, 0.38, 0.51, 0.66))
         for number, (key, title, ends) in enumerate(
             (("test_gap", "largest gap of TPR or FPR", (0, 0.4)), ("test_auc", "AUC", (0.86, 0.9)))
         ):
@@ -259,12 +260,21 @@ def curves() -> Path:
         return card.save(figure, IMAGES / "fairness-adult.svg", alt)
 
 
-def _legend(
-    figure: Figure, entries: list[tuple[str, str]], y: float, places: tuple[float, ...]
+def legend(
+    figure: Figure,
+    entries: list[tuple[str, str]],
+    y: float,
+    places: tuple[float, ...],
+    hollow: Collection[str] = (),
 ) -> None:
+    """A row of labels, each with a mark of its colour."""
     axes = figure.add_axes((0, 0, 1, 1), frameon=False, zorder=-1)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.axis("off")
     for x, (label, shade) in zip(places, entries, strict=True):
-        axes.plot(x + 0.012, y, "o", color=shade, markersize=9, alpha=0.4 if shade == MUTED else 1)
+        axes.plot(
+            x + 0.012, y, "o", color=PAGE if label in hollow else shade, markersize=9,
+            markeredgecolor=shade, markeredgewidth=2 if label in hollow else 1,
+            alpha=0.4 if shade == MUTED else 1,
+        )  # fmt: skip
         axes.text(x + 0.033, y, label, color=shade, fontsize=13, va="center", fontweight="bold")

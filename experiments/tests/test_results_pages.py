@@ -185,7 +185,7 @@ def prose(text: str) -> str:
 
 @pytest.mark.parametrize(("name", "facts"), [("fairness", fairness), ("continual", continual)])
 def test_every_figure_is_that_of_the_results(name: str, facts: Any) -> None:
-    page = (DOCS / f"research/results-{name}.md").read_text(encoding="utf-8")
+    page = (DOCS / f"research/{name}.md").read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", prose(page))
     for fact in facts():
         assert fact in text, fact

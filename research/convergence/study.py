@@ -5,7 +5,7 @@
     python -m research.convergence --output results           # also Markdown tables and plots
 
 Each method tries the same number of settings on each problem. The best for an accuracy is chosen
-on some seeds and measured on others. See docs/research/convergence.md.
+on some seeds and measured on others. See docs/research/details/convergence.md.
 """
 
 from __future__ import annotations

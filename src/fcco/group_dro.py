@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from . import _checks
 from ._schedules import Smoothing
 from .inputs import Index, known_settings
 from .objective import Compositional
@@ -48,9 +49,9 @@ class GroupObjective(Compositional):
         device, so it is not for every step.
 
         Args:
-            function: a function as in a call of the objective, best on a large batch: its losses
-                are then compared with the tracked ones, and within each group. It runs once, in
-                the mode that the model is in; nothing is updated.
+            function: a function as in a call of the objective, best on a large batch of training
+                data: its losses are then compared with the tracked ones, and within each group. It
+                runs once, in the mode that the model is in; nothing is updated.
             index: the group of each of its losses.
         """
         return group_report(self, self.group_weights(), function, index)
@@ -121,6 +122,8 @@ class CVaRGroupDRO(GroupObjective):
         offload: bool = False,
         **options: Any,
     ) -> None:
+        _checks.integer("CVaRGroupDRO", "num_groups", num_groups, 1)
+        _checks.in_interval("CVaRGroupDRO", "ratio", ratio, 0.0, 1.0, open_low=True)
         if gamma == "auto" and correction != 0:
             raise ValueError(
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "

@@ -430,7 +430,8 @@ def _off(term: AbstractTerm, samples: _Samples | None) -> Finding | None:
         f"The estimates are {off:.2g} away from the values of this batch (root mean square, its "
         f"noise taken off), further than the rounded kink is wide ({width:.2g}).",
         "The weights answer what the model was some steps ago: use read='new', a larger gamma, "
-        f"more blocks in a batch, or smoothing=fcco.Width({2 * off:.2g}).",
+        f"more blocks in a batch, or smoothing=fcco.Width({2 * off:.2g}). On data that were not "
+        "trained on, the model itself may differ so much.",
     )
 
 
@@ -479,7 +480,7 @@ def _equal_losses(losses: Tensor, error: Tensor) -> Finding | None:
 _CONSTANT = (
     "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
     "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
-    "estimates (read='new', a larger gamma)."
+    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
 )
 
 

@@ -446,7 +446,11 @@ def _as_ids(call: str, groups: Ids) -> Ints:
             f"`{call}(groups=...)` must hold one id per sample, shape (N,), but has: {ids.shape}."
         )
     if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"`{call}(groups=...)` must hold integer ids but has dtype: {ids.dtype}.")
+        names = " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
+        raise ValueError(
+            f"`{call}(groups=...)` must hold integer ids but has dtype: {ids.dtype}."
+            + names * (ids.dtype.kind in "OSUT")
+        )
     if ids.min() < 0:
         raise ValueError(f"`{call}(groups=...)` must hold ids from 0 but holds: {ids.min()}.")
     return ids.astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -161,6 +162,11 @@ def _limits(constraints: Mapping[str, Any], settings: Mapping[str, Any]) -> list
             raise TypeError(
                 "`constrained(constraints={...})` must give a number as the limit of each "
                 f"constraint but that of `{name}` is: {limit!r} ({type(limit).__name__})."
+            )
+        if not math.isfinite(limit):
+            raise ValueError(
+                "`constrained(constraints={...})` must give a finite limit of each constraint but "
+                f"that of `{name}` is: {float(limit)}. Leave out what has no limit."
             )
     return [float(limit) for limit in constraints.values()]
 

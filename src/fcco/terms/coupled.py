@@ -101,6 +101,8 @@ class Limits(KeepsPrecision):
                 f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
                 f"shape {tuple(limit.shape)}."
             )
+        if not bool(limit.isfinite().all()):
+            raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
         self.moved = bool((limit != 0).any())
         self.plain = limit.dim() == 0 and not self.moved and margin == 0
         self.register_buffer("tolerance", limit)

@@ -9,6 +9,7 @@ u_i to the entries, whose gradients they stand for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -420,6 +421,10 @@ def _of_memberships(index: Any, counts: Any, num_inner: int, like: Tensor) -> Bl
     return blocks._replace(size=members.samples, rows=rows)
 
 
+def _holds_names(values: Any) -> bool:
+    return isinstance(values, Iterable) and any(isinstance(each, str) for each in values)
+
+
 def _as_tensor(name: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
@@ -427,6 +432,8 @@ def _as_tensor(name: str, values: Any) -> Tensor:
         raise TypeError(
             f"`{name}` must be a tensor, an array or a list of numbers but is: "
             f"{type(values).__name__} ({error})."
+            + " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
+            * _holds_names(values)
         ) from None
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list has no dtype
 

@@ -1,0 +1,293 @@
+"""Pictures beside other libraries and methods, from the runs in docs/results."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fcco_experiments.report.style import colour
+from matplotlib.axes import Axes
+
+import benchmarks.estimators.__main__ as estimators_command
+import benchmarks.identities.__main__ as identities_command
+import benchmarks.xrisk.__main__ as ranking_command
+from benchmarks.estimators import methods, tables, training
+from benchmarks.identities.comments import WORDS
+from benchmarks.identities.training import END_TO_END
+from benchmarks.xrisk import methods as ranking_methods
+from benchmarks.xrisk import problems
+
+from . import card
+from .card import ERM, GRID, IMAGES, INK, LIMIT, MUTED, OURS, PAGE, RESULTS
+from .races import GREY, legend
+
+
+def draw() -> list[Path]:
+    """All of them."""
+    return [ranking(), identities(), estimators(), steps()]
+
+
+def published(folder: str, train: Callable[..., Any], *cells: Any, **options: Any) -> Any:
+    """What a benchmark makes of its runs in docs/results; it fails where one is missing."""
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary) / "runs.jsonl"
+        runs.write_bytes(gzip.decompress((RESULTS / folder / "runs.jsonl.gz").read_bytes()))
+        missing = dict.fromkeys(("arrays", "tokens", "weights", "steps"))
+        return train(*cells, Namespace(workers=1, out=runs, quick=False, **missing | options))
+
+
+def rows(axes: Axes, number: int) -> None:
+    """One row for each figure, from the top; vertical lines only."""
+    card.quiet(axes, 12.5)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set(ylim=(number - 0.5, -0.5), yticks=())
+
+
+DATA = {
+    "hiv": "HIV molecules", "toxicity": "toxic comments", "bald": "bald faces",
+    "gray_hair": "gray hair", "ranking": "query lists",
+}  # fmt: skip
+COUNTERPARTS = {"AP": "SOAP", "pAUC": "SOPA", "tpAUC": "STACO", "NDCG@5": "SONG", "NDCG@10": "SONG"}
+"""The loss of LibAUC for the same metric."""
+
+
+def ranking() -> Path:
+    """The metric of ours less that of LibAUC and of cross-entropy, with 95 % intervals."""
+    cells = [
+        ranking_command.Cell(data, metric, method)
+        for data in problems.DATA
+        for metric in problems.metrics_of(data)
+        for method in ranking_methods.METHODS[metric]
+    ]
+    found = published("xrisk", ranking_command.train, cells, seeds=10)
+    figures = [(data, metric) for data in DATA for metric in problems.metrics_of(data)]
+    high, told = 30, []
+    with card.figure(520, 118 + high * len(figures), 15) as figure:
+        height = 72 * figure.get_figheight()
+        axes = figure.add_axes((0.38, 50 / height, 0.58, high * len(figures) / height))
+        rows(axes, len(figures))
+        axes.axvline(0, color=MUTED, linewidth=1.4)
+        axes.set(xlim=(-0.055, 0.055))
+        axes.set_xticks((-0.04, -0.02, 0, 0.02, 0.04), ("−0.04", "−0.02", "0", "+0.02", "+0.04"))
+        for row, (data, metric) in enumerate(figures):
+            ours = found[ranking_command.Cell(data, metric, "ours")][1]
+            plain = "listwise" if data == "ranking" else "bce"
+            rivals = ((f"libauc {COUNTERPARTS[metric]}", "libauc"), (plain, "erm"))
+            for shift, (rival, word) in zip((-0.15, 0.15), rivals, strict=True):
+                theirs = found[ranking_command.Cell(data, metric, rival)][1]
+                pairs = zip(ours, theirs, strict=True)
+                middle, half = ranking_command.interval([a - b for a, b in pairs])
+                axes.errorbar(
+                    middle, row + shift, xerr=half, fmt="o", color=colour(word), markersize=7,
+                    elinewidth=2, markeredgewidth=0, zorder=3,
+                )  # fmt: skip
+                if word == "libauc":
+                    told.append(f"{DATA[data]} {metric} {middle:+.3f}")
+            beside = axes.get_yaxis_transform()
+            first = row == 0 or figures[row - 1][0] != data
+            if first:
+                axes.text(
+                    -0.62, row, DATA[data], transform=beside, va="center", fontweight="bold",
+                    fontsize=13,
+                )  # fmt: skip
+                axes.plot(
+                    (-0.62, 1), (row - 0.5,) * 2, color=GRID, linewidth=1, transform=beside,
+                    clip_on=False,
+                )  # fmt: skip
+            axes.text(
+                -0.03, row, metric, transform=beside, va="center", ha="right", color=MUTED,
+                fontsize=12.5,
+            )  # fmt: skip
+        figure.text(
+            0.03, 1 - 24 / height, "Metric of fcco less the other's, test data, 95 %", va="center"
+        )
+        legend(
+            figure, [("LibAUC", colour("libauc")), ("cross-entropy", ERM)], 1 - 50 / height,
+            (0.02, 0.2),
+        )  # fmt: skip
+        axes.set_xlabel("fcco is better →", loc="right", fontsize=12.5, color=MUTED)
+        alt = f"Metric on test data, fcco less LibAUC's loss for it: {', '.join(told)}."
+        return card.save(figure, IMAGES / "ranking.svg", alt)
+
+
+def identities() -> Path:
+    """The false-positive rate of each identity, plainly trained and constrained."""
+    found = published(
+        "identities", identities_command.train, problem=END_TO_END, seeds=3, tuning=1, device="cpu"
+    )
+
+    def rates(method: str) -> list[float]:
+        runs = [run.groups["test"] for run in found[method][1]]
+        return [statistics.fmean(w / n for w, n in each) for each in zip(*runs, strict=True)]
+
+    plain, ours = rates("erm"), rates("ours")
+    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_command.LIMIT
+    order = sorted(range(len(WORDS)), key=lambda place: -plain[place])
+    names, high = list(WORDS), 25
+    with card.figure(520, 132 + high * len(order), 15) as figure:
+        height = 72 * figure.get_figheight()
+        axes = figure.add_axes((0.3, 50 / height, 0.66, high * len(order) / height))
+        rows(axes, len(order))
+        axes.set(xlim=(0, 0.4))
+        axes.set_xticks((0, 0.1, 0.2, 0.3, 0.4), ("0", "10", "20", "30", "40 %"))
+        axes.axvline(limit, color=LIMIT, linewidth=1.4, linestyle=(0, (3, 2)))
+        axes.annotate(
+            f"limit {100 * limit:.1f} %", (limit, 1), (4, 5), xycoords=("data", "axes fraction"),
+            textcoords="offset points", color=LIMIT, fontsize=12.5,
+        )  # fmt: skip
+        for row, place in enumerate(order):
+            axes.plot((ours[place], plain[place]), (row, row), color=OURS, alpha=0.45, linewidth=2)
+            axes.plot(
+                plain[place], row, "o", color=PAGE, markeredgecolor=ERM, markeredgewidth=2,
+                markersize=8, zorder=3,
+            )  # fmt: skip
+            axes.plot(ours[place], row, "o", color=OURS, markersize=9, zorder=4)
+            axes.annotate(
+                names[place], (0, row), (-10, 0), textcoords="offset points", ha="right",
+                va="center", fontsize=12.5,
+            )  # fmt: skip
+        figure.text(0.03, 1 - 24 / height, "Harmless comments called toxic, test data", va="center")
+        legend(
+            figure, [("plainly trained", ERM), ("fcco.constrained", OURS)], 1 - 50 / height,
+            (0.02, 0.28), hollow=("plainly trained",),
+        )  # fmt: skip
+        axes.set_xlabel("of the comments that name it", loc="right", fontsize=12.5, color=MUTED)
+        worst = order[0]
+        alt = (
+            f"False-positive rates of {len(order)} identities. Plainly trained: from "
+            f"{min(plain):.3f} to {plain[worst]:.3f} ({names[worst]}); with a constraint for each: "
+            f"from {min(ours):.3f} to {max(ours):.3f}, all below the limit of {limit:.3f}."
+        )
+        return card.save(figure, IMAGES / "identities.svg", alt)
+
+
+RIVALS = {
+    "ExponentiatedGradient, boosting": ("ExpGrad, boosting", False),
+    "ExponentiatedGradient, logistic": ("ExpGrad, logistic", True),
+}
+"""What is in colour beside the estimators: its label, and whether its marks are hollow."""
+TABLES = {
+    "adult": "Adult", "compas": "COMPAS", "bank": "bank", "meps": "MEPS", "credit": "credit",
+}  # fmt: skip
+SHORT = {"demographic_parity": "parity", "equalized_odds": "odds"}
+
+
+def estimators() -> Path:
+    """Accuracy relative to ours, and the gap, of fairlearn's methods."""
+    command = estimators_command
+    cells = [
+        (table, constraint, method)
+        for table in tables.READERS
+        for constraint in training.CONSTRAINTS
+        for method in methods.METHODS
+    ]
+    found = published("estimators", command.train, cells, seeds=10)
+    figures = [(table, constraint) for table in TABLES for constraint in SHORT]
+    high, told, shade = 32, [], colour("fairlearn")
+    with card.figure(560, 134 + high * len(figures), 15) as figure:
+        height = 72 * figure.get_figheight()
+        panels = [
+            figure.add_axes((left, 50 / height, wide, high * len(figures) / height))
+            for left, wide in ((0.24, 0.4), (0.69, 0.28))
+        ]
+        for axes in panels:
+            rows(axes, len(figures))
+        panels[0].set(xlim=(-0.023, 0.017))
+        panels[0].set_xticks((-0.02, -0.01, 0, 0.01), ("−0.02", "−0.01", "0", "+0.01"))
+        panels[1].set(xlim=(0, 0.095))
+        panels[1].set_xticks((0, 0.02, 0.05, 0.08), ("0", "0.02", "0.05", "0.08"))
+        panels[1].axvline(0.02, color=LIMIT, linewidth=1.4, linestyle=(0, (3, 2)))
+        for row, (table, constraint) in enumerate(figures):
+
+            def means(method: str, where: tuple[str, str]) -> list[float]:
+                own = found[(*where, method)]
+                return [statistics.fmean(command.values(own, k)) for k in ("accuracy", "gap")]
+
+            base, gap = means(command.OURS, (table, constraint))
+            for label, names in command.RIVALS.items():
+                method = command.best(found, table, constraint, names)
+                assert method is not None
+                accuracy, other = means(method, (table, constraint))
+                for axes, value in zip(panels, (accuracy - base, other), strict=True):
+                    if label not in RIVALS:
+                        axes.plot(value, row, "o", **GREY, markersize=8, markeredgewidth=0)
+                        continue
+                    axes.plot(
+                        value, row, "o", color=PAGE if RIVALS[label][1] else shade, markersize=8,
+                        markeredgecolor=shade, markeredgewidth=2, zorder=3,
+                    )  # fmt: skip
+                if label in RIVALS:
+                    told.append(f"{table} {SHORT[constraint]} {label} {accuracy - base:+.4f}")
+            for axes, value in zip(panels, (0, gap), strict=True):
+                axes.plot(value, row, "o", color=OURS, markersize=9, zorder=4)
+            beside = panels[0].get_yaxis_transform()
+            if constraint == "demographic_parity":
+                panels[0].text(
+                    -0.55, row, TABLES[table], transform=beside, va="center", fontsize=13,
+                    fontweight="bold",
+                )  # fmt: skip
+            panels[0].text(
+                -0.04, row, SHORT[constraint], transform=beside, va="center", ha="right",
+                color=MUTED, fontsize=12.5,
+            )  # fmt: skip
+        figure.text(0.03, 1 - 24 / height, "Accuracy and gap on test rows", va="center")
+        entries = [("fcco", OURS), *((label, shade) for label, _ in RIVALS.values())]
+        hollow = [label for label, empty in RIVALS.values() if empty]
+        legend(
+            figure, [*entries, ("others", MUTED)], 1 - 50 / height, (0.02, 0.14, 0.46, 0.77),
+            hollow,
+        )  # fmt: skip
+        for axes, text in zip(panels, ("accuracy less fcco's", "gap (← better)"), strict=True):
+            axes.set_title(text, loc="left", fontsize=12.5, color=INK, pad=6)
+        alt = f"Accuracy of fairlearn's methods less that of fcco: {', '.join(told)}."
+        return card.save(figure, IMAGES / "estimators.svg", alt)
+
+
+COSTS = {"CPU": "cpu", "H200": "gpu"}
+
+
+def steps() -> Path:
+    """Time of a step relative to a plain one."""
+    found = json.loads((RESULTS / "step-cost/steps.json").read_text())
+    figures = [
+        (f"{device}, {model}", each.get("ema", each["ema_gradient"]), each)
+        for device, key in COSTS.items()
+        for model, each in found[key]["cases"].items()
+    ]
+    high, told = 44, []
+    with card.figure(520, 118 + high * len(figures), 15) as figure:
+        height = 72 * figure.get_figheight()
+        axes = figure.add_axes((0.04, 50 / height, 0.92, high * len(figures) / height))
+        rows(axes, len(figures))
+        axes.set(xlim=(0.9, 2.02))
+        axes.set_xticks((1, 1.25, 1.5, 1.75, 2), ("1", "1.25", "1.5", "1.75", "2"))
+        axes.axvline(1, color=MUTED, linewidth=1.4)
+        for row, (name, ema, each) in enumerate(figures):
+            msvr = each.get("msvr", each["msvr_gradient"])
+            axes.text(
+                1.01, row - 0.22, f"{name}, {each['plain_ms']:g} ms", va="center", fontsize=12.5
+            )  # fmt: skip
+            axes.plot((1, msvr), (row + 0.2,) * 2, color=OURS, alpha=0.45, linewidth=2, zorder=2)
+            axes.plot(ema, row + 0.2, "o", color=OURS, markersize=9, zorder=4)
+            axes.plot(
+                msvr, row + 0.2, "o", color=PAGE, markeredgecolor=OURS, markeredgewidth=2,
+                markersize=8, zorder=3,
+            )  # fmt: skip
+            told.append(f"{name}: {ema:.2f}, {msvr:.2f}")
+        figure.text(0.03, 1 - 24 / height, "Time of a step ÷ that of a plain one", va="center")
+        legend(
+            figure, [("no correction", OURS), ("with a correction", OURS)], 1 - 50 / height,
+            (0.02, 0.29), ("with a correction",),
+        )  # fmt: skip
+        alt = (
+            "Time of a step of CVaRGroupDRO over that of a plain one, without and with a "
+            f"correction. {'; '.join(told)}."
+        )
+        return card.save(figure, IMAGES / "step-cost.svg", alt)

@@ -1,0 +1,124 @@
+"""Pages of results: short, and their figures are those of the results and of the details."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from research.convergence import tables
+
+DOCS = Path(__file__).parents[1] / "docs"
+SHORT = (
+    "constrained", "continual", "convergence", "estimators", "fairness", "group-dro", "identities",
+    "ranking", "step-cost",
+)  # fmt: skip
+
+
+def text(page: str) -> str:
+    return (DOCS / f"research/{page}.md").read_text(encoding="utf-8")
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of all lines of tables."""
+    lines = re.findall(r"^\|(.*)\|$", text(page).replace(r"\|", "¦"), re.MULTILINE)
+    return [[cell.strip().replace("¦", r"\|") for cell in line.split("|")] for line in lines]
+
+
+def read(path: str):
+    return json.loads((DOCS / "results" / path).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", SHORT)
+def test_a_page_of_results_is_short(page: str) -> None:
+    """At most 300 words, one picture, one table, a command, and the way to the details."""
+    whole = text(page)
+    prose = re.sub(r"^```.*?^```$|^\|.*?$|^!\[.*?$", "", whole, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)  # addresses are not read
+    assert len(re.findall(r"[^\W_]+(?:[.,'’-][^\W_]+)*", prose)) <= 300
+    assert whole.count("\n![") == 1 and len(re.findall(r"^\|[ -|]*---", whole, re.MULTILINE)) == 1
+    assert "```bash" in whole or "```sh" in whole
+    assert f"(details/{page}.md)" in whole
+    assert "?" in whole.split("\n\n")[1], "the question in plain words first"
+
+
+def test_small_problems() -> None:
+    """Ratios of both pages are those of the samples."""
+    found = {}
+    for problem, outputs in read("convergence/samples.json").items():
+        methods: dict[str, dict[str, dict[str, list[float | None]]]] = {}
+        for output, each in outputs.items():
+            for method, samples in each["samples"].items():
+                methods.setdefault(method, {})[output] = {"samples": samples}
+        found[problem] = {"methods": methods}
+    results = {"problems": found}
+    last, average = (tables._relative(results, output) for output in ("last", "average"))
+    page = text("details/convergence")
+    assert last in page and average in page
+    wanted = last.splitlines()
+    table = [line for line in text("convergence").splitlines() if line.startswith("|")]
+    assert len(table) == 10 and set(table) <= set(wanted)
+
+
+def pair(figure: list[float] | None, sign: str = "") -> str:
+    return "-" if figure is None else f"{figure[0]:{sign}.4f} ± {figure[1]:.4f}"
+
+
+def test_constraints_tuned() -> None:
+    race = read("constrained/race.json")
+    page, columns = rows("details/constrained"), []
+    for methods in race.values():
+        for name, each in methods.items():
+            line = [name.replace("|", r"\|"), pair(each["objective"])]
+            line += [pair(each["largest violation"], "+"), pair(each["at violation 0.01"])]
+            line += [pair(each["at 0.005"])]
+            line += ["-" if each[k] is None else f"{each[k]:.0f}" for k in ("settled", "reached")]
+            line += [f"{each['seconds']:.1f}", f"{each['extra forwards']:.0f}"]
+            assert line in page, name
+        reached = {k: v["at violation 0.01"] for k, v in methods.items() if v["at violation 0.01"]}
+        sides: dict[str, list[list[float]]] = {"fcco": [], "Cooper": [], "HCT": []}
+        for name, figure in reached.items():
+            library = name.split()[0]
+            sides[library if library in sides else "fcco"].append(figure)
+        columns.append([pair(min(figures)) for figures in sides.values()])
+    for library, *cells in zip(("fcco", "Cooper", "HCT"), *columns, strict=True):
+        assert [f"best of {library}", *cells, ""] in rows("constrained")
+
+
+def test_constraints_untuned() -> None:
+    """The lines of the short page are lines of the details; its first numbers follow from them."""
+    details = rows("details/untuned")
+    short = [row for row in rows("constrained") if " / " in row[1]]
+    assert len(short) == 5 and all(row in details for row in short)
+    head = details.index(next(row for row in details if row[0] == "**fcco, no setting**"))
+    worst = [
+        max(float(cell.split(" / ")[1].replace("−", "-")) for cell in row[1:])
+        for row in details[head : head + 7]
+    ]
+    peers = worst[1:7]
+    found = f"at most {worst[0]:.3f} on five problems"
+    page = " ".join(text("constrained").split())
+    assert found in page and f"exceed one by {min(peers):.3f} to {max(peers):.3f}" in page
+
+
+def test_step_costs() -> None:
+    found = read("step-cost/steps.json")
+    details, short = rows("details/step-cost"), rows("step-cost")
+    for model, each in found["cpu"]["cases"].items():
+        bound = f"{each['msvr'] / each['bound']:.2f}"
+        line = [f"{each[k]:.2f}" for k in ("defaults", "ema", "msvr", "bound")]
+        line += [bound, *(f"{each[k]:.2f}" for k in ("ema_gradient", "msvr_gradient"))]
+        assert [model, f"{each['plain_ms']:g}", *line] in details
+        ratios = [f"{each[k]:.2f}" for k in ("ema", "msvr")]
+        assert [f"CPU, {model}", f"{each['plain_ms']:g}", *ratios] in short
+    for model, each in found["gpu"]["cases"].items():
+        ratios = [f"{each[k]:.2f}" for k in ("ema_gradient", "msvr_gradient")]
+        low, high = each["spread"]
+        line = [model, f"{each['plain_ms']:.1f}", *ratios]
+        assert [*line, f"{low:.2f} to {high:.2f}", f"{each['over_bound']:.3f}"] in details
+    busy = list(found["gpu"]["cases"].items())[3:]
+    for model, each in busy:
+        ratios = [f"{each[k]:.2f}" for k in ("ema_gradient", "msvr_gradient")]
+        assert [f"H200, {model}", f"{each['plain_ms']:.1f}", *ratios] in short
