@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import io
 import json
-import json
 import re
 import shutil
 import subprocess
