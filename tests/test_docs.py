@@ -523,3 +523,13 @@ def test_the_demo_exists():
     if shutil.which("make"):
         plan = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True)
         assert plan.returncode == 0 and "fcco compare" in plan.stdout
+
+
+def test_the_readme_has_the_figures_of_the_recorded_demo():
+    screens = json.loads((DOCS / "results/demo/recording.json").read_text())
+    lines = ["".join(text for _, text in line) for line in screens[-1][1]]
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    (erm, sonex) = (rows[name] for name in ("erm", "sonex"))
+    assert f"from {erm[4]} to {sonex[4]}" in readme
+    assert f"{float(sonex[1]):.3f} instead of {float(erm[1]):.3f}" in readme

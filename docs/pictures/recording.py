@@ -192,7 +192,7 @@ def window(rows: int, inner: str, alt: str, style: str = "") -> str:
         f'<circle cx="{EDGE + 18 * k}" cy="{BAR / 2 + 2:g}" r="5.5" fill="{rule}"/>'
         for k in range(3)
     )
-    note = "census data, 7 methods, 2 seeds" + (", time compressed" if style else "")
+    note = "census data, 6 methods, 2 seeds" + (", time compressed" if style else "")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img"><title>{escape(alt, quote=False)}</title>'
