@@ -87,6 +87,9 @@ def test_figures_in_the_text(networks: list[report.Run], heads: list[report.Run]
         first, second, third = (f"{value:.3f}" for value in values)
         assert f"{first}, {second} and {third}" in " ".join(SHORT.split())
     assert f"ends at {ours[0]:.3f} on CelebA" in " ".join(SHORT.split())
+    plain = report.heads(heads, "amazon", "train_cvar")["erm"]
+    shown = f"ERM on Amazon, {plain['train_cvar']['mean']:.3f}"
+    assert shown in SHORT and f"test CVaR is {plain['test_cvar']['mean']:.1f}" in SHORT
     behind = [trained[d]["sonx"] - value for d, value in zip(DATA, ours, strict=True)]
     assert "by {:.3f}, {:.3f} and {:.3f} in training CVaR".format(*behind) in DETAILS
     assert f"{min(behind):.2f} to {max(behind):.2f} with heads" in SHORT
