@@ -14,8 +14,6 @@ from fcco_experiments.tasks.group_dro.config import GroupDRO
 from fcco_experiments.tasks.group_dro.task import TASK, GroupDROProblem
 from torch import Tensor
 
-RATIO = 0.15  # r, the share of the groups that count
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -49,16 +47,3 @@ def prepare(name: str, seeds: Sequence[int], overrides: Sequence[str], file: Pat
 def load(file: Path) -> Prepared:
     """What `prepare` wrote."""
     return torch.load(file, weights_only=False, mmap=True)
-
-
-def cvar(losses: Tensor, ratio: float = RATIO) -> Tensor:
-    """CVaR over the last dimension: the mean of the largest `ratio` of the entries.
-
-    Example:
-        >>> cvar(torch.tensor([[4.0, 1.0, 2.0, 3.0]]), 0.375)
-        tensor([3.6667])
-    """
-    count = ratio * losses.shape[-1]
-    ordered = losses.sort(descending=True).values
-    share = (count - torch.arange(losses.shape[-1], device=losses.device)).clamp(0, 1)
-    return (ordered * share.to(losses)).sum(-1) / count

@@ -19,10 +19,11 @@ from fcco_experiments.tasks.network import Classifier, standardise
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import fcco
 from fcco.fleet import Fleet, Member
 from fcco.groups import GroupBatchSampler
 
-from .data import Prepared, cvar, load
+from .data import Prepared, load
 
 TUNING = 1000
 FRESH = tuple(range(2000, 2010))
@@ -104,7 +105,9 @@ class Heads:
             loss = scores.logsumexp(2) - picked.squeeze(2)
             right = (scores.argmax(2) == label[:, None]).float()
             key = {"validation": "val"}.get(name, name)
-            table[f"{key}_cvar"] = cvar(self._means(loss, part.group).T)
+            table[f"{key}_cvar"] = fcco.CVaR(self.data.config.ratio)(
+                self._means(loss, part.group).T
+            )
             if name == "train":
                 continue
             table[f"{key}_accuracy"] = right.mean(0)

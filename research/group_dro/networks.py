@@ -133,7 +133,7 @@ def study(
     epochs: int,
     fresh: int,
 ) -> None:
-    """Tune on one seed, then train fresh ones; a line of JSON for each run.
+    """Tune on two seeds, then train fresh ones; a line of JSON for each run.
 
     Args:
         file: of `prepare`.
@@ -145,7 +145,7 @@ def study(
         epochs: of every run: settings that suit a short training may not suit a long one.
         fresh: number of fresh seeds.
     """
-    data, start = load(file), time.perf_counter()
+    data, start, until = load(file), time.perf_counter(), time.time() + seconds
     decay = {"celeba": 0.02}.get(data.config.data, 0.01)  # the appendix
     kind = data.config.kind == "text"
     methods = {
@@ -165,12 +165,7 @@ def study(
                 for job in jobs
                 if (job.name, job.seed, json.dumps(setting_of(job.method))) not in have
             ]
-            submitted = {
-                pool.submit(
-                    _late, file, job, device, seconds + time.time() - (time.perf_counter() - start)
-                ): job
-                for job in left
-            }
+            submitted = {pool.submit(_in_time, file, job, device, until): job for job in left}
             for future in as_completed(submitted):
                 try:
                     row = future.result()
@@ -220,5 +215,6 @@ def _score(found: Sequence[dict[str, Any]], name: str, method: Method) -> float:
     return fmean(row.get(RULE, inf) for row in own) if len(own) >= len(TUNING) else inf
 
 
-def _late(file: Path, job: Job, device: str, until: float) -> dict[str, Any] | None:
+def _in_time(file: Path, job: Job, device: str, until: float) -> dict[str, Any] | None:
+    """The run, or None when it would begin too late."""
     return None if time.time() > until else _run(file, job, device)
