@@ -18,6 +18,7 @@ from reference_contrastive import naive_means
 from torch import nn
 
 import fcco
+from fcco._state import unpack
 from fcco.contrastive import log_means
 
 pytestmark = [
@@ -181,10 +182,9 @@ def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
     assert all(torch.equal(a, b) for a, b in zip(kept, away, strict=True))
     saved = other.previous.tensors.values()  # type: ignore[union-attr]
     assert all(copied.device.type == "cpu" and copied.is_pinned() for copied in saved)
-    first, second = (each.state_dict()["previous._extra_state"] for each in (one, other))
-    assert first["parameters"].keys() == second["parameters"].keys()
-    for key, value in first["parameters"].items():
-        assert torch.equal(value.cpu(), second["parameters"][key].cpu())
+    first, second = (unpack(each.state_dict()["previous._extra_state"]) for each in (one, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
 def test_an_offloaded_copy_is_read_when_it_is_there():
@@ -201,7 +201,7 @@ def test_an_offloaded_copy_is_read_when_it_is_there():
             busy = (busy @ busy).clamp(-1, 1)
         optimizer.step()
         if step % 2:  # the host first
-            (found,) = previous.get_extra_state()["parameters"].values()
+            (found,) = unpack(previous.get_extra_state()).values()
             assert bool((found == step).all())
         at = previous.evaluate(lambda: model.weight * 1)
         assert bool((at == step).all()) and bool((model.weight == step - 1).all())

@@ -154,6 +154,16 @@ class CVaRGroupDRO(GroupObjective):
         """The current s."""
         return self.term.threshold
 
+    @property
+    def ratio(self) -> float:
+        """The share of groups that count."""
+        return self.term.ratio
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups."""
+        return self.term.tracker.num_inner
+
 
 class OnlineGroupDRO(GroupObjective):
     """The objective that `fcco.methods.ooa` returns; its only term is a `GroupWeights`."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from . import _watch
 from ._derivatives import Directional
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
+from ._state import CheckedState, pack, unpack
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer, project_after_step
 from .previous import PreviousParameters, unwrap
@@ -62,7 +63,19 @@ class _CallState:
         self.from_eval = True
 
 
-class Compositional(nn.Module):
+class _Terms(nn.ModuleDict):
+    """The terms of an objective, which reads their settings once."""
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        if key in self:
+            raise AttributeError(_FIXED)
+        super().__setitem__(key, module)
+
+
+_FIXED = "The terms of an objective cannot be replaced: it would go on with those it was built with."
+
+
+class Compositional(CheckedState):
     r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
 
     .. math::
@@ -111,6 +124,9 @@ class Compositional(nn.Module):
         >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
     """
 
+    method: str = ""
+    """The name of the method, where a recipe made the objective."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -128,7 +144,7 @@ class Compositional(nn.Module):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self.terms: Any = nn.ModuleDict(named)
+        self.terms: Any = _Terms(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
@@ -153,6 +169,11 @@ class Compositional(nn.Module):
         self._projections: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
         self._attach()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("term", "terms") and "_terms" in self.__dict__:
+            raise AttributeError(_FIXED)  # nn.Module would take a module under any name
+        super().__setattr__(name, value)
 
     def _attach(self) -> None:
         """Listen to the steps of the optimizers."""
@@ -594,6 +615,29 @@ class Compositional(nn.Module):
                 batch = term.tracker.pool(self._reader.no_entries(name, False, False))
             pooled[name] = over_ranks(batch, group)
         return pooled
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must have in common with the objective that loads it."""
+        terms = {name: type(term).__name__ for name, term in self._terms.items()}
+        blocks = {name: term.tracker.value.shape for name, term in self._terms.items()}
+        names = {name: list(term.names or ()) for name, term in self._terms.items()}
+        kind = {"objective": type(self).__name__, "method": self.method, "terms": terms}
+        return {**kind, "blocks": {k: tuple(v) for k, v in blocks.items()}, "names": names}
+
+    def get_extra_state(self) -> Tensor:
+        """What the state belongs to: method, blocks and their names."""
+        return pack(self._identity())
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if the state belongs to another method or to other blocks."""
+        found = unpack(state["_extra_state"]) if "_extra_state" in state else {}
+        for key, own in self._identity().items():
+            if found.get(key, own) != own:
+                raise ValueError(f"the {key} of the state: {found[key]}; of this objective: {own}.")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Forget the open step, which belongs to the run that is given up."""
+        self._state.open_at, self._state.waiting, self._state.moves = None, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model

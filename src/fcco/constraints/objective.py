@@ -91,11 +91,8 @@ class ConstrainedObjective(Compositional):
         offload: see `Compositional`.
 
     Attributes:
-        method: the name of the method, where a recipe made the objective.
         multiplier_average: the running average of the multipliers, after `keep_average`.
     """
-
-    method: str = ""
 
     def __init__(
         self,

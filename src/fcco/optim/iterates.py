@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
+from .._state import pack, unpack
 from ..previous import after_closure, parameters_of, unwrap
 from ..previous.swap import versions_kept
 
@@ -137,17 +138,14 @@ class OutputIterate(nn.Module):
         for parameter, value in zip(parameters, values, strict=False):
             parameter.copy_(value)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """The kept iterate, the count, the sum of the weights and the random stream."""
-        return {
-            "count": self.count,
-            "total": self._total,
-            "kept": [kept.clone() for kept in self._kept],
-            "generator": self._generator.get_state(),
-        }
+        state = {"count": self.count, "total": self._total, "kept": self._kept}
+        return pack({**state, "generator": self._generator.get_state()})
 
     def set_extra_state(self, state: Any) -> None:
         """Restore what `get_extra_state` gave."""
+        state = unpack(state)
         like, kept = parameters_of(self._optimizer), state["kept"]
         shapes = [tuple(k.shape) for k in kept]
         if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:

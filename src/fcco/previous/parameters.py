@@ -9,13 +9,14 @@ as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from .._state import CheckedState, pack, unpack
 from .swap import (
     ParameterSwap,
     any_sharded,
@@ -57,7 +58,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class ParameterTensors(nn.Module):
+class ParameterTensors(CheckedState):
     """One tensor per parameter of some optimizers, saved by position in `state_dict()`.
 
     Args:
@@ -87,18 +88,23 @@ class ParameterTensors(nn.Module):
         """Hold these tensors instead."""
         self._saved, self._loaded = tensors, None
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """The tensors, by parameter position, for `state_dict()`."""
         if self._loaded is not None:
-            return {"parameters": dict(self._loaded)}
+            return pack(self._loaded)
         keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
-        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
-        return {"parameters": saved}
+        return pack({keys[p]: saved for p, saved in self._saved.items() if p in keys})
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        for key, tensor in unpack(state["_extra_state"]).items() if state else ():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"The previous value of parameter {key} is NaN or infinite.")
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the tensors (checked against the parameters when they are first used)."""
         self._saved.clear()
-        self._loaded = dict(state["parameters"]) or None
+        self._loaded = unpack(state) or None
 
     def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
         """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
@@ -208,7 +214,7 @@ class PreviousParameters(ParameterTensors):
         copy_all(targets, sources, to_host=offload)
         self.snapshots += 1
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """The tensors, by parameter position, for `state_dict()`."""
         self._swap.restore()
         if self.offload:

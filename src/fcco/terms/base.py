@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -107,6 +107,10 @@ class AbstractTerm(KeepsPrecision):
         self.tracker.rollback()
         for table in self.tables:
             table.rollback()
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.rollback()  # an open step belongs to the run that is given up
 
     def keep(self, name: str, table: BlockParameters | InnerTracker) -> None:
         """Own a table of parameters or a second tracker: it is saved and closed with this term."""

@@ -105,7 +105,8 @@ class Limits(KeepsPrecision):
             raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
         self.moved = bool((limit != 0).any())
         self.plain = limit.dim() == 0 and not self.moved and margin == 0
-        self.register_buffer("tolerance", limit)
+        # A setting: a checkpoint must not replace the limits of the program that loads it.
+        self.register_buffer("tolerance", limit, persistent=False)
 
     def of(self, index: Tensor | None, dim: int = 1) -> Tensor:
         """The tolerances of some blocks (None: all), to subtract from values of dimension `dim`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -362,11 +363,17 @@ class CVaRTerm(OuterTerm):
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
         return torch.where(self.tracker.seen, self._mean(self.tracker.rows)[1], torch.nan)
 
-    def get_extra_state(self) -> dict[str, bool]:
+    def get_extra_state(self) -> Tensor:
         """Whether s has its first value."""
-        return {"started": self._started}
+        return torch.tensor(self._started)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        threshold = state.get("thresholds.value", self.threshold)
+        if bool(state.get("_extra_state", False)) and not bool(threshold.isfinite().all()):
+            raise ValueError("`thresholds.value` is NaN, although there were steps.")
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore it; an open step is forgotten."""
-        self._started = state["started"]
-        self.thresholds.rollback()
+        """Restore it."""
+        self._started = bool(state)

@@ -7,7 +7,7 @@ branches; they act on the last axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -209,7 +209,6 @@ class GroupWeights(AbstractTerm):
         self.register_buffer("bonus", bonus, persistent=False)
         self._moved: Tensor | None = None  # p of the open step
         self._blocks: Tensor | None = None  # the groups seen in it
-        self.register_load_state_dict_post_hook(GroupWeights._forget)
 
     @property
     def current(self) -> Tensor:
@@ -236,9 +235,16 @@ class GroupWeights(AbstractTerm):
         self._forget()
         super().rollback()
 
-    def _forget(self, *_: Any) -> None:
+    def _forget(self) -> None:
         """Drop p of the open step."""
         self._moved = self._blocks = None
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        weights = state.get("weights", self.weights)
+        if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > 1e-3:
+            raise ValueError("`weights` must be at least 0 and sum to 1.")
 
     def value(self) -> Tensor:
         """CVaR of the losses last seen, the value that the best p gives; NaN before the first."""

@@ -3,7 +3,7 @@ r"""Constraints without settings: the method of multipliers, in units of the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -178,7 +178,7 @@ class MultiplierTerm(AbstractTerm):
     Attributes:
         multiplier: nu_i.
         variance: sigma_i^2 after the last visit of each constraint, 0 before the second.
-        margin: of each constraint, after its last visit.
+        margin: that of the noise of each constraint, after its last visit.
         scales: omega, A and sigma_0, see `Scales`.
 
     Example:
@@ -240,8 +240,15 @@ class MultiplierTerm(AbstractTerm):
         self._losses: tuple[Tensor, int] | None = None  # of the open step: their sum and number
         self.register_buffer("multiplier", torch.zeros_like(table))
         self.register_buffer("variance", torch.zeros_like(table))
-        self.register_buffer("margin", torch.full_like(table, margin))
+        self.register_buffer("margin", torch.zeros_like(table))
         self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        for name in {"variance", "margin"} & state.keys():
+            if bool((state[name] < 0).any()):
+                raise ValueError(f"`{name}` holds negative numbers.")
 
     def observe(self, loss: Tensor) -> None:
         """Take note of a loss; the mean over the calls of a step counts."""
@@ -294,8 +301,9 @@ class MultiplierTerm(AbstractTerm):
         total, squares = state.number(relative.sum()), state.number((relative**2).sum())
         scales = scales._replace(sampling=state.constant(sampling))
         scales = scales.with_innovations(total, squares, self.tracker.steps)
-        margin = self._share * scales.room() * (noise * (variance < HUGE)) + self.limits.margin
+        margin = self._share * scales.room() * (noise * (variance < HUGE))
         state.variance[at], state.margin[at] = variance * again, margin
+        margin = margin + self.limits.margin
         if self.tracker.steps < WARM_UP:
             return scales
         excess = after - limit
@@ -341,7 +349,7 @@ class MultiplierTerm(AbstractTerm):
         """The c_i of some constraints at u_i - tolerance_i, from the state of the last step."""
         variance = state.variance[at]
         variance = variance + (variance == 0) * (state.noise() + TINY)
-        x = excess + state.margin[at]
+        x = excess + (state.margin[at] + self.limits.margin)
         return self._coefficients(state.multiplier[at], variance, x, state.scales())
 
     def _positive(self, values: Numbers) -> Numbers:
@@ -353,7 +361,9 @@ class MultiplierTerm(AbstractTerm):
     def excess(self, values: Tensor | None = None) -> Tensor:
         """The u_i - tolerance_i + margin, or those of given values of all constraints."""
         return (
-            (self.tracker.rows if values is None else values) - self.limits.of(None) + self.margin
+            (self.tracker.rows if values is None else values)
+            - self.limits.of(None)
+            + (self.margin + self.limits.margin)
         )
 
     def width(self) -> Tensor:

@@ -51,6 +51,7 @@ class BlockParameters(KeepsPrecision):
     """
 
     value: Tensor
+    may_be_nan = ("value",)
 
     def __init__(
         self,

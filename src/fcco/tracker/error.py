@@ -21,6 +21,7 @@ At :math:`\gamma = 1`, V is D whatever the unknowns are: all of it then counts a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -220,6 +221,16 @@ class ErrorEstimate(KeepsPrecision):
             self.register_buffer(name, torch.zeros_like(like))
         self.register_buffer("visits", like.new_zeros(len(like)))
         self.register_buffer("pooled", like.new_tensor([0.0, 0.0, 0.0, 0.5]))
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        for name in ("difference", "innovation", "visits", "pooled"):
+            if name in state and bool((state[name] < 0).any()):
+                raise ValueError(f"`{name}` holds negative numbers.")
+        gain = state["pooled"][3].item() if "pooled" in state else GAMMA_RANGE[0]
+        if not GAMMA_RANGE[0] - 1e-6 <= gain <= GAMMA_RANGE[1] + 1e-6:  # rounding
+            raise ValueError(f"`pooled` has a gain outside {GAMMA_RANGE}: {gain}.")
 
     def add(
         self,

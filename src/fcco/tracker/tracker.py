@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -144,6 +145,7 @@ class InnerTracker(KeepsPrecision):
     seen: Tensor
     offset: Tensor | None
     latest: Tensor | None
+    may_be_nan = ("latest",)
 
     def __init__(
         self,
@@ -215,7 +217,8 @@ class InnerTracker(KeepsPrecision):
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
-        self.register_buffer("offset", None if offset is None else offset.to(table))
+        # A setting, like limits: it is not part of the state.
+        self.register_buffer("offset", None if offset is None else offset.to(table), False)
         latest = torch.full_like(self.rows, torch.nan) if keep_latest else None
         self.register_buffer("latest", latest)
         measure = measure or automatic
@@ -642,13 +645,20 @@ class InnerTracker(KeepsPrecision):
         self.seen[batch.index] = True
         self._progress.open = None
 
-    def get_extra_state(self) -> dict[str, int]:
+    def get_extra_state(self) -> Tensor:
         """Counters that go into `state_dict()`."""
-        return {"steps": self.steps, "skipped": self.skipped}
+        return torch.tensor([self.steps, self.skipped])
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        counters = state.get("_extra_state", torch.zeros(2))
+        if counters.shape != (2,) or bool((counters < 0).any()):
+            raise ValueError(f"`_extra_state` must be two counts but is: {counters.tolist()}.")
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters; an open step is forgotten."""
-        self._progress = _Progress(state["steps"], state["skipped"])
+        self._progress = _Progress(*state.tolist())
         if self._check is not None:
             self._check = DeferredFiniteCheck()
 
