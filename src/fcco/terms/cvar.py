@@ -18,21 +18,27 @@ from ..tracker import InnerTracker, Tracked
 from .coupled import OuterTerm
 from .parameters import BlockParameters
 
-__all__ = ["CVaRTerm", "cvar_mean", "exact_threshold", "hard_threshold", "smooth_threshold"]
+__all__ = [
+    "CVaRTerm",
+    "cvar_slopes",
+    "exact_threshold",
+    "hard_threshold",
+    "mean_of_worst",
+    "smooth_threshold",
+]
 
 
-def cvar_mean(
+def cvar_slopes(
     losses: Tensor,
     threshold: Tensor,
     ratio: float | Tensor,
     smoothing: float | Tensor,
     kink: Tensor,
     blocks: int | Tensor,
-) -> tuple[Tensor, Tensor]:
-    r"""The estimate of CVaR from some blocks and its slopes; pure.
+) -> Tensor:
+    r"""The slopes of the estimate of CVaR from some blocks; pure.
 
     .. math::
-        s + \frac1{B_1}\sum_{i\in\mathcal B_1} f_\lambda(u_i - s), \qquad
         \frac1{B_1} f_\lambda'(u_i - s) = \frac1{B_1}
             \mathrm{clip}\Bigl(\frac{u_i - s}{\lambda}, 0, \frac1r\Bigr),
         \qquad f = \tfrac1r[\cdot]_+
@@ -48,7 +54,7 @@ def cvar_mean(
     Example:
         >>> import torch
         >>> u, s = torch.tensor([1.0, 1.2, 3.0]), torch.tensor(1.0)
-        >>> cvar_mean(u, s, 0.5, smoothing=0.5, kink=0 * s, blocks=3)[1] * 3
+        >>> cvar_slopes(u, s, 0.5, smoothing=0.5, kink=0 * s, blocks=3) * 3
         tensor([0.0000, 0.4000, 2.0000])
     """
     excess, share, cap = losses - threshold, 1 / blocks, 1 / ratio
@@ -56,19 +62,36 @@ def cvar_mean(
         hard = smoothing == 0
         width = torch.where(hard, 1, smoothing)
         slope = torch.minimum(relu(excess / width), cap + torch.zeros_like(excess))
-        value = torch.where(hard, relu(excess) * cap, slope * (excess - width / 2 * slope))
         hard_slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
-        slope = torch.where(hard, hard_slope, slope)
-        return threshold + value.sum() * share, slope * share
+        return torch.where(hard, hard_slope, slope) * share
     if not smoothing:
         # A bool times a number would be in single precision.
-        slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
-        return threshold + relu(excess).sum() * (cap * share), slope * share
-    # The factor 1/B1 is in the slope from the start: fewer operations on short vectors. The value
-    # slope (excess - lambda slope / 2) is the Moreau envelope of the hinge.
-    slope = (excess * (share / smoothing)).clamp_(0, cap * share)  # type: ignore[arg-type]
-    value = torch.dot(slope, torch.add(excess, slope, alpha=-smoothing / (2 * share)))  # type: ignore[arg-type]
-    return threshold + value, slope
+        return torch.where(excess == 0, kink, (excess > 0).to(excess) * cap) * share
+    # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
+    return (excess * (share / smoothing)).clamp_(0, cap * share)  # type: ignore[arg-type]
+
+
+def mean_of_worst(losses: Tensor, ratio: float, seen: Tensor | None = None) -> Any:
+    """CVaR: the mean of the worst r n losses, the last of them in part; pure.
+
+    Args:
+        losses: u_i, shape (n,), n > 0.
+        ratio: r.
+        seen: which losses count; None for all.
+    """
+    if seen is not None:  # on a GPU, where nobody shall wait
+        rank = ratio * seen.sum()
+        ordered = torch.where(seen, losses, -torch.inf).sort(descending=True).values
+        weight = (rank - torch.arange(len(losses), device=losses.device)).clip(0, 1)
+        return torch.where(weight > 0, ordered * weight, 0).sum() / rank
+    if losses.device.type != "cpu":
+        return CVaR(ratio)(losses)
+    values = losses.detach().numpy()
+    rank = ratio * values.size
+    first = max(values.size - int(rank) - 1, 0)  # what counts in part, then what counts
+    worst = np.partition(values, first)[first:]
+    total = float(worst.sum(dtype=np.float64))
+    return (total - (worst.size - rank) * float(worst[0])) / rank
 
 
 def exact_threshold(losses: Tensor, ratio: float, smoothing: float = 0.0) -> Tensor:
@@ -249,7 +272,10 @@ class CVaRTerm(OuterTerm):
         return self.thresholds.value[0]
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """The threshold s plus the mean of f_lambda(u_i - s) over the sampled blocks."""
+        """CVaR of the tracked values, with the slopes of f_lambda(u_i - s) at the sampled blocks.
+
+        In `eval()` mode it is CVaR of the batch.
+        """
         u, threshold, kink = tracked.value, self.threshold, self.kink
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
@@ -269,9 +295,12 @@ class CVaRTerm(OuterTerm):
             else:  # an evaluation before the first step, which leaves no trace
                 assert isinstance(best, Tensor)
                 threshold = best
-        value, slope = cvar_mean(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
+        slope = cvar_slopes(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
         if updating and self.threshold_rule == "gradient":
             self.thresholds.propose(None, self._stepped(threshold, slope))
+        if updating and (not moves or self.tracker.read == "old"):
+            losses, seen = self.table(), None  # the present estimates, whatever the slopes read
+        value = mean_of_worst(losses, self.ratio, seen) if blocks else 0.0
         return tracked.as_loss(value, slope)
 
     def _stepped(self, threshold: Tensor, slope: Tensor) -> Tensor:
@@ -296,14 +325,13 @@ class CVaRTerm(OuterTerm):
             return True
         if self.threshold_rule == "table":
             self.set_width()
-            slope = self._mean(self.table())[1]
+            slope = self._slopes(self.table())
             self.thresholds.set(None, self._stepped(self.threshold, slope))
         return True
 
-    def _mean(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        return cvar_mean(
-            losses, self.threshold, self.ratio, self.smoothing, self.kink, max(len(losses), 1)
-        )
+    def _slopes(self, losses: Tensor) -> Tensor:
+        blocks = max(len(losses), 1)
+        return cvar_slopes(losses, self.threshold, self.ratio, self.smoothing, self.kink, blocks)
 
     def _table_with(self, tracked: Tracked) -> tuple[Tensor, Tensor | None]:
         """The u_i as the gradient of this batch reads them, and which count; None for all.
@@ -361,7 +389,7 @@ class CVaRTerm(OuterTerm):
 
     def weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
-        return torch.where(self.tracker.seen, self._mean(self.tracker.rows)[1], torch.nan)
+        return torch.where(self.tracker.seen, self._slopes(self.tracker.rows), torch.nan)
 
     def get_extra_state(self) -> Tensor:
         """Whether s has its first value."""

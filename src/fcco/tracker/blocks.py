@@ -238,7 +238,7 @@ class Tracked(NamedTuple):
     position: Tensor | None = None
     log: bool = False
 
-    def as_loss(self, value: Tensor, slope: Tensor) -> Tensor:
+    def as_loss(self, value: Tensor | float, slope: Tensor) -> Tensor:
         r"""A scalar with this value and the gradient :math:`\sum_i \langle s_i, \nabla g_i\rangle`.
 
         The linear function :math:`\sum_i \langle s_i, g_i\rangle` of the entries, with the slopes
@@ -256,7 +256,10 @@ class Tracked(NamedTuple):
         loss = torch.dot(entries, factors)
         # In place: the backward pass of a dot product looks at its factors only, never at its
         # result. `value_of` would say the same with two more nodes in the graph.
-        loss.detach().copy_(value)
+        if isinstance(value, Tensor):
+            loss.detach().copy_(value)
+        else:
+            loss.detach().fill_(value)
         return loss
 
     def carrying_gradient(self) -> Tensor:
