@@ -47,7 +47,9 @@ def _risk(model: nn.Module) -> Any:
 BUILD: dict[str, Callable[..., Any]] = {
     "default": _constrained("sonex"),
     "sonex": _constrained("sonex", gamma=0.5, correction=0.1, **NUMBERS),
-    "alexr2": _constrained("alexr2", gamma=0.5, nu=0.5, eta=0.1, theta=0.1, inner_steps=3, **NUMBERS),
+    "alexr2": _constrained(
+        "alexr2", gamma=0.5, nu=0.5, eta=0.1, theta=0.1, inner_steps=3, **NUMBERS
+    ),
     "squared hinge": _constrained("sox", penalty=10.0, gamma=0.5),
     "ssg": _constrained("ssg"),
     "oss": _constrained("oss", proximal=2.0, inner_steps=3),

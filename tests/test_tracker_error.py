@@ -159,15 +159,16 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     number, tracked = 5, tracker(5, dim=shape[0] if shape else 1)
     estimate = tracked.estimate
     assert estimate is not None
-    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(3)]
-    blocks = BlockStatistics(zeros[0], zeros[1], zeros[2], torch.zeros(number, dtype=DOUBLE))
+    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(4)]
+    visits = torch.zeros(number, dtype=DOUBLE)
+    blocks = BlockStatistics(zeros[0], zeros[1], zeros[2], visits, zeros[3])
     pooled = PooledStatistics(*torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=DOUBLE))
     for index, fresh in draws(0, 60, number, 2, *shape):
         old = tracked.rows.clone()
         tracked(fresh, index)
         came = torch.zeros(number, dtype=torch.bool).index_fill(0, index, True)
         values = blocks.latest.index_copy(0, index, fresh)
-        blocks, sample = blocks.after(values, old, came)
+        blocks, sample = blocks.after(values, old, pooled, came)
         pooled = pooled.after(sample, automatic=True)
     for name, values in blocks._asdict().items():
         torch.testing.assert_close(values, getattr(estimate, name), rtol=1e-12, atol=1e-12)

@@ -42,6 +42,7 @@ class _CallState:
         waiting: calls since the last step of an optimizer.
         moves: how often the parameters have changed in that time.
         stepping: an optimizer is inside its step (it runs a closure).
+        stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
         listener: hears other optimizers, when there was no step for long.
         said_moves, said_steps, said_eval: what was warned of.
@@ -52,6 +53,7 @@ class _CallState:
     waiting: int = 0
     moves: int = 0
     stepping: bool = False
+    stepped: bool = False
     from_eval: bool = False
     listener: _watch.Listener | None = None
     said_moves: bool = False
@@ -72,7 +74,9 @@ class _Terms(nn.ModuleDict):
         super().__setitem__(key, module)
 
 
-_FIXED = "The terms of an objective cannot be replaced: it would go on with those it was built with."
+_FIXED = (
+    "The terms of an objective cannot be replaced: it would go on with those it was built with."
+)
 
 
 class Compositional(CheckedState):
@@ -402,13 +406,14 @@ class Compositional(CheckedState):
         if moves == _watch.MOVES and self._handles and not state.said_moves:
             state.said_moves = True
             _watch.moved_by_hand(self._optimizers)
-        if self.previous is None or there[1] != count:
-            # w_{t-1} is where the open step was evaluated (L-BFGS): it counts as a step.
+        if there[1] != count or (self.previous is None and (state.stepping or not state.stepped)):
+            # w_{t-1} is where the open step was evaluated (L-BFGS, or parameters that are changed
+            # by hand): it counts as a step.
             self.close()
             state.open_at = here
         else:
             for term in self._terms.values():
-                term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
+                term.rollback()  # the step is still to come (SAM): this evaluation is the one
         state.waiting, state.moves = waiting, moves
 
     def _ask_for_steps(self) -> None:
@@ -509,7 +514,7 @@ class Compositional(CheckedState):
             if state.waiting == 0 and not state.said_eval:
                 state.said_eval = True
                 _watch.stepped_in_eval()
-        state.stepping = False
+        state.stepping, state.stepped = False, True
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins

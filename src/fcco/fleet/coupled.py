@@ -159,8 +159,9 @@ class Tracking:
         names = BlockStatistics._fields
         blocks = BlockStatistics(*(state[ERROR + name] for name in names))
         values = torch.where(per_row(present, fresh), fresh, blocks.latest)
-        blocks, sample = blocks.after(values, state["tracked"], present)
-        pooled = PooledStatistics(*state[ERROR + "pooled"].unbind()).after(sample, automatic)
+        pooled = PooledStatistics(*state[ERROR + "pooled"].unbind())
+        blocks, sample = blocks.after(values, state["tracked"], pooled, present)
+        pooled = pooled.after(sample, automatic)
         changed = {ERROR + name: rows for name, rows in zip(names, blocks, strict=True)}
         return {**changed, ERROR + "pooled": torch.stack(list(pooled))}
 

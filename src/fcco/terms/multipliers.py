@@ -75,8 +75,10 @@ class Scales(NamedTuple):
         noise, steps = self.loss_noise, self.losses
         loss = choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
         # One outlier must not make all constraints act many times harder.
-        bound = choose((steps > 10) & (noise > 0), 9 * noise, math.inf)
-        change = smaller((loss - self.loss) ** 2 / 2, bound)
+        bound = choose((steps > 2) & (noise > 0), choose(steps > 10, 9 * noise, 100 * noise), HUGE)
+        change = smaller(smaller(larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
+        early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
+        noise = choose(early, change, noise)
         weight = choose(steps > 0, 1 / smaller(larger(steps, 1.0), 1 / 0.03), 0.0)
         noise = noise + weight * (change - noise)
         return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
@@ -289,7 +291,7 @@ class MultiplierTerm(AbstractTerm):
         batch, at = step.batch, state.rows(step.batch.index)
         sampling = self.tracker.num_inner / batch.index.shape[0]
         variance, again = self._variance(state, at)
-        new = batch.mean(batch.fresh)
+        new = step.counted
         if step.finite is not None:  # blocks that kept their value have nothing new to say
             new = torch.where(step.finite, new, step.after)
         fresh, old, after = (state.array(part) for part in (new, step.old, step.after))

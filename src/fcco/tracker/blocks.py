@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._distributed import Group, gather_rows
 from .._memberships import are_memberships, read_memberships
+from .error import per_row
 from .update import value_of
 
 __all__ = [
@@ -34,11 +35,6 @@ __all__ = [
 _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
 digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""
-
-
-def per_row(vector: Tensor, like: Tensor) -> Tensor:
-    """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
-    return vector if like.dim() == 1 else vector.unsqueeze(1)
 
 
 def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> Tensor:

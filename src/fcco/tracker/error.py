@@ -21,9 +21,11 @@ At :math:`\gamma = 1`, V is D whatever the unknowns are: all of it then counts a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +50,16 @@ POOLED_HORIZON = 50
 GAMMA_RANGE = (0.05, 0.95)
 """What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
 noise and drift can hardly be told apart."""
+
+CLIP, EARLY = 100.0, 10
+"""A square that enters D and V counts up to 100 V, or 10^4 in the first 10 steps, unless there was
+one as large before: in the same batch (then the model has moved), or in the same block (then it is
+a rare event)."""
+
+FAR, NEAR = 900.0, 1e-8
+"""A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in a
+row are and fit each other, the level has changed. So it has where the second and the third value of
+a block fit each other 10^4 times better than the first: that one was an outlier."""
 
 Numbers = Any
 """A float, a tensor or a NumPy array: the formulas below are arithmetic that all of them know. On
@@ -112,6 +124,25 @@ def new_value_weight(visits: Tensor, gain: float | Tensor) -> Tensor:
     return (visits + 1).reciprocal().clip(min=gain)  # type: ignore[arg-type]
 
 
+def largest(like: Tensor) -> float:
+    """The largest number whose square is small enough for sums, in the precision of a tensor."""
+    return torch.finfo(like.dtype).max ** 0.5 / 1000
+
+
+def per_row(vector: Numbers, like: Numbers) -> Numbers:
+    """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
+    return vector if like.ndim == 1 else vector[:, None]
+
+
+def second_largest(values: Numbers) -> Numbers:
+    """The second largest of some values, 0 if there is one alone; pure."""
+    flat = values.reshape(-1)
+    if flat.shape[0] < 2:
+        return 0 * flat.sum()
+    ordered = flat.sort().values if isinstance(flat, Tensor) else np.partition(flat, -2)
+    return ordered[-2]
+
+
 class BlockStatistics(NamedTuple):
     """What is known of some blocks.
 
@@ -120,38 +151,63 @@ class BlockStatistics(NamedTuple):
         difference: D of each block.
         innovation: V of each block.
         visits: how often a block was visited, counted up to `HORIZON`; D and V need two.
+        largest: the largest square of each block that was too large to count in full.
     """
 
     latest: Numbers
     difference: Numbers
     innovation: Numbers
     visits: Numbers
+    largest: Numbers
 
     def after(
-        self, fresh: Numbers, old: Numbers, came: Numbers = True
+        self, fresh: Numbers, old: Numbers, pooled: PooledStatistics, came: Numbers = True
     ) -> tuple[BlockStatistics, Sample]:
         """The statistics after a visit, and what it adds to those of all blocks; pure.
+
+        One square counts up to 100 V; a block whose level has changed starts anew.
 
         Args:
             fresh: batch values; those of a block that did not come must be `latest`.
             old: u before the visit; on a first visit it does not count.
+            pooled: what is known of all blocks.
             came: which blocks came; True for all.
         """
-        visits = self.visits
-        again = (visits > 0) * came  # the first visit has nothing to compare with
-        weight = again / (visits + (visits == 0))
-        number = again.sum()
-        if fresh.ndim > 1:
-            weight, again = weight[:, None], again[:, None]
+        again = (self.visits > 0) * came  # the first visit has nothing to compare with
+        weight = again / (self.visits + (self.visits == 0))
+        visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
+        weight, again = per_row(weight, fresh), per_row(again, fresh)
         moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
+        clip = CLIP * (1 + 99 * (pooled.steps < EARLY))
+        if (
+            isinstance(moved, Tensor)  # to look would make the host wait
+            or pooled.steps < 3
+            or max(moved.max(), missed.max()) > clip * pooled.innovation
+        ):
+            where = torch.where if isinstance(moved, Tensor) else np.where
+            scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
+            far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
+            third = per_row(self.visits == 2, fresh) & (moved < NEAR * missed) & (before > 0)
+            changed = ((far & (moved < missed / 9)) | third) & (again > 0)
+            again = again * ~changed
+            # As if it had never been visited: the next value takes the place of u.
+            visits = visits * ~(changed.any(1) if changed.ndim > 1 else changed)
+            known, bound = scale > 0, clip * scale
+            most = where(known, bound.clip(second_largest(moved * again)), math.inf)
+            moved = where(moved < most, moved, most)
+            most = where(bound < extreme, extreme, bound).clip(second_largest(missed * again))
+            most = where(known, most, math.inf)
+            extreme = where((missed > most) & (again > 0), missed, extreme)
+            missed = where(missed < most, missed, most)
         after = BlockStatistics(
             latest=fresh,
             difference=self.difference + weight * (moved - self.difference),
             innovation=self.innovation + weight * (missed - self.innovation),
-            visits=visits + (visits < HORIZON) * came,
+            visits=visits,
+            largest=extreme,
         )
-        size = fresh.shape[1] if fresh.ndim > 1 else 1
-        return after, Sample((moved * again).sum(), (missed * again).sum(), number * size)
+        number = (again + 0 * moved).sum()
+        return after, Sample((moved * again).sum(), (missed * again).sum(), number)
 
 
 class Sample(NamedTuple):
@@ -188,6 +244,10 @@ class PooledStatistics(NamedTuple):
         some = (sample.number > 0) * 1.0
         number, steps = sample.number + (1 - some), steps + some * (steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
+        # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
+        misfit = (steps == 2) * (innovation * number > 100 * sample.missed) * some
+        difference = difference + misfit * (sample.moved / number - difference)
+        innovation = innovation + misfit * (sample.missed / number - innovation)
         difference = difference + weight * (sample.moved / number - difference)
         innovation = innovation + weight * (sample.missed / number - innovation)
         if automatic:
@@ -204,7 +264,7 @@ class ErrorEstimate(KeepsPrecision):
             double.
 
     Attributes:
-        latest, difference, innovation, visits: of each block, see `BlockStatistics`.
+        latest, difference, innovation, visits, largest: of each block, see `BlockStatistics`.
         pooled: of all blocks together, see `PooledStatistics`.
     """
 
@@ -212,12 +272,13 @@ class ErrorEstimate(KeepsPrecision):
     difference: Tensor
     innovation: Tensor
     visits: Tensor
+    largest: Tensor
     pooled: Tensor
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
         like = like.to(torch.promote_types(like.dtype, torch.float32))
-        for name in ("latest", "difference", "innovation"):
+        for name in ("latest", "difference", "innovation", "largest"):
             self.register_buffer(name, torch.zeros_like(like))
         self.register_buffer("visits", like.new_zeros(len(like)))
         self.register_buffer("pooled", like.new_tensor([0.0, 0.0, 0.0, 0.5]))
@@ -225,12 +286,36 @@ class ErrorEstimate(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        for name in ("difference", "innovation", "visits", "pooled"):
+        for name in ("difference", "innovation", "visits", "largest", "pooled"):
             if name in state and bool((state[name] < 0).any()):
                 raise ValueError(f"`{name}` holds negative numbers.")
         gain = state["pooled"][3].item() if "pooled" in state else GAMMA_RANGE[0]
         if not GAMMA_RANGE[0] - 1e-6 <= gain <= GAMMA_RANGE[1] + 1e-6:  # rounding
             raise ValueError(f"`pooled` has a gain outside {GAMMA_RANGE}: {gain}.")
+
+    def hold(self, index: Tensor, fresh: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """Batch values for the statistics, and to track: one moves u by a bounded amount.
+
+        Args:
+            index: the blocks.
+            fresh: their batch values.
+            old: their u before the visit.
+        """
+        state: dict[str, Any] = self._buffers
+        if fresh.device.type == "cpu":
+            _, typical, steps, _ = state["pooled"].tolist()
+            furthest = abs(fresh.numpy() - old.numpy()).max(initial=0.0)
+            if steps == 0 or furthest <= (FAR * typical) ** 0.5:
+                return fresh, fresh
+        names = ("latest", "innovation", "largest", "visits")
+        latest, own, extreme, visits = (state[name][index] for name in names)
+        scale, innovation = torch.maximum(own, state["pooled"][1]).sqrt(), fresh - old
+        limit = (FAR**0.5 * scale).maximum(extreme.sqrt()).maximum(second_largest(abs(innovation)))
+        # A first value is what it is; so is one after another that was as far.
+        free = (per_row(visits, own) == 0) | (scale == 0) | (abs(latest - old) > limit)
+        held = torch.where(free, fresh, old + innovation.clip(-limit, limit)).to(fresh.dtype)
+        numbers = largest(latest)
+        return fresh.clip(-numbers, numbers), held
 
     def add(
         self,
@@ -238,7 +323,7 @@ class ErrorEstimate(KeepsPrecision):
         fresh: Tensor,
         old: Tensor,
         gamma: float | None,
-        finite: Tensor | None = None,
+        came: Tensor | None = None,
     ) -> None:
         """Take a visit into account.
 
@@ -247,34 +332,30 @@ class ErrorEstimate(KeepsPrecision):
             fresh: their batch values.
             old: their u before the visit; on a first visit it does not count.
             gamma: weight of the new value; None for `gain`, which then moves.
-            finite: which values are finite; others do not count as a visit. None: all are.
+            came: which values count as a visit; None for all.
         """
         if len(index) == 0:
             return
         state: dict[str, Any] = self._buffers
         if fresh.dtype != state["latest"].dtype:
             fresh, old = fresh.to(state["latest"].dtype), old.to(state["latest"].dtype)
-        came: Numbers = True
-        if finite is not None:
-            came = finite
-            mask = finite if fresh.dim() == 1 else finite.unsqueeze(1)
-            fresh = torch.where(mask, fresh, state["latest"][index])
+        counted: Numbers = True if came is None else came
         at, new, before = index, fresh, old
         on_cpu = index.device.type == "cpu"
         if on_cpu:
             state = {name: buffer.numpy() for name, buffer in state.items()}  # the same memory
             at, new, before = index.numpy(), fresh.numpy(), old.numpy()
-            came = came if finite is None else finite.numpy()
+            counted = counted if came is None else came.numpy()
+        pooled = state["pooled"]
+        together = PooledStatistics(*(pooled.tolist() if on_cpu else pooled))
         fields = BlockStatistics._fields
         known = BlockStatistics(*[state[name][at] for name in fields])
-        blocks, sample = known.after(new, before, came)
+        blocks, sample = known.after(new, before, together, counted)
         for name, values in zip(fields, blocks, strict=True):
             state[name][at] = values
-        pooled = state["pooled"]
-        together: Any = pooled
         if on_cpu:
-            together, sample = pooled.tolist(), Sample(*map(float, sample))
-        statistics = PooledStatistics(*together).after(sample, automatic=gamma is None)
+            sample = Sample(*map(float, sample))
+        statistics = together.after(sample, automatic=gamma is None)
         pooled[0], pooled[1], pooled[2], pooled[3] = statistics
 
     def restart(self, index: Tensor, values: Tensor) -> None:

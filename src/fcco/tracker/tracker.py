@@ -24,10 +24,18 @@ from .blocks import (
     over_ranks,
     per_row,
 )
-from .error import ErrorEstimate
+from .error import ErrorEstimate, largest
 from .update import Rule, correction_weight, log_track, overlay, track
 
 __all__ = ["InnerTracker", "NonFiniteValue", "Update", "refuse_nonfinite"]
+
+
+REPEATS = 8
+"""A batch may come again so often. From then on, and before any other was seen, it is all the data
+there is: values without noise, of which each is news."""
+
+SAME = 0.9
+"""Correlation of losses within blocks from which on they are those of the same samples."""
 
 
 class NonFiniteValue(ValueError):
@@ -43,10 +51,14 @@ class Update(NamedTuple):
         old: u_i before the step.
         seen: which blocks had a value before the step; None when all had.
         fresh: g_i(w_t), the means over the samples of the step.
+        counted: the same, but one that is far too large as far as it counts, see `ErrorEstimate`.
         before: u_i before the update (the fresh value on a first visit).
         after: u_i after the update.
         finite: which blocks have finite values, with `on_nonfinite="deferred"`.
         dropped: entries dropped by `on_nonfinite="skip"`.
+        samples: the entries of the only call of the step, without gradient; None if there were
+            several calls.
+        again: the batch is that of the step before, at other parameters.
     """
 
     batch: Batch
@@ -54,10 +66,13 @@ class Update(NamedTuple):
     old: Tensor
     seen: Tensor | None
     fresh: Tensor
+    counted: Tensor
     before: Tensor
     after: Tensor
     finite: Tensor | None = None
     dropped: int = 0
+    samples: tuple[Blocks, Tensor] | None = None
+    again: Any = False
 
 
 @dataclass
@@ -72,6 +87,8 @@ class _Progress:
     skipped: int = 0
     open: Update | None = None
     blocks: int = 0  # in the last step
+    last: Update | None = None  # the step before
+    repeats: Any = REPEATS  # steps since the batch was another one
     # A cache of the mask `seen`: ids that are known to have a value, valid for one version of the
     # mask. A set answers at once what a look into the mask would cost four tensor operations.
     visited: set[int] = field(default_factory=set)
@@ -454,7 +471,15 @@ class InnerTracker(KeepsPrecision):
         if step is not None:
             batch = step.batch.merge(batch)
         old, seen = self.values_before_step(batch.index, batch.ids, batch.whole)
-        fresh, previous = batch.mean(batch.fresh), batch.previous
+        fresh, previous, again = batch.mean(batch.fresh), batch.previous, False
+        counted = fresh
+        if self.estimate is not None:
+            last = self._progress.last
+            if step is None and group is None and last is not None:
+                again = self._comes_again(entries, fresh, last)
+                if again is not False:  # no new visit: it takes the place of the last one
+                    old, seen = _instead(again, last, old, seen)
+            fresh, counted = self.estimate.hold(batch.index, fresh, old)
         gamma: Any = self._gamma
         if self.automatic and self.estimate is not None:
             gamma = self.estimate.weights(batch.index)
@@ -466,7 +491,7 @@ class InnerTracker(KeepsPrecision):
         if self.refresh_every is not None and self.refresh_due:
             gamma = 1.0
         mask = None if seen is None else per_row(seen, old)
-        before, after = self.rule(old, mask, fresh, previous, gamma, correction)
+        before, after = self.rule(old, mask, counted, previous, gamma, correction)
         if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
             before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         finite = None
@@ -474,7 +499,12 @@ class InnerTracker(KeepsPrecision):
             finite = batch.finite()
             # The old value stays, also of a block without one (its mask stays False).
             after = torch.where(per_row(finite, old), after, old)
-        update = Update(batch, current, old, seen, fresh, before, after, finite, dropped)
+        only = None
+        if step is None and self.estimate is not None:
+            only = (entries.blocks, entries.fresh.detach())
+        update = Update(
+            batch, current, old, seen, fresh, counted, before, after, finite, dropped, only, again
+        )
         point = before if self.read == "old" else after
         if batch.index is not current:  # the step holds earlier calls too: pick this one's blocks
             point = point[torch.searchsorted(batch.index, current)]
@@ -482,6 +512,40 @@ class InnerTracker(KeepsPrecision):
             return update, self._of_ranks(point, current, counts, entries, group)
         carrier, blocks = entries.carrier, entries.carrier_blocks
         return update, Tracked(point, current, carrier, blocks, counts, log=self.log_space)
+
+    def _comes_again(self, entries: Entries, means: Tensor, last: Update) -> Any:
+        """Whether these are the samples of the last step, at other parameters.
+
+        The index is the same, and losses vary within their blocks as they did. A tensor on a GPU,
+        where nobody shall wait for it.
+        """
+        if last.samples is None:
+            return False
+        (blocks, values), (before, earlier) = (entries.blocks, entries.fresh), last.samples
+        inverse = blocks.inverse
+        if (
+            inverse is None
+            or before.inverse is None
+            or values.shape != earlier.shape
+            or blocks.ids != before.ids
+            or len(values) < len(means) + 8
+        ):
+            return False
+        on_cpu, progress = values.device.type == "cpu", self._progress
+        same: Any = (inverse == before.inverse).all()
+        if on_cpu and not same:
+            progress.repeats = 0
+            return False
+        here = (values.detach() - means.index_select(0, inverse)).flatten()
+        there = (earlier - last.fresh.index_select(0, inverse)).flatten()
+        product, squares = torch.dot(here, there), torch.dot(here, here) * torch.dot(there, there)
+        same = same & (product > 0) & (product * product > SAME**2 * squares)
+        repeats = progress.repeats
+        if on_cpu:
+            progress.repeats = repeats + 1 if same else 0
+            return bool(same) and repeats < REPEATS
+        progress.repeats = (repeats + 1) * same
+        return same & (repeats < REPEATS)
 
     def pooled(
         self, entries: Entries, group: Group | None = None, call: int | None = None
@@ -569,6 +633,7 @@ class InnerTracker(KeepsPrecision):
             progress.open = update
         else:
             self._measure(update)
+            progress.last = update
             progress.steps += 1
 
     def _mark_seen(self, batch: Batch, update: Update) -> None:
@@ -604,16 +669,21 @@ class InnerTracker(KeepsPrecision):
         if progress.open is None:
             return False
         self._measure(progress.open)
-        progress.open = None
+        progress.last, progress.open = progress.open, None
         progress.steps += 1
         return True
 
     def _measure(self, update: Update) -> None:
         """Take a finished step into account; a step that is rolled back leaves no trace."""
         if self.estimate is not None:
-            index, fresh, old = update.batch.index, update.fresh, update.old
+            index, fresh, came = update.batch.index, update.fresh, update.finite
             gamma = None if self.automatic else self._gamma
-            self.estimate.add(index, fresh, old, gamma, update.finite)
+            if came is not None:
+                fresh = torch.where(per_row(came, fresh), fresh, self.estimate.latest[index])
+            if update.again is not False:
+                first = torch.as_tensor(update.again, device=fresh.device).logical_not()
+                came = first.expand(len(index)) if came is None else came & first
+            self.estimate.add(index, fresh, update.old, gamma, came)
 
     def rollback(self) -> None:
         """Undo the open step."""
@@ -669,6 +739,19 @@ class InnerTracker(KeepsPrecision):
         return f"{self.num_inner}, {self.dim}, {settings}"
 
 
+def _instead(
+    again: Any, last: Update, old: Tensor, seen: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The u before the last step, and which blocks had one, if `again`; otherwise as they are."""
+    if again is True:
+        return last.old, last.seen
+    if seen is not None or last.seen is not None:
+        every = torch.ones(len(old), dtype=torch.bool, device=old.device)
+        seen, before = (every if mask is None else mask for mask in (seen, last.seen))
+        seen = torch.where(again, before, seen)
+    return torch.where(again, last.old, old), seen
+
+
 def refuse_nonfinite(
     updates: dict[str, tuple[InnerTracker, Update]],
     loss: Tensor | None,
@@ -686,19 +769,25 @@ def refuse_nonfinite(
         return  # looking at a value would make the host wait
     checked = {n: each for n, each in updates.items() if each[0].on_nonfinite == "raise"}
     apart = {n: c.detach() for n, c in (carriers or {}).items() if n in checked}
-    parts = [update.after for _, update in checked.values()]
+    parts, squared = [], []
     for tracker, update in checked.values():
+        (parts if tracker.estimate is None else squared).append(update.after)
         if tracker.bounds is not None or tracker.rule is not track:
             entered = (update.batch.fresh, update.batch.previous)
             parts += [part for part in entered if part is not None]
     parts += apart.values()
     if loss is not None:
         parts.append(loss.detach())
-    # One number to look at per tensor. A sum of finite values may overflow.
-    if all(math.isfinite(part.sum().item()) for part in parts):
+    # One number to look at per tensor. A sum of finite values may overflow. Statistics are made of
+    # squares, and of sums of them.
+    if all(math.isfinite(part.sum().item()) for part in parts) and all(
+        torch.dot(part.view(-1), part.view(-1)).item() <= largest(part) ** 2 for part in squared
+    ):
         return
-    for name, (_, update) in checked.items():
-        _refuse_blocks(update.batch, name, update.after)
+    for name, (tracker, update) in checked.items():
+        after = update.after
+        limit = torch.finfo(after.dtype).max if tracker.estimate is None else largest(after)
+        _refuse_blocks(update.batch, name, after, limit)
     for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
@@ -709,10 +798,12 @@ def refuse_nonfinite(
         )
 
 
-def _refuse_blocks(batch: Batch, name: str, after: Tensor | None = None) -> None:
+def _refuse_blocks(
+    batch: Batch, name: str, after: Tensor | None = None, limit: float = math.inf
+) -> None:
     finite = batch.finite()
     if after is not None:
-        grown = torch.isfinite(after)
+        grown = after.abs() <= limit
         finite = finite & (grown if grown.dim() == 1 else grown.all(1))
     bad = batch.index[~finite].tolist()
     if bad:
@@ -722,8 +813,8 @@ def _refuse_blocks(batch: Batch, name: str, after: Tensor | None = None) -> None
 def _message(name: str, place: str) -> str:
     of = f" of `{name}`" if name not in ("", "inner") else ""
     return (
-        f"Inner values{of} are NaN or infinite, or make u overflow, for {place}; nothing was "
-        "updated. Use on_nonfinite='skip' in the tracker to drop such entries instead."
+        f"Inner values{of} are NaN or infinite, or so large that u would overflow, for {place}; "
+        "nothing was updated. Use on_nonfinite='skip' in the tracker to drop such entries instead."
     )
 
 
