@@ -55,7 +55,7 @@ MAY_USE = {
     "tracker": {"_checks", "_memberships"} | RANKS,
     "theory": {"_checks", "outer", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker", "terms", "objective"},
-    "optim": CHECKS | {"previous"},
+    "optim": CHECKS | {"_state", "previous"},
     "terms": VALUES,
     "inputs": {"_distributed", "tracker", "terms"},
     "objective": CALLS,
@@ -120,7 +120,8 @@ FOREIGN = {
     "_static_graph_delay_allreduce_enqueued", "_sequence_nr",
     # Lightning: no hook lies between its call of `train_dataloader` and the first batches
     "_data_connector", "_prepare_dataloader", "_data_fetcher",
-    "_replace", "_fields", "_asdict",  # of a NamedTuple, public in spite of their names
+    "_current_frames",  # of sys, public in spite of its name, as are those of a NamedTuple
+    "_replace", "_fields", "_asdict",
 }  # fmt: skip
 
 

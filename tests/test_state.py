@@ -1,4 +1,4 @@
-"""A state holds what training has learned; settings are the program's, and a refused state changes nothing."""
+"""A state holds what training has learned; a refused one changes nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ NUMBERS = {"penalty": 10.0, "smoothing": 0.1}
 X = torch.randn(12, 2, generator=torch.manual_seed(0))
 Y = torch.tensor([1.0, 0.0, 0.0] * 4)
 NAMES = ("a", "b", "c")
+LIMITS = dict.fromkeys(NAMES, 0.3)
 
 
-def _constrained(method: str, limits: Any = None, **settings: Any) -> Callable[..., Any]:
-    def build(model: nn.Module, limits: Any = limits or dict.fromkeys(NAMES, 0.3)) -> Any:
+def _constrained(method: str, **settings: Any) -> Callable[..., Any]:
+    def build(model: nn.Module, limits: Any = LIMITS) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return fcco.constrained(model, optimizer, limits, method=method, **settings)
 
@@ -47,9 +48,7 @@ def _risk(model: nn.Module) -> Any:
 BUILD: dict[str, Callable[..., Any]] = {
     "default": _constrained("sonex"),
     "sonex": _constrained("sonex", gamma=0.5, correction=0.1, **NUMBERS),
-    "alexr2": _constrained(
-        "alexr2", gamma=0.5, nu=0.5, eta=0.1, theta=0.1, inner_steps=3, **NUMBERS
-    ),
+    "alexr2": _constrained("alexr2", gamma=0.5, nu=0.5, eta=0.1, inner_steps=3, **NUMBERS),
     "squared hinge": _constrained("sox", penalty=10.0, gamma=0.5),
     "ssg": _constrained("ssg"),
     "oss": _constrained("oss", proximal=2.0, inner_steps=3),

@@ -1,15 +1,18 @@
-"""State: it keeps its own precision, and is checked as a whole before any of it is loaded."""
+"""State: it keeps its own precision, is loaded as a whole or not at all, and so is it written."""
 
 from __future__ import annotations
 
 import io
+import signal
+import threading
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CheckedState", "KeepsPrecision", "pack", "unpack"]
+__all__ = ["CheckedState", "KeepsPrecision", "Uninterrupted", "pack", "unpack"]
 
 
 def pack(state: Any) -> Tensor:
@@ -60,34 +63,21 @@ class CheckedState(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
     ) -> None:
-        call, left = f"`{type(self).__name__}.load_state_dict`", set(state_dict)
+        call, expected = f"`{type(self).__name__}.load_state_dict`", self.state_dict(prefix=prefix)
+        given = [key for key in state_dict if key.startswith(prefix)]
+        missing = [key for key in expected if key not in state_dict]
+        unexpected = [key for key in given if key not in expected]
+        for what, keys in (("missing", missing), ("unexpected", unexpected)):
+            if keys and strict:
+                raise RuntimeError(f"{call}: {what}: {', '.join(keys)}. Nothing was loaded.")
         for path, module in self.named_modules():
-            start = f"{prefix}{path}." if path else prefix
-            names = [
-                name
-                for name, buffer in module._buffers.items()
-                if buffer is not None and name not in module._non_persistent_buffers_set
-            ]
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                names.append("_extra_state")
-            keys = {name: start + name for name in names}
-            missing = [key for key in keys.values() if key not in state_dict]
-            if missing and strict:
-                raise RuntimeError(f"{call}: missing: {', '.join(missing)}. Nothing was loaded.")
-            left -= set(keys.values())
             if isinstance(module, CheckedState):
-                found = {
-                    key.removeprefix(start): value
-                    for key, value in state_dict.items()
-                    if key.startswith(start)
-                }
+                start = f"{prefix}{path}." if path else prefix
+                own = {k.removeprefix(start): state_dict[k] for k in given if k.startswith(start)}
                 try:
-                    module.check_state(found)
+                    module.check_state(own)
                 except ValueError as error:
                     raise RuntimeError(f"{call}: {start}{error} Nothing was loaded.") from error
-        unexpected = sorted(key for key in left if key.startswith(prefix))
-        if unexpected and strict:
-            raise RuntimeError(f"{call}: unexpected: {', '.join(unexpected)}. Nothing was loaded.")
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
 
@@ -106,3 +96,31 @@ class KeepsPrecision(CheckedState):
             if after is not None and after.dtype.itemsize < before.dtype.itemsize:
                 self._buffers[name] = before.to(after.device)
         return self
+
+
+class Uninterrupted:
+    """A `with` block in which Ctrl-C waits for the end of the block.
+
+    For the few lines that write several tensors: half of them written would be a state that no
+    training has. Python calls handlers of signals in the main thread alone.
+    """
+
+    def __enter__(self) -> None:
+        self._held: list[Any] = []
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            # None: the handler was not made in Python, and cannot be called from here.
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is not None:
+                signal.signal(signal.SIGINT, lambda *received: self._held.append(received))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._held and callable(self._before):
+                self._before(*self._held[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from . import _watch
 from ._derivatives import Directional
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
-from ._state import CheckedState, pack, unpack
+from ._state import CheckedState, Uninterrupted, pack, unpack
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer, project_after_step
 from .previous import PreviousParameters, unwrap
 from .previous.swap import any_sharded
 from .terms import AbstractTerm, TermNumbers
-from .tracker import Batch, Blocks, Entries, Tracked
+from .tracker import Batch, Blocks, Entries, InnerTracker, Tracked
 from .tracker.blocks import over_ranks
-from .tracker.tracker import NonFiniteValue, refuse_nonfinite
+from .tracker.tracker import NonFiniteValue, Update, refuse_nonfinite
 
 __all__ = ["Compositional"]
 
@@ -74,9 +75,7 @@ class _Terms(nn.ModuleDict):
         super().__setitem__(key, module)
 
 
-_FIXED = (
-    "The terms of an objective cannot be replaced: it would go on with those it was built with."
-)
+_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
 
 
 class Compositional(CheckedState):
@@ -233,7 +232,9 @@ class Compositional(CheckedState):
             past: what `function` returns at w_{t-1}, when it was evaluated already; `function` is
                 then not called there.
         """
-        if not self._busy.acquire(blocking=False):
+        # An interrupt right after `acquire` would leave the lock behind: only a call that is really
+        # running counts.
+        if not self._busy.acquire(blocking=False) and self._is_running():
             raise RuntimeError(
                 "This objective is in a call already, from another thread or from inside the "
                 "function that it was given. It swaps parameters and pools batches, so calls "
@@ -245,7 +246,18 @@ class Compositional(CheckedState):
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
-            self._busy.release()
+            if self._busy.locked():
+                self._busy.release()
+
+    def _is_running(self) -> bool:
+        """Whether another call than the present one is under way, in any thread."""
+        code, calls = Compositional.forward.__code__, 0
+        for frame in sys._current_frames().values():
+            below: Any = frame
+            while below is not None:
+                calls += below.f_code is code and below.f_locals["self"] is self
+                below = below.f_back
+        return calls > 1
 
     # Trackers and w_{t-1} change between calls in ways that Dynamo's guards do not see. What the
     # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
@@ -318,19 +330,25 @@ class Compositional(CheckedState):
                 self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        tracked = self._tracked(entries, loss, group, updating)
-        combined = self._combined(loss, tracked, group, updating)
+        updates, tracked = self._tracked(entries, loss, group, updating)
+        if not updates:
+            combined = self._combined(loss, tracked, group, updating)
+        else:
+            with Uninterrupted():
+                for tracker, update in updates:
+                    tracker.write(update)
+                combined = self._combined(loss, tracked, group, updating)
         if not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
 
     def _tracked(
         self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
-    ) -> dict[str, Tracked]:
-        """Update every tracker, or none: all values are checked before the first is written."""
+    ) -> tuple[list[tuple[InnerTracker, Update]], dict[str, Tracked]]:
+        """What to write, and tracked values: all are checked before the first is written."""
         terms, call = self._terms, self._state.calls
         if not updating:
-            return {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
+            return [], {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
         updates, tracked = {}, {}
         for name, each in entries.items():
             tracker = terms[name].tracker
@@ -341,9 +359,7 @@ class Compositional(CheckedState):
             refuse_nonfinite(updates, loss, apart)
         else:  # this rank's own loss and carriers were checked on all ranks together
             refuse_nonfinite(updates, None)
-        for tracker, update in updates.values():
-            tracker.write(update)
-        return tracked
+        return list(updates.values()), tracked
 
     def _combined(
         self,
@@ -524,11 +540,12 @@ class Compositional(CheckedState):
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
         state = self._state
-        state.open_at, state.waiting, state.moves = None, 0, 0
-        for term in self._terms.values():
-            term.close()
-        for action in self._after_close:
-            action()
+        with Uninterrupted():
+            state.open_at, state.waiting, state.moves = None, 0, 0
+            for term in self._terms.values():
+                term.close()
+            for action in self._after_close:
+                action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from .._state import CheckedState, pack, unpack
+from .._state import CheckedState, Uninterrupted, pack, unpack
 from .swap import (
     ParameterSwap,
     any_sharded,
@@ -211,8 +211,9 @@ class PreviousParameters(ParameterTensors):
             ):
                 saved[parameter] = copy = empty_copy(source, host=offload)
             targets.append(copy)
-        copy_all(targets, sources, to_host=offload)
-        self.snapshots += 1
+        with Uninterrupted():
+            copy_all(targets, sources, to_host=offload)
+            self.snapshots += 1
 
     def get_extra_state(self) -> Tensor:
         """The tensors, by parameter position, for `state_dict()`."""

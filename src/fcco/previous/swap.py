@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._state import KeepsPrecision
+from .._state import KeepsPrecision, Uninterrupted
 
 __all__ = [
     "ParameterSwap",
@@ -154,9 +154,11 @@ class ParameterSwap:
 
     def restore(self) -> None:
         """Restore everything: when `at` ends, and by the next use if that was interrupted."""
-        undo = self._undo
-        if undo is None:
-            return
+        if self._undo is not None:
+            with Uninterrupted():
+                self._put_back(self._undo)
+
+    def _put_back(self, undo: _Undo) -> None:
         (model,) = self._model
         if undo.sharded:
             reshard(model)

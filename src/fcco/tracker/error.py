@@ -57,9 +57,9 @@ one as large before: in the same batch (then the model has moved), or in the sam
 a rare event)."""
 
 FAR, NEAR = 900.0, 1e-8
-"""A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in a
-row are and fit each other, the level has changed. So it has where the second and the third value of
-a block fit each other 10^4 times better than the first: that one was an outlier."""
+"""A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in
+a row are and fit each other, the level has changed. So it has where the second and the third value
+of a block fit each other 10^4 times better than the first: that one was an outlier."""
 
 Numbers = Any
 """A float, a tensor or a NumPy array: the formulas below are arithmetic that all of them know. On
