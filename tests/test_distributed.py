@@ -257,3 +257,37 @@ def test_import_does_not_load_dtensor():
     code = "import sys, fcco; print('torch.distributed.tensor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+WAITING = """
+import sys, datetime, torch, torch.distributed as dist
+import fcco, fcco._distributed
+fcco._distributed.WAIT = 0.5
+rank = int(sys.argv[1])
+limit = datetime.timedelta(seconds=4)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
+                        timeout=limit)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dro = fcco.CVaRGroupDRO(model, optimizer, 2, 0.5)
+for step in range(3 - rank):  # rank 0 makes a call more
+    dro(lambda: model(torch.ones(4, 1)).squeeze(1), torch.arange(4) % 2)
+import time
+time.sleep(3)  # rank 1 is busy with something else
+"""
+
+
+def test_a_rank_that_waits_for_the_others_says_so(tmp_path):
+    """One call more on one rank: torch says nothing until its timeout, half an hour."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", WAITING]
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "ranks")],
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [worker.communicate(timeout=60)[1] for worker in workers]
+    assert "Rank 0 has waited" in said[0] and "same calls" in said[0]
+    assert "waited" not in said[1]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,50 @@ __all__ = [
 
 DISTRIBUTED = torch.distributed.is_available()
 """Whether this build of torch can communicate at all."""
+
+
+WAIT = 30.0
+"""Seconds after which a rank that waits for the others says so."""
+
+
+class _Patience:
+    """Runs collectives, and says if one of them waits long: torch would be silent until its timeout.
+
+    Attributes:
+        since: when the collective that runs now began, None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, collective: Callable[..., Any], *tensors: Any, group: Any) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="fcco-ranks", daemon=True)
+            self._thread.start()
+        self.since = time.monotonic()
+        try:
+            collective(*tensors, group=group)
+        finally:
+            self.since = None
+
+    def _watch(self) -> None:
+        said = None
+        while True:
+            time.sleep(WAIT / 10)
+            since = self.since
+            if since is not None and since != said and time.monotonic() - since > WAIT:
+                said = since
+                logging.getLogger("fcco").warning(
+                    "Rank %d has waited %.0f seconds for other ranks in a call of an objective. "
+                    "Every rank must make the same calls and steps: has one of them a batch more, "
+                    "left its loop, or failed?",
+                    torch.distributed.get_rank(),
+                    WAIT,
+                )
+
+
+_patience = _Patience()
 
 
 @dataclass(frozen=True)
@@ -68,7 +116,7 @@ def row_counts(rows: Tensor, group: Group, call: int | None = None) -> list[int]
     # The number of the call travels with the number of rows: no second message.
     mine = torch.tensor([len(rows), -1 if call is None else call], device=rows.device)
     parts = [torch.empty_like(mine) for _ in range(group.size)]
-    torch.distributed.all_gather(parts, mine, group=group.handle)
+    _patience(torch.distributed.all_gather, parts, mine, group=group.handle)
     lengths, calls = torch.stack(parts).T.tolist()
     if len(set(calls)) > 1:
         raise RanksOutOfStep(calls)
@@ -90,12 +138,12 @@ def gather_rows(
     padded = rows.new_zeros((max(lengths), rows.shape[1]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in range(group.size)]
-    torch.distributed.all_gather(parts, padded, group=group.handle)
+    _patience(torch.distributed.all_gather, parts, padded, group=group.handle)
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
 def sum_over_ranks(value: Tensor, group: Group) -> Any:
     """The sum of a tensor over all ranks, as a Python number or (nested) list of numbers."""
     total = value.detach().clone()
-    torch.distributed.all_reduce(total, group=group.handle)
+    _patience(torch.distributed.all_reduce, total, group=group.handle)
     return total.tolist()
