@@ -31,7 +31,7 @@ WAIT = 30.0
 
 
 class _Patience:
-    """Runs collectives, and says if one of them waits long: torch would be silent until its timeout.
+    """Runs collectives, and says if one waits long: torch would be silent until its timeout.
 
     Attributes:
         since: when the collective that runs now began, None if there is none.
