@@ -570,10 +570,13 @@ CASES: dict[str, Case] = {
                            of=TRACKED, **GROUPED),
     "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED),
 }  # fmt: skip
-PARTIAL: dict[str, Any] = {"max_fpr": lambda run: 0.2 + 0.2 * run, "margin": margin}
+PARTIAL: dict[str, Any] = {"max_fpr": lambda run: [0.2, 0.55, 1.0][run], "margin": margin}
 TWO_WAY: dict[str, Any] = PARTIAL | {"min_tpr": lambda run: 0.3 + 0.2 * run}
 SOFT: dict[str, Any] = {"max_fpr": 0.5, "form": "kl", "temperature": lambda run: 0.5 + run}
-STEPPED: dict[str, Any] = {"threshold": "own", "threshold_lr": lambda run: 0.1 + 0.2 * run}
+STEPPED: dict[str, Any] = {
+    "threshold": "own", "threshold_lr": lambda run: 0.1 + 0.2 * run,
+    "max_fpr": lambda run: 0.2 + 0.2 * run,
+}  # fmt: skip
 CASES |= {
     "auc": RiskCase(risk(xrisk.AUC, momentum, margin=margin), output, True, of=LEARNED),
     "auc-squared": RiskCase(
@@ -589,7 +592,7 @@ CASES |= {
         risk(xrisk.PartialAUC, momentum, **PARTIAL), output, True, of=(*TRACKED, *CUTOFF)
     ),
     "partial-auc-own": RiskCase(
-        risk(xrisk.PartialAUC, momentum, activation="sigmoid", **PARTIAL, **STEPPED),
+        risk(xrisk.PartialAUC, momentum, activation="sigmoid", **PARTIAL | STEPPED),
         output, True, of=(*TRACKED, *OWN),
     ),
     "partial-auc-soft": RiskCase(
@@ -600,7 +603,7 @@ CASES |= {
         of=(*THRESHOLD_OF_TERM, *ERROR, *CUTOFF),
     ),
     "two-way-own": RiskCase(
-        risk(xrisk.TwoWayPartialAUC, momentum, **TWO_WAY, **STEPPED, smoothing=positive),
+        risk(xrisk.TwoWayPartialAUC, momentum, **TWO_WAY | STEPPED, smoothing=positive),
         output_and_loss, True, of=(*THRESHOLD_OF_TERM, *OWN),
     ),
 }  # fmt: skip

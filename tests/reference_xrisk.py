@@ -207,7 +207,7 @@ class PartialAUC(Binary):
 
     def of_positives(self, pos: Any, neg: Any, block: Array) -> tuple[Array, Array]:
         """g_i = s_i + mean_j [l - s_i]_+ / share, s_i being a constant."""
-        cutoff = np.quantile(neg[0], 1 - self.share)
+        cutoff = np.quantile(neg[0], 1 - self.share, method="normal_unbiased")
         if self.own:
             first = self.pair(cutoff - pos[0])[0]
             s = np.array([self.table.value.get(b, f) for b, f in zip(block, first, strict=True)])
@@ -311,11 +311,14 @@ class Ranking(Reference):
         total, gradient, lists = 0.0, np.zeros(len(h)), 0
         for q in np.unique(self.query[ids]):
             at = np.flatnonzero(self.query[ids] == q)
-            relevant = at[self.y[ids[at]] > 0]
-            if len(at) < 2 or len(relevant) == 0:
+            relevant, size = at[self.y[ids[at]] > 0], (self.query == q).sum()
+            drawn = len(np.unique(ids[at]))
+            if drawn < 2 or not self.y[self.query == q].any():
                 continue
-            lists += 1
-            others = (self.query == q).sum() - 1
+            lists += 1  # also if none of its relevant items are here
+            if len(relevant) == 0:
+                continue
+            others = size - 1
             pair: Pair = (lambda d: (np.exp(d), np.exp(d))) if self.entropy else self.pair
             mean, jacobian = pairs(
                 (h[relevant], relevant), (h[at], at), pair, relevant[:, None] == at[None]
@@ -330,7 +333,7 @@ class Ranking(Reference):
                 parts.append(part)
             block, u = self.averages["g"](ids[relevant], np.stack(rows, 1))
             rank, top = u[:, 0], (u[:, 1] if self.k is not None else 1.0)
-            c = self.weight[block] * (self.y[self.query == q] > 0).sum() / len(block)
+            c = self.weight[block] * size / drawn
             if self.entropy:
                 value, slopes = np.log(1 + rank), [1 / (1 + rank)]
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -544,6 +545,80 @@ def test_with_an_ordinary_loss_and_with_other_terms():
     assert joint(inner, index).item() == pytest.approx(alone + hinges.item(), abs=1e-12)
 
 
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("case", ["same", "anchors", "other pairs"])
+def test_another_batch_carries_the_gradient(width, case):
+    """The same call written out: `function` gives the values, `gradient` their gradient."""
+    ids, label = torch.tensor([1, 3, 6, 7]), torch.tensor([0, 1, 0, 2])
+    options = {"label": label, "anchor": torch.tensor([1, 1, 0, 1]).bool()}
+    options = options if case == "anchors" else {}
+    other = torch.tensor([7, 6, 3, 1]) if case == "other pairs" else None
+    losses = []
+    for written_out in (False, True):
+        model = Backbones(10)
+        model.image, model.text = nn.Linear(6, width).double(), nn.Linear(6, width).double()
+        with torch.no_grad():
+            for p, draw in zip(model.parameters(), range(9), strict=False):
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(draw)))
+        objective, _ = build(model, temperature=0.3, gamma=0.6)
+
+        def noisy(scale: float, rows: Tensor = ids, model: Backbones = model) -> Any:
+            x, t = model.x[rows], model.t[rows]
+            return model.image(x + scale * x.sin()), model.text(t - scale * t.cos())
+
+        functions = [
+            functools.partial(noisy, 0.2),
+            functools.partial(noisy, 0.5, ids if other is None else other),
+        ]
+        if written_out:
+            functions = [
+                lambda f=f, term=objective.term: term.inner(*f(), **options) for f in functions
+            ]
+            kept = ids[options["anchor"]] if options else ids
+            loss = fcco.Compositional.forward(
+                objective, functions[0], kept, gradient=functions[1], gradient_index=other
+            )
+        else:
+            first, second = functions
+            loss = objective(first, ids, gradient=second, gradient_index=other, **options)
+        losses.append((loss.detach(), *gradients(model, loss)))
+    for one, two in zip(*losses, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert sum(part.norm() for part in losses[0][1:]) > 0
+
+
+def test_labels_of_another_batch_are_refused():
+    model, ids = Backbones(10), torch.arange(4)
+    objective, _ = build(model)
+    with pytest.raises(ValueError, match=r"gradient_index.*label"):
+        objective(lambda: model(ids), ids, label=ids, gradient=lambda: model(ids + 1),
+                  gradient_index=ids + 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", ["function", "gradient"])
+def test_features_in_place_of_a_function_are_refused(argument):
+    model, ids = Backbones(10), torch.arange(4)
+    objective, _ = build(model)
+    more = {} if argument == "function" else {"gradient": model(ids)}
+    with pytest.raises(TypeError, match=r"`GlobalContrastive`.*function.*tuple"):
+        objective(model(ids) if argument == "function" else lambda: model(ids), ids, **more)
+
+
+def test_the_default_has_one_forward_pass():
+    model, calls = Backbones(10), 0
+    objective, optimizer = build(model)
+
+    def function() -> Any:
+        nonlocal calls
+        calls += 1
+        return model(torch.arange(4))
+
+    for _ in range(3):
+        objective(function, torch.arange(4)).backward()
+        optimizer.step()
+    assert calls == 3 and objective.previous is None
+
+
 def test_micro_batches_are_one_step_of_separate_batches():
     model = Backbones(10)
     objective, optimizer = build(model, lr=0.1, gamma=0.5, correction=0.0)
@@ -557,6 +632,16 @@ def test_micro_batches_are_one_step_of_separate_batches():
     np.testing.assert_allclose(u[[0, 1]], first[:2], rtol=1e-12)
     np.testing.assert_allclose(u[[3, 4]], second[1:], rtol=1e-12)
     np.testing.assert_allclose(u[2], (first[2] + second[0]) / 2, rtol=1e-12)
+
+
+def test_features_are_pooled_as_inner_values():
+    """Also those of width 2, the number of inner values."""
+    torch.manual_seed(0)
+    model, ids = Backbones(6), torch.arange(6)
+    model.image, model.text = nn.Linear(6, 2).double(), nn.Linear(6, 2).double()
+    objective, _ = build(model)
+    batch = objective.pool([(lambda: model(ids), ids)])["inner"]
+    np.testing.assert_allclose(batch.fresh.detach(), model.means(ids), rtol=1e-12)
 
 
 def test_a_warm_up_takes_labels_and_anchors():

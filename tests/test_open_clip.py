@@ -328,6 +328,31 @@ def test_a_pair_twice_or_alone():
     assert_close([loss.memory.value.nan_to_num()], [before.nan_to_num()])
 
 
+@pytest.mark.parametrize("ids", [[2, 7, 2, 5], [2, 2, 7, 2, 5]])
+def test_the_order_of_a_pair_that_comes_twice_does_not_matter(ids):
+    """With other views of the pair each time, as after augmentation: its values are averaged."""
+    (x, t), (u, v) = features(), features(seed=1)
+    tables, number = [], len(ids)
+    rows = torch.tensor(ids)
+    images, texts = x[rows] + 0.3 * u[:number], t[rows] + 0.3 * v[:number]
+    for order in itertools.permutations(range(number)):
+        loss = GlobalClipLoss(PAIRS, gamma=0.6).double()
+        loss(x, t, scale(), index=torch.arange(PAIRS))
+        before = loss.memory.value.clone()
+        at = torch.tensor(order)
+        loss(images[at], texts[at], scale(), index=rows[at])
+        tables.append(loss.memory.value.clone())
+    for table in tables[1:]:
+        torch.testing.assert_close(table, tables[0], rtol=0, atol=1e-13)
+    expected = []
+    for i in (k for k, pair in enumerate(ids) if pair == 2):
+        scores = 9.0 * torch.stack([texts @ images[i], images @ texts[i]], 1)
+        kept = torch.tensor([pair != 2 for pair in ids])
+        fresh = (scores[kept] - scores[i]).exp().mean(0) * (PAIRS - 1)
+        expected.append((0.4 * before[2].exp() + 0.6 * fresh).log())
+    torch.testing.assert_close(tables[0][2], torch.stack(expected).mean(0))
+
+
 @pytest.mark.parametrize("stored_pairs", [0, 3])
 def test_a_pair_without_negatives_keeps_its_sums(stored_pairs):
     """Nothing is stored yet, or only the pair itself."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import fcco
+from fcco import xrisk
 from fcco.methods.constrained import constrained
 
 GROUPS, SIZE = 6, 12
@@ -184,6 +185,61 @@ def test_gradients_in_eval_mode_without_a_step_are_fine():
         objective.train()
         near = (x + 0.1 * x.grad.sign()).detach()  # type: ignore[union-attr]
         take_step(objective, lambda near=near, y=y: losses(model, near, y), group)
+
+
+@pytest.mark.parametrize("index", [None, torch.arange(SIZE)])
+def test_a_step_on_a_loss_of_a_risk_in_eval_mode_is_noticed(index):
+    model = network()
+    optimizer, (x, y, _) = sgd(model), Data().batch()
+    risk = xrisk.AveragePrecision(model, optimizer, y).eval()
+    with warns(match=r"eval\(\)` mode"):
+        risk(lambda: model(x).squeeze(1), y, index).backward()
+        optimizer.step()
+
+
+# Scores that are probabilities.
+
+LABELS = torch.arange(200) % 2
+RISKS: dict[str, Callable[..., Any]] = {
+    "AveragePrecision": lambda m, o, **more: xrisk.AveragePrecision(m, o, LABELS, **more),
+    "PartialAUC": lambda m, o, **more: xrisk.PartialAUC(m, o, LABELS, max_fpr=0.3, **more),
+    "TwoWayPartialAUC": lambda m, o, **more: xrisk.TwoWayPartialAUC(
+        m, o, LABELS, max_fpr=0.3, min_tpr=0.5, **more
+    ),
+    "ListwiseCrossEntropy": lambda m, o: xrisk.ListwiseCrossEntropy(m, o, LABELS, 0 * LABELS),
+}
+
+
+def score(name: str, of: Callable[[Tensor], Tensor], calls: int, size: int, **more: Any) -> None:
+    """Train a risk with the scores `of(logits)`."""
+    model, draw = network(), torch.Generator().manual_seed(0)
+    optimizer = sgd(model, 0.01)
+    risk = RISKS[name](model, optimizer, **more)
+    for _ in range(calls):
+        half = torch.randperm(100, generator=draw)[: size // 2]
+        ids = torch.cat([2 * half, 2 * half + 1])  # equally many of each class
+        x = torch.randn(size, 3, generator=draw)
+        labels = () if name == "ListwiseCrossEntropy" else (LABELS[ids],)
+        risk(lambda x=x: of(model(x).squeeze(1)), *labels, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", RISKS)
+def test_probabilities_in_place_of_logits_are_noticed(name):
+    with warns(match=rf"`{name}`.*\[0, 1\].*logits") as said:
+        score(name, torch.sigmoid, calls=80, size=50)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", RISKS)
+def test_logits_and_few_or_intended_probabilities_are_fine(name):
+    score(name, lambda h: 0.01 * h, calls=80, size=50)  # logits, small ones
+    score(name, lambda h: 2 * h.sigmoid(), calls=80, size=50)
+    score(name, torch.sigmoid, calls=10, size=50)  # few calls
+    score(name, torch.sigmoid, calls=80, size=4)  # few values
+    if name != "ListwiseCrossEntropy":
+        score(name, torch.sigmoid, calls=80, size=50, activation=None, margin=1.0)
 
 
 # Functions that return what was computed before.

@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -375,20 +376,98 @@ def test_full_batch_is_the_objective_itself(name):
         torch.testing.assert_close(run.call(np.arange(SIZE)), expected, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("name", ["partial-shared", "partial-own", "two-way-own"])
-def test_a_share_that_is_no_whole_number_of_negatives(name):
+RATES_ONE_BY_ONE = [0.01, 0.05, 0.31, 0.4, 0.5, 0.77, 0.99, 1.0]
+
+
+@pytest.mark.parametrize("name", ["partial-shared", "two-way-shared"])
+@pytest.mark.parametrize("share", RATES_ONE_BY_ONE)
+def test_every_rate_is_exact_on_all_data(name, share):
+    """The last of the hardest negatives counts in part, in value and gradient and after steps."""
+    more = {"smoothing": 0.0} if name == "two-way-shared" else {}
+    run = whole(name, max_fpr=share, lr=0.3, **more)
+    for _ in range(3):
+        loss = run.call(np.arange(SIZE))
+        exact = brute(name, run.scores(torch.tensor(X)), share)
+        torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
+        torch.testing.assert_close(run.gradient(loss), run.gradient(exact), rtol=1e-9, atol=1e-12)
+        run.step(np.arange(SIZE))
+    run.risk.eval()
+    exact = brute(name, run.scores(torch.tensor(X)), share)
+    if name == "partial-shared":
+        torch.testing.assert_close(run.call(np.arange(SIZE)), exact, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("share", RATES_ONE_BY_ONE)
+def test_equal_scores_share_the_rate(share):
+    """The gradient is the mean of those of all orders of equal negatives."""
+    y = np.array([1, 1, 0, 0, 0, 0, 0, 0, 0])
+    h = torch.tensor([0.2, 1.0, 0.9, 0.5, 0.5, 0.5, -0.3, -0.3, -1.0], dtype=torch.float64)
+    h.requires_grad_()
+    risk = xrisk.PartialAUC(
+        model := nn.Linear(1, 1).double(), torch.optim.SGD(model.parameters()), y, max_fpr=share
+    )
+    loss = risk(lambda: h, y, np.arange(9))
+    losses = relu(1 + (h[2:][None] - h[:2][:, None]) / 5) ** 2
+    torch.testing.assert_close(loss, worst(losses, share).mean())
+    weights = []
+    for first, second in itertools.product(itertools.permutations(range(3)), ((0, 1), (1, 0))):
+        order = [0, *(1 + i for i in first), *(4 + i for i in second), 6]  # by falling score
+        weight = (share * 7 - torch.arange(7).double()).clamp(0, 1) / (share * 7)
+        weights.append(torch.zeros(7).double().index_copy(0, torch.tensor(order), weight))
+    expected = (losses * torch.stack(weights).mean(0)).sum(1).mean()
+    gradients = [torch.autograd.grad(each, h, retain_graph=True)[0] for each in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("threshold", ["shared", "own"])
+def test_the_rate_one_is_the_mean_over_all_pairs(threshold):
+    """In small batches too: every negative counts in every step."""
+    same_pair: dict[str, Any] = {"surrogate": "logistic", "margin": 1.0}
+    run = Run("partial-shared", max_fpr=1.0, threshold=threshold, **same_pair)
+    plain = xrisk.AUC(run.model, run.optimizer, Y, loss="pairwise", **same_pair)
+    for ids in batches_of("partial-shared", 8):
+        args = (torch.tensor(Y)[ids], ids)
+        losses = [risk(lambda x=X[ids]: run.scores(torch.tensor(x)), *args)
+                  for risk in (run.risk, plain)]  # fmt: skip
+        torch.testing.assert_close(*losses)
+        slopes = [run.gradient(loss) for loss in losses]
+        torch.testing.assert_close(*slopes)
+        run.model.weight.grad = slopes[0].unsqueeze(0)
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("share", "number"), [(0.05, 16), (0.05, 32), (0.1, 8), (0.3, 8), (0.3, 32), (0.95, 32)]
+)
+def test_the_shared_cut_off_of_small_batches_has_the_rate_that_was_asked_for(share, number):
+    """Of normal scores, for which the quantile of a batch is unbiased."""
+    draw, rates = torch.Generator().manual_seed(0), []
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    y = torch.cat([torch.ones(2), torch.zeros(10_000)])
+    risk = xrisk.PartialAUC(model, optimizer, y, max_fpr=share)
+    ids = torch.arange(2 + number)
+    for step in range(1000):
+        scores = torch.randn(2 + number, generator=draw, dtype=torch.float64).requires_grad_()
+        risk(lambda scores=scores: scores, y[ids], ids)
+        optimizer.step()
+        if step >= 30:
+            rates.append(torch.special.ndtr(-risk.term.tables[-1].value).item())
+    assert np.mean(rates) == pytest.approx(share, rel=0.07)
+
+
+@pytest.mark.parametrize("name", ["partial-own", "two-way-own"])
+def test_own_thresholds_start_near_the_quantile(name):
     """A bound from above for the quantile of the batch, exact for the best threshold."""
     run = whole(name, max_fpr=0.31)  # 4.65 negatives
     h = run.scores(torch.tensor(X)).detach()
     exact = brute(name, h, 0.31)
-    loss = run.call(np.arange(SIZE)).item()
-    assert exact < loss < 1.05 * exact
-    if name.endswith("own"):
-        run = whole(name, max_fpr=0.31)
-        fifth = h[torch.tensor(Y == 0)].sort(descending=True).values[4]
-        best = pair_of(name)(fifth - h[torch.tensor(Y == 1)])
-        run.risk.term.tables[-1].set(None, best)
-        assert run.call(np.arange(SIZE)).item() == pytest.approx(exact.item(), rel=1e-12)
+    assert exact < run.call(np.arange(SIZE)).item() < 1.05 * exact
+    run = whole(name, max_fpr=0.31)
+    fifth = h[torch.tensor(Y == 0)].sort(descending=True).values[4]
+    best = pair_of(name)(fifth - h[torch.tensor(Y == 1)])
+    run.risk.term.tables[-1].set(None, best)
+    assert run.call(np.arange(SIZE)).item() == pytest.approx(exact.item(), rel=1e-12)
 
 
 def test_thresholds_of_positives_find_the_quantile():
@@ -417,6 +496,128 @@ def test_ranks_are_estimated_without_bias(shape):
     rank = 1 + above.sum(1) - above.diagonal()
     below = PAIR["squared_hinge"](h[n][None] - h[p][:, None]).sum(1)
     torch.testing.assert_close(total / count, torch.stack([rank, rank + below], 1))
+
+
+RARE = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0], [0, 0], [0, 1.0]])
+"""Two labels with three positives and one, of six samples."""
+
+
+def label_risk(kind: str) -> tuple[nn.Linear, Any]:
+    model = nn.Linear(3, 2, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.4, -0.3, 0.2], [0.1, 0.5, -0.2]]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    if kind == "pairwise":
+        return model, xrisk.AUC(model, optimizer, RARE, loss="pairwise")
+    return model, xrisk.PartialAUC(model, optimizer, RARE, max_fpr=1.0, margin=1.0)
+
+
+def label_gradient(model: nn.Linear, risk: Any, ids: Any) -> Tensor:
+    x = torch.tensor(X)[list(ids)]
+    loss = risk(lambda: model(x), RARE[list(ids)], torch.tensor(ids))
+    return torch.autograd.grad(loss, model.weight)[0]
+
+
+@pytest.mark.parametrize("kind", ["pairwise", "partial"])
+def test_labels_weigh_equally_however_seldom_they_come(kind):
+    """Over all sequences of batches the mean gradient is that of the mean over labels.
+
+    A label that comes with probability p in a batch has come by call k with probability
+    1 - (1-p)^k, and in expectation it has this weight there: no bias but for labels never seen.
+    """
+    batches = list(itertools.combinations(range(6), 3))
+    here = [[0 < RARE[list(ids), t].sum() < 3 for t in (0, 1)] for ids in batches]
+    batches = [ids for ids, labels in zip(batches, here, strict=True) if any(labels)]
+    chance = torch.tensor([labels for labels in here if any(labels)]).double().mean(0)
+    assert 0.4 < chance[1] < 0.6 and chance[0] > 0.9
+    means = torch.zeros(2, 2, 3, dtype=torch.float64)
+    for one in batches:
+        for two in batches:
+            model, risk = label_risk(kind)
+            for k, ids in enumerate((one, two)):
+                means[k] += label_gradient(model, risk, ids) / len(batches) ** 2
+            risk.detach_hooks()
+    model, _ = label_risk(kind)
+    h = model(torch.tensor(X)[:6])
+    positive, parts = RARE == 1, []
+    for t in (0, 1):
+        p, n = h[positive[:, t], t], h[~positive[:, t], t]
+        parts.append(PAIR["squared_hinge"](n[None] - p[:, None]).mean())
+    exact = torch.autograd.grad(torch.stack(parts).mean(), model.weight)[0]
+    for k in (0, 1):
+        come = 1 - (1 - chance) ** (k + 1)
+        torch.testing.assert_close(means[k], exact * come.unsqueeze(1))
+
+
+def test_labels_in_every_batch_and_in_evaluations_are_their_mean():
+    """Whatever the sampler does: one that draws every label each time needs no weights."""
+    model, risk = label_risk("pairwise")
+    ids = torch.tensor([0, 4, 5])  # both labels
+    expected = [label_gradient(*label_risk("pairwise"), ids.tolist())] * 5
+    for one in expected:
+        torch.testing.assert_close(label_gradient(model, risk, ids.tolist()), one)
+    only, x = [0, 3, 4], torch.tensor(X)  # the first label alone
+    h = model(x[only])[:, 0]
+    alone = PAIR["squared_hinge"](h[1:] - h[0]).mean()
+    risk.eval()
+    for index in (None, torch.tensor(only)):
+        torch.testing.assert_close(risk(lambda: model(x[only]), RARE[only], index), alone)
+
+
+def test_the_weights_of_labels_are_saved():
+    run, batches = label_risk("pairwise"), [(0, 3, 4), (0, 4, 5), (1, 2, 3)]
+    for ids in batches:
+        label_gradient(*run, ids)
+    other = label_risk("pairwise")
+    other[1].load_state_dict(run[1].state_dict())
+    assert torch.equal(label_gradient(*run, (1, 3, 5)), label_gradient(*other, (1, 3, 5)))
+    fresh = label_gradient(*label_risk("pairwise"), (1, 3, 5))
+    torch.testing.assert_close(label_gradient(*run, (1, 3, 5))[1], fresh[1] * 5 / 3)
+
+
+@pytest.mark.parametrize("make", [xrisk.NDCG, xrisk.ListwiseCrossEntropy])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 2), (2, 3), (1, 2)])
+def test_sampled_lists_weigh_equally(make, shape):
+    """Over all batches of some items of some lists the mean gradient is that of whole lists.
+
+    All scores are equal: the ranks that a sample estimates are then exact, and their gradient is
+    unbiased, so that only the weights of the lists are left.
+    """
+    lists, items = shape
+    grade = torch.tensor([2, 0, 0, 0, 0, 1, 2, 1, 0, 3, 1, 1, 0])
+    query = torch.tensor([0] * 5 + [1] * 5 + [2] * 3)  # one relevant of 5; 4 of 5; 2 of 3
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def gradient(ids: Any) -> Tensor:
+        risk, ids = make(model, optimizer, grade, query, gamma=1.0), torch.tensor(ids)
+        loss = risk(lambda: model(torch.tensor(X)[ids]).squeeze(1), ids)
+        risk.detach_hooks()
+        return torch.autograd.grad(loss, model.weight)[0]
+
+    members = [np.flatnonzero(query == q).tolist() for q in range(3)]
+    total, count = torch.zeros(1, 3, dtype=torch.float64), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fcco.UsageWarning)  # batches without a relevant item
+        for chosen in itertools.combinations(members, lists):
+            parts = [list(itertools.combinations(each, items)) for each in chosen]
+            # Each choice of lists is equally likely, and so are the samples of these lists.
+            batches = list(itertools.product(*parts))
+            for batch in batches:
+                total += gradient(sum(batch, ())) / len(batches)
+            count += 1
+        exact = gradient(range(13))
+    assert exact.norm() > 0.01
+    torch.testing.assert_close(total / count, exact)
+
+
+def test_an_item_twice_is_no_list_of_two():
+    run, _ = trained("ndcg")
+    before = run.state()
+    with pytest.warns(UserWarning, match="no pair to learn from"):
+        assert run.call([0, 0]).item() == 0
+    assert same(before, run.state())
 
 
 def test_several_labels_are_their_mean():
@@ -569,7 +770,7 @@ def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
     before = run.state()
     with pytest.raises(NonFiniteValue):
         run.call(sampler.draw(), lambda x: run.scores(x) * 1e200)
-    lowest = torch.tensor(np.where((Y == 0) & (np.cumsum(1 - Y) <= 9), -math.inf, 0.0))
+    lowest = torch.tensor(np.where((Y == 0) & (np.cumsum(1 - Y) <= 10), -math.inf, 0.0))
     with pytest.raises(NonFiniteValue):  # of infinite scores only the cut-off is infinite
         run.call(np.arange(SIZE), lambda x: run.scores(x) + lowest)
     assert same(before, run.state())
@@ -632,6 +833,23 @@ def test_batches_without_a_pair(name):
     assert len(said) == 1 and same(before, run.state())
     loss = run.call(positive[:3], lambda x: (run.scores(x).square(), run.scores(x)))
     torch.testing.assert_close(loss, run.scores(torch.tensor(X)[positive[:3]]).square().mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*no pair to learn from")
+@pytest.mark.parametrize("name", ["auc-margin", "ap", "partial-shared", "ndcg", "listwise"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_scores_without_a_pair_are_refused(name, bad):
+    run, _ = trained(name)
+    before = run.state()
+    ids = [0] if run.case.data == "lists" else np.flatnonzero(Y == 1)
+    for beside in (lambda h: h, lambda h: (run.model.weight.sum(), h)):
+        with pytest.raises(NonFiniteValue, match=type(run.risk).__name__):
+            run.call(ids, lambda x, beside=beside: beside(run.scores(x) * bad))
+    with pytest.raises(NonFiniteValue, match="loss"):
+        run.call(ids, lambda x: (run.model.weight.sum() * bad, run.scores(x)))
+    assert same(before, run.state())
+    run.risk.eval()
+    assert run.call(ids, lambda x: run.scores(x) * bad).isnan()
 
 
 @pytest.mark.parametrize("name", ["ndcg-top", "listwise"])
@@ -970,8 +1188,35 @@ def test_calls_of_ranking_risks_are_refused(name):
     for index, words in ((range(-1, 23), "reaches from -1"), (np.arange(24.0), "integers")):
         with pytest.raises((IndexError, ValueError), match=words):
             run.risk(lambda: run.scores(x), list(index))
-    with pytest.raises(ValueError, match="one score per item"):
+    with pytest.raises(ValueError, match=r"one score per item.*`index`"):
         run.risk(lambda: run.scores(x)[1:], None)
+    assert same(before, run.state())
+
+
+@ALL
+def test_what_takes_inner_values_is_refused(name):
+    """A function of a risk returns scores, which would be taken for the values made of them."""
+    run, _ = trained(name)
+    risk, before, ids = run.risk, run.state(), torch.arange(8)
+    batches = [(lambda: run.scores(torch.tensor(X)[ids]), ids)]
+    for wrong in (
+        lambda: risk.warm_up(batches),
+        lambda: risk.pool(batches),
+        lambda: risk.entries({}, batches[0][0]()),
+        lambda: risk.replay(batches[0][0](), {}, lambda *_: ids, {}),
+    ):
+        with pytest.raises(TypeError, match=f"{type(risk).__name__}.*scores.*warm_start"):
+            wrong()
+    assert same(before, run.state())
+
+
+@ALL
+def test_scores_in_place_of_a_function_are_refused(name):
+    run, _ = trained(name)
+    before, ids = run.state(), torch.arange(SIZE)
+    given = {"labels": (Y, ids), "lists": (ids,), "bags": (BAG,)}[run.case.data]
+    with pytest.raises(TypeError, match=f"`{type(run.risk).__name__}`.*function.*Tensor.*lambda"):
+        run.risk(run.scores(torch.tensor(X)), *given)
     assert same(before, run.state())
 
 

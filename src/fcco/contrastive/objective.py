@@ -16,7 +16,7 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
-from ..tracker import InnerTracker, Tracked, for_model, value_of
+from ..tracker import Batch, InnerTracker, Tracked, for_model, value_of
 from .kernel import compute_dtype, log_means_and_slopes
 
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
@@ -131,7 +131,7 @@ class ContrastiveTerm(AbstractTerm):
         *,
         temperature: float | Callable[[], Tensor] | Literal["individual"] = 0.05,
         gamma: float = 0.8,
-        correction: float | Literal["theory", "auto"] = 0.1,
+        correction: float | Literal["theory", "auto"] = 0.0,
         offset: float | None = None,
         radius: float = 0.0,
         first_temperature: float = 0.05,
@@ -378,7 +378,8 @@ class GlobalContrastive(Compositional):
         *,
         label: Tensor | None = None,
         anchor: Tensor | None = None,
-        **options: Any,
+        gradient: Callable[[], Any] | None = None,
+        gradient_index: Any = None,
     ) -> Tensor:
         """The loss of one batch of pairs.
 
@@ -388,12 +389,27 @@ class GlobalContrastive(Compositional):
                 data set. With `anchor`, of each anchor, or of all pairs (others are ignored).
             label: integers; pairs with the same label are no negatives of each other.
             anchor: booleans; the loss has only these pairs, with all pairs as negatives.
-            options: further arguments of `Compositional`.
+            gradient: a second function whose features carry the gradient, see `Compositional`;
+                `label` and `anchor` hold for both.
+            gradient_index: its index, when that differs.
         """
-        return super().forward(*self._entries(inner, index, label, anchor), **options)
+        call, ids = self._entries(inner, index, label, anchor)
+        if gradient is not None:
+            if gradient_index is not None and (label is not None or anchor is not None):
+                raise ValueError(
+                    "`GlobalContrastive`: with a `gradient_index` there can be no `label` or "
+                    "`anchor`, which belong to the pairs of `index`."
+                )
+            apart = index if gradient_index is None else gradient_index
+            gradient, _ = self._entries(gradient, apart, label, anchor)
+        return super().forward(call, ids, gradient=gradient, gradient_index=gradient_index)
 
     def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
-        """Start every pair's u from a pass over the data; see `Compositional.warm_up`.
+        """Start every pair's u from a pass over the data; see `pool` for the batches."""
+        super().warm_up(batches)
+
+    def pool(self, batches: Iterable[tuple[Any, ...]]) -> dict[str, Batch]:
+        """The inner values over many batches; no gradient, no update.
 
         Every rank must have the same number of batches, since negatives come from all ranks.
 
@@ -402,7 +418,7 @@ class GlobalContrastive(Compositional):
                 the calls have labels or anchors too: without the labels, pairs with the same label
                 would count as negatives of each other.
         """
-        super().warm_up(self._warm_up_entries(*batch) for batch in batches)
+        return super().pool(self._warm_up_entries(*batch) for batch in batches)
 
     def _warm_up_entries(
         self, inner: Callable[[], Any], index: Any, options: Mapping[str, Tensor] | None = None
@@ -420,6 +436,8 @@ class GlobalContrastive(Compositional):
         self, inner: Callable[[], Any], index: Any, label: Tensor | None, anchor: Tensor | None
     ) -> tuple[Callable[[], Any], Any]:
         """What `Compositional` takes: the function of the inner values, and its index."""
+        if not callable(inner):
+            return inner, index  # to be refused there
         if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
             index = index[anchor.to(index.device)]
 

@@ -12,7 +12,7 @@ from ..terms import AbstractTerm, BlockParameters
 from ..xrisk import AUC, AveragePrecision, BinaryRisk, PartialAUC, TwoWayPartialAUC
 from ..xrisk.binary import RankTerm, class_moments, smooth_ranks
 from ..xrisk.pairs import PairMean, all_pair_means
-from ..xrisk.partial_auc import own_thresholds, shared_cutoff, upper_quantile
+from ..xrisk.partial_auc import Cutoff, hardest, own_thresholds, shared_cutoff, upper_quantile
 from .hyperparameters import Hyperparameter, Template
 from .run import Data, Run, State, Unsupported, all_blocks
 
@@ -27,7 +27,7 @@ class PairHyperparameters(NamedTuple):
 
     pair_mean: dict[str, Hyperparameter]
     positives: Hyperparameter  # samples that ranks count, None for other values
-    negatives: Hyperparameter
+    negatives: Hyperparameter  # likewise, and for a shared cut-off those of the training set
     threshold_lr: Hyperparameter  # None unless every positive has a threshold
 
 
@@ -63,14 +63,15 @@ class PairValues:
             kind = "moments"
         template, of_mean = Template.of(risk.pair_mean)
         shared, step, state = False, None, {}
+        sizes = (term.positives, term.negatives) if isinstance(term, RankTerm) else (None, None)
         if risk.pair_mean.kind == "cvar":
             assert isinstance(risk, (PartialAUC, TwoWayPartialAUC))
             table = term.tables[-1]
             assert isinstance(table, BlockParameters)
             shared = risk.threshold == "shared"
             step = None if shared else risk.threshold_lr
+            sizes = (None, table.negatives) if isinstance(table, Cutoff) else sizes
             state = {THRESHOLDS: table.value.clone()}
-        sizes = (term.positives, term.negatives) if isinstance(term, RankTerm) else (None, None)
         numbers = PairHyperparameters(of_mean, *sizes, step)
         return cls(kind, risk.activation, template, risk.per_positive, shared), numbers, state
 
@@ -92,7 +93,7 @@ class PairValues:
             scores = scores.index_select(0, order)
             scores = scores if self.activation is None else scores.sigmoid()
             positives, negatives = scores[:number], scores[number:]
-            level, changed = self._level(run, numbers, mean, positives, negatives, block)
+            level, weight, changed = self._level(run, numbers, mean, positives, negatives, block)
             if self.kind == "moments":
                 result = class_moments(positives, negatives)
             elif self.kind == "ranks":
@@ -100,7 +101,7 @@ class PairValues:
                 sizes = numbers.positives, numbers.negatives
                 result = smooth_ranks(torch.stack(sides, 1), *sizes, mean.surrogate)
             else:
-                result = all_pair_means(mean, positives, negatives, level)
+                result = all_pair_means(mean, positives, negatives, level, weight)
                 result = result if self.per_positive else result.mean().view(1)
             # Blocks are -1 in a batch with another number of positives than the first, which a GPU
             # was not asked about (`Fleet.step`): NaN freezes the run.
@@ -117,18 +118,23 @@ class PairValues:
         positives: Tensor,
         negatives: Tensor,
         block: Tensor,
-    ) -> tuple[Tensor | None, State]:
-        """The thresholds s_i of the positives of the batch, and the new state behind them."""
+    ) -> tuple[Tensor | None, Tensor | None, State]:
+        """The thresholds s_i of the positives of the batch, which negatives count, new state."""
         if mean.kind != "cvar":
-            return None, {}
+            return None, None, {}
         positives, negatives, loss = positives.detach(), negatives.detach(), mean.surrogate
-        cutoff, table = upper_quantile(negatives, mean.share), run.state[THRESHOLDS]
+        share, table = mean.share, run.state[THRESHOLDS]
         if self.shared:
-            cutoff = shared_cutoff(torch.where(table.isnan(), cutoff, table), cutoff)
-            return loss.value_and_slope(cutoff - positives)[0], {THRESHOLDS: cutoff}
+            exact = (share >= 1) | (numbers.negatives <= negatives.shape[0])
+            cutoff = upper_quantile(negatives, share, exact)
+            moved = shared_cutoff(torch.where(table.isnan(), cutoff, table), cutoff)
+            cutoff = torch.where(exact, cutoff, moved)
+            weight = hardest(negatives, cutoff, share)
+            return loss.value_and_slope(cutoff - positives)[0], weight, {THRESHOLDS: cutoff}
+        cutoff = upper_quantile(negatives, share)
         rows, first = table.index_select(0, block), loss.value_and_slope(cutoff - positives)[0]
         level = torch.where(rows.isnan(), first, rows)
         moved = own_thresholds(mean, positives, negatives, level, numbers.threshold_lr)
         blocks = all_blocks(block, table.shape[0], table)
         stepped = blocks.sums(moved) / blocks.counts
-        return level, {THRESHOLDS: torch.where(blocks.counts > 0, stepped, table)}
+        return level, None, {THRESHOLDS: torch.where(blocks.counts > 0, stepped, table)}

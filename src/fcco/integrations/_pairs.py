@@ -217,7 +217,9 @@ class PairMemory(KeepsPrecision):
         # A pair that met no negative keeps its value: nothing was measured.
         kept_value = torch.where(fresh < _EXCLUDED / 2, old, new)
         rows = kept_value if group is None else gather_rows(kept_value, group)
-        self.value.index_copy_(0, numbers, rows)
+        # A pair that the batch holds several times has the mean of its values, in any order.
+        times = (numbers.unsqueeze(1) == numbers).sum(1, keepdim=True)
+        self.value.index_fill_(0, numbers, 0).index_add_(0, numbers, rows / times)
         return torch.where(kept_value.isnan(), new, kept_value).to(dtype)
 
     def _start_store(self, every: Tensor) -> None:

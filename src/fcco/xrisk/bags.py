@@ -13,7 +13,7 @@ from ..objective import Compositional
 from ..outer import ClassSeparation
 from ..terms import NestedTerm
 from ..tracker import for_model
-from .base import as_labels, check_gamma, read_scores
+from .base import as_labels, check_gamma, read_scores, takes_no_values
 
 __all__ = ["MultiInstanceAUC"]
 
@@ -56,6 +56,7 @@ class MultiInstanceAUC(Compositional):
     """
 
     labels: Tensor
+    warm_up = pool = entries = replay = takes_no_values  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class MultiInstanceAUC(Compositional):
         """
 
         def entries() -> Any:
-            loss, scores = read_scores("MultiInstanceAUC", function())
+            loss, scores = read_scores("MultiInstanceAUC", function)
             scores = scores / self.temperature
             return scores if loss is None else (loss, scores)
 

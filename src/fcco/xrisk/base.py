@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from .._watch import warn
 from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
 from ..terms import AbstractTerm
-from ..tracker import Blocks, Tracked
+from ..tracker import Blocks, NonFiniteValue, Tracked
 from .pairs import gather_scores
 
 __all__ = [
@@ -37,6 +37,18 @@ Ranks = tuple[Group, list[int]]
 Proposals = list[Callable[[], None]]
 """What writes the state behind thresholds; called when the batch was not refused."""
 
+_CALLS, _SCORES = 25, 1000
+"""So many calls and scores, all of them in [0, 1], are those of probabilities."""
+
+
+def takes_no_values(self: Any, *_: Any, **__: Any) -> NoReturn:
+    """In place of methods that would take scores for inner values."""
+    raise TypeError(
+        f"`{type(self).__name__}` makes its inner values from scores, in a call alone: it has no "
+        "`warm_up`, `pool`, `entries` or `replay`. Estimates start at their first visit; to start "
+        "the model use `fcco.xrisk.warm_start`."
+    )
+
 
 class ScoreRisk(Compositional):
     """Base of risks whose function returns scores; inner values are built from them.
@@ -46,13 +58,16 @@ class ScoreRisk(Compositional):
     """
 
     _noun: ClassVar[str] = "sample"
+    _batch: ClassVar[str] = "`labels`"
     _empty: ClassVar[str]
     """The warning about a batch without pairs, after "A batch of `...`"."""
+    warm_up = pool = entries = replay = takes_no_values  # type: ignore[assignment]
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
         # No process group: every rank holds the values of the global batch already.
         super().__init__(model, optimizer, terms, process_group=None, shared_index=False)
         self._ranks, self._said_empty = process_group, False
+        self._seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
 
     @property
     def learning(self) -> bool:
@@ -121,18 +136,20 @@ class ScoreRisk(Compositional):
             index: the blocks of the inner values by term; without any, there is no pair.
             values: gives the inner values by term from the scores of all ranks.
         """
-        several = ONLY not in self._terms
+        several, name = ONLY not in self._terms, type(self).__name__
         proposals: Proposals = []
 
         def entries() -> Any:
-            loss, scores = read_scores(type(self).__name__, function())
+            loss, scores = read_scores(name, function)
             scores = self._with_shape(scores, shape)
             scores = scores if ranks is None else gather_scores(scores, *ranks)
-            if loss is not None:  # the sum of all is divided by the number of terms below
-                group = None if ranks is None else ranks[0]
-                loss = mean_loss(loss, group, check=self.learning) * len(self._terms)
+            if loss is not None:
+                loss = mean_loss(loss, ranks and ranks[0], check=self.learning)
             if not index:  # nothing to learn from, but still a loss that can be differentiated
-                return scores.sum() * 0 if loss is None else loss, None
+                nothing = (scores * 0).sum()  # NaN if a score is not finite
+                return nothing if loss is None else loss + nothing
+            if self._seen is not None and self.learning:
+                self._look_at(scores.detach(), self._seen)
             proposals.clear()  # only those of the last evaluation count
             found: Any = values(scores, proposals)
             found = found if several else found[ONLY]
@@ -141,13 +158,33 @@ class ScoreRisk(Compositional):
         if not index:
             if self.training and not self._said_empty:
                 self._said_empty = True
-                warn(f"A batch of `{type(self).__name__}` {self._empty}")
-            return entries()[0] / len(self._terms)
+                warn(f"A batch of `{name}` {self._empty}")
+            loss = entries()
+            if self.learning and not bool(torch.isfinite(loss)):
+                raise NonFiniteValue(
+                    f"Scores of `{name}`, or the loss beside them, are NaN or infinite; nothing "
+                    "was updated."
+                )
+            return loss
         loss = super().forward(entries, index if several else index[ONLY])
         if self.learning:
             for write in proposals:
                 write()
-        return loss / len(self._terms) if several else loss
+        return loss
+
+    def _look_at(self, scores: Tensor, seen: list[Any]) -> None:
+        """Say once that the scores of the first calls look like probabilities, not logits."""
+        seen.append((*scores.aminmax(), scores.numel()))
+        lows, highs, sizes = zip(*seen, strict=True)
+        if len(sizes) < _CALLS or sum(sizes) < _SCORES:
+            return
+        self._seen = None
+        if bool((torch.stack(lows) >= 0).all() & (torch.stack(highs) <= 1).all()):
+            warn(
+                f"All {sum(sizes)} scores of `{type(self).__name__}` so far lie in [0, 1], like "
+                "probabilities, but logits are wanted: leave the sigmoid out. (To compare "
+                "probabilities give `activation=None, margin=1`, where there are such.)"
+            )
 
     def _with_shape(self, scores: Tensor, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1 and scores.shape == (*shape, 1):
@@ -155,8 +192,8 @@ class ScoreRisk(Compositional):
         if scores.shape != shape:
             raise ValueError(
                 f"The function given to `{type(self).__name__}` must return one score per "
-                f"{self._noun}{'' if len(shape) == 1 else ' and label'}, shape {shape}, but they "
-                f"have shape {tuple(scores.shape)}."
+                f"{self._noun}{'' if len(shape) == 1 else ' and label'} of {self._batch}, shape "
+                f"{shape}, but they have shape {tuple(scores.shape)}."
             )
         return scores
 
@@ -200,7 +237,9 @@ class BinaryRisk(ScoreRisk):
     Call it with a function that returns the scores of a batch, its labels, and the number of each
     sample in the training set; pairs are built inside, on several ranks those of the global batch.
 
-    A batch without positives, or without negatives, of a label says nothing about that label.
+    A batch without positives, or without negatives, of a label says nothing about that label. One
+    of several labels that comes in one of k batches has k times the weight there (`visits` counts
+    them): in expectation all labels weigh the same.
 
     Args:
         model: your model.
@@ -218,6 +257,7 @@ class BinaryRisk(ScoreRisk):
         "has no positive or no negative sample, and so no pair to learn from. Positives are rare: "
         "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
     )
+    visits: Tensor
     per_positive = True
     """Whether the blocks are the positives; otherwise one block for the whole class."""
 
@@ -259,6 +299,9 @@ class BinaryRisk(ScoreRisk):
         super().__init__(model, optimizer, terms if several else terms[ONLY], process_group)
         self._labels, self._table, self._several = found, table.numpy(), several
         self.activation = activation
+        if several:  # calls, and those in which each label had pairs
+            visits = torch.zeros(1 + len(keys), dtype=torch.int64, device=self._device)
+            self.register_buffer("visits", visits)
 
     @abc.abstractmethod
     def values(
@@ -325,7 +368,7 @@ class BinaryRisk(ScoreRisk):
         shape = self._checked_shape(y)
         (y,), ranks = self._gathered(y)
         rows = self._rows(y, None)
-        loss, scores = read_scores(name, function())
+        loss, scores = read_scores(name, function)
         scores = self._with_shape(scores, shape)
         scores = scores if ranks is None else gather_scores(scores, *ranks)
         parts = []
@@ -340,9 +383,31 @@ class BinaryRisk(ScoreRisk):
                 log=tracker.log_space,
             )  # fmt: skip
             parts.append(self._terms[key].loss(tracked))
-        total = torch.stack(parts).sum() if parts else scores.sum() * 0
-        total = total / len(self._labels)
-        return total if loss is None else total + mean_loss(loss, ranks and ranks[0])
+        total = torch.stack(parts).mean() if parts else scores.sum() * 0
+        total = total if loss is None else total + mean_loss(loss, ranks and ranks[0])
+        if total.requires_grad:
+            total.register_hook(self._state.differentiated)
+        return total
+
+    def _combined(
+        self, loss: Tensor | None, tracked: dict[str, Tracked], group: Any, updating: bool
+    ) -> Tensor:
+        """The ordinary loss, and the mean over labels."""
+        if not self._several:
+            return super()._combined(loss, tracked, group, updating)
+        names = list(self._terms)
+        here = [n for n, name in enumerate(names) if name in tracked]
+        losses = torch.stack([self._terms[names[n]].loss(tracked[names[n]]) for n in here])
+        total = losses.mean()
+        if updating:
+            # Weight k / m for a label with pairs in m of k calls: with probability p of that in a
+            # call, its expectation is kp E[1 / (1 + Bin(k-1, p))] = 1 - (1-p)^k. The mean over the
+            # labels of each batch would be a ratio, in which labels that come alone weigh more.
+            self.visits += self.visits.new_tensor([True, *(name in tracked for name in names)])
+            counts = self.visits.to(losses)
+            share = counts[0] / (counts[1:] * len(names))
+            total = losses.dot(share if len(here) == len(names) else share[here])
+        return total if loss is None else loss + total
 
     def value(self) -> Tensor:
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
@@ -422,9 +487,14 @@ def as_labels(place: str, labels: Any) -> Tensor:
     return table
 
 
-def read_scores(call: str, result: Any) -> tuple[Any, Tensor]:
-    """What the user's function returned: the ordinary loss or None, and the scores."""
-    loss, scores = split(result)
+def read_scores(call: str, function: Any) -> tuple[Any, Tensor]:
+    """What the user's function returns: the ordinary loss or None, and the scores."""
+    if not callable(function):
+        raise TypeError(
+            f"`{call}` needs a function that runs the model and returns the scores but got: "
+            f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
+        )
+    loss, scores = split(function())
     if not isinstance(scores, Tensor):
         raise TypeError(
             f"The function given to `{call}` must return scores, a tensor, or (loss, scores) but "

@@ -219,15 +219,12 @@ class AveragePrecision(BinaryRisk):
             return RankTerm(number, min(label.negatives, most), tracker)
 
         super().__init__(
-            model,
-            optimizer,
-            labels,
-            make_term,
-            activation=activation,
-            names=names,
-            process_group=process_group,
-        )
+            model, optimizer, labels, make_term,
+            activation=activation, names=names, process_group=process_group,
+        )  # fmt: skip
         self.pair_mean = pair_mean
+        if activation is not None or (margin is None and isinstance(surrogate, str)):
+            self._seen = []
 
     def values(
         self,

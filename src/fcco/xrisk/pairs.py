@@ -61,7 +61,7 @@ class PairMean:
             difference: d_ij, (R, M).
             level: s_i, (R, 1), for `"cvar"`.
             weight: of the pairs in the mean of their row: one number or (R, M), 0 for a pair that
-                does not count.
+                does not count. Of `"cvar"`, (M,) if the worst pairs are known: those of columns.
         """
         value, slope = self.surrogate.value_and_slope(difference)
         if self.kind == "mean":
@@ -69,7 +69,8 @@ class PairMean:
         if self.kind == "cvar":
             assert level is not None
             excess = value.sub_(level)
-            counted = (excess > 0).to(excess).mul_(weight).div_(self.share)
+            known = isinstance(weight, Tensor) and weight.dim() == 1
+            counted = weight if known else (excess > 0).to(excess).mul_(weight).div_(self.share)
             return level.squeeze(1) + (excess * counted).sum(1), slope.mul_(counted)
         log_weight = weight.log() if isinstance(weight, Tensor) else math.log(weight)
         scaled = value.div_(self.temperature).add_(log_weight)
@@ -103,7 +104,7 @@ def pair_means(
     anchors: Tensor,
     others: Tensor,
     level: Tensor | None = None,
-    members: Members | None = None,
+    members: Members | Tensor | None = None,
 ) -> Tensor:
     """One value for each anchor, from its pairs with the others; differentiable once.
 
@@ -114,7 +115,7 @@ def pair_means(
         anchors: scores h_i, (P,).
         others: scores h_j, (M,).
         level: s_i of `"cvar"`, (P,); no gradient flows into it.
-        members: which pairs count; None for all.
+        members: which pairs count; None for all. Or the weight of each of the others, (M,).
 
     Example:
         >>> import torch
@@ -173,10 +174,14 @@ class _TwoMeans(torch.autograd.Function):
 
 
 def all_pair_means(
-    mean: PairMean, anchors: Tensor, others: Tensor, level: Tensor | None = None
+    mean: PairMean,
+    anchors: Tensor,
+    others: Tensor,
+    level: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """`pair_means` by plain operations, which `torch.func` can map; all pairs stay in memory."""
-    return _block(anchors, others, level, mean, None, slice(0, len(anchors)))[0]
+    return _block(anchors, others, level, mean, weight, slice(0, len(anchors)))[0]
 
 
 class _PairMeans(torch.autograd.Function):
@@ -189,7 +194,7 @@ class _PairMeans(torch.autograd.Function):
         others: Tensor,
         level: Tensor | None,
         mean: PairMean,
-        members: Members | None,
+        members: Members | Tensor | None,
     ) -> Tensor:
         ctx.mean, ctx.members = mean, members
         parts, slope = [], None
@@ -223,12 +228,14 @@ def _block(
     others: Tensor,
     level: Tensor | None,
     mean: PairMean,
-    members: Members | None,
+    members: Members | Tensor | None,
     rows: slice,
 ) -> tuple[Tensor, Tensor]:
     """The values and slopes of some rows."""
     difference = others - anchors[rows].unsqueeze(1)
-    weight = 1 / len(others) if members is None else members.weight(rows, difference)
+    weight: Any = 1 / len(others) if members is None else members
+    if isinstance(weight, Members):
+        weight = weight.weight(rows, difference)
     return mean.rows(difference, None if level is None else level[rows].unsqueeze(1), weight)
 
 

@@ -36,38 +36,38 @@ class RankingTerm(AbstractTerm):
     .. math::
         \frac1Q\sum_{q=1}^Q \sum_{i \in q} c_i\, f\bigl(g_i(w)\bigr)
 
-    A batch that holds some of the relevant items of a list stands for all of them.
+    The items of a batch stand for their lists: one of n items of which b are in the batch has the
+    weight n / b, and a list without a relevant item in the batch counts as one too. Where lists and
+    items are drawn at random this has no bias.
 
     Args:
         outer: f.
         tracker: the tracker of g_i, one block per relevant item.
         weight: c_i, (n,).
         list_of: number of the list of each item, (n,).
+
+    Attributes:
+        drawn: share of each list that is in the batch, 0 for those that do not count, (Q,).
     """
 
     weight: Tensor
     list_of: Tensor
-    items: Tensor
+    drawn: Tensor
 
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
     ) -> None:
         super().__init__(tracker)
         self.outer = outer
-        self.register_buffer("weight", weight.to(tracker.value))
-        self.register_buffer("list_of", list_of.to(tracker.value.device))
-        self.register_buffer("items", torch.bincount(self.list_of))
+        self.register_buffer("weight", weight.to(tracker.value), persistent=False)
+        self.register_buffer("list_of", list_of.to(tracker.value.device), persistent=False)
+        self.drawn = tracker.value.new_ones(int(list_of.max()) + 1)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean over the lists of the batch."""
         values, slope = self.outer.value_and_gradient(tracked.value)
         index = tracked.index
-        _, which, present = torch.unique(
-            self.list_of[index], return_inverse=True, return_counts=True
-        )
-        # In the precision of the weights: a ratio of integers would be in single precision.
-        weight = self.weight[index] * self.items[self.list_of[index]]
-        weight = weight / (present[which] * max(len(present), 1))
+        weight = self.weight[index] / (self.drawn[self.list_of[index]] * self.drawn.count_nonzero())
         return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
 
     def value(self) -> Tensor:
@@ -101,8 +101,9 @@ class RankingRisk(ScoreRisk):
     Call it with a function that returns the scores of a batch of items, and the number of each
     item in the training set, which says its list and relevance. Give whole lists where they are
     short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
-    a sample of each with at least two items. On several ranks an item is compared with those of
-    its list on all ranks.
+    a sample of each with at least two items. Lists weigh equally if they are drawn equally often
+    and their items at random, whether a sample holds a relevant one or not. On several ranks an
+    item is compared with those of its list on all ranks.
 
     Args:
         model: your model.
@@ -114,7 +115,7 @@ class RankingRisk(ScoreRisk):
         process_group: see `Compositional`.
     """
 
-    _noun = "item"
+    _noun, _batch = "item", "`index` (all without it)"
     _empty = (
         "holds no list with a relevant item and another one, and so no pair to learn from; draw "
         "whole lists with `GroupBatchSampler`."
@@ -157,6 +158,7 @@ class RankingRisk(ScoreRisk):
         super().__init__(model, optimizer, term, process_group)
         self._list, self._others = number, sizes[number] - 1.0
         self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
+        self._sizes, self._useful = sizes, np.unique(number[relevant])  # lists that count
 
     @abc.abstractmethod
     def values(
@@ -191,9 +193,11 @@ class RankingRisk(ScoreRisk):
         shape, device = ids.shape, self._device
         (ids,), ranks = self._gathered(ids)
         lists = self._list[ids]
-        present = np.bincount(lists)[lists]
+        present = np.bincount(self._list[np.unique(ids)], minlength=len(self._sizes))
         # An item alone in its list says nothing: the others of the list are not in the batch.
-        anchor = np.flatnonzero((self._block[ids] >= 0) & (present > 1))
+        anchor = np.flatnonzero((self._block[ids] >= 0) & (present[lists] > 1))
+        drawn = (present * (present > 1) / self._sizes)[self._useful]
+        self.term.drawn = torch.from_numpy(drawn).to(self.term.weight)
         block, others, lists, own = (
             torch.from_numpy(each).to(device)
             for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
@@ -296,7 +300,7 @@ class NDCG(RankingRisk):
             tracker = for_model(model, len(weight), dim, **options)
             term = RankingTerm(outer, tracker, weight, list_of)
             if k is not None:
-                like, lists = tracker.value, len(term.items)
+                like, lists = tracker.value, len(term.drawn)
                 term.keep("cutoffs", BlockParameters(lists, dtype=like.dtype, device=like.device))
             return term
 
@@ -419,6 +423,7 @@ class ListwiseCrossEntropy(RankingRisk):
             model, optimizer, relevance, query, weights, make_term, process_group=process_group
         )
         self.pair_mean = PairMean(Linear(), "log_mean_exp")
+        self._seen = []
 
     def values(
         self,
