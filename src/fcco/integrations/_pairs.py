@@ -64,6 +64,7 @@ class PairMemory(KeepsPrecision):
         device: where they live at first.
     """
 
+    may_be_nan = ("value",)
     value: Tensor
     features: Tensor
     numbers: Tensor
@@ -236,10 +237,14 @@ class PairMemory(KeepsPrecision):
         self.levels = torch.cat([levels.to(self.levels), self.levels])[:size]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved = state_dict.get(f"{prefix}features")
+        saved, before = state_dict.get(f"{prefix}features"), self.features
         if saved is not None and saved.shape[1] == self.stored_pairs:
-            self.features = self.features.new_zeros(saved.shape)  # the width is known by now
-        super()._load_from_state_dict(state_dict, prefix, *others)
+            self.features = before.new_zeros(saved.shape)  # the width is known by now
+        try:
+            super()._load_from_state_dict(state_dict, prefix, *others)
+        except RuntimeError:
+            self.features = before
+            raise
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
