@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("fairlearn")
-pytest.importorskip("fcco_experiments")
-
 from benchmarks.estimators import __main__ as command
 from benchmarks.estimators import methods, tables, training
 from research.constrained.training import Job
