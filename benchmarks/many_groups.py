@@ -1,12 +1,13 @@
 """The program of README.md beside methods that one would write by hand: 200 groups, 8 in a batch.
 
-    python -m benchmarks.many_groups --json        # ten seeds, about three minutes
-    python -m benchmarks.many_groups --quick       # two other seeds
+    python -m benchmarks.many_groups --out docs/results/many-groups/results.json    # one minute
+    python -m benchmarks.many_groups --quick --json                     # two other seeds
 
 A linear classifier for 200 groups of 100 people. Twenty groups follow another rule than the rest,
 and of half of the groups 15 % of the labels are wrong: their batch means are noisy and often high.
 Minimised is the CVaR, the mean loss of the worst tenth of the groups. Every method has the same
 model, Adam, learning rate, schedule and number of steps; all but the first have the same batches.
+The last row has a constant learning rate instead.
 
 Printed is the CVaR on all data, less the least possible, which a convex solver finds for each seed
 together with a bound from below. A seed makes the data, the first weights and the batches. The
@@ -19,12 +20,14 @@ import argparse
 import json
 import math
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from sys import stderr
 from typing import NamedTuple
 
 import torch
+from fcco_experiments import environment
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
@@ -33,6 +36,7 @@ import fcco
 GROUPS, SIZE, RATIO = 200, 100, 0.1
 STEPS, RATE, PER_BATCH, PER_GROUP = 800, 0.03, 8, 4
 STEP_SIZES = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0)  # of group DRO by hand
+OURS, CONSTANT = "fcco", "fcco, constant learning rate"
 WEIGHTS = (0.03, 0.1, 0.3, 0.9)  # of a new value in a moving average by hand
 
 
@@ -97,7 +101,8 @@ METHODS: dict[str, Callable[[], Method] | None] = {
     "worst of each batch": worst_of_batch,
     **{f"group DRO, step {s:g}": lambda s=s: group_dro(s) for s in STEP_SIZES},
     **{f"moving average, weight {w:g}": lambda w=w: moving_average(w) for w in WEIGHTS},
-    "fcco": None,
+    OURS: None,
+    CONSTANT: None,
 }
 
 
@@ -106,9 +111,11 @@ def train(name: str, seed: int) -> tuple[torch.nn.Module, Data]:
     x, y, group = data = people(seed)
     model = torch.nn.Linear(10, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, STEPS)
+    end = 1.0 if name == CONSTANT else 0.01
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, end, STEPS)
     sampler = fcco.GroupBatchSampler(group, PER_BATCH, PER_GROUP, seed=seed)
-    dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, RATIO) if name == "fcco" else None
+    ours = name in (OURS, CONSTANT)
+    dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, RATIO) if ours else None
     make = METHODS[name]
     method = make() if make else None
 
@@ -199,29 +206,35 @@ def excess(name: str, seed: int, least: float) -> float:
         return cvar(group_losses(model(data.x).squeeze(1), data)) - least
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--quick", action="store_true", help="seeds 100 and 101 only")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="write the JSON object to this file")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     seeds = range(100, 102) if options.quick else range(10)
-    least: list[float] = []
+    bounds = []
     for seed in seeds:
-        upper, lower = optimum(people(seed))
-        print(f"seed {seed}: least CVaR between {lower:.5f} and {upper:.5f}", file=sys.stderr)
-        least.append(upper)
+        bounds.append(optimum(people(seed)))
+        print("seed {}: least CVaR {:.5f}, at least {:.5f}".format(seed, *bounds[-1]), file=stderr)
     found: dict[str, list[float]] = {}
     print(f"{'CVaR above the least possible':<32}{'mean':>8}{'std':>8}{'largest':>9}")
     for name in METHODS:
-        found[name] = [excess(name, s, v) for s, v in zip(seeds, least, strict=True)]
-        own = found[name]
-        print(
-            f"{name:<32}{statistics.fmean(own):>8.4f}{statistics.stdev(own):>8.4f}{max(own):>9.4f}",
-            flush=True,
-        )
+        own = [excess(name, s, upper) for s, (upper, _) in zip(seeds, bounds, strict=True)]
+        found[name] = [round(value, 6) for value in own]
+        cells = statistics.fmean(own), statistics.stdev(own), max(own)
+        print(f"{name:<32}" + "{:>8.4f}{:>8.4f}{:>9.4f}".format(*cells), flush=True)
+    machine = environment.describe()
+    result = {key: machine[key] for key in ("revision", "torch")} | {
+        "seeds": list(seeds),
+        "least": [[round(value, 6) for value in pair] for pair in bounds],
+        "excess": found,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
-        print(json.dumps({"seeds": list(seeds), "least": least, "excess": found}))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":
