@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -176,7 +177,8 @@ def readme_programs() -> list[str]:
     programs = [block.code for block in python_blocks((ROOT / "README.md").read_text())]
     assert len(programs) == 2, "groups, limits"
     for program in programs:
-        assert len(program.strip().replace("\n\n", "\n").splitlines()) <= 16, "a glance each"
+        assert len(program.strip().replace("\n\n", "\n").splitlines()) <= 20, "a glance each"
+        assert ";" not in program and ".backward()\n" in program
     return programs
 
 
@@ -185,22 +187,6 @@ def full_losses(names: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
         losses = names["bce"](names["model"](names["x"]).squeeze(1), names["y"], reduction="none")
     return fcco.group_mean(losses, names["group"]).values
-
-
-def test_readme_groups_are_as_the_text_says(capsys: pytest.CaptureFixture[str]):
-    names: dict[str, Any] = {}
-    exec(compile(readme_programs()[0], "README groups", "exec"), names)
-    assert "CVaR" in capsys.readouterr().out
-    assert full_losses(names)[:2].mean().item() == pytest.approx(0.4, abs=0.06)
-    torch.manual_seed(0)
-    model = names["model"] = torch.nn.Linear(5, 1)  # now on the mean
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(400):
-        rows = torch.randint(2000, (100,))
-        optimizer.zero_grad()
-        names["bce"](model(names["x"][rows]).squeeze(1), names["y"][rows]).backward()
-        optimizer.step()
-    assert full_losses(names)[:2].tolist() == pytest.approx([0.75] * 2, abs=0.1)
 
 
 def test_readme_constraint_is_active_as_the_text_says(capsys: pytest.CaptureFixture[str]):
@@ -484,10 +470,15 @@ def test_citation_agrees_with_the_package():
 
 
 def test_the_readme_has_the_figures_of_the_recorded_demo():
+    """The gap, and what is left of it beyond chance: the root of the difference of squares."""
     screens = json.loads((DOCS / "results/demo/recording.json").read_text())
     lines = ["".join(text for _, text in line) for line in screens[-1][1]]
     rows = {line.split()[0]: line.split() for line in lines if line.strip()}
     readme = " ".join((ROOT / "README.md").read_text().split())
     (erm, sonex) = (rows[name] for name in ("erm", "sonex"))
-    assert f"from {erm[4]} to {sonex[4]}" in readme
+    assert f"{erm[4]} and {sonex[4]}" in readme
+    table = json.loads((DOCS / "results/fairness-adult/table.json").read_text())
+    chance = table["methods"]["erm"]["test_gap_floor"]["mean"]  # of the same test data
+    gaps = [f"{math.hypot(float(row[4]), chance):.3f}" for row in (erm, sonex)]
+    assert f"from {gaps[0]} to {gaps[1]}" in readme
     assert f"{float(sonex[1]):.3f} instead of {float(erm[1]):.3f}" in readme

@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = plan(options)
     theirs = {method for *_, method in cells} & {*REDUCTIONS, *THRESHOLDS}
     if theirs and importlib.util.find_spec("fairlearn") is None:
-        parser.error("fairlearn is needed: pip install 'fcco[bench]', or choose --method ours.")
+        parser.error("fairlearn is needed: pip install '.[bench]', or choose --method ours.")
     found = train(cells, options)
     print("\n\n".join(markdown(found).values()) if options.markdown else text(found))
     if options.json:
