@@ -183,9 +183,26 @@ def test_untuned_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["untuned", *arguments, "^docs: penalty"])
     untuned.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(found) == {"constraints", "groups"} and set(found["constraints"]) == {"docs"}
+    assert set(found) == {"constraints", "groups", "left_out"}
+    assert set(found["constraints"]) == {"docs"}
     assert {"objective", "violation"} <= set(found["constraints"]["docs"]["penalty by hand"])
     assert (tmp_path / "runs").read_text().count("\n") == 1
+
+
+def test_untuned_without_the_other_libraries(monkeypatch, capsys):
+    """Also where the best tuned method is one of theirs."""
+    for module in ("cooper", "humancompatible", "humancompatible.train"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert untuned.tuned.CONSTRAINTS["docs"][0][0].startswith("Cooper")
+    words = "untuned --quick --json --workers 1 --only ^docs:.tuned"
+    monkeypatch.setattr(sys, "argv", words.split())
+    untuned.main()
+    told = capsys.readouterr()
+    found = json.loads(told.out.splitlines()[-1])
+    assert found["constraints"]["docs"]["tuned"]["method"] == "ALEXR"
+    for name in ("Cooper", "HCT"):
+        (note,) = [each for each in found["left_out"] if each.startswith(name)]
+        assert "not installed" in note and note in told.err
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:
