@@ -146,7 +146,7 @@ def test_reading_at_equal_violation():
 
 
 def test_figures_of_ours_and_of_the_tuned(monkeypatch):
-    chosen = {"docs": [("Cooper augmented", {"dual_lr": 1.0}), ("HCT ALM", {"lr": 1.0})]}
+    chosen = {"docs": [("SONEX", {"dual_lr": 1.0}), ("ALEXR", {"lr": 1.0})]}
     monkeypatch.setattr(tuned, "CONSTRAINTS", chosen)
     entries = [e for e in untuned.plan_constraints([10, 11], False) if e.problem == "docs"]
 
