@@ -445,7 +445,6 @@ CONVERSIONS = {
 
 
 def test_docstring_to_markdown():
-    pytest.importorskip("griffe")
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
     assert spec is not None and spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)

@@ -123,8 +123,8 @@ def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str
     """The comments that are used, as arrays `x`, `y`, `groups`, `weight` and `part` (0, 1 or 2).
 
     Args:
-        kind: `x` are the features of the frozen MiniLM, token ids, or counts of words, which take
-            seconds instead of hours of a core.
+        kind: `x` are the features of the frozen MiniLM, token ids, or counts of words, which need
+            no backbone and take seconds.
     """
     from fcco_experiments import backbones, data
     from fcco_experiments.data.grouped import Texts, Vectors, sampled

@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.seeds = options.seeds or (2 if options.quick else 10)
     options.workers = options.workers or (2 if options.quick else 1)
     options.steps = options.steps or (QUICK_STEPS if options.quick else None)
-    # Features of a backbone are computed once, in half an hour and more of a core.
+    # The features of a backbone take long, the first time.
     small = options.quick and options.arrays is None
     options.data = options.data or list(QUICK_DATA if small else DATA)
     options.left_out = []
