@@ -1,6 +1,7 @@
 """Many runs as one program, beside the same runs one after another and one process per core.
 
     python -m benchmarks.fleet --json                    # the GPU when there is one, and the CPU
+    python -m benchmarks.fleet --quick --json            # two sizes of one method, a minute
     python -m benchmarks.fleet --device cpu --sizes 20   # one size
     python -m benchmarks.fleet --grid --json             # the paper's ALEXR2 grid, end to end
 
@@ -56,6 +57,9 @@ TARGET = {"method": "sonex", "device": "cpu", "runs": 20, "over_sequential": 4.0
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    if options.quick:
+        options.sizes, options.methods, options.rounds = "1,20", "sonex", 3
+        options.generated, options.limit, options.epochs = 2000, 4, 2
     options.threads = options.threads or torch.get_num_threads()
     told: dict[str, Any] = {"machine": environment.describe("cpu"), "torch": torch.__version__}
     if options.grid:
@@ -70,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     found.add_argument("--json", action="store_true", help="last line: one JSON object")
+    found.add_argument("--quick", action="store_true", help="two sizes, one method, generated data")
     found.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     found.add_argument("--sizes", default=",".join(map(str, SIZES)), help="runs of a fleet: 1,20")
     found.add_argument("--methods", default=",".join(METHODS))
@@ -110,6 +115,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         for device in devices:
             print(header(device))
             for size in map(int, options.sizes.split(",")):
+                print(f"{word}, {device}: {size} runs", file=sys.stderr, flush=True)
                 results.append(measure(case, problem, size, device, processes, options))
                 print(lines(results[-1]), flush=True)
         processes.close()

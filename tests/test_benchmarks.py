@@ -146,20 +146,20 @@ def test_reading_at_equal_violation():
 
 
 def test_figures_of_ours_and_of_the_tuned(monkeypatch):
-    chosen = {"docs": [("Cooper augmented", {"dual_lr": 1.0}), ("HCT ALM", {"lr": 1.0})]}
+    chosen = {"docs": [("SONEX", {"dual_lr": 1.0}), ("ALEXR", {"lr": 1.0})]}
     monkeypatch.setattr(tuned, "CONSTRAINTS", chosen)
     entries = [e for e in untuned.plan_constraints([10, 11], False) if e.problem == "docs"]
 
     def end(job: Job) -> Figures:  # seed 11 is worse by 0.02, the second tuned method by 0.1
         violation = 0.004 + job.shift
-        objective = 0.5 - 10 * job.shift + 0.02 * (job.seed - 10) + 0.1 * (job.method == "HCT ALM")
+        objective = 0.5 - 10 * job.shift + 0.02 * (job.seed - 10) + 0.1 * (job.method == "ALEXR")
         return Figures(objective, violation)
 
     known = {job.key: end(job) for e in entries for jobs in e.candidates.values() for job in jobs}
     rows = untuned.collect(entries, known)["constraints"]["docs"]
     assert rows["fcco"]["objective"] == pytest.approx(0.51)
     assert rows["fcco"]["objective_std"] == pytest.approx(0.02 / math.sqrt(2))
-    assert rows["tuned"]["method"] == "Cooper augmented"
+    assert rows["tuned"]["method"] == "SONEX"
     assert rows["tuned"]["objective"] == pytest.approx(0.51 - 10 * 0.001)
     assert untuned.equal_violation(rows["tuned"], 0.004) == pytest.approx(0.51)
 
@@ -183,9 +183,26 @@ def test_untuned_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["untuned", *arguments, "^docs: penalty"])
     untuned.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(found) == {"constraints", "groups"} and set(found["constraints"]) == {"docs"}
+    assert set(found) == {"constraints", "groups", "left_out"}
+    assert set(found["constraints"]) == {"docs"}
     assert {"objective", "violation"} <= set(found["constraints"]["docs"]["penalty by hand"])
     assert (tmp_path / "runs").read_text().count("\n") == 1
+
+
+def test_untuned_without_the_other_libraries(monkeypatch, capsys):
+    """Also where the best tuned method is one of theirs."""
+    for module in ("cooper", "humancompatible.train.dual_optim"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert untuned.tuned.CONSTRAINTS["docs"][0][0].startswith("Cooper")
+    words = "untuned --quick --json --workers 1 --only ^docs:.tuned"
+    monkeypatch.setattr(sys, "argv", words.split())
+    untuned.main()
+    told = capsys.readouterr()
+    found = json.loads(told.out.splitlines()[-1])
+    assert found["constraints"]["docs"]["tuned"]["method"] == "ALEXR"
+    for name in ("Cooper", "HCT"):
+        (note,) = [each for each in found["left_out"] if each.startswith(name)]
+        assert "not installed" in note and note in told.err
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+import sys
 from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("fairlearn")
-pytest.importorskip("fcco_experiments")
 
 from benchmarks.estimators import __main__ as command
 from benchmarks.estimators import methods, tables, training
@@ -150,6 +148,8 @@ def test_command(
         command.main([*words.split(), "adult", "--constraint", "demographic_parity"])
         told = capsys.readouterr()
         figures = json.loads(told.out.splitlines()[-1])
+        (note,) = figures.pop("left_out")
+        assert note.startswith("bank is left out")
         assert {key: list(each) for key, each in figures.items()} == {
             "adult": ["demographic_parity"]
         }
@@ -164,6 +164,13 @@ def test_command(
         words = words.replace("ours", "") + " adult"
         command.main(words.split())
         assert out.read_text().count("\n") == 10 + 2 * 3
+        monkeypatch.setitem(sys.modules, "fairlearn", None)  # as if it were not installed
+        capsys.readouterr()
+        command.main([*words.split(), "--constraint", "demographic_parity"])
+        told = capsys.readouterr()
+        figures = json.loads(told.out.splitlines()[-1])
+        assert list(figures["adult"]["demographic_parity"]) == ["logistic regression"]
+        assert "not installed" in figures["left_out"][-1] and figures["left_out"][-1] in told.err
     finally:
         tables.read.cache_clear()
         torch.set_num_threads(threads)

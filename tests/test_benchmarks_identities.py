@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import zlib
 from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
@@ -167,6 +169,38 @@ def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert out.read_text().count("\n") == 2 * len(figures)
         command.main([*words, "--seeds", "1", "--words"])
         assert out.read_text().count("\n") == 3 * len(figures)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_quick_counts_words_instead_of_running_a_backbone(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = comments.counts(["Ab b ab!", ""], width=1000)
+    once, twice = (zlib.crc32(word) % 1000 for word in (b"b", b"ab"))
+    assert found.count_nonzero() == 2 and found.shape == (2, 1000)
+    assert found[0, [once, twice]].tolist() == pytest.approx([math.log(2), math.log(3)])
+    asked = []
+
+    def read(kind: str) -> dict[str, Any]:
+        asked.append(kind)
+        with np.load(arrays) as file:
+            return dict(file)
+
+    monkeypatch.setattr(comments, "read", read)
+    threads = torch.get_num_threads()
+    try:
+        command.main(["--quick", "--json", "--steps", "3", "--seeds", "1"])
+        assert asked == ["counts"] and "counts of words" in capsys.readouterr().err
+
+        def missing(kind: str) -> None:
+            raise FileNotFoundError("`toxicity` is not here.\nmore")
+
+        monkeypatch.setattr(comments, "read", missing)
+        with pytest.raises(SystemExit):
+            command.main(["--quick"])
+        told = capsys.readouterr().err
+        assert "is not here." in told and "FCCO_DATA" in told and "more" not in told
     finally:
         torch.set_num_threads(threads)
 

@@ -116,6 +116,8 @@ def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
         command.main(words.split())
         told = capsys.readouterr()
         figures = json.loads(told.out.splitlines()[-1])
+        left_out = figures.pop("left_out")
+        assert any(note.startswith("toxicity is left out") for note in left_out)
         assert {data: list(rows) for data, rows in figures.items()} == {
             "hiv": ["AP", "pAUC", "tpAUC"], "ranking": ["NDCG@5", "NDCG@10"],
         }  # fmt: skip

@@ -11,7 +11,6 @@ from fcco.fleet import Fleet
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     # Inductor of some releases of torch; any other warning is an error.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
 ]

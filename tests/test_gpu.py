@@ -23,7 +23,6 @@ from fcco.contrastive import log_means
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # Remarks of torch on its own features; any other warning is an error.
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),

@@ -39,8 +39,16 @@ from torch.utils.data import DataLoader
 
 import fcco
 
-# Third parties warn about workers, checkpoints and their own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Lightning's and Accelerate's remarks on loops as short as these, and on torch; by their text, so
+# that warnings of fcco stay errors.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "You defined a `validation_step` but have no `val_dataloader`",
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
+    )
+]
 
 
 def test_the_correction_matters():
@@ -93,6 +101,10 @@ def limited(model: nn.Module, optimizer: Any) -> Any:
 
 def limited_loss(objective: Any, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return objective(lambda: (softplus(-batch["y"] * model(batch["x"])),) * 2, batch["group"])
+
+
+# The user's optimizer steps when a round of alexr2 ends; a scheduler takes the first for an error.
+rounds = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 
 @functools.cache
@@ -186,6 +198,7 @@ def test_accelerate_resume(accelerate, tmp_path, batches, accumulate, workers):
     assert_same(second[1], second[-1], expected)
 
 
+@rounds
 def test_accelerate_steps_the_optimizer_of_the_method(accelerate, tmp_path):
     for start, end in ((0, 5), (5, 3 * STEPS)):
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -266,6 +279,7 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:FSDP2-wrapped module .* returned a view tensor")
 def test_sharded_parameters_start_without_a_correction():
     """One file for all ranks has w_{t-1} of the first only; on others it would be wrong."""
     shared = pytest.importorskip("fcco.integrations._shared")
@@ -488,6 +502,7 @@ def test_lightning_loaders_made_anew(tmp_path):
         assert_same(resumed.net, resumed.objective, plain_groups())
 
 
+@rounds
 def test_lightning_steps_the_optimizer_of_the_method(tmp_path):
     class Task(lightning_class()):
         def configure_objective(self, optimizer: Any) -> Any:
@@ -561,6 +576,7 @@ def test_log_values_of_constraints(number):
     assert ("violation/0" in logged) == (number == 3) and len(logged) <= 12
 
 
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
 def test_lightning_speaks_up(tmp_path):
     pl = pytest.importorskip("lightning.pytorch")
     task_class = lightning_class()

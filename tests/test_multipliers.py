@@ -414,7 +414,6 @@ def test_what_it_refuses():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("blocks", [M, 2])
 def test_the_gpu_agrees_and_the_host_never_waits(blocks):

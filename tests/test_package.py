@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import textwrap
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -173,3 +176,38 @@ def test_the_version_is_that_of_the_changelog():
 def test_dir_shows_the_public_names_and_all_of_them_exist():
     assert dir(fcco) == sorted(set(fcco.__all__)) and len(dir(fcco)) == len(fcco.__all__)
     assert all(hasattr(fcco, name) for name in fcco.__all__)
+
+
+# Tests for a GPU.
+
+
+def test_tests_for_a_gpu_need_torch_numpy_and_pytest_only():
+    """The documented command, on a machine without a GPU and without the other packages."""
+    program = """
+        import importlib.abc, sys, pytest, torch
+        class Missing(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in sys.argv[1].split(","):
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        for name in set(sys.modules) & set(sys.argv[1].split(",")):
+            del sys.modules[name]
+        sys.meta_path.insert(0, Missing())
+        sys.exit(pytest.main(["-m", "gpu", "-p", "no:cacheprovider", "-q", "-rs"]))
+    """
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = {name for extra in config["optional-dependencies"].values() for name in extra}
+    names = {re.split(r"[\[><=~! ]", name)[0].replace("-", "_") for name in listed}
+    missing = (names | {"fcco_experiments", "pydantic", "ruamel", "rich", "typer", "sklearn"}) - {
+        "fcco", "pytest",
+    }  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), ",".join(missing)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env=os.environ | {
+            "PYTHONPATH": str(ROOT / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": "",
+        },
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]
+    assert "needs a CUDA device" in found.stdout
+    assert int(re.findall(r"(\d+) skipped", found.stdout)[0]) > 30

@@ -423,7 +423,6 @@ def test_snapshots_must_be_taken_and_complete():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("version", ["v2", "v3"])
 def test_training_on_the_gpu_equals_training_on_the_cpu(version):
     ends = []

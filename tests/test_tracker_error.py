@@ -418,7 +418,6 @@ def test_a_run_goes_on_bitwise_from_its_checkpoint():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("read", ["old", "new"])
 def test_on_a_gpu_it_is_the_same_and_nobody_waits(read):

@@ -55,7 +55,8 @@ def plan(options: argparse.Namespace) -> list[Cell]:
             read(table)  # before any worker does: a file is fetched once
             there.append(table)
         except MissingData as reason:
-            print(f"{table} is left out. {reason}", file=sys.stderr)
+            options.left_out.append(f"{table} is left out. {reason}")
+            print(options.left_out[-1], file=sys.stderr)
     return [
         (table, constraint, method)
         for table in there
@@ -262,14 +263,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.seeds = options.seeds or (2 if options.quick else 10)
     options.workers = options.workers or (2 if options.quick else 1)
+    options.left_out = []
     cells = plan(options)
-    theirs = {method for *_, method in cells} & {*REDUCTIONS, *THRESHOLDS}
-    if theirs and importlib.util.find_spec("fairlearn") is None:
-        parser.error("fairlearn is needed: pip install 'fcco[bench]', or choose --method ours.")
+    if importlib.util.find_spec("fairlearn") is None:
+        cells = [cell for cell in cells if cell[2] not in (*REDUCTIONS, *THRESHOLDS)]
+        note = "fairlearn is left out: not installed (pip install '.[bench]')."
+        options.left_out.append(note)
+        print(note, file=sys.stderr)
+    if not cells:
+        parser.exit(1, "Nothing is left to train.\n")
     found = train(cells, options)
     print("\n\n".join(markdown(found).values()) if options.markdown else text(found))
     if options.json:
-        print(json.dumps(collect(found)))
+        print(json.dumps({**collect(found), "left_out": options.left_out}))
 
 
 if __name__ == "__main__":

@@ -34,12 +34,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from research.constrained.study import short
 from research.constrained.training import Job, Runner
 
 from . import comments
@@ -191,7 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="few steps, two seeds, no choice")
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps, two seeds, no choice, words for features"
+    )
     parser.add_argument("--train", choices=("head", "all"), default="head")
     parser.add_argument("--words", action="store_true", help="a head is told the identities too")
     parser.add_argument("--seeds", type=int, help="10; 3 of a whole network, 2 with --quick")
@@ -221,7 +227,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.steps = options.steps or (QUICK_STEPS if options.quick else None)
     gpu = whole and torch.cuda.is_available()
     options.device = options.device or ("cuda" if gpu else "cpu")
-    found = train(options)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if options.quick and not whole and options.arrays is None:
+                print("Reading the comments; features are counts of words.", file=sys.stderr)
+                options.arrays = Path(folder) / "counts.npz"
+                np.savez(options.arrays, **comments.read("counts"))  # type: ignore[arg-type]
+            found = train(options)
+    except FileNotFoundError as reason:
+        parser.exit(1, f"{short(reason)}\n")
     print(f"{markdown(found)}\n\n{by_group(found)}\n")
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))

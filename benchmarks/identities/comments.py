@@ -9,11 +9,12 @@ identity has the weight n_all / n_kept of its label in its part; all others have
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -118,11 +119,12 @@ def load(file: Path | None = None, words: bool = False) -> dict[str, Part]:
     return {name: Part(x[own], y[own], groups[own], weight[own]) for name, own in rows.items()}
 
 
-def read(tokens: bool = False) -> dict[str, NDArray]:
+def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str, NDArray]:
     """The comments that are used, as arrays `x`, `y`, `groups`, `weight` and `part` (0, 1 or 2).
 
     Args:
-        tokens: `x` are token ids, not the features of the frozen MiniLM.
+        kind: `x` are the features of the frozen MiniLM, token ids, or counts of words, which need
+            no backbone and take seconds.
     """
     from fcco_experiments import backbones, data
     from fcco_experiments.data.grouped import Texts, Vectors, sampled
@@ -142,9 +144,11 @@ def read(tokens: bool = False) -> dict[str, NDArray]:
     assert [texts[row] for row in first] == [drawn.samples[k] for k in range(len(first))]
     more = np.setdiff1d(np.flatnonzero(groups.any(1)), first)
     rows = np.concatenate([first, more])
-    if tokens:
+    if kind == "counts":
+        x: Any = Vectors(counts(texts[row] for row in rows))
+    elif kind == "tokens":
         both = Texts(tuple(texts[row] for row in rows))
-        x: Any = backbones.encode("minilm", both, tokens=TOKENS)
+        x = backbones.encode("minilm", both, tokens=TOKENS)
     else:
         added = Texts(tuple(texts[row] for row in more))
         inputs = digest(*added.values)
@@ -159,6 +163,15 @@ def read(tokens: bool = False) -> dict[str, NDArray]:
         "weight": weight,
         "part": part[rows],
     }
+
+
+def counts(texts: Iterable[str], width: int = 384) -> Tensor:
+    """log(1 + how often words come), words that share a checksum together; (comments, width)."""
+    rows = []
+    for text in texts:
+        places = [zlib.crc32(word.encode()) % width for word in re.findall("[a-z]+", text.lower())]
+        rows.append(np.bincount(places, minlength=width).astype(np.float32))
+    return torch.from_numpy(np.log1p(np.array(rows)))
 
 
 def shares(groups: NDArray[np.bool_], cell: NDArray, rows: NDArray) -> NDArray:
@@ -180,7 +193,7 @@ def save(folder: Path) -> None:
     from fcco_experiments import backbones
 
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = read(tokens=True)
+    arrays = read("tokens")
     arrays["x"] = arrays["x"].astype(np.uint16)
     np.savez_compressed(folder / "tokens.npz", **arrays)  # type: ignore[arg-type]
     backbone = backbones.build("minilm", tokens=TOKENS)

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from fcco_experiments.data import MissingData
 
-from research.constrained.study import finite
+from research.constrained import peers
+from research.constrained.study import finite, short
 from research.constrained.training import Job, Runner
 
 from . import constraints, groups, tuned
@@ -69,7 +70,10 @@ def plan_constraints(seeds: Iterable[int], quick: bool) -> list[Entry]:
             # Units and copies change nothing for a setting that is scaled with them: multipliers
             # and penalties are divided by the scale of the values and by the number of copies.
             own = name if end == " / tenth batch" else first
-            chosen = tuned.CONSTRAINTS.get(first, [])[: 1 if quick else None]
+            chosen = [
+                each for each in tuned.CONSTRAINTS.get(first, []) if constraints.can_run(each[0])
+            ]
+            chosen = chosen[: 1 if quick else None]
             if quick and own != first:
                 chosen = []
             paths = {
@@ -271,27 +275,31 @@ def tables(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def available(names: Iterable[str], make: Any) -> list[str]:
-    """Problems whose files are there; a line on stderr for each of the others."""
+def available(names: Iterable[str], make: Any, notes: list[str]) -> list[str]:
+    """Problems whose files are there; a note, also on stderr, for each of the others."""
     found = []
     for name in names:
         try:
             make(name)
             found.append(name)
         except MissingData as reason:
-            print(f"{name} is left out: {str(reason).splitlines()[0]}", file=sys.stderr)
+            notes.append(f"{name} is left out: {short(reason)}")
+            print(notes[-1], file=sys.stderr)
     return found
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Train everything that `--only` names."""
     torch.set_num_threads(1)
+    left_out = peers.notes()
+    for note in left_out:
+        print(note, file=sys.stderr)
     seeds, wanted = SEEDS[: 1 if options.quick else options.seeds], re.compile(options.only)
     entries = [
         entry for entry in plan_constraints(seeds, options.quick) if wanted.search(str(entry))
     ]
     first = {entry.problem.partition(" / ")[0] for entry in entries}
-    there = available(sorted(first), constraints.make)
+    there = available(sorted(first), constraints.make, left_out)
     entries = [each for each in entries if each.problem.partition(" / ")[0] in there]
     labels = [f": {label}" for label in (OURS, TUNED, *groups.DEFAULTS)]
     labels += [f" / ratios: {OURS}, ratio {ratio:g}" for ratio in groups.RATIOS]
@@ -301,14 +309,14 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         if any(wanted.search(name + label) for label in labels)
         and not (options.quick and name in FEATURES)
     ]
-    planned = plan_groups(available(names, groups.make), seeds, options.quick)
+    planned = plan_groups(available(names, groups.make, left_out), seeds, options.quick)
     entries += [entry for entry in planned if wanted.search(str(entry))]
     jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
     ours = Runner(options.workers, run=tuned.run, result=Figures)
     others = Runner(options.workers, options.cache, run=tuned.run, result=Figures)
     others([job for job in jobs if not untouched(job)], "peers and tuned")
     ours([job for job in jobs if untouched(job)], "fcco")
-    return collect(entries, {**others.known, **ours.known})
+    return {**collect(entries, {**others.known, **ours.known}), "left_out": left_out}
 
 
 def main() -> None:

@@ -242,8 +242,13 @@ PEERS: dict[str, dict[str, Any]] = {
 
 def installed() -> dict[str, dict[str, Any]]:
     """The peers that can be imported."""
-    there = {"Cooper": peers.installed("Cooper"), "HCT": peers.installed("HCT")}
-    return {name: peer for name, peer in PEERS.items() if there.get(name.split()[0], True)}
+    return {name: peer for name, peer in PEERS.items() if can_run(name)}
+
+
+def can_run(method: str) -> bool:
+    """Whether the package of a method is installed; our own need none."""
+    prefix = method.split()[0]
+    return prefix not in ("Cooper", "HCT") or peers.installed(prefix)
 
 
 def run(job: Job) -> Figures:

@@ -152,7 +152,7 @@ def _s2(samples: int = 200) -> Groups:
 
 
 def _quick_start() -> Groups:
-    """The first program of the README."""
+    """The program of docs/start/groups.md."""
     generator = torch.Generator().manual_seed(0)
     group = torch.arange(10).repeat_interleave(200)
     x = torch.randn(2000, 5, generator=generator)

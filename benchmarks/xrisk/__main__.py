@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 
+from research.constrained.study import short
 from research.constrained.training import Job, Runner
 
 from . import speed
@@ -47,7 +48,7 @@ from .training import Figures, run
 
 TUNING_SEEDS = (0, 1)
 SEEDS = range(10, 100)
-QUICK_STEPS = 90
+QUICK_STEPS, QUICK_DATA = 90, ("hiv", "ranking")
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,17 @@ def plan(options: argparse.Namespace) -> list[Cell]:
     """What the filters leave of the installed methods."""
     absent = missing()
     for prefix, reason in absent.items():
-        print(f"{prefix} is left out: {reason}", file=sys.stderr)
+        options.left_out.append(f"{prefix} is left out: {reason}")
+        print(options.left_out[-1], file=sys.stderr)
     there = []
     for data in options.data:
+        print(f"{data}: reading", file=sys.stderr)
         try:
             load(data, options.arrays)  # before any worker does: features are computed once
             there.append(data)
         except FileNotFoundError as reason:
-            print(f"{data} is left out: {str(reason).splitlines()[0]}", file=sys.stderr)
+            options.left_out.append(f"{data} is left out: {short(reason)}")
+            print(options.left_out[-1], file=sys.stderr)
     return [
         Cell(data, metric, method)
         for data in there
@@ -202,7 +206,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true", help="tables for a page instead")
     parser.add_argument("--quick", action="store_true", help="few steps, two seeds, no choice")
     parser.add_argument("--speed", action="store_true", help="time and memory of a step instead")
-    parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        choices=list(DATA),
+        help="all; with --quick those without a backbone",
+    )
     parser.add_argument("--metric", nargs="+", choices=list(METRICS), default=list(METRICS))
     parser.add_argument("--method", nargs="+", default=[""], help="beginnings of their names")
     parser.add_argument("--seeds", type=int, help="10, or 2 with --quick")
@@ -219,11 +228,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.seeds = options.seeds or (2 if options.quick else 10)
     options.workers = options.workers or (2 if options.quick else 1)
     options.steps = options.steps or (QUICK_STEPS if options.quick else None)
+    # The features of a backbone take long, the first time.
+    small = options.quick and options.arrays is None
+    options.data = options.data or list(QUICK_DATA if small else DATA)
+    options.left_out = []
     torch.set_num_threads(1)
-    found = train(plan(options), options)
+    cells = plan(options)
+    if not cells:
+        parser.exit(1, "Nothing is left to train.\n")
+    found = train(cells, options)
     print(markdown(found) if options.markdown else tables(found))
     if options.json:
-        print(json.dumps(collect(found)))
+        print(json.dumps({**collect(found), "left_out": options.left_out}))
 
 
 if __name__ == "__main__":

@@ -255,5 +255,6 @@ def missing() -> dict[str, str]:
         try:
             importlib.import_module(module)
         except Exception as reason:  # LibAUC's imports fail in several ways
-            found[prefix] = f"{type(reason).__name__}: {reason}"
+            hint = " (pip install '.[bench]')" if module == "lightgbm" else ""
+            found[prefix] = f"{type(reason).__name__}: {reason}{hint}"
     return found

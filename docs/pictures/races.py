@@ -71,6 +71,7 @@ FAMILIES = {
 def constrained() -> Path:
     """Objective at a violation of 0.01, relative to the best of all methods."""
     race = json.loads((RESULTS / "constrained/race.json").read_text())
+    del race["source"]
     end, high, told = 4.0, 74, []
     with card.figure(520, 118 + high * len(race), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -130,6 +131,7 @@ RACERS = {
 def convergence() -> Path:
     """Samples to each accuracy, last iterate, a panel for each problem."""
     found = json.loads((RESULTS / "convergence/samples.json").read_text())
+    del found["source"]
     with card.figure(560, 690, 15) as figure:
         figure.text(0.03, 0.968, "Samples to an accuracy, last iterate", va="center")
         entries = [(name, colour(RACERS[name])) for name in ("SONEX", "SONX", "ALEXR2")]

@@ -22,6 +22,13 @@ def installed(prefix: str) -> bool:
     return True
 
 
+def notes() -> list[str]:
+    """A line for each library that is not installed, and so left out."""
+    missing = [prefix for prefix in _MODULES if not installed(prefix)]
+    names = {"Cooper": "Cooper", "HCT": "HCT (humancompatible-train)"}
+    return [f"{names[p]} is left out: not installed (pip install '.[bench]')." for p in missing]
+
+
 def _problem_class(
     problem: Problem, model: nn.Module, penalty: float | None, form: Form
 ) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from fcco_experiments.data import MissingData
 
-from . import bias, cost, grids, plots, report
+from . import bias, cost, grids, peers, plots, report
 from .problems import NAMES, make
 from .training import Job, Runner, builders
 
@@ -117,8 +117,13 @@ def available(names: list[str]) -> tuple[list[str], list[str]]:
             make(name)
             found.append(name)
         except MissingData as reason:
-            notes.append(f"{name} is left out: {reason}")
+            notes.append(f"{name} is left out: {short(reason)}")
     return found, notes
+
+
+def short(missing: Exception) -> str:
+    """One line of what is said about missing data, and where they are looked for."""
+    return f"{str(missing).splitlines()[0]} The variable FCCO_DATA names the folder of the data."
 
 
 def finite(value: Any) -> Any:
@@ -143,6 +148,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names, notes = available(options.problems)
+    notes += peers.notes()
     methods = [m for m in builders() if options.methods is None or m in options.methods]
     cache = None if options.output is None else options.output / "jobs.jsonl"
     runner = Runner(options.workers, cache)

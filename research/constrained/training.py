@@ -201,6 +201,8 @@ class Runner:
         """The results of the jobs, in their order."""
         waiting = list({job.key: job for job in jobs if job.key not in self.known}.values())
         start = time.monotonic()
+        if waiting and self.show is not None:
+            print(f"{title}: {len(waiting)} jobs", file=self.show, flush=True)
         for done, (job, trace) in enumerate(self._finished(waiting), start=1):
             self._keep(job, trace)
             self._say(title, done, len(waiting), start)

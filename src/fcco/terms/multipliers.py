@@ -149,8 +149,8 @@ class MultiplierTerm(AbstractTerm):
         \kappa_i &= \frac{\sigma_0}{A\,\sigma_i W_i}, \qquad W_i = \sigma_i\max(\omega, 1)
 
     The first line is a smoothed hinge whose limit is shifted by nu_i, so that no violation is left
-    when nu_i has found the multiplier. Every factor is measured, so that nothing changes when
-    losses or values are given in other units, or constraints are listed several times:
+    when nu_i has found the multiplier. Every factor is measured: nothing changes when losses or
+    values are given in other units, and little but the margin when constraints are listed twice.
 
     * :math:`\sigma_i`, the noise of a batch value of g_i, and :math:`\sigma_0`, that of g_0, both
       from successive differences. A multiplier is a slope of g_0 against g_i: its unit is

@@ -1,4 +1,4 @@
-"""Lets `pytest -m gpu` run on a machine that has torch, numpy and pytest only; a shared fixture."""
+"""Lets `pytest -m gpu` run where there are torch, numpy and pytest only; a shared fixture."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures open no window
 
@@ -23,6 +24,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests for a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="module")
