@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,11 +26,8 @@ def ssg(
     *,
     threshold: Schedule | Auto = "auto",
     constraint_optimizer: torch.optim.Optimizer | Literal["polyak"] | None = None,
-    schedule: Callable[[int], float] | None = None,
-    burn_in: int = 0,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
-    project: Callable[[], Any] | None = None,
     process_group: Any = "auto",
 ) -> Switching:
     r"""SSG: switching subgradient steps (Huang and Lin 2023).
@@ -43,9 +40,9 @@ def ssg(
             \Pi_X\bigl(w_t - \eta_t\nabla g_{i^*}(w_t)\bigr) & \text{else}, \; t\in J
         \end{cases}
 
-    Output: w_tau with tau in I, tau >= S, with probability proportional to eta_tau, which
-    `objective.output_iterate()` keeps. The multipliers are not part of the method;
-    `multipliers()` estimates them by
+    Output: w_tau with tau in I, with probability proportional to eta_tau, which
+    `objective.output_iterate()` keeps. The projection onto X is `fcco.project_after_step`. The
+    multipliers are not part of the method; `multipliers()` estimates them by
     :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the sizes of the steps
     made (with Adam, its step size is taken for that).
 
@@ -54,15 +51,11 @@ def ssg(
 
     Args:
         optimizer: for steps on g_0; lr is eta_t.
-        threshold: eps_t, a number or a function of the step such as `InverseRoot`; `"auto"` is the
-            measured standard deviation of the worst constraint's batch values.
+        threshold: eps_t, a number or a function of the step; `"auto"` is the measured standard
+            deviation of the worst constraint's batch values.
         constraint_optimizer: for steps on the worst constraint: `"polyak"` (the step
             g / |grad g|^2, for weakly convex constraints), an optimizer over the same parameters,
             or None: the first one, which must then be plain SGD.
-        schedule: factor of both step sizes as a function of the step: `InverseRoot(1.0)` makes
-            eta_t ~ 1/sqrt(t+1).
-        burn_in: S.
-        project: puts the parameters into X, in place, after each step.
 
     The others as in `constrained`.
 
@@ -73,7 +66,7 @@ def ssg(
         >>> from fcco.methods import ssg
         >>> model = torch.nn.Linear(1, 1, bias=False).double()
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        >>> objective = ssg(model, optimizer, 1, threshold=1e-3, burn_in=300)
+        >>> objective = ssg(model, optimizer, 1, threshold=1e-3)
         >>> output = objective.output_iterate("average")
         >>> def loss_and_constraint():
         ...     w = model.weight.view(1)
@@ -99,11 +92,7 @@ def ssg(
     if isinstance(constraint_optimizer, str):
         _checks.one_of("ssg", "constraint_optimizer", constraint_optimizer, ("polyak",))
         constraint_optimizer = PolyakStep(parameters_of(optimizer))
-    switch = SwitchingOptimizer(optimizer, constraint_optimizer, schedule)
-    objective = Switching(
-        model, switch, constraints, threshold=threshold, burn_in=burn_in, tolerance=tolerance,
-        margin=margin, process_group=process_group,
+    return Switching(
+        model, SwitchingOptimizer(optimizer, constraint_optimizer), constraints,
+        threshold=threshold, tolerance=tolerance, margin=margin, process_group=process_group,
     )  # fmt: skip
-    if project is not None:
-        objective.project_after_step(switch, project)
-    return objective

@@ -2,9 +2,8 @@ r"""The previous parameters w_{t-1}: copied by a hook, evaluated without side ef
 
 MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
 *same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
-each optimizer step and evaluates any function of the model there, and its gradient if asked for,
-with the random stream, the buffers (BatchNorm statistics) and the current parameters left exactly
-as they were.
+each optimizer step and evaluates any function of the model there, with the random stream, the
+buffers (BatchNorm statistics) and the current parameters left exactly as they were.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from .swap import (
 
 __all__ = [
     "Optimizers",
-    "ParameterTensors",
     "PreviousParameters",
     "after_closure",
     "parameters_of",
@@ -57,74 +55,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class ParameterTensors(nn.Module):
-    """One tensor per parameter of some optimizers, saved by position in `state_dict()`.
-
-    Args:
-        optimizer: the optimizer, or several.
-    """
-
-    def __init__(self, optimizer: Optimizers) -> None:
-        super().__init__()
-        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        self.optimizers = tuple(unwrap(each) for each in several)
-        self._saved: dict[Tensor, Tensor] = {}
-        self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
-
-    @property
-    def parameters_in_order(self) -> list[Tensor]:
-        """The parameters of all optimizers."""
-        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
-
-    @property
-    def tensors(self) -> dict[Tensor, Tensor]:
-        """The tensors by parameter."""
-        if self._loaded is not None:
-            self._adopt_loaded()
-        return self._saved
-
-    def replace(self, tensors: dict[Tensor, Tensor]) -> None:
-        """Hold these tensors instead."""
-        self._saved, self._loaded = tensors, None
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The tensors, by parameter position, for `state_dict()`."""
-        if self._loaded is not None:
-            return {"parameters": dict(self._loaded)}
-        keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
-        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
-        return {"parameters": saved}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Restore the tensors (checked against the parameters when they are first used)."""
-        self._saved.clear()
-        self._loaded = dict(state["parameters"]) or None
-
-    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
-        """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
-        return tensor.to(local.device, copy=True)
-
-    def _adopt_loaded(self) -> None:
-        call, parameters = f"`{type(self).__name__}.load_state_dict`", self.parameters_in_order
-        for key, tensor in (self._loaded or {}).items():
-            if int(key) >= len(parameters):
-                raise ValueError(
-                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}; it belongs to another model."
-                )
-            parameter = parameters[int(key)]
-            local = local_part(parameter)
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
-                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
-                    "model or sharding."
-                )
-            self._saved[parameter] = self.copy_loaded(tensor, local)
-        self._loaded = None
-
-
-class PreviousParameters(ParameterTensors):
+class PreviousParameters(nn.Module):
     r"""Hold w_{t-1} and evaluate functions there.
 
     Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
@@ -139,7 +70,6 @@ class PreviousParameters(ParameterTensors):
             then holds it during an evaluation only, before the activations of the forward pass
             with gradient exist. The values are the same; a step sends the parameters over the bus
             twice. CUDA graphs, which want parameters at fixed addresses, are recorded anew.
-        listen: copy the parameters before each step; False leaves that to `snapshot()`.
 
     Example:
         >>> import torch, fcco
@@ -159,9 +89,12 @@ class PreviousParameters(ParameterTensors):
         optimizer: Optimizers,
         *,
         offload: bool = False,
-        listen: bool = True,
     ) -> None:
-        super().__init__(optimizer)
+        super().__init__()
+        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        self.optimizers = tuple(unwrap(each) for each in several)
+        self._saved: dict[Tensor, Tensor] = {}
+        self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
         self.offload = offload
         if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
             raise TypeError(
@@ -175,8 +108,14 @@ class PreviousParameters(ParameterTensors):
         self.snapshots = 0  # how often the parameters were copied
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles: list[Any] = []
-        if listen:
-            self.attach_hooks()
+        self.attach_hooks()
+
+    @property
+    def tensors(self) -> dict[Tensor, Tensor]:
+        """The copies by parameter."""
+        if self._loaded is not None:
+            self._adopt_loaded()
+        return self._saved
 
     @property
     def ready(self) -> bool:
@@ -209,11 +148,43 @@ class PreviousParameters(ParameterTensors):
         self.snapshots += 1
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The tensors, by parameter position, for `state_dict()`."""
+        """The copies, by parameter position, for `state_dict()`."""
         self._swap.restore()
         if self.offload:
             wait_for_copies(self._saved)
-        return super().get_extra_state()
+        if self._loaded is not None:
+            return {"parameters": dict(self._loaded)}
+        keys = {parameter: str(k) for k, parameter in enumerate(self._in_order())}
+        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
+        return {"parameters": saved}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the copies (checked against the parameters when they are first used)."""
+        self._saved.clear()
+        self._loaded = dict(state["parameters"]) or None
+
+    def _adopt_loaded(self) -> None:
+        call, parameters = "`PreviousParameters.load_state_dict`", self._in_order()
+        for key, tensor in (self._loaded or {}).items():
+            if int(key) >= len(parameters):
+                raise ValueError(
+                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
+                    f"{len(parameters)}; it belongs to another model."
+                )
+            parameter = parameters[int(key)]
+            local = local_part(parameter)
+            if tensor.shape != local.shape:
+                raise ValueError(
+                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
+                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
+                    "model or sharding."
+                )
+            self._saved[parameter] = empty_copy(local, host=self.offload).copy_(tensor)
+        self._loaded = None
+
+    def _in_order(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
 
     def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
@@ -239,29 +210,12 @@ class PreviousParameters(ParameterTensors):
                 return result.clone()  # type: ignore[return-value]
             return tree_map_only(Tensor, Tensor.clone, result)
 
-    def gradient(
-        self, function: Callable[[], tuple[Tensor, Result]], parameters: Sequence[Tensor]
-    ) -> tuple[list[Tensor | None], Result]:
-        """Like `evaluate`, with gradients: `function` returns a scalar and anything else.
-
-        Returns this rank's gradients of the scalar (None for a parameter that it does not use) and
-        the other result. No `.grad` is touched, and DDP does not see the backward pass.
-        """
-        (model,) = self._model
-        if any_sharded(parameters):
-            raise TypeError(
-                "`PreviousParameters.gradient` cannot take gradients at other parameters of a "
-                "sharded model (FSDP2), whose backward pass reduces them into `.grad`; use DDP."
-            )
+    def evaluate_with_graph(self, function: Callable[[], Result]) -> Result:
+        """Like `evaluate`, for a function that differentiates; DDP does not see it."""
         self._stepped.clear()
-        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        (model,) = self._model
         with torch.enable_grad(), self._swap.at(self.tensors), without_reduction(model):
-            scalar, result = function()
-            # Casts belong to the forward pass, here as in your own loop.
-            with torch.autocast(parameters[0].device.type if parameters else "cpu", enabled=False):
-                if scalar.requires_grad and parameters:
-                    gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
-            return list(gradients), tree_map_only(Tensor, lambda x: x.detach().clone(), result)
+            return tree_map_only(Tensor, lambda x: x.detach().clone(), function())
 
     def moved(self) -> dict[Tensor, Tensor]:
         """w_t - w_{t-1}, by parameter."""
@@ -294,10 +248,6 @@ class PreviousParameters(ParameterTensors):
             self._stepped.clear()
             self.snapshot()
         self._stepped.add(id(optimizer))
-
-    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
-        """A copy of a loaded tensor in the dtype and memory of a snapshot."""
-        return empty_copy(local, host=self.offload).copy_(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made by pickle or deepcopy has other optimizers: it attaches to those.
