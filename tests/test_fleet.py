@@ -45,7 +45,7 @@ def member(
     if method == "plain":
         return Member(model, optimizer)
     if method == "cvar":
-        rule = {"smoothing": 0.05, "gamma": 0.5} | settings
+        rule: dict[str, Any] = {"smoothing": 0.05, "gamma": 0.5} | settings
         return Member(model, optimizer, fcco.CVaRGroupDRO(model, optimizer, 4, 0.4, **rule))
     own = {"penalty": 2.0, "smoothing": 0.05, "gamma": 0.5}
     own |= {

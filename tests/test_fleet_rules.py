@@ -96,7 +96,7 @@ def test_what_acts_at_each_step_unseen_is_refused():
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     refused("scheduler", optimizer)
     objective = ssg(model, sgd(model, 0.1), 4, threshold=0.1, constraint_optimizer="polyak")
-    project_after_step(objective.optimizer, lambda: None)
+    project_after_step(objective.optimizer, lambda: None)  # type: ignore[arg-type]
     refused("project_after_step", objective.optimizer, objective)
 
 

@@ -86,6 +86,7 @@ class Recorded:
 
     def __init__(self, problem: Problem, batches: list[Batch]) -> None:
         self.problem, self.batches, self.steps = problem, batches, iter(range(len(batches)))
+        assert problem.target is not None
         self.num_inner, self.dim, self.m = problem.total, 1, problem.target.numpy()
 
     def draw(self, rng: Any) -> list[tuple]:
@@ -111,7 +112,7 @@ def test_storm_equals_the_transcription(name: str) -> None:
     entry, problem = ENTRIES[name], PROBLEMS["S3"]
     h = settings(entry, problem, first_points(entry, problem, 2))
     h = {key: value[:1] for key, value in h.items()}
-    runs = entry.build(problem, h, 1)
+    runs: Any = entry.build(problem, h, 1)
     stream = batches(problem, 1, 40, problem.blocks, False, seed=3)
     drawn = [next(stream)[0], *(batch for batch, _ in stream)]  # the first holds every block
     runs.warm_up(drawn[0])
