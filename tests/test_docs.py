@@ -109,7 +109,7 @@ class Shorter(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "range":
             node.args = [self.few(each) for each in node.args]
         for keyword in node.keywords:
-            if keyword.arg in ("steps", "burn_in", "max_steps", "save_steps"):
+            if keyword.arg in ("steps", "max_steps", "save_steps"):
                 keyword.value = self.few(keyword.value)
         return node
 

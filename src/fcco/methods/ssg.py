@@ -71,11 +71,13 @@ def ssg(
         >>> def loss_and_constraint():
         ...     w = model.weight.view(1)
         ...     return (w - 1).square().sum() / 2, w - 0.3
-        >>> for step in range(1000):
-        ...     if step == 300:
-        ...         output = objective.output_iterate("average")
-        ...     objective(loss_and_constraint).backward()
-        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> def train(steps):
+        ...     for _ in range(steps):
+        ...         objective(loss_and_constraint).backward()
+        ...         objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> train(300)
+        >>> output = objective.output_iterate("average")
+        >>> train(700)
         >>> with output.applied():
         ...     bool((model.weight - 0.3).abs() < 0.01)
         True
