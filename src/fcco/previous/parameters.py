@@ -28,6 +28,7 @@ from .swap import (
 
 __all__ = [
     "Optimizers",
+    "ParameterTensors",
     "PreviousParameters",
     "after_closure",
     "parameters_of",
@@ -55,7 +56,70 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class PreviousParameters(nn.Module):
+class ParameterTensors(nn.Module):
+    """One tensor per parameter of some optimizers, saved by position in `state_dict()`.
+
+    Args:
+        optimizer: the optimizer, or several.
+    """
+
+    def __init__(self, optimizer: Optimizers) -> None:
+        super().__init__()
+        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        self.optimizers = tuple(unwrap(each) for each in several)
+        self._saved: dict[Tensor, Tensor] = {}
+        self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
+
+    @property
+    def parameters_in_order(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
+
+    @property
+    def tensors(self) -> dict[Tensor, Tensor]:
+        """The tensors by parameter."""
+        if self._loaded is not None:
+            self._adopt_loaded()
+        return self._saved
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The tensors, by parameter position, for `state_dict()`."""
+        if self._loaded is not None:
+            return {"parameters": dict(self._loaded)}
+        keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
+        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
+        return {"parameters": saved}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the tensors (checked against the parameters when they are first used)."""
+        self._saved.clear()
+        self._loaded = dict(state["parameters"]) or None
+
+    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
+        """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
+        return tensor.to(local.device, copy=True)
+
+    def _adopt_loaded(self) -> None:
+        call, parameters = f"`{type(self).__name__}.load_state_dict`", self.parameters_in_order
+        for key, tensor in (self._loaded or {}).items():
+            if int(key) >= len(parameters):
+                raise ValueError(
+                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
+                    f"{len(parameters)}; it belongs to another model."
+                )
+            parameter = parameters[int(key)]
+            local = local_part(parameter)
+            if tensor.shape != local.shape:
+                raise ValueError(
+                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
+                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
+                    "model or sharding."
+                )
+            self._saved[parameter] = self.copy_loaded(tensor, local)
+        self._loaded = None
+
+
+class PreviousParameters(ParameterTensors):
     r"""Hold w_{t-1} and evaluate functions there.
 
     Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
@@ -90,11 +154,7 @@ class PreviousParameters(nn.Module):
         *,
         offload: bool = False,
     ) -> None:
-        super().__init__()
-        several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        self.optimizers = tuple(unwrap(each) for each in several)
-        self._saved: dict[Tensor, Tensor] = {}
-        self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
+        super().__init__(optimizer)
         self.offload = offload
         if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
             raise TypeError(
@@ -109,13 +169,6 @@ class PreviousParameters(nn.Module):
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles: list[Any] = []
         self.attach_hooks()
-
-    @property
-    def tensors(self) -> dict[Tensor, Tensor]:
-        """The copies by parameter."""
-        if self._loaded is not None:
-            self._adopt_loaded()
-        return self._saved
 
     @property
     def ready(self) -> bool:
@@ -148,43 +201,11 @@ class PreviousParameters(nn.Module):
         self.snapshots += 1
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The copies, by parameter position, for `state_dict()`."""
+        """The tensors, by parameter position, for `state_dict()`."""
         self._swap.restore()
         if self.offload:
             wait_for_copies(self._saved)
-        if self._loaded is not None:
-            return {"parameters": dict(self._loaded)}
-        keys = {parameter: str(k) for k, parameter in enumerate(self._in_order())}
-        saved = {keys[p]: saved.clone() for p, saved in self._saved.items() if p in keys}
-        return {"parameters": saved}
-
-    def set_extra_state(self, state: Any) -> None:
-        """Restore the copies (checked against the parameters when they are first used)."""
-        self._saved.clear()
-        self._loaded = dict(state["parameters"]) or None
-
-    def _adopt_loaded(self) -> None:
-        call, parameters = "`PreviousParameters.load_state_dict`", self._in_order()
-        for key, tensor in (self._loaded or {}).items():
-            if int(key) >= len(parameters):
-                raise ValueError(
-                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}; it belongs to another model."
-                )
-            parameter = parameters[int(key)]
-            local = local_part(parameter)
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
-                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
-                    "model or sharding."
-                )
-            self._saved[parameter] = empty_copy(local, host=self.offload).copy_(tensor)
-        self._loaded = None
-
-    def _in_order(self) -> list[Tensor]:
-        """The parameters of all optimizers."""
-        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
+        return super().get_extra_state()
 
     def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
@@ -248,6 +269,10 @@ class PreviousParameters(nn.Module):
             self._stepped.clear()
             self.snapshot()
         self._stepped.add(id(optimizer))
+
+    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
+        """A copy of a loaded tensor in the dtype and memory of a snapshot."""
+        return empty_copy(local, host=self.offload).copy_(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made by pickle or deepcopy has other optimizers: it attaches to those.
