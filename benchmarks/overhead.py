@@ -21,11 +21,10 @@ Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the pla
 | `forward_bound` | `ema` plus such a forward pass: what `msvr` must cost at least |
 | `msvr_over_bound` | `msvr` over `forward_bound` |
 | `msvr_over_plain_bound` | `msvr` over a plain step plus such a forward pass |
-| `ema_gradient`, `msvr_gradient` | `ema` and `msvr` with `threshold="gradient"` |
 | `libauc` | a step of LibAUC's partial AUC loss with its optimizer; null if not installed |
 
 `tracker`: `build_s`, seconds to build a tracker of 10^7 blocks; `step_ratio`, its step to that of
-one of 10^3. `thresholds`: steps of `ema` on mlp64 with each rule, as ratios to `"gradient"`.
+one of 10^3.
 """
 
 from __future__ import annotations
@@ -133,8 +132,6 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
         "ema": sonex_step(case, 0.0),
         "msvr": sonex_step(case),
         "forward": forward_only(case),
-        "ema_gradient": sonex_step(case, 0.0, threshold="gradient"),
-        "msvr_gradient": sonex_step(case, threshold="gradient"),
     }
     peer = libauc_step(case)
     if peer is not None:
@@ -162,8 +159,6 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
         "forward_bound": round(bound, 4),
         "msvr_over_bound": round(msvr / bound, 4),
         "msvr_over_plain_bound": round(msvr / (1 + bound - ema), 4),
-        "ema_gradient": round(timings.ratio("ema_gradient", "plain"), 4),
-        "msvr_gradient": round(timings.ratio("msvr_gradient", "plain"), 4),
         "libauc": None if peer is None else round(timings.ratio("libauc", "plain"), 4),
     }
 
@@ -196,22 +191,12 @@ def measure_tracker(rounds: int) -> dict[str, float]:
     return {"build_s": round(build, 5), "step_ratio": round(timings.ratio("large", "small"), 4)}
 
 
-def measure_thresholds(rounds: int) -> dict[str, float]:
-    """A step with each rule for the threshold, as ratio to the gradient rule."""
-    case = next(iter(cpu_cases()))
-    rules = ("gradient", "table", "exact")
-    steps = {rule: sonex_step(case, 0.0, threshold=rule) for rule in rules}
-    timings = interleave(steps, rounds, 5, clock=CPU_CLOCK)
-    return {rule: round(timings.ratio(rule, "gradient"), 4) for rule in rules}
-
-
 def table(results: dict[str, dict[str, Any]]) -> str:
     names = ["plain_ms", "defaults", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
     lines = [f"{'model':<18}" + "".join(f"{name:>17}" for name in names)]
     for model, row in results.items():
         cells = "".join(f"{'-' if row[n] is None else row[n]:>17}" for n in names)
         lines.append(f"{model:<18}{cells}")
-        lines.append(f"{'  gradient rule':<52}{row['ema_gradient']:>17}{row['msvr_gradient']:>17}")
     return "\n".join(lines)
 
 
@@ -232,10 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(results))
     print(f"tracker of 10^7 blocks: built in {tracker['build_s']:.4f} s, ", end="")
     print(f"step {tracker['step_ratio']:.3f} times that of 10^3")
-    thresholds = measure_thresholds(options.rounds or 300)
-    print("threshold rules on mlp64, to the gradient rule:", thresholds)
     if options.json:
-        print(json.dumps({"models": results, "tracker": tracker, "thresholds": thresholds}))
+        print(json.dumps({"models": results, "tracker": tracker}))
 
 
 if __name__ == "__main__":

@@ -222,8 +222,8 @@ def _() -> Iterator[Any]:
     def call(rows: Tensor) -> Tensor:
         def both() -> Any:
             out, each = model(X[rows]).squeeze(1), losses(model, rows)
-            slope = (out * X[rows, 0]).mean()
-            return each, {"mean": out.mean(), "a": each[:8].mean(), "b": each[8:].mean(), "slope": slope}
+            values = {"mean": out.mean(), "a": each[:8].mean(), "b": each[8:].mean()}
+            return each, {**values, "slope": (out * X[rows, 0]).mean()}
 
         return objective(both)
 
@@ -251,15 +251,12 @@ def _() -> Iterator[Any]:
     model = network()
     settings = {**NUMBERS, "smoothing": 0.05, "correction": 0.1, "read": "new"}
     objective = fcco.constrained(model, sgd(model), LIMITS, "sonex", **settings)
-    second = batches(seed=7)
 
     def call(rows: Tensor) -> Tensor:
         other = rows.view(3, 4).flip(1).flatten()
-        next(second)
         both = lambda r: (losses(model, r), losses(model, r))  # noqa: E731
-        return objective(
-            lambda: both(rows), GROUP[rows], gradient=lambda: both(other), gradient_index=GROUP[other]
-        )  # fmt: skip
+        second = {"gradient": lambda: both(other), "gradient_index": GROUP[other]}
+        return objective(lambda: both(rows), GROUP[rows], **second)
 
     yield from train(model, objective, call, batches())
 
@@ -470,6 +467,7 @@ def on_rank(rank: int, folder: str) -> None:
             rows = rows[rank::2]
             if kind == "cvar":
                 return o(lambda: losses(ddp, rows), GROUP[rows])
+
             # One pass: DDP allows one backward pass for each.
             def both() -> Any:
                 each = losses(ddp, rows)

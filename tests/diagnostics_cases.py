@@ -1,8 +1,16 @@
-"""Problems with known stationary points, shared by the tests of the diagnostics."""
+"""Problems shared by the tests of the diagnostics, and the Gram matrix behind these."""
 
 import torch
 
+from fcco.diagnostics._full_data import FullData, trainable
+
 DOUBLE = torch.float64
+
+
+def gram(inner, number, parameters, tile=32, per_layer=True):
+    """J J^T as the diagnostics compute it."""
+    data = FullData("gram", inner, number, trainable("gram", parameters))
+    return data.gram(per_layer, tile=tile)
 
 
 class Curved:
@@ -34,15 +42,6 @@ class Curved:
         w = self.w.detach()
         jacobian = torch.func.jacrev(lambda v: self.at(v, everything))(w)
         return self.at(w, everything).numpy(), jacobian.numpy(), (0.1 * (w - self.center)).numpy()
-
-
-def separable(number=6, slope=2.0, spread=0.05, seed=0):
-    """S1: F = (1/n) sum |slope (w_i - c_i)|, near its minimiser c."""
-    random = torch.Generator().manual_seed(seed)
-    center = torch.randn(number, generator=random, dtype=DOUBLE)
-    offset = spread * torch.randn(number, generator=random, dtype=DOUBLE)
-    w = (center + offset).requires_grad_()
-    return w, (lambda index: slope * (w - center)[index]), offset
 
 
 def group_losses(number=5):

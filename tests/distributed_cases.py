@@ -28,14 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 import fcco
 from fcco import xrisk
 from fcco.contrastive import log_means
-from fcco.methods import alexr, icppac, msvr, ooa, oss, ssg
+from fcco.methods import alexr, icppac, ooa, oss, ssg
 from fcco.previous.swap import reshard
 
 WORLD, STEPS, GROUPS, SAMPLES, PAIRS = 2, 12, 6, 240, 20
 STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
 FEW = {
     "fsdp-layers": (
-        "sonex log-space accumulation penalized-named automatic-accumulation alexr2-dual "
+        "sonex log-space accumulation penalized-named automatic-accumulation alexr2-independent "
         "empty-rank several-terms float32 contrast-learned contrast-old contrast-individual "
         "risk-two-way risk-ndcg"
     ),
@@ -205,19 +205,6 @@ def named(model: nn.Module, step: int, batches: Batches) -> Any:
     return (inner,), {}
 
 
-def counted(model: nn.Module, step: int, batches: Batches) -> Any:
-    """Entries that are means of unequal numbers of samples."""
-    ids = torch.cat(batches)
-    blocks, counts = GROUP[ids].unique(return_counts=True)
-
-    def inner() -> Any:
-        value = losses(model, ids)
-        means = [value[GROUP[ids] == k].mean() for k in blocks.tolist()]
-        return 0.2 * value.square(), torch.stack(means)
-
-    return (inner, blocks), {"counts": counts}
-
-
 def several(model: nn.Module, step: int, batches: Batches) -> Any:
     """Three terms: in another order on rank 1, one there or not, one absent now and then."""
     ids = torch.cat(batches)
@@ -317,10 +304,10 @@ def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
     return fcco.Compositional(model, momentum(model, lr=0.1), terms)
 
 
-def cvar(threshold: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def cvar(read: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
     return lambda model, corrected: fcco.CVaRGroupDRO(
         model, momentum(model, lr=0.2), GROUPS, ratio=0.5, smoothing=1.0, gamma=0.4,
-        correction=0.5 if corrected else 0.0, threshold=threshold,
+        correction=0.5 if corrected else 0.0, read=read,
     )  # fmt: skip
 
 
@@ -357,10 +344,10 @@ def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
     return build
 
 
-def alexr2(dual: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
-    return lambda model, corrected: fcco.alexr2(
+def alexr2(model: nn.Module, corrected: bool) -> fcco.Compositional:
+    return fcco.alexr2(
         model, momentum(model, lr=1.0), fcco.Hinge(1.5), GROUPS, smoothing=0.6, nu=1.0, eta=0.5,
-        inner_steps=4, gamma=0.5, theta=0.6 if corrected else 0.0, dual=dual,
+        inner_steps=4, gamma=0.5, theta=0.6 if corrected else 0.0,
     )  # fmt: skip
 
 
@@ -378,22 +365,6 @@ def primal_dual(**options: Any) -> Any:
     return lambda model, _: alexr(
         model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.Hinge(1.5), GROUPS, **options
     )
-
-
-def recursive(**options: Any) -> Any:
-    """MSVR, v2 and v3 with two backward passes a step."""
-    smooth = fcco.outer.Custom(softplus, smooth=True)
-    settings: dict[str, Any] = {"gamma": 0.2, "correction": 0.6, **options}
-    return lambda model, _: msvr(
-        model, torch.optim.SGD(model.parameters(), lr=0.5), smooth, GROUPS, **settings
-    )
-
-
-def snapshot(objective: Any, model: nn.Module, ranks: list[int]) -> None:
-    """Ranks hold batches of unequal number."""
-    parts = torch.arange(SAMPLES).split([70, 10, 160])
-    own = [ids for k, ids in enumerate(parts) if k % WORLD in ranks]
-    objective.snapshot([(lambda i=ids: and_g0(losses(model, i)), GROUP[ids]) for ids in own])
 
 
 def warm_up(objective: fcco.Compositional, model: nn.Module, ranks: list[int]) -> None:
@@ -528,21 +499,20 @@ CASES: dict[str, Case] = {
     "log-space": Case(sonex(**LOGS), log_values),
     "measured": Case(sonex(smoothing=1.0), measured),
     "skip-nonfinite": Case(sonex(on_nonfinite="skip"), with_nonfinite),
-    "cvar-exact": Case(cvar("exact"), per_sample),
-    "cvar-gradient": Case(cvar("gradient"), per_sample),
-    "accumulation": Case(cvar("table"), per_sample, micro=2),
+    "cvar": Case(cvar("new"), per_sample),
+    "cvar-old": Case(cvar("old"), per_sample),
+    "accumulation": Case(cvar("new"), per_sample, micro=2),
     "cvar-automatic": Case(automatic_cvar, per_sample, micro=2, sensitive=False),
     "g0-vector": Case(sonex(), with_g0),
     "g0-scalar": Case(sonex(), with_scalar_g0),
     "penalized-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
     "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
-    "penalized-counts": Case(penalized(GROUPS), counted),
     "automatic-scalar": Case(automatic(GROUPS), with_scalar_g0),
     "automatic-named": Case(automatic(NAMES, equality=True), named, sizes=sometimes_empty),
     "automatic-coupled": Case(automatic(GROUPS, coupled=True), with_coupled_objective),
     "automatic-accumulation": Case(automatic(GROUPS), with_g0, micro=2),
-    "alexr2": Case(alexr2("u"), per_sample),
-    "alexr2-dual": Case(alexr2("y"), independent),
+    "alexr2": Case(alexr2, per_sample),
+    "alexr2-independent": Case(alexr2, independent),
     "empty-rank": Case(sonex(), with_g0, sizes=sometimes_empty),
     "overlapping": Case(sonex(), overlapping),
     "several-terms": Case(build_several, several),
@@ -559,11 +529,6 @@ CASES: dict[str, Case] = {
     "alexr": Case(primal_dual(smoothing=1.0, theta=0.6), independent, sensitive=False),
     "alexr-v2": Case(
         primal_dual(version="v2", theta=0.6, dual_step=0.4), independent, sensitive=False
-    ),
-    "msvr-sp": Case(recursive(single_point=True), with_g0, sensitive=False),
-    "msvr-v2": Case(recursive(version="v2", beta=0.2), with_g0, sensitive=False),
-    "msvr-v3": Case(
-        recursive(version="v3", beta=0.2, period=50), with_g0, sensitive=False, before=snapshot
     ),
     "contrast-old": contrast(labels=3, correction=0.0, read="old"),
     "contrast-learned": contrast("forward", radius=0.5, chunk=2),
@@ -807,7 +772,7 @@ def local_parameters(model: nn.Module) -> list[Tensor]:
 
 def resume(wrap: Wrap) -> dict[str, Any]:
     """Save on each rank its own state, in the middle; continue in new objects."""
-    case, rank = CASES["cvar-exact"], dist.get_rank()
+    case, rank = CASES["cvar"], dist.get_rank()
     model, objective = started(case, wrap, 6)
     optimizer: Any = objective.optimizer
     file = io.BytesIO()
@@ -913,7 +878,7 @@ def ddp_options() -> dict[str, Any]:
     for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
         option: dict[str, Any] = {name: True}
         wrap = lambda model, o=option: DistributedDataParallel(model, **o)  # noqa: E731
-        for case in ("cvar-exact", "msvr-v2"):
+        for case in ("cvar", "icppac"):
             result[f"{case}, {name}"] = vars(train(CASES[case], wrap, [dist.get_rank()]))
     return result
 
@@ -982,14 +947,6 @@ def loading(wrap: Wrap) -> dict[str, Any]:
     return {"moved": not torch.equal(after, before), "back": torch.equal(now(model), before)}
 
 
-def recursive_on_shards(wrap: Wrap) -> dict[str, Any]:
-    cases = {name: CASES[name] for name in ("msvr-v2", "msvr-sp")}
-    return {
-        name: raised(lambda c=case: train(c, wrap, [dist.get_rank()]))
-        for name, case in cases.items()
-    }
-
-
 def fsdp_one() -> dict[str, Any]:
     """The older FSDP would silently stay at w_t: refused. Without a correction it may be used."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -1030,7 +987,6 @@ def jobs(strategy: str, folder: str) -> Iterable[tuple[str, Callable[[], Any]]]:
     else:
         yield "anchored", lambda: anchored(wrap)
         yield "loading", lambda: loading(wrap)
-        yield "recursive", lambda: recursive_on_shards(wrap)
     if strategy == "fsdp-layers":
         yield "mixed precision", mixed_precision
         yield "fsdp 1", fsdp_one

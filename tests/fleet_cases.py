@@ -19,10 +19,10 @@ from torch.nn.functional import softplus
 
 import fcco
 from fcco import xrisk
-from fcco.constraints import ConstantConEx, StochasticConEx, StronglyConvexConEx
+from fcco.constraints import ConstantConEx
 from fcco.fleet import Fleet, Member
 from fcco.methods import alexr, hinge_penalty, icppac, ooa, oss, squared_hinge_penalty, ssg
-from fcco.optim import InverseRoot, PolyakStep
+from fcco.optim import PolyakStep
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -384,16 +384,6 @@ def cold(run: int) -> ConstantConEx:
     return ConstantConEx(tau=1.0 + run, theta=0.5, warm_start=False)
 
 
-def growing(run: int) -> StronglyConvexConEx:
-    return StronglyConvexConEx(
-        strong_convexity=0.5 + 0.5 * run, smoothness=2.0 + run, lipschitz=1.0 + run
-    )
-
-
-def noisy(run: int) -> StochasticConEx:
-    return StochasticConEx(distance=1.0 + 0.2 * run, multiplier_bound=2.0, noise=3.0 + run)
-
-
 def queue(lengths: tuple[int, ...]) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return oss(
@@ -406,18 +396,16 @@ def queue(lengths: tuple[int, ...]) -> Any:
 
 def switching(kind: str) -> Any:
     def make(model: nn.Module, run: int) -> Made:
-        options: dict[str, Any] = {"threshold": 0.03 * run, "burn_in": 5 * run}
+        options: dict[str, Any] = {"threshold": 0.03 * run}
         update = sgd(model, 0.02 + 0.01 * run)
         if kind == "scheduled":
-            options["threshold"] = [0.05, InverseRoot(0.2), lambda t: 0.1 * (t % 3)][run]
-            options["schedule"] = InverseRoot(1.0 + run)
+            falls = lambda t: 0.2 / math.sqrt(t + 1)  # noqa: E731
+            options["threshold"] = [0.05, falls, lambda t: 0.1 * (t % 3)][run]
         elif kind == "polyak":
             options["constraint_optimizer"] = PolyakStep(model.parameters(), lr=1.0 - 0.2 * run)
-            options["schedule"] = InverseRoot(2.0)
         elif kind == "momentum":
             update = momentum(model, run)
             options["constraint_optimizer"] = sgd(model, 0.03, momentum=0.5 + 0.1 * run)
-            options["schedule"] = InverseRoot(2.0)
         elif kind == "two":
             update = adam(model, run, weight_decay=0.01)
             options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
@@ -434,7 +422,7 @@ def online(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return ooa(
             model, optimizer, BLOCKS, step=0.05 + 0.05 * run, ratio=[None, 0.5, 0.4][run],
-            adjustment=0.5 + run, group_sizes=[10, 40, 20, 90 + run], **options,
+            **options,
         )  # fmt: skip
 
     return _objective(build, update)
@@ -442,8 +430,7 @@ def online(update: Any, **options: Any) -> Any:
 
 def cvar(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        settings: dict[str, Any] = {"gamma": 0.2 + 0.2 * run, "threshold_lr": 0.05 * (run + 1)}
-        settings |= options
+        settings: dict[str, Any] = {"gamma": 0.2 + 0.2 * run} | options
         smoothing: Any = settings.pop("smoothing")
         if callable(smoothing):
             smoothing = smoothing(run)
@@ -454,12 +441,12 @@ def cvar(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
-def automatic(update: Any, outer: Any, dim: int = 1) -> Any:
+def automatic(update: Any, outer: Any, dim: int = 1, tolerance: float = 0.1) -> Any:
     """A coupled term whose gamma and lambda follow the error of its estimates."""
 
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         tracker = fcco.InnerTracker(BLOCKS, dim, gamma="auto", read="new", dtype=DOUBLE)
-        term = fcco.CoupledTerm(outer(run), tracker, smoothing="auto", tolerance=0.1 * run)
+        term = fcco.CoupledTerm(outer(run), tracker, smoothing="auto", tolerance=tolerance * run)
         return fcco.Compositional(model, optimizer, term)
 
     return _objective(build, update)
@@ -525,7 +512,6 @@ CASES: dict[str, Case] = {
     "log-space": Case(log_space(momentum), of=TRACKED, **LOGARITHMS),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
-    "alexr2-dual": Case(alexr2(momentum, dual="y"), of=TRACKED),
     "alexr": Case(alexr_v1, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
@@ -533,8 +519,6 @@ CASES: dict[str, Case] = {
     "yang2025": Case(yang, of=TRACKED),
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
     "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),
-    "icppac-growing": Case(lagrangian(step(0.5), growing), of=DUAL),
-    "icppac-noisy": Case(lagrangian(step(0.5), noisy), of=DUAL, independent=True),
     "icppac-adam": Case(lagrangian(adam, constant), of=DUAL),
     "oss": Case(queue((3, 3, 3)), of=DUAL),
     "oss-independent": Case(queue((2, 4, 4)), of=DUAL, **FILLED),
@@ -555,16 +539,12 @@ CASES: dict[str, Case] = {
                              independent=True),
     "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
                            of=(*THRESHOLD, *ERROR), **GROUPED),
-    "cvar-automatic-gradient": Case(cvar(momentum, smoothing="auto", threshold="gradient"),
-                                    of=(*THRESHOLD, *ERROR), **GROUPED),
-    "cvar-automatic-table": Case(cvar(momentum, smoothing="auto", gamma="auto", threshold="table"),
-                                 of=LEARNED, **GROUPED),
     "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=LEARNED, **GROUPED),
     "coupled-automatic": Case(automatic(momentum, lambda run: fcco.Hinge(1.0 + run)), of=LEARNED,
                               **SAMPLED),
     "coupled-automatic-pairs": Case(
-        automatic(adam, lambda run: fcco.outer.SeparableHinge(2.0 + run), dim=2), inner=pairs,
-        of=LEARNED),
+        automatic(adam, lambda run: fcco.TwoSidedHinge(0.1, 2.0 + run), dim=2, tolerance=0.0),
+        inner=pairs, of=LEARNED),
     "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED, **SAMPLED),
     "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),
                            of=TRACKED, **GROUPED),
@@ -607,14 +587,11 @@ CASES |= {
         output_and_loss, True, of=(*THRESHOLD_OF_TERM, *OWN),
     ),
 }  # fmt: skip
-for rule, read, smoothing in (
-    ("exact", "old", 0.0), ("exact", "new", positive), ("gradient", "old", positive),
-    ("gradient", "new", 0.0), ("table", "old", 0.0), ("table", "new", positive),
-):  # fmt: skip
-    # A term moves s after the step, a fleet before the next one: the s of `exact` with the old u
-    # and of `table` show one step later.
-    same = rule == "gradient" or (rule, read) == ("exact", "new")
-    CASES[f"cvar-{rule}-{read}"] = Case(
-        cvar(momentum, smoothing=smoothing, threshold=rule, read=read),
-        of=THRESHOLD if same else TRACKED, **GROUPED,
+for read, smoothing in (("old", 0.0), ("old", positive), ("new", 0.0), ("new", positive)):
+    # A term moves s after the step, a fleet before the next one: with the old u it shows one step
+    # later.
+    kind = "hard" if smoothing == 0 else "smooth"
+    CASES[f"cvar-{kind}-{read}"] = Case(
+        cvar(momentum, smoothing=smoothing, read=read),
+        of=THRESHOLD if read == "new" else TRACKED, **GROUPED,
     )  # fmt: skip

@@ -61,9 +61,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def dro(model: nn.Module, optimizer: Any, correction: float = 0.6) -> fcco.CVaRGroupDRO:
     """A wide smoothing: the weight of each group depends on u, so a wrong u cannot hide."""
     return fcco.CVaRGroupDRO(
-        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=correction,
-        threshold="table",
-    )  # fmt: skip
+        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=correction
+    )
 
 
 def loss_of(objective: fcco.Compositional, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -19,7 +19,6 @@ from method_problems import KINDS, MethodProblem
 from problems import Point
 
 import fcco
-from fcco.methods import msvr
 
 
 @dataclass
@@ -54,10 +53,6 @@ TRANSCRIPTIONS: dict[str, str] = {
     "alexr2": "test_transcription.py::test_alexr2",
     "sonx": "test_transcription.py::test_sonx",
     "sox": "test_transcription.py::test_sox",
-    "msvr-v1": "test_msvr.py::test_v1",
-    "msvr-v2": "test_msvr.py::test_v2",
-    "msvr-v3": "test_msvr.py::test_v3",
-    "msvr-sp": "test_msvr.py::test_v1",
     "alexr": "test_alexr.py::test_second_version_equals_the_transcription",
     "ooa": "test_weights.py::test_equals_the_transcription",
     "oss": "test_lagrangian.py::test_oss_equals_the_transcription",
@@ -113,10 +108,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 @setup("sonx", "S1", "S2", "S4")
 def _(problem: MethodProblem, model: Point) -> Setup:
     name = name_of(problem)
-    objective = fcco.sonx(
-        model, sgd(model, RATE[name]), problem.outer, problem.number,
-        inner_functions="weakly_convex" if name == "S4" else "smooth",
-    )  # fmt: skip
+    objective = fcco.sonx(model, sgd(model, RATE[name]), problem.outer, problem.number)
     return Setup(objective, 2000, TOLERANCE[name], {})
 
 
@@ -134,54 +126,8 @@ def _(problem: MethodProblem, model: Point) -> Setup:
         model, outer, problem.outer, problem.number,
         smoothing={"smooth": 1e-9, "S4": 0.01}.get(name, 0.05),
         nu=1.0 if name == "S1" else 0.3, eta=RATE[name], inner_steps=5, gamma=0.2, theta=0.5,
-        inner_functions="weakly_convex" if name == "S4" else "smooth",
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {"independent": True})
-
-
-# Variance-reduced gradients: MSVR.
-
-SMALL = {"gamma": 0.1, "correction": "auto"}
-"""The theory's correction is above 1 here and asks for far smaller steps."""
-
-
-@setup("msvr-v1", "smooth")
-def _(problem: MethodProblem, model: Point) -> Setup:
-    optimizer = fcco.momentum_type(model.parameters(), lr=0.02, beta=0.2)
-    objective = msvr(model, optimizer, problem.outer, problem.number, gamma=0.1)
-    return Setup(objective, 2000, TOLERANCE["smooth"], {})
-
-
-@setup("msvr-sp", "smooth")
-def _(problem: MethodProblem, model: Point) -> Setup:
-    objective = msvr(
-        model, momentum(model, "smooth"), problem.outer, problem.number, single_point=True, **SMALL
-    )
-    return Setup(objective, 2000, TOLERANCE["smooth"], {})
-
-
-@setup("msvr-v2", "smooth")
-def _(problem: MethodProblem, model: Point) -> Setup:
-    objective = msvr(
-        model, sgd(model, 0.1), problem.outer, problem.number, version="v2", beta=0.2, **SMALL
-    )
-    return Setup(objective, 2000, TOLERANCE["smooth"], {})
-
-
-@setup("msvr-v3", "smooth")
-def _(problem: MethodProblem, model: Point) -> Setup:
-    """Snapshots remove the noise: 1e-6 with a constant step."""
-    objective: Any = msvr(
-        model, sgd(model, 0.1), problem.outer, problem.number, version="v3", beta=0.2, period=20,
-        **SMALL,
-    )  # fmt: skip
-
-    def before(model: Point) -> None:
-        if objective.snapshot_due:
-            full = problem.everything(model)
-            objective.snapshot([(full.inner, full.index)])
-
-    return Setup(objective, 1000, 1e-6, {}, power=0, before=before)
 
 
 # Convex primal-dual methods: ALEXR, OOA.
@@ -195,7 +141,6 @@ def _(problem: MethodProblem, model: Point) -> Setup:
         model, sgd(model, {"S1": 0.1, "S2": 0.05, "smooth": 0.05}[name]), problem.outer,
         problem.number, version="v1" if name == "smooth" else "v2",
         dual_step=2.0 if name == "S1" else 0.25, theta=0.5,
-        inner_functions="linear" if name == "S1" else "convex",
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {"independent": True})
 
@@ -270,7 +215,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 
 @setup("ssg", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
-    objective: Any = constrained(problem, model, "ssg", 0.01, threshold=0.01, burn_in=500)
+    objective: Any = constrained(problem, model, "ssg", 0.01, threshold=0.01)
     output = objective.output_iterate("average")
     return Setup(
         objective, 2000, 0.08, {"every": True, "per_block": 8, "independent": True}, power=0,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fcco import Compositional
+from fcco.outer import AbstractOuter
 
 
 class Point(nn.Module):
@@ -24,6 +25,28 @@ class Point(nn.Module):
     def __init__(self, start: np.ndarray | Tensor | list[float]) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.as_tensor(start, dtype=torch.float64).detach().clone())
+
+
+@dataclass(frozen=True)
+class SumOfHinges(AbstractOuter):
+    """A user's own penalty of several constraints in each block: sum_j rho [u_j]_+."""
+
+    scale: float
+    dim: int
+
+    convex = monotone = True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.scale * u.clamp(min=0).sum(-1)
+
+    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
+        return u - u.clamp(min=0).clamp(max=step * self.scale)
+
+    def violation(self, u: Tensor) -> Tensor:
+        return u
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class TorchQuadratics:

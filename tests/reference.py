@@ -114,13 +114,9 @@ def sonex(
     correction: float,
     read: str = "old",
     independent: bool = False,
-    single_point: bool = False,
     with_g0: bool = False,
 ) -> tuple[Array, Array]:
-    """Algorithm 1 with lazy initialisation; returns the iterates and the final u.
-
-    `single_point` puts J(w) (w - w_prev) in the place of g(w) - g(w_prev).
-    """
+    """Algorithm 1 with lazy initialisation; returns the iterates and the final u."""
     rng = np.random.default_rng(1)
     w, w_prev = w0.copy(), w0.copy()
     u = np.zeros((problem.num_inner, problem.dim))
@@ -133,8 +129,6 @@ def sonex(
         for i, batch, other in sampled:
             g = problem.value(w, i, batch)
             change = g - problem.value(w_prev, i, batch)
-            if single_point:
-                change = problem.jacobian(w, i, batch) @ (w - w_prev)
             if not seen[i]:
                 u[i] = u_next[i] = g  # first visit: assigned before the outer gradient is taken
                 seen[i] = True
@@ -165,13 +159,8 @@ def alexr2(
     eta: float,
     independent: bool = True,
     with_g0: bool = False,
-    box: tuple[float, float, float] | None = None,
 ) -> tuple[Array, Array]:
-    """Algorithm 2 with G_t = (w - z) / nu, u carried over rounds.
-
-    `box = (low, high, lambda)` runs the y-form: y+ = clip((lambda y + gamma g~) / ((1 + gamma)
-    lambda), low, high); the returned u is then lambda y.
-    """
+    """Algorithm 2 with G_t = (w - z) / nu, u carried over rounds."""
     rng = np.random.default_rng(1)
     w = w0.copy()
     u = np.zeros((problem.num_inner, problem.dim))
@@ -188,14 +177,8 @@ def alexr2(
                 if not seen[i]:
                     u[i] = g
                     seen[i] = True
-                elif box is None:
-                    u[i] = (u[i] + dual_step * g_tilde) / (1 + dual_step)
                 else:
-                    low, high, lam = box
-                    y = (u[i] + dual_step * g_tilde) / ((1 + dual_step) * lam)
-                    u[i] = lam * np.clip(y, low, high)
-                if box is not None:
-                    u[i] = box[2] * np.clip(u[i] / box[2], box[0], box[1])
+                    u[i] = (u[i] + dual_step * g_tilde) / (1 + dual_step)
                 G += problem.jacobian(z, i, other if independent else batch).T @ slope(u[i])
             G /= len(sampled)
             if with_g0:

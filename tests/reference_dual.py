@@ -45,7 +45,6 @@ def ooa(
     cap: float,
     geometry: str = "kl",
     scaling: str = "unbiased",
-    bonus: Array | None = None,
     with_g0: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Mirror ascent on p, then descent on w; returns iterates, weights and losses of each step."""
@@ -59,9 +58,6 @@ def ooa(
         estimate = np.zeros(n)
         for i, batch, _ in sampled:
             estimate[i] = factor * problem.value(w, i, batch)[0]
-        loss = estimate.copy()
-        if bonus is not None:
-            estimate = estimate + bonus
         if geometry == "kl":
             p = kl_capped(np.maximum(p, 1e-12) * np.exp(step * estimate), cap)
         else:
@@ -74,7 +70,7 @@ def ooa(
         w = update(w, G)
         path.append(w.copy())
         weights.append(p.copy())
-        losses.append(p @ loss)
+        losses.append(p @ estimate)
     return np.array(path), np.array(weights), np.array(losses)
 
 

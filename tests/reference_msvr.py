@@ -1,4 +1,4 @@
-"""MSVR v2 and v3, transcribed line by line in NumPy float64; v1 is `reference.sonex`.
+"""MSVR v2, transcribed line by line in NumPy float64; v1 is `reference.sonex`.
 
 Whole tables of u are kept for each step, and every average is a loop. Nothing here imports fcco or
 torch. The ordinary loss is g0(w; i, s) = |w - m - c_{is1}|^2 / 2, a mean over the sampled entries.
@@ -40,18 +40,6 @@ def estimator(
         G += problem.jacobian(w, i, batch).T @ slope(u[i])
     G /= len(sampled)
     return G + loss_gradient(problem, w, sampled) if with_g0 else G
-
-
-def everything(problem: Quadratics) -> Sampled:
-    """All samples of all blocks, as a batch."""
-    every = np.arange(problem.samples)
-    return [(i, every, every) for i in range(problem.num_inner)]
-
-
-def full_gradient(problem: Quadratics, w: Array, slope: Slope, with_g0: bool = False) -> Array:
-    """The gradient of the objective itself."""
-    g = np.array([problem.value(w, i, batch) for i, batch, _ in everything(problem)])
-    return estimator(problem, w, g, everything(problem), slope, with_g0)
 
 
 def v2(
@@ -103,53 +91,6 @@ def v2(
             z = (1 - beta) * z + G - (1 - beta) * G_prev
         u_prev, u = u, u_next
         w_prev, w = w, w - lr * (z / np.linalg.norm(z) if normalized else z)
-        path.append(w.copy())
-        estimates.append(z.copy())
-    return np.array(path), np.array(estimates), u
-
-
-def v3(
-    problem: Quadratics,
-    w0: Array,
-    steps: int,
-    slope: Slope,
-    *,
-    lr: float,
-    beta: float,
-    gamma: float,
-    correction: float,
-    period: int,
-    with_g0: bool = False,
-) -> tuple[Array, Array, Array]:
-    """Snapshots every `period` steps; returns the iterates, the z_t and the final u."""
-    rng = np.random.default_rng(1)
-    w, w_prev, z = w0.copy(), w0.copy(), np.zeros_like(w0)
-    every = np.arange(problem.samples)
-    u = np.array([problem.value(w, i, every) for i in range(problem.num_inner)])
-    u_prev = u.copy()
-    w_tau, u_tau, g_tau, h_bar = w, u, u, z
-    path, estimates = [], []
-    for t in range(steps):
-        if t % period == 0:
-            w_tau, u_tau = w.copy(), u.copy()
-            g_tau = np.array([problem.value(w, i, every) for i in range(problem.num_inner)])
-            h_bar = estimator(problem, w, u, everything(problem), slope, with_g0)
-        sampled = problem.draw(rng)
-        G = estimator(problem, w, u, sampled, slope, with_g0)
-        h = h_bar + G - estimator(problem, w_tau, u_tau, sampled, slope, with_g0)
-        if t == 0:
-            z = h
-        else:
-            G_prev = estimator(problem, w_prev, u_prev, sampled, slope, with_g0)
-            z = (1 - beta) * z + beta * h + (1 - beta) * (G - G_prev)
-        u_next = u.copy()
-        for i, batch, _ in sampled:
-            g = problem.value(w, i, batch)
-            g_hat = g - problem.value(w_tau, i, batch) + g_tau[i]
-            change = g - problem.value(w_prev, i, batch)
-            u_next[i] = (1 - gamma) * u[i] + gamma * g_hat + correction * change
-        u_prev, u = u, u_next
-        w_prev, w = w, w - lr * z
         path.append(w.copy())
         estimates.append(z.copy())
     return np.array(path), np.array(estimates), u

@@ -175,14 +175,11 @@ def test_alexr2_resumes_bitwise_also_within_a_round_and_while_polishing(
     check(lambda: Run(build, "average", polish_at), (3, 4, 11))
 
 
-@pytest.mark.parametrize(
-    ("threshold", "smoothing"), [("exact", 0.0), ("gradient", 0.3), ("table", 0.0)]
-)
-def test_group_dro_resumes_bitwise(threshold, smoothing):
+@pytest.mark.parametrize(("read", "smoothing"), [("new", 0.0), ("old", 0.3)])
+def test_group_dro_resumes_bitwise(read, smoothing):
     build = lambda model: fcco.CVaRGroupDRO(  # noqa: E731
-        model, OPTIMIZERS["Adam"](model.parameters()), GROUPS, ratio=0.4, smoothing=smoothing,
-        threshold=threshold,
-    )  # fmt: skip
+        model, OPTIMIZERS["Adam"](model.parameters()), GROUPS, 0.4, smoothing=smoothing, read=read
+    )
     check(lambda: Run(build), (1, 6))
 
 

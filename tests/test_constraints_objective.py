@@ -310,32 +310,9 @@ def test_what_is_not_a_term_and_an_index_without_a_name_are_refused():
     inner, index = batch(model, drawn(np.random.default_rng(1)))
     with pytest.raises(ValueError, match="`index` must be a dict"):
         objective(inner, index["constraints"])
-    with pytest.raises(ValueError, match="`counts` must be a dict"):
-        objective(inner, index, counts=torch.ones(3))
     with pytest.raises(ValueError, match="terms objective, constraints needs inner values by term"):
         objective(lambda: inner()["constraints"], {"constraints": index["constraints"]})
     assert not any(each.tracker.seen.any() for each in objective.terms.values())
-
-
-def test_a_recursive_gradient_of_both_terms():
-    """A wrapper around the objective sees both terms."""
-    model = Point(START)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    penalized = fcco.constrained(
-        model, optimizer, M, penalty=1.5, smoothing=0.4, gamma=0.3, correction=0.4,
-        tolerance=LIMIT.tolist(), objective=term(),
-    )  # fmt: skip
-    storm = fcco.RecursiveGradient(penalized, beta=1.0)  # keeps nothing of the past: plain SGD
-    rng = np.random.default_rng(7)
-    for _ in range(30):
-        take_step(storm, *batch(model, drawn(rng)))  # type: ignore[arg-type]
-    limits = Table(CONSTRAINTS, ref.hinge_slope(1.5, 0.4), 0.3, 0.4, limit=LIMIT)
-    path, own = single_loop(limits, ref.Momentum(0.02, 1.0), 30, g0=False)
-    np.testing.assert_allclose(model.w.detach(), path[-1], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(penalized.term.tracker.value, limits.u, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(
-        penalized.terms["objective"].tracker.value, own.u, rtol=0, atol=1e-12
-    )
 
 
 def test_a_term_may_drop_bad_entries_beside_one_that_refuses_them():

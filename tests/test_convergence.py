@@ -11,7 +11,7 @@ import torch
 from problems import Point, decay, program, smoothed_hinge, take_step
 
 import fcco
-from fcco.outer import AbstractOuter, Custom, LogMeanExp, TauLog
+from fcco.outer import AbstractOuter, Custom, LogMeanExp
 
 DOUBLE = torch.float64
 
@@ -161,7 +161,7 @@ def test_log_space_is_exact_and_does_not_overflow(scale):
 @pytest.mark.parametrize("read, correction", [("old", 0.3), ("new", 0.0)])
 def test_log_space_is_the_plain_tracker_of_exponentials(read, correction):
     tau, models = 0.5, [Point([0.2, -0.4, 0.6, 1.0]) for _ in range(2)]
-    outers = [LogMeanExp(tau), TauLog(tau, 1e-300)]
+    outers = [LogMeanExp(tau), Custom(lambda u: tau * u.log(), smooth=True)]
     objectives = [
         fcco.sonex(
             model, torch.optim.SGD(model.parameters(), lr=0.05), outer, 4, smoothing=0.0,

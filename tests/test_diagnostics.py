@@ -1,215 +1,280 @@
-"""Stationarity measures against closed forms, brute force and cvxpy."""
+"""Spectra, KKT residuals and tracking errors against independent computations."""
 
-import math
 import sys
+import weakref
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from diagnostics_cases import DOUBLE, Curved, group_losses, separable
+from diagnostics_cases import DOUBLE, Curved, gram, group_losses
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fcco.diagnostics import (
-    approximate_stationarity,
-    hinge_stationarity,
+    constraint_condition,
     kkt,
-    nearly_stationary_bounds,
-    prox_linear,
+    kkt_report,
     smallest_eigenvalue,
+    tracking_error,
 )
-from fcco.outer import (
-    Absolute,
-    CVaRHinge,
-    DeadZone,
-    Hinge,
-    LogTruncatedHinge,
-    MoreauEnvelope,
-    Pinball,
-    TwoSidedHinge,
-)
+from fcco.outer import Hinge, MoreauEnvelope, SquaredHinge, TwoSidedHinge
 
-# Approximate stationarity: upper bound over a grid.
+# The Gram matrix.
 
 
-def test_approximate_stationarity_has_the_closed_form_of_the_separable_problem():
-    w, inner, offset = separable(number=6, slope=2.0)
-    grid = [1e-3, 0.03, 0.1, 10.0]
-    result = approximate_stationarity(inner, Absolute(), 6, [w], grid, chunk=4)
-    for (step, distance, gradient), expected in zip(result.table.tolist(), grid, strict=True):
-        value = 2 * offset
-        slope = (value / expected).clamp(-1, 1)
-        assert step == expected
-        assert distance == pytest.approx(float((expected * slope).abs().max()), rel=1e-12)
-        assert gradient == pytest.approx(2 / 6 * float(slope.norm()), rel=1e-12)
-    assert result.value == max(result.distance, result.gradient)
-    assert result.value == result.table[:, 1:].max(1).values.min().item()
-    assert "epsilon <=" in str(result)
+def network(number, width, dtype=DOUBLE):
+    """Group means of a small network's outputs: several layers, one of them unused by group 0."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh()
+    ).to(dtype)
+    heads = torch.nn.Linear(8, width).to(dtype)
+    data = torch.randn(number, 5, 3).to(dtype)
 
+    def inner(index):
+        features = model(data[index]).square().mean(1)
+        used = torch.where(index.unsqueeze(1) == 0, features[:, :width], heads(features))
+        return used.squeeze(1)
 
-@pytest.mark.parametrize("width", [None, 2])
-def test_gradient_column_is_the_gradient_of_the_smoothed_objective(width):
-    problem = Curved(1, 7, 4, width)
-    outer = TwoSidedHinge(0.1, 2.0) if width else Hinge(2.0)
-    for step in (0.01, 0.3):
-        smooth = MoreauEnvelope(outer, step)
-        objective = smooth(problem.inner(torch.arange(7))).mean() + problem.loss()
-        expected = torch.autograd.grad(objective, problem.w)[0].norm().item()
-        result = approximate_stationarity(
-            problem.inner, outer, 7, [problem.w], step, loss=problem.loss, chunk=3
-        )
-        assert result.gradient == pytest.approx(expected, rel=1e-12)
-        assert result.distance <= step * outer.lipschitz * (1 + 1e-12)
-
-
-def test_default_grid_stops_below_the_weak_convexity():
-    problem = Curved(2, 4, 3)
-    result = approximate_stationarity(problem.inner, LogTruncatedHinge(0.5), 4, [problem.w])
-    assert result.table[:, 0].max() < 0.5 < result.table[:, 0].max() * 10**0.5
-    full = approximate_stationarity(problem.inner, Hinge(), 4, [problem.w])
-    assert full.table[:, 0].tolist() == pytest.approx([10 ** (k / 2) for k in range(-12, 5)])
-    with pytest.raises(ValueError, match=r"approximate_stationarity\(smoothing.*1/weak_convexity"):
-        approximate_stationarity(problem.inner, LogTruncatedHinge(0.5), 4, [problem.w], [0.5])
-
-
-# Exact approximate stationarity for two slopes.
-
-OUTERS = [Hinge(3.0), Absolute(1.5), CVaRHinge(0.4, threshold=0.2), Pinball(0.3, scale=2.0)]
-SLOPES = {
-    Hinge: (0, 3, 0),
-    Absolute: (-1.5, 1.5, 0),
-    CVaRHinge: (0, 2.5, 0.2),
-    Pinball: (-1.4, 0.6, 0),
-}
-
-
-def brute_residual(outer, values, jacobian, extra, radius):
-    """q(radius) by cvxpy, straight from the definition in R^d."""
-    low, high, kink = SLOPES[type(outer)]
-    y = cp.Variable(len(values))
-    constraints = [
-        y >= np.where(values - kink > radius, high, low),
-        y <= np.where(values - kink < -radius, low, high),
-    ]
-    target = cp.norm(jacobian.T @ y / len(values) + extra)
-    cp.Problem(cp.Minimize(target), constraints).solve(solver=cp.CLARABEL)
-    return float(np.asarray(target.value))
+    return inner, [*model.parameters(), *heads.parameters()]
 
 
 @pytest.mark.parametrize(
-    ("outer", "dim"),  # fewer and more parameters than blocks
-    [*zip(OUTERS, (3, 9, 9, 3), strict=True)],
-    ids=lambda outer: type(outer).__name__,
+    ("width", "tile", "per_layer"), [(1, 1, True), (2, 3, True), (1, 3, False), (2, 100, False)]
 )
-def test_hinge_stationarity_is_the_brute_force_minimum(outer, dim):
-    problem = Curved(dim, 6, dim)
-    values, jacobian, extra = problem.dense()
-    kink = SLOPES[type(outer)][2]
+def test_gram_matrix_is_the_product_of_dense_jacobians(width, tile, per_layer):
+    inner, parameters = network(7, width)
+    options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+    rows = [
+        torch.autograd.grad(value, parameters, **options)
+        for value in inner(torch.arange(7)).reshape(-1)
+    ]
+    dense = torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
+    matrix = gram(inner, 7, parameters, tile=tile, per_layer=per_layer)
+    torch.testing.assert_close(matrix, dense @ dense.T, rtol=1e-12, atol=1e-12)
 
-    def measure(radius=None):
-        return hinge_stationarity(
-            problem.inner, outer, 6, [problem.w], loss=problem.loss, radius=radius, tile=4
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_gram_matrix_agrees_with_forward_free_jacobian(width):
+    problem = Curved(5, 6, 9, width)
+    jacobian = torch.from_numpy(problem.dense()[1]).reshape(-1, 9)
+    expected = torch.linalg.svdvals(jacobian).square()
+    spectrum = smallest_eigenvalue(problem.inner, 6, [problem.w])
+    assert spectrum.largest == pytest.approx(float(expected[0]), rel=1e-10)
+    assert spectrum.trace == pytest.approx(float(expected.sum()), rel=1e-10)
+    if width is None:
+        assert spectrum.smallest == pytest.approx(float(expected[-1]), rel=1e-8)
+        assert spectrum.condition == pytest.approx(spectrum.largest / spectrum.smallest)
+        assert not spectrum.trivially_singular
+    else:  # 12 rows in R^9
+        assert spectrum.trivially_singular
+        assert 0 <= spectrum.smallest < 1e-10 * spectrum.largest
+
+
+def test_threshold_completes_the_group_dro_spectrum():
+    number = 6
+    w, s, inner = group_losses(number)
+    expected = torch.tensor([1.0] * (number - 1) + [number], dtype=DOUBLE)
+    torch.testing.assert_close(torch.linalg.eigvalsh(gram(inner, number, [w, s])), expected)
+    without = smallest_eigenvalue(inner, number, [w])
+    assert without.smallest < 1e-12, "the gradients w - e_i sum to zero"
+    completed = smallest_eigenvalue(inner, number, [w], with_threshold=True)
+    assert completed.smallest == pytest.approx(1) and completed.largest == pytest.approx(number)
+    assert completed.trace == pytest.approx(2 * number - 1)
+    vector, parameters = network(4, 2)
+    with pytest.raises(ValueError, match=r"smallest_eigenvalue\(with_threshold=True\).*scalar"):
+        smallest_eigenvalue(vector, 4, parameters, with_threshold=True)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The peak of the bytes held by tensors that were created inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.watch(leaf.untyped_storage())
+        return result
+
+    def watch(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key, size):
+        self.known.discard(key)
+        self.live -= size
+
+
+def test_tiles_keep_the_memory_far_below_the_jacobian():
+    number, dim, tile = 100, 20_000, 8
+    w = torch.linspace(0, 1, dim).requires_grad_()
+    rates = torch.linspace(0.5, 2, number)
+
+    def inner(index):
+        return rates[index] * w.square().mean() + w[index * 7]
+
+    with LiveBytes() as tiled:
+        matrix = gram(inner, number, [w], tile=tile)
+    with LiveBytes() as dense:
+        jacobian = torch.stack(
+            [
+                torch.autograd.grad(value, w, retain_graph=True)[0]
+                for value in inner(torch.arange(number))
+            ]
+        )
+    whole = number * dim * 4
+    assert dense.peak >= whole, "the instrument must see a dense Jacobian"
+    two_tiles = 2 * tile * dim * 8
+    assert two_tiles <= tiled.peak < 1.5 * two_tiles < 0.25 * number * dim * 8
+    torch.testing.assert_close(matrix.float(), jacobian @ jacobian.T, rtol=1e-3, atol=1e-5)
+
+
+def test_layers_bound_the_memory_of_a_tile():
+    layers = [torch.randn(2_000).requires_grad_() for _ in range(10)]
+
+    def inner(index):
+        return torch.stack(
+            [torch.stack([(w * (i + 1)).sin().mean() for w in layers]).sum() for i in index]
         )
 
-    radii = np.sort(
-        np.append(np.linspace(0, 1.2 * np.abs(values - kink).max(), 3), np.abs(values - kink)[:3])
-    )
-    residuals = [measure(float(radius)).gradient for radius in radii]
-    assert np.all(np.diff(residuals) <= 1e-7), "q is non-increasing"
-    expected = [brute_residual(outer, values, jacobian, extra, radius) for radius in radii]
-    np.testing.assert_allclose(residuals, expected, atol=1e-6)
+    peaks = {}
+    for per_layer in (True, False):
+        with LiveBytes() as memory:
+            gram(inner, 8, layers, tile=8, per_layer=per_layer)
+        peaks[per_layer] = memory.peak
+    assert peaks[False] > 8 * 20_000 * 8
+    # The graph of the tile itself (two saved tensors a term) is there in both.
+    assert peaks[True] < peaks[False] - 0.8 * 8 * 18_000 * 8
 
-    exact = measure()
-    # The smallest radius with q(radius) <= radius, by cvxpy alone.
-    for radius, fits in ((exact.value - 1e-5, False), (exact.value + 1e-5, True)):
-        assert (brute_residual(outer, values, jacobian, extra, radius) <= radius) == fits
-    assert exact.value == max(exact.radius, exact.gradient)
+
+# The condition on constraints.
+
+
+def test_constraint_condition_takes_all_constraints_at_infeasible_points_only():
+    matrix = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.5, 0.0], [1.0, 1.0, 1.0]], dtype=DOUBLE)
+    w = torch.tensor([1.0, -1.0, -3.0], dtype=DOUBLE, requires_grad=True)
+    result = constraint_condition(lambda index: matrix[index] @ w - 0.1, 3, [w])
+    assert not result.feasible and result.num_violated == 1
+    assert result.largest_value == pytest.approx(1.9)
+    assert result.smallest == pytest.approx(float(torch.linalg.svdvals(matrix)[-1]))
+    assert result.violated == pytest.approx(2.0)
+    inside = constraint_condition(lambda index: matrix[index] @ w - 10, 3, [w])
+    assert inside.feasible and inside.smallest is None and "nothing to check" in str(inside)
+
+
+# KKT residuals.
+
+
+def box_problem(point, number=4, goal=1.0, bound=0.3):
+    """S3: min |w - goal|^2 / 2 subject to w_i <= bound; w* = bound, nu* = goal - bound."""
+    w = torch.full((number,), point, dtype=DOUBLE, requires_grad=True)
+    return w, (lambda: (w - goal).square().sum() / 2), (lambda index: w[index] - bound)
+
+
+def test_smoothed_penalty_solution_has_the_predicted_residuals():
+    number, penalty, smoothing, best = 4, 8.0, 0.05, 0.7
+    shrink = 1 / (1 + smoothing * number)
+    w, loss, inner = box_problem(0.3 + best * smoothing * number * shrink)
+    smoothed = MoreauEnvelope(Hinge(penalty), smoothing)
+    report = kkt_report(loss, inner, number, [w], smoothed)
+    expected = torch.full((number,), best * shrink, dtype=DOUBLE)
+    for result in (report.penalty, report.least_squares):
+        torch.testing.assert_close(result.multipliers, expected, rtol=1e-9, atol=0)
+        assert result.stationarity < 1e-9
+        assert result.feasibility == pytest.approx(smoothing * number * best * shrink)
+        assert result.complementarity == pytest.approx(result.feasibility * best * shrink)
+    assert str(report).count("stationarity") == 2
+
+
+def test_too_small_a_penalty_is_seen_as_infeasible_with_saturated_multipliers():
+    number, penalty = 4, 2.0  # rho / m = 0.5 < nu* = 0.7: the minimiser is goal - rho / m
+    w, loss, inner = box_problem(0.5)
+    result = kkt(loss, inner, number, [w], outer=MoreauEnvelope(Hinge(penalty), 0.01))
+    assert result.stationarity < 1e-12
+    assert result.feasibility == pytest.approx(0.2)
+    torch.testing.assert_close(result.multipliers, torch.full((number,), 0.5, dtype=DOUBLE))
+    squared = kkt(loss, inner, number, [w], outer=SquaredHinge(2.0))
+    torch.testing.assert_close(squared.multipliers, torch.full((number,), 0.1, dtype=DOUBLE))
+
+
+def test_non_convex_constraint_has_its_known_multiplier():
+    # S3b: min |w - a|^2 / 2 subject to 1 - |w|^2 <= 0 with |a| = 0.5; nu* = (1 - |a|) / 2.
+    goal = torch.tensor([0.3, 0.4], dtype=DOUBLE)
+    w = (2 * goal).requires_grad_()
+    inner = lambda index: (1 - w.square().sum()).expand(len(index))  # noqa: E731
+    result = kkt(lambda: (w - goal).square().sum() / 2, inner, 1, [w])
+    assert result.multipliers.item() == pytest.approx(0.25)
+    assert max(result.stationarity, result.feasibility, result.complementarity) < 1e-8
+    wrong = kkt(
+        lambda: (w - goal).square().sum() / 2, inner, 1, [w], multipliers=torch.tensor([0.5])
+    )
+    assert wrong.stationarity == pytest.approx(0.5)  # |(w - a) - w| = |a|
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_grid_value_is_never_below_the_exact_one(seed):
-    problem = Curved(seed, 8, 5)
-    for outer in OUTERS:
-        exact = hinge_stationarity(problem.inner, outer, 8, [problem.w], loss=problem.loss)
-        grid = approximate_stationarity(problem.inner, outer, 8, [problem.w], loss=problem.loss)
-        assert exact.value <= grid.value + 1e-8
-
-
-def test_group_dro_solution_is_stationary():
-    w, s, inner = group_losses(5)
-    exact = hinge_stationarity(inner, CVaRHinge(0.4), 5, [w, s], loss=lambda: s)
-    assert exact.value < 1e-7
-    assert exact.num_free == 5
-    torch.testing.assert_close(exact.multipliers, torch.ones(5, dtype=DOUBLE), atol=1e-6, rtol=0)
-    moved = prox_linear(inner, CVaRHinge(0.4), 5, [w, s], 0.5, loss=lambda: s)
-    assert moved.distance < 1e-7
-
-
-def test_threshold_of_the_outer_function_may_be_a_parameter():
-    problem = Curved(7, 6, 4)
-    level = torch.tensor(0.2, dtype=DOUBLE, requires_grad=True)
-    arguments = (6, [problem.w])
-    for measure in (hinge_stationarity, approximate_stationarity):
-        tensor = measure(problem.inner, CVaRHinge(0.4, level), *arguments)  # pyright: ignore
-        assert (
-            tensor.value == measure(problem.inner, CVaRHinge(0.4, threshold=0.2), *arguments).value
-        )
-
-
-# From approximate to nearly stationary, and the counterexample.
-
-
-def test_separable_problem_obeys_the_bound():
-    number, slope = 6, 2.0
-    w, inner, offset = separable(number, slope, 0.01)
-    epsilon = hinge_stationarity(inner, Absolute(), number, [w]).value
-    delta = smallest_eigenvalue(inner, number, [w]).smallest
-    assert delta == pytest.approx(slope**2)
-    bounds = nearly_stationary_bounds(
-        epsilon, number, delta, inner_lipschitz=slope, inner_smoothness=0.0, outer_lipschitz=1.0
+def test_best_multipliers_are_those_of_cvxpy(seed):
+    problem = Curved(seed + 20, 7, 4)
+    values, jacobian, extra = problem.dense()
+    values, inner = values + 0.2, lambda index: problem.inner(index) + 0.2
+    inactive = values < -1e-3
+    assert inactive.any() and (values > 0).any()
+    result = kkt(problem.loss, inner, 7, [problem.w])
+    nu = cp.Variable(7, nonneg=True)
+    distance = cp.norm(jacobian.T @ nu + extra)
+    cp.Problem(cp.Minimize(distance), [nu[inactive] == 0]).solve(solver=cp.CLARABEL)
+    assert result.stationarity == pytest.approx(float(np.asarray(distance.value)), abs=1e-6)
+    assert bool((result.multipliers >= 0).all())
+    assert bool((result.multipliers[torch.from_numpy(inactive)] == 0).all())
+    assert result.feasibility == pytest.approx(max(values.max(), 0))
+    assert result.complementarity == pytest.approx(
+        np.abs(values * result.multipliers.numpy()).max()
     )
-    # The minimiser is the stationary point; y = 0 shows that epsilon is max |g_i|.
-    assert epsilon == pytest.approx(slope * float(offset.abs().max()))
-    assert float(offset.norm()) <= bounds.distance
-    assert bounds.distance == pytest.approx(4 * number / slope * epsilon)
-    assert bounds.gradient == pytest.approx(epsilon)
-    assert bounds.limit == math.inf
 
 
-def test_bounds_have_the_constants_of_the_proof():
-    bounds = nearly_stationary_bounds(
-        0.01, 5, 2.0, inner_lipschitz=3.0, inner_smoothness=0.5, outer_lipschitz=4.0
-    )
-    assert bounds.distance == pytest.approx(4 * 3 * 5 * 0.01 / 2)
-    assert bounds.gradient == pytest.approx((1 + 4 * 3 * 4 * 0.5 * 5 / 2) * 0.01)
-    assert bounds.limit == pytest.approx(4 / (16 * 25 * 9 * 0.5))
-    singular = nearly_stationary_bounds(
-        0.01, 5, 0.0, inner_lipschitz=3.0, inner_smoothness=0.5, outer_lipschitz=4.0
-    )
-    assert (singular.distance, singular.gradient, singular.limit) == (math.inf, math.inf, 0.0)
+def test_kkt_errors():
+    w, loss, inner = box_problem(0.3)
+    with pytest.raises(ValueError, match="one source"):
+        kkt(loss, inner, 4, [w], multipliers=torch.ones(4), outer=Hinge())
+    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*shape \(4,\)"):
+        kkt(loss, inner, 4, [w], multipliers=torch.ones(3))
+    with pytest.raises(ValueError, match="non-negative"):
+        kkt(loss, inner, 4, [w], multipliers=-torch.ones(4))
+    with pytest.raises(ValueError, match="d1 = 2"):
+        kkt(loss, lambda index: w[index].unsqueeze(1).expand(-1, 2), 4, [w])
 
 
-def test_approximate_does_not_imply_nearly_without_a_singular_value(epsilon=1e-4):
-    # F(w) = f(|w|^2 / 2), f(u) = max(u, -2u): w = 0 is the only stationary point.
-    outer = Pinball(1 / 3, scale=3.0)
-    w = torch.tensor([0.6, 0.8], dtype=DOUBLE).mul(math.sqrt(2 * epsilon)).requires_grad_()
+# Tracking errors.
 
-    def inner(index):
-        return (w.square().sum() / 2).expand(len(index))
 
-    grid = approximate_stationarity(inner, outer, 1, [w], 1e6)
-    assert grid.distance == pytest.approx(epsilon) and grid.gradient < 1e-3 * epsilon
-    exact = hinge_stationarity(inner, outer, 1, [w])
-    assert exact.value == pytest.approx(epsilon) and exact.gradient < 1e-12
-    # At radius 0 the multiplier is f'(g) = 1: the distance of 0 to the subdifferential itself.
-    subgradient = hinge_stationarity(inner, outer, 1, [w], radius=0.0).gradient
-    assert subgradient == pytest.approx(math.sqrt(2 * epsilon))
-    assert w.norm().item() == pytest.approx(math.sqrt(2 * epsilon))
-    delta = smallest_eigenvalue(inner, 1, [w]).smallest
-    size = w.norm().item()
-    bounds = nearly_stationary_bounds(
-        epsilon, 1, delta, inner_lipschitz=size, inner_smoothness=1.0, outer_lipschitz=2.0
-    )
-    assert bounds.limit < epsilon, "the theorem must not claim to apply here"
+@pytest.mark.parametrize("width", [None, 3])
+def test_tracking_error_is_the_mean_square_over_seen_blocks(width):
+    problem = Curved(0, 9, 4, width)
+    exact = problem.inner(torch.arange(9)).detach()
+    noise = torch.randn_like(exact)
+    seen = torch.tensor([True] * 6 + [False] * 3)
+    result = tracking_error((exact + noise).float(), problem.inner, seen=seen, chunk=4)
+    squares = noise.reshape(9, -1).square().sum(1)
+    assert result.mean_square == pytest.approx(float(squares[:6].mean()), rel=1e-5)
+    assert result.largest == pytest.approx(float(squares[:6].max().sqrt()), rel=1e-5)
+    assert result.num_seen == 6
+    everything = tracking_error(exact + noise, problem.inner)
+    assert everything.mean_square == pytest.approx(float(squares.mean()))
+    with pytest.raises(ValueError, match=r"tracking_error\(tracked"):
+        tracking_error(torch.zeros(9, 5), problem.inner)
+    with pytest.raises(ValueError, match="no seen block"):
+        tracking_error(exact, problem.inner, seen=torch.zeros(9, dtype=torch.bool))
 
 
 # Errors.
@@ -230,22 +295,19 @@ def steep(index):
     return (W[index] - 1).abs().sqrt()
 
 
-grid = approximate_stationarity
+def residuals(inner=plain, loss=lambda: W.sum(), number=3, parameters=(W,), **options):
+    return kkt(loss, inner, number, parameters, **options)
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: prox_linear(infinite, Hinge(), 3, [W], 1.0), r"\(inner.*block 2.*: inf"),
-    (lambda: hinge_stationarity(lambda index: W[:2], Hinge(), 3, [W]), r"\(inner.*\(2,\)"),
-    (lambda: grid(lambda i: W.detach()[i], Hinge(), 3, [W]), "without an autograd graph"),
-    (lambda: grid(plain, Hinge(), 3, [W.detach()]), "no tensor that requires a gradient"),
-    (lambda: kkt(lambda: W.sum(), plain, 0, [W]), r"kkt\(num_constraints=.*at least 1"),
-    (lambda: hinge_stationarity(plain, Hinge(), 3, [W], tile=0), r"\(tile=.*at least 1"),
-    (lambda: hinge_stationarity(plain, Hinge(), 3, [W], radius=-1), r"\(radius=.*at least 0"),
-    (lambda: grid(plain, TwoSidedHinge(0.1), 3, [W]), "does not accept inner values of shape"),
-    (lambda: hinge_stationarity(plain, DeadZone(0.1), 3, [W]), r"two slopes.*DeadZone"),
-    (lambda: prox_linear(plain, LogTruncatedHinge(1.0), 3, [W], 1.0), "with prox_linear.*convex"),
-    (lambda: hinge_stationarity(steep, Hinge(), 3, [W]), "inner or loss is not finite"),
-    (lambda: prox_linear(plain, Hinge(), 3, [W], 1.0, loss=lambda: W), r"\(loss.*scalar"),
+    (lambda: residuals(infinite), r"\(inner.*block 2.*: inf"),
+    (lambda: residuals(lambda index: W[:2]), r"\(inner.*\(2,\)"),
+    (lambda: residuals(lambda index: W.detach()[index]), "without an autograd graph"),
+    (lambda: residuals(parameters=[W.detach()]), "no tensor that requires a gradient"),
+    (lambda: residuals(number=0), r"kkt\(num_constraints=.*at least 1"),
+    (lambda: residuals(outer=TwoSidedHinge(0.1)), r"kkt\(outer=.*scalar"),
+    (lambda: residuals(steep), "inner or loss is not finite"),
+    (lambda: residuals(loss=lambda: W), r"\(loss.*scalar"),
 ])  # fmt: skip
 def test_errors_name_the_call_and_the_reason(call, message):
     with pytest.raises(ValueError, match=message):
@@ -254,6 +316,5 @@ def test_errors_name_the_call_and_the_reason(call, message):
 
 def test_missing_scipy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    w = torch.ones(2, requires_grad=True)
-    with pytest.raises(ImportError, match=r"`hinge_stationarity` needs scipy.*fcco\[solvers\]"):
-        hinge_stationarity(lambda index: w[index] - 1, Hinge(), 2, [w])
+    with pytest.raises(ImportError, match=r"`kkt` needs scipy.*fcco\[solvers\]"):
+        residuals()

@@ -186,12 +186,6 @@ def test_other_parameters_for_a_while_on_shards(ranks, strategy):
         assert result == {"moved": True, "back": True}
 
 
-@pytest.mark.parametrize("strategy", SHARDED)
-def test_recursive_gradients_of_shards_are_refused(ranks, strategy):
-    for result in ranks(strategy, "recursive"):
-        assert all("sharded model (FSDP2)" in text for text in result.values())
-
-
 def test_two_ranks_share_the_rows_of_reference_losses_or_each_have_all(ranks):
     check_ranks(ranks("ddp", "reference losses"))
 

@@ -244,40 +244,6 @@ def test_the_violation_of_a_dual_term_survives_a_deferred_nan():
     assert term.violation().item() == 1.0
 
 
-def test_a_projection_ends_with_detach_hooks():
-    model = Point(0.0)
-    optimizer = sgd(model, 1.0)
-    objective = fcco.constrained(
-        model, optimizer, 1, "ssg", threshold=0.1, project=lambda: model.w.clamp_(max=0.5)
-    )
-    model.w.grad = torch.tensor([-2.0], dtype=F64)
-    objective.detach_hooks()
-    optimizer.step()
-    assert model.w.item() == 2.0
-
-
-def test_a_recursive_gradient_remembers_the_weight_of_the_last_step():
-    """z_t = (1-b) z_{t-1} + G(w_t) weight_t - (1-b) G(w_{t-1}) weight_{t-1}, here by hand."""
-    model, beta, ramp = Point(2.0), 0.3, 5
-    optimizer = sgd(model, 0.01)
-    objective = fcco.constrained(
-        model, optimizer, 1, "squared-hinge", penalty=1.0, gamma=1.0, ramp_steps=ramp
-    )
-    recursive = fcco.RecursiveGradient(objective, beta)
-    z, before = None, 0.0
-    for step in range(8):
-        w = model.w.item()
-        recursive(lambda: (0 * model.w.sum(), model.w)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        left = max(ramp - 1 - step, 0)
-        weight = (1 + np.cos(np.pi * left / ramp)) / 2 if left else 1.0
-        now = float(weight) * max(w, 0.0)
-        z = now if z is None else (1 - beta) * (z - before) + now
-        before = now
-        assert w - model.w.item() == pytest.approx(0.01 * z, abs=1e-13)
-
-
 # The parameters before the step.
 
 
@@ -432,17 +398,3 @@ def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
         assert torch.equal(mine, before) and torch.equal(mine, theirs)
         assert mine is not theirs
     assert copied.term.step == objective.term.step > 4
-
-
-def test_what_cannot_be_copied_says_why():
-    model = Point(0.0)
-    with_projection = fcco.constrained(
-        model, sgd(model), 1, "ssg", threshold=0.1, project=lambda: model.w.clamp_(max=0.5)
-    )
-    recursive = fcco.methods.msvr(
-        model, sgd(model), fcco.SquaredHinge(), 1, version="v2", gamma=0.1, beta=0.5
-    )
-    for objective, reason in ((with_projection, "projection"), (recursive, "hooks")):
-        for how in COPIES.values():
-            with pytest.raises(TypeError, match=reason):
-                how(objective)

@@ -95,10 +95,8 @@ def test_what_acts_at_each_step_unseen_is_refused():
     assert group_members([Member(model, optimizer)])
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     refused("scheduler", optimizer)
-    objective = ssg(
-        model, sgd(model, 0.1), 4, threshold=0.1, constraint_optimizer="polyak",
-        project=lambda: None,
-    )  # fmt: skip
+    objective = ssg(model, sgd(model, 0.1), 4, threshold=0.1, constraint_optimizer="polyak")
+    project_after_step(objective.optimizer, lambda: None)  # type: ignore[arg-type]
     refused("project_after_step", objective.optimizer, objective)
 
 
@@ -125,7 +123,7 @@ def test_hooks_of_another_objective_are_refused():
     assert group_members([Member(model, optimizer, second)])
 
 
-@pytest.mark.parametrize("name", ["adam", "sonex-momentum", "icppac", "alexr2-dual"])
+@pytest.mark.parametrize("name", ["adam", "sonex-momentum", "icppac", "alexr2-adam"])
 def test_runs_that_have_begun_are_refused(name):
     member = CASES[name].member(0)
     CASES[name].step_alone(member, 0, 0)
@@ -163,10 +161,6 @@ def test_terms_without_a_rule_are_refused():
     one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
     refused("one coupled term", optimizer, both)
-    tangent = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(4))
-    optimizer = sgd(model, 0.1)
-    single = fcco.Compositional(model, optimizer, tangent, single_point=True)
-    refused("single_point", optimizer, single)
     refusals: list[dict[str, Any]] = [{"offset": torch.ones(4)}, {"sampled": False}]
     for options in refusals:
         optimizer = sgd(model, 0.1)
@@ -266,9 +260,6 @@ def test_values_that_a_lagrangian_cannot_use_are_refused():
 
     case = dataclasses.replace(CASES["icppac-adam"], inner=measured)
     with pytest.raises(Unsupported, match="Measured"):
-        case.step_fleet(case.fleet("eager"), 0)
-    case = dataclasses.replace(CASES["icppac-growing"], independent=True)
-    with pytest.raises(Unsupported, match="exact values"):
         case.step_fleet(case.fleet("eager"), 0)
 
 

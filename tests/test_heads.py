@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
+from diagnostics_cases import gram
 from problems import take_step
 from torch import Tensor, nn
 
 from fcco import TaskHeads
-from fcco.diagnostics import gram_matrix, smallest_eigenvalue
+from fcco.diagnostics import smallest_eigenvalue
 from fcco.methods import squared_hinge_penalty
 
 DOUBLE = torch.float64
@@ -124,8 +125,8 @@ def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
     module = heads(rank) if start else moved(rank)
     losses = task_losses(module, True)[0]
     base = list(module.base.parameters())
-    shared_part = gram_matrix(losses, TASKS, base)
-    whole = gram_matrix(losses, TASKS, module.parameters())
+    shared_part = gram(losses, TASKS, base)
+    whole = gram(losses, TASKS, module.parameters())
     slope = gradients_of_the_layer(module)
     by_up = (module.down.mT @ slope).square().sum((1, 2))
     by_down = (slope @ module.up.mT).square().sum((1, 2))
@@ -137,7 +138,7 @@ def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
     assert least > 2 * before, "the heads help here"
     if start:
         assert (by_down == 0).all()
-        plain = gram_matrix(task_losses(module, False)[0], TASKS, base)
+        plain = gram(task_losses(module, False)[0], TASKS, base)
         torch.testing.assert_close(shared_part, plain)  # the same without heads
 
 
@@ -159,8 +160,8 @@ def test_how_much_of_the_gradient_a_head_of_low_rank_sees():
         for k in range(TASKS):
             module.down[k] = torch.linalg.qr(module.down[k])[0]
     losses = task_losses(module, True)[0]
-    grown = gram_matrix(losses, TASKS, module.parameters())
-    grown -= gram_matrix(losses, TASKS, module.base.parameters())
+    grown = gram(losses, TASKS, module.parameters())
+    grown -= gram(losses, TASKS, module.base.parameters())
     torch.testing.assert_close(grown, torch.diag(full))
 
 

@@ -135,7 +135,7 @@ def test_evaluations_and_bad_values_change_nothing(name, problem):
 
 # Requirements.
 
-LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.MCP(1.0, 2.0), "monotone": fcco.Absolute()}
+LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.OneSidedMCP(1.0, 2.0)}
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,10 @@ LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.MCP(1.0, 2.0), "monotone
 )
 def test_refuses_an_outer_function_without_the_declared_fact(name, fact):
     model = Point(np.zeros(3))
-    version = {"version": name[-2:]} if name.startswith("msvr-v") else {}
     needed = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1} if name == "alexr2" else {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=fact):
-        fcco.methods.get(name).recipe(model, optimizer, LACKING[fact], 3, **version, **needed)
+        fcco.methods.get(name).recipe(model, optimizer, LACKING[fact], 3, **needed)
 
 
 ALL = TABLE.only(constraints="all").names()

@@ -14,7 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import fcco
-from fcco.outer import EuclideanNorm, LogTruncatedHinge, TauLog
+from fcco.outer import OneSidedMCP
 
 DOUBLE = torch.float64
 LAM = 0.4
@@ -29,7 +29,7 @@ def sgd(model: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 OUTERS = {
     "hinge": (fcco.Hinge(1.5), 1, lambda v: 1.5 * cp.pos(v[0])),
     "two-sided": (fcco.TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1)),
-    "maximum": (fcco.Maximum(), 3, cp.max),
+    "maximum": (fcco.CVaR(1 / 3), 3, cp.max),
     "cvar": (fcco.CVaR(0.5), 3, lambda v: cp.cvar(v, 0.5)),
 }  # fmt: skip
 
@@ -289,8 +289,8 @@ def test_wrong_arguments_are_refused():
     both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
     with pytest.raises(ValueError, match="given for group but the terms are: inner"):
         single(lambda: model.w, {"group": torch.tensor([1, 0])})
-    with pytest.raises(ValueError, match="`counts` is given for c but the terms are: inner, b"):
-        double(both, counts={"c": torch.ones(2)})
+    with pytest.raises(ValueError, match="`index` is given for c but the terms are: inner, b"):
+        double(both, {"c": torch.tensor([1, 0])})
     with pytest.raises(ValueError, match=r"same terms .* inner, b, but returned: b"):
         double(both, gradient=lambda: {"b": model.w})
     with pytest.raises(IndexError, match=r"\[0, 1\].*contains: 2"):
@@ -307,21 +307,19 @@ def test_wrong_arguments_are_refused():
 
 def test_methods_refuse_functions_they_cannot_handle():
     model = Point([1.0])
-    weakly = LogTruncatedHinge(level=2.0)  # rho_f = 1/2
+    weakly = OneSidedMCP(scale=1.0, curvature=0.5)  # rho_f = 1/2
     with pytest.raises(ValueError, match=r"below 1/weak_convexity = 2 but is: 2\.0"):
         fcco.sonex(model, sgd(model), weakly, 1, smoothing=2.0)
     fcco.sonex(model, sgd(model), weakly, 1, smoothing=1.9)
     options: dict[str, Any] = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1}
     with pytest.raises(ValueError, match="not compatible with alexr2: it must be convex"):
-        fcco.alexr2(model, sgd(model), TauLog(1.0, 1.0), 1, **options)
-    with pytest.raises(ValueError, match="conjugate lives on an interval"):
-        fcco.alexr2(model, sgd(model), fcco.SquaredHinge(), 1, dual="y", **options)
+        fcco.alexr2(model, sgd(model), weakly, 1, **options)
     with pytest.raises(ValueError, match=r"smoothing=.* must be positive"):
         fcco.alexr2(model, sgd(model), fcco.Hinge(), 1, nu=0.1, eta=0.1, smoothing=0.0)
     with pytest.raises(ValueError, match=r"sonex\(dim=...\)` is needed"):
-        fcco.sonex(model, sgd(model), fcco.Maximum(), 1, smoothing=0.1)
+        fcco.sonex(model, sgd(model), fcco.CVaR(0.5), 1, smoothing=0.1)
     with pytest.raises(ValueError, match="dimension two or more"):
-        fcco.sonex(model, sgd(model), EuclideanNorm(), 1, dim=1, smoothing=0.1)
+        fcco.sonex(model, sgd(model), fcco.CVaR(0.5), 1, dim=1, smoothing=0.1)
     with pytest.raises(ValueError, match="dimension 2 but the tracker"):
         term(fcco.TwoSidedHinge(0.1), fcco.ema_tracker(3))
 

@@ -61,9 +61,8 @@ def test_a_user_s_gradient_and_prox_are_used():
 @pytest.mark.parametrize("case", SCALAR_PROX, ids=repr)
 def test_numeric_prox_is_the_closed_form(case: Case, known: bool):
     f, u = case.outer, case.points()
-    value = f if case.domain[0] < 0 else (lambda v: torch.where(v >= 0, f(v), math.nan))
     custom = Custom(
-        value,
+        f,
         lipschitz=f.lipschitz if known else math.inf,
         convex=f.convex,
         weak_convexity=f.weak_convexity,

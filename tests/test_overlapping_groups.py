@@ -126,12 +126,6 @@ def weights(model: nn.Module, optimizer: Any) -> Any:
     return fcco.methods.ooa(model, optimizer, GROUPS)
 
 
-def recursive(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.methods.msvr(
-        model, optimizer, fcco.SquaredHinge(), GROUPS, version="v2", gamma=0.3, beta=0.4
-    )
-
-
 def two_terms(model: nn.Module, optimizer: Any) -> Any:
     terms = {
         name: fcco.CoupledTerm(fcco.Hinge(), fcco.InnerTracker(GROUPS, gamma=0.5, dtype=DOUBLE))
@@ -166,7 +160,6 @@ CASES: dict[str, tuple[Any, Any, bool]] = {  # objective, values, whether there 
     "multipliers": (multipliers, losses, True),
     "measured": (corrected, measured, True),
     "ooa": (weights, losses, False),
-    "msvr-v2": (recursive, losses, True),
     "two-terms": (two_terms, lambda m, i: {n: losses(m, i) for n in ("first", "second")}, True),
 }
 
@@ -225,8 +218,8 @@ def test_a_resumed_run_is_the_same():
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
-def test_an_independent_batch_and_given_past_values():
-    """`gradient_index` may be another matrix; `past` has the shape of the values."""
+def test_an_independent_batch():
+    """`gradient_index` may be another matrix."""
     first, second, start = batches(3, size=30)
     found = []
     for hand in (True, False):
@@ -237,19 +230,17 @@ def test_an_independent_batch_and_given_past_values():
         objective(lambda m=model: losses(m, start), MEMBER[start]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        with torch.no_grad():
-            past = losses(model, first) + 0.01
         if hand:
             loss = objective(
                 lambda m=model, s=sample: losses(m, first)[s], index,
                 gradient=lambda m=model, s=other: losses(m, second)[s],
-                gradient_index=other_index, past=past[sample],
+                gradient_index=other_index,
             )  # fmt: skip
         else:
             loss = objective(
                 lambda m=model: losses(m, first), MEMBER[first],
                 gradient=lambda m=model: losses(m, second),
-                gradient_index=MEMBER[second], past=past,
+                gradient_index=MEMBER[second],
             )  # fmt: skip
         loss.backward()
         found.append((loss.detach(), model.weight.grad, objective.term.tracker.rows))
@@ -313,13 +304,6 @@ def test_two_columns_of_0_and_1_are_not_taken_for_lists_of_ids():
     assert fcco.group_mean(values, [[1, 0]] * 3, 5).counts.tolist() == [3, 3]
 
 
-def test_counts_are_refused():
-    model = make_model()
-    objective = cvar(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    with pytest.raises(ValueError, match="leave `counts` out"):
-        objective(lambda: losses(model, np.arange(8)), MEMBER[:8], counts=torch.ones(8))
-
-
 def test_objectives_whose_blocks_are_samples_refuse_a_matrix():
     model, matrix = make_model(), torch.ones(4, 4, dtype=torch.bool)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -332,12 +316,6 @@ def test_objectives_whose_blocks_are_samples_refuse_a_matrix():
     risk = xrisk.AveragePrecision(model, optimizer, labels=labels)
     with pytest.raises(ValueError, match="number of each sample in the training set"):
         risk(lambda: model(torch.zeros(4, DIM, dtype=DOUBLE)), labels, matrix)
-    objective: Any = fcco.methods.msvr(
-        model, optimizer, fcco.SquaredHinge(), 4, version="v3", beta=0.2, period=5
-    )
-    objective.snapshot([(lambda: losses(model, np.arange(4)), torch.arange(4))])
-    with pytest.raises(ValueError, match="a sample must have one block"):
-        objective(lambda: losses(model, np.arange(4)), matrix)
 
 
 def test_a_fleet_refuses_a_matrix():

@@ -41,7 +41,7 @@ def test_import_is_silent_and_needs_only_torch_and_numpy():
 # What each part of the library may use besides itself, foundations first.
 CHECKS, RANKS = {"_checks", "_schedules"}, {"_distributed", "_state"}
 VALUES = CHECKS | RANKS | {"outer", "tracker", "previous", "terms"}
-CALLS = VALUES | {"_derivatives", "_watch", "optim", "inputs", "objective"}
+CALLS = VALUES | {"_watch", "optim", "inputs", "objective"}
 OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
     "_checks": set(),
@@ -56,19 +56,18 @@ MAY_USE = {
     "groups": {"_checks", "_memberships"},
     "previous": {"_state"},
     "tracker": {"_checks", "_memberships"} | RANKS,
-    "theory": {"_checks", "outer", "tracker"},
-    "diagnostics": {"_checks", "outer", "tracker", "terms", "objective"},
+    "theory": {"_checks", "tracker"},
+    "diagnostics": {"_checks", "outer", "tracker"},
     "optim": CHECKS | {"_state", "previous"},
     "terms": VALUES,
     "inputs": {"_distributed", "tracker", "terms"},
     "objective": CALLS,
     "report": VALUES | {"inputs"},
     "group_dro": CALLS | {"report"},
-    "constraints": CALLS | {"report"},
-    "storm": CALLS,
+    "constraints": CALLS | {"report", "_derivatives"},
     "contrastive": CALLS,
     "xrisk": CALLS,
-    "methods": CALLS | {"group_dro", "constraints", "storm"},
+    "methods": CALLS | {"group_dro", "constraints"},
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
     "integrations": CALLS | OBJECTIVES,
@@ -142,7 +141,6 @@ def test_no_object_reaches_into_another():
 
 PROBES = {
     "optimizer",  # Accelerate's wrapper of an optimizer is no subclass of torch's
-    "found_inf",  # a GradScaler leaves it on a fused optimizer
     "_fsdp_flattened",  # FSDP 1 marks parameters so
     "_wrapped_by_lr_sched",  # a scheduler marks the step that it counts so
     "_orig_mod",  # the module inside torch.compile

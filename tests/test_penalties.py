@@ -267,27 +267,19 @@ def test_without_a_refresh_the_error_is_a_random_walk():
     assert mean[-1] / mean[4] == pytest.approx(19 / 4, rel=0.5)
 
 
-def test_values_at_the_previous_parameters_may_be_given():
-    """The function is called once a step then, instead of twice but for a refresh."""
-    ends, calls = [], []
-    for given in (False, True):
-        model, rng = Point(START), np.random.default_rng(0)
-        objective, last = spider(model, refresh_every=3), Point(START)
-        for _ in range(7):
-            draw = rng.integers(1000)
-            values = sample_values(model.w, np.random.default_rng(draw), 2)
-            past = sample_values(last.w, np.random.default_rng(draw), 2)() if given else None
-            last = Point(model.w.detach())
-            calls.append(0)
+def test_a_refresh_needs_no_second_evaluation():
+    model, rng, calls = Point(START), np.random.default_rng(0), []
+    objective = spider(model, refresh_every=3)
+    for _ in range(7):
+        values = sample_values(model.w, rng, 2)
+        calls.append(0)
 
-            def inner(values=values) -> Any:
-                calls[-1] += 1
-                return values()
+        def inner(values=values) -> Any:
+            calls[-1] += 1
+            return values()
 
-            take_step(objective, inner, past=past)
-        ends.append(model.w.detach().clone())
-    assert torch.equal(*ends)
-    assert calls == [1, 2, 2, 1, 2, 2, 1] + 7 * [1]
+        take_step(objective, inner)
+    assert calls == [1, 2, 2, 1, 2, 2, 1]
 
 
 # Refusals.

@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outer_cases import found, solve
 
-from fcco.outer import (
-    project_ball,
-    project_box,
-    project_capped_simplex,
-    project_simplex,
-    project_subsimplex,
-)
-from fcco.outer.projections import capped_threshold, indicator, safe_norm
+from fcco.outer import project_ball, project_box, project_capped_simplex, project_simplex
+from fcco.outer.projections import capped_threshold, safe_norm
 
 SIZE = 6
 # name -> (projection, constraints for the solver, random member of the set)
@@ -28,7 +22,6 @@ SETS: dict[str, tuple[Callable, Callable[[Any], list]]] = {
     "box": (lambda v: project_box(v, -0.2, 0.5), lambda y: [y >= -0.2, y <= 0.5]),
     "ball": (lambda v: project_ball(v, 0.7), lambda y: [cp.norm(y) <= 0.7]),
     "simplex": (project_simplex, lambda y: [y >= 0, cp.sum(y) == 1]),
-    "subsimplex": (project_subsimplex, lambda y: [y >= 0, cp.sum(y) <= 1]),
     "large simplex": (lambda v: project_simplex(v, 3.0), lambda y: [y >= 0, cp.sum(y) == 3]),
     "capped, 1/cap = 2.5": (
         lambda v: project_capped_simplex(v, 0.4),
@@ -95,10 +88,6 @@ def test_projection_is_feasible_and_nearest(values: list[float], seed: int):
         for z in (*draws, greedy):
             assert (v - y) @ (z - y) <= 1e-9 * scale
     torch.testing.assert_close(project_capped_simplex(v, 1.0), project_simplex(v))
-    sub = project_subsimplex(v)
-    positive = v.clamp(min=0)
-    expected = positive if positive.sum() <= 1 else project_simplex(v)
-    torch.testing.assert_close(sub, expected)
 
 
 @every_set
@@ -159,10 +148,7 @@ def test_norm_and_ball_where_squares_overflow_or_vanish(size: float):
     assert safe_norm(torch.tensor([torch.nan, 1.0])).isnan()
 
 
-def test_threshold_and_indicator():
+def test_threshold():
     v = torch.tensor([5.0, 1.0, 3.0, 2.0])
     for cap, threshold in ((1.0, 5.0), (0.6, 3.0), (0.5, 3.0), (0.4, 2.0), (0.25, 1.0)):
         assert capped_threshold(v, cap).tolist() == [threshold]
-    violation = torch.tensor([0.0, 1e-9, 1e-7], dtype=torch.float64)
-    assert indicator(violation).tolist() == [0.0, 0.0, torch.inf]
-    assert indicator(violation.float()).tolist() == [0.0, 0.0, 0.0]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Point, take_step
+from problems import Point, SumOfHinges, take_step
 from torch import Tensor
 
 import fcco
-from fcco.outer import Absolute, SeparableHinge, SquaredHinge
+from fcco.outer import Absolute, SquaredHinge
 from fcco.report import ConstraintReport, GroupReport
 
 
@@ -108,7 +108,7 @@ def test_values_of_equalities_vectors_and_dual_variables() -> None:
     assert [row.value for row in equal.rows] == pytest.approx([0.1, 0.6])
     assert [row.excess for row in equal.rows] == pytest.approx([0.4, 0.1])
     pairs = torch.tensor([[0.1, -0.2], [-0.3, -0.4]])
-    vectors = constraints(pairs, outer=SeparableHinge(4.0, dim=2), smoothing=0.1).report()
+    vectors = constraints(pairs, outer=SumOfHinges(4.0, dim=2), smoothing=0.1).report()
     assert [row.value for row in vectors.rows] == pytest.approx([0.1, -0.3])
     assert [row.limit for row in vectors.rows] == [0.0, 0.0]
     model = Point([0.0])

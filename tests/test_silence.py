@@ -492,7 +492,7 @@ def test_wrong_values_are_refused_with_the_line_to_write(returned, index, messag
     [
         ("smothing", "smoothing", lambda m, o, **s: fcco.CVaRGroupDRO(m, o, 3, 0.5, **s)),
         ("inersteps", "inner_steps", lambda m, o, **s: fcco.alexr2(m, o, fcco.Hinge(), 3, **s)),
-        ("perod", "period", lambda m, o, **s: fcco.methods.msvr(m, o, fcco.Hinge(), 3, **s)),
+        ("gama", "gamma", lambda m, o, **s: fcco.sonx(m, o, fcco.Hinge(), 3, **s)),
         ("temprature", "temperature", lambda m, o, **s: fcco.ContrastiveTerm(3, **s)),
     ],
 )

@@ -399,13 +399,6 @@ def test_at_first_all_groups_count_alike_whatever_the_batches_hold():
         assert dro.group_weights()[39] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("threshold", ["gradient", "table"])
-def test_a_threshold_that_moves_by_steps_starts_where_it_belongs(threshold):
-    _, dro = Groups().train(25, threshold=threshold)
-    losses = dro.group_losses()
-    assert losses.min() - 1 < dro.threshold < losses.max()
-
-
 def test_a_run_goes_on_bitwise_from_its_checkpoint():
     def build(model: nn.Module) -> fcco.CVaRGroupDRO:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -42,7 +42,6 @@ def unchanged(tracker: fcco.InnerTracker, state: dict) -> bool:
         ({"correction": "best"}, r"correction=...\)` must be one of 'theory', 'auto'"),
         ({"gamma": 0.0, "correction": 0.0}, r"gamma=0\)` with `correction=0` would never move"),
         ({"read": "both"}, r"read=...\)` must be one of 'old', 'new' but is: 'both'"),
-        ({"bounds": (1.0, 0.0)}, r"bounds=...\)` must be \(low, high\)"),
         ({"refresh_every": 0}, r"refresh_every=...\)` must be at least 1"),
         ({"on_nonfinite": "ignore"}, r"on_nonfinite=...\)` must be one of 'raise', 'skip'"),
         ({"dtype": torch.int64}, r"dtype=...\)` must be a float type but is: torch.int64"),
@@ -53,41 +52,38 @@ def test_constructor_refuses(options, message):
         fcco.InnerTracker(**({"num_inner": 3} | options))
 
 
-# A call (fresh, index, previous, counts), the exception and its message.
+# A call (fresh, index, previous), the exception and its message.
 BAD_CALLS = {
-    "negative": (T([1.0, 2.0]), T([0, -1]), None, None, IndexError, r"lie in \[0, 3\] .* -1"),
-    "too large": (T([1.0, 2.0]), T([0, 4]), None, None, IndexError, r"num_inner=4.* contains: 4"),
-    "float": (T([1.0]), T([1.0]), None, None, ValueError, r"vector of integers.*float32"),
-    "names": (T([1.0]), ["a"], None, None, TypeError, r"list of numbers.* `numpy.unique"),
-    "2-d": (T([1.0]), T([[0]]), None, None, ValueError, r"vector of integers.*\(1, 1\)"),
-    "longer": (T([1.0, 2.0]), T([0]), None, None, ValueError, r"values .*\(1,\).*\(2,\)"),
-    "too few": (T([1.0, 2.0]), None, None, None, ValueError, r"values .*\(4,\).*\(2,\)"),
-    "columns": (torch.ones(2, 2), T([0, 1]), None, None, ValueError, r"values .*\(2,\).*\(2, 2\)"),
-    "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), None, ValueError, r"w_{t-1} .*\(2,\).*\(1,\)"),
-    "counts": (T([1.0, 2.0]), T([0, 1]), None, T([1]), ValueError, r"`counts`.* 2 positive"),
-    "count 0": (T([1.0, 2.0]), T([0, 1]), None, T([1, 0]), ValueError, r"`counts`.* 2 positive"),
-    "count nan": (T([1.0]), T([0]), None, T([NAN]), ValueError, r"`counts`.* 1 positive"),
-    "fresh nan": (T([1.0, NAN]), T([0, 2]), None, None, ValueError, r"NaN.*blocks \[2\]"),
-    "fresh inf": (T([INF, 1.0]), T([3, 0]), None, None, ValueError, r"infinite.*blocks \[3\]"),
-    "inf - inf": (T([INF, -INF]), T([0, 1]), None, None, ValueError, r"blocks \[0, 1\]"),
-    "past nan": (T([1.0, 2.0]), T([0, 1]), T([1.0, NAN]), None, ValueError, r"blocks \[1\]"),
-    "past inf": (T([1.0, 2.0]), T([0, 0]), T([-INF, 1.0]), None, ValueError, r"blocks \[0\]"),
+    "negative": (T([1.0, 2.0]), T([0, -1]), None, IndexError, r"lie in \[0, 3\] .* -1"),
+    "too large": (T([1.0, 2.0]), T([0, 4]), None, IndexError, r"num_inner=4.* contains: 4"),
+    "float": (T([1.0]), T([1.0]), None, ValueError, r"vector of integers.*float32"),
+    "names": (T([1.0]), ["a"], None, TypeError, r"list of numbers.* `numpy.unique"),
+    "2-d": (T([1.0]), T([[0]]), None, ValueError, r"vector of integers.*\(1, 1\)"),
+    "longer": (T([1.0, 2.0]), T([0]), None, ValueError, r"values .*\(1,\).*\(2,\)"),
+    "too few": (T([1.0, 2.0]), None, None, ValueError, r"values .*\(4,\).*\(2,\)"),
+    "columns": (torch.ones(2, 2), T([0, 1]), None, ValueError, r"values .*\(2,\).*\(2, 2\)"),
+    "past": (T([1.0, 2.0]), T([0, 1]), T([1.0]), ValueError, r"w_{t-1} .*\(2,\).*\(1,\)"),
+    "fresh nan": (T([1.0, NAN]), T([0, 2]), None, ValueError, r"NaN.*blocks \[2\]"),
+    "fresh inf": (T([INF, 1.0]), T([3, 0]), None, ValueError, r"infinite.*blocks \[3\]"),
+    "inf - inf": (T([INF, -INF]), T([0, 1]), None, ValueError, r"blocks \[0, 1\]"),
+    "past nan": (T([1.0, 2.0]), T([0, 1]), T([1.0, NAN]), ValueError, r"blocks \[1\]"),
+    "past inf": (T([1.0, 2.0]), T([0, 0]), T([-INF, 1.0]), ValueError, r"blocks \[0\]"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_a_bad_call_raises_and_changes_no_buffer(name):
-    fresh, index, previous, counts, error, message = BAD_CALLS[name]
+    fresh, index, previous, error, message = BAD_CALLS[name]
     tracker = started()
     state = copy.deepcopy(tracker.state_dict())
     with pytest.raises(error, match=message):
-        tracker(fresh, index, previous, counts=counts)
+        tracker(fresh, index, previous)
     assert unchanged(tracker, state)
 
 
-@pytest.mark.parametrize("name", ["too large", "counts", "fresh nan"])
+@pytest.mark.parametrize("name", ["too large", "fresh nan"])
 def test_a_bad_call_in_an_open_step_leaves_the_run_as_it_would_have_been(name):
-    fresh, index, _, counts, error, message = BAD_CALLS[name]
+    fresh, index, _, error, message = BAD_CALLS[name]
     ends = []
     for with_bad in (False, True):
         model = Point(np.array([1.0]))
@@ -98,7 +94,7 @@ def test_a_bad_call_in_an_open_step_leaves_the_run_as_it_would_have_been(name):
             objective(lambda w=model.w: T([0.4, 0.5]) * w, T([1, 3])).backward()
             if with_bad:
                 with pytest.raises(error, match=message):
-                    objective(lambda w=model.w: fresh * w, index, counts=counts)
+                    objective(lambda w=model.w: fresh * w, index)
             optimizer.step()
             optimizer.zero_grad()
         ends.append(torch.cat([term.tracker.value[:, 0], model.w.detach()]))
@@ -109,11 +105,11 @@ def test_a_bad_call_in_an_open_step_leaves_the_run_as_it_would_have_been(name):
 @pytest.mark.parametrize("bad, where", [(NAN, "fresh"), (-INF, "fresh"), (INF, "previous")])
 @pytest.mark.parametrize(
     "options",
-    [{"bounds": (0.0, 2.0)}, {"log_space": True}, {"gamma": 1.0}, {"gamma": 0.0}],
-    ids=["bounds", "log space", "gamma 1", "gamma 0"],
+    [{"log_space": True}, {"gamma": 1.0}, {"gamma": 0.0}],
+    ids=["log space", "gamma 1", "gamma 0"],
 )
 def test_a_bad_value_is_refused_also_when_u_would_be_finite(options, where, bad):
-    """Clamped to the bounds, or floored as a logarithm, u does not show what entered it."""
+    """Floored as a logarithm, u does not show what entered it."""
     tracker = started(**options)
     state = copy.deepcopy(tracker.state_dict())
     good, wrong = torch.ones(4), T([1.0, bad, 1.0, 1.0])

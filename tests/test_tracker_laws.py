@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 import fcco
 from fcco import theory
@@ -118,3 +120,30 @@ def test_theory_correction_cancels_the_direction_of_motion_exactly():
     for other in (0.0, "auto", 1.0):
         gap = np.abs(one_step_errors(other, 1.0) - one_step_errors(other, -1.0))
         assert gap.min() > 1e-3, "only the theory value does"
+
+
+# The laws themselves: `fcco.theory`.
+
+
+def test_the_bias_of_smoothing_on_a_box() -> None:
+    """Minimise |w - a|^2 / 2 subject to w_i <= b with the smoothed hinge penalty."""
+    m, a, b, penalty, smoothing = 4, 1.0, 0.3, 8.0, 0.02
+
+    def slope(w: float) -> float:  # of one coordinate
+        return w - a + np.clip((w - b) / smoothing, 0, penalty) / m
+
+    w: Any = optimize.brentq(slope, b, a)
+    assert w - b == pytest.approx(theory.smoothed_bias(smoothing, m, a - w), rel=1e-9)
+    first_order = theory.smoothed_bias(smoothing, m, a - b)
+    assert w - b == pytest.approx(first_order / (1 + smoothing * m), rel=1e-9)
+
+
+def test_the_tracking_error_in_its_limits() -> None:
+    law = theory.expected_tracking_error
+    at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
+    assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
+    assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
+    for gamma, blocks, message in ((1.0, 4, "gamma.*below its limit = 1"), (0.0, 4, "gamma"),
+                                   (0.5, 6, r"blocks=.*\[1, 5\]")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            law(gamma, 5, blocks)

@@ -88,16 +88,15 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
 
 
 @pytest.mark.parametrize(
-    ("dual", "dim", "independent", "kind", "with_g0"),
+    ("dim", "independent", "kind", "with_g0"),
     [
-        ("u", 1, False, "momentum", True),
-        ("u", 2, True, "momentum", False),
-        ("u", 2, False, "adam", True),
-        ("y", 1, True, "adam", True),
-        ("y", 1, False, "momentum", False),
+        (1, False, "momentum", True),
+        (1, True, "adam", True),
+        (2, True, "momentum", False),
+        (2, False, "adam", True),
     ],
 )
-def test_alexr2(dual, dim, independent, kind, with_g0):
+def test_alexr2(dim, independent, kind, with_g0):
     problem = ref.Quadratics(dim=dim)
     start = np.linspace(0.5, 1.5, problem.size)
     outer, slope = outer_and_slope(dim)
@@ -106,12 +105,11 @@ def test_alexr2(dual, dim, independent, kind, with_g0):
     dual_step, theta, nu, eta, rounds, inner_steps = 0.5, 0.6, 0.3, 0.1, 40, 5
     objective = fcco.alexr2(
         model, outer_optimizer, outer, 6, smoothing=LAM, nu=nu, eta=eta, inner_steps=inner_steps,
-        gamma=dual_step / (1 + dual_step), theta=theta, dual=dual,
+        gamma=dual_step / (1 + dual_step), theta=theta,
     )  # fmt: skip
     path, u = ref.alexr2(
         problem, start, rounds, inner_steps, slope, update, dual_step=dual_step, theta=theta,
         nu=nu, eta=eta, independent=independent, with_g0=with_g0,
-        box=(0.0, RHO, LAM) if dual == "y" else None,
     )  # fmt: skip
     follow(objective, model, problem, path, with_g0, independent, inner_steps)
     np.testing.assert_allclose(objective.term.tracker.value.numpy(), u, rtol=0, atol=1e-12)

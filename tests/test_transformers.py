@@ -71,9 +71,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def dro(model: nn.Module, optimizer: Any) -> fcco.CVaRGroupDRO:
     """A wide smoothing: the weight of each group depends on u, so a wrong u cannot hide."""
     return fcco.CVaRGroupDRO(
-        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=0.6,
-        threshold="table",
-    )  # fmt: skip
+        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=0.6
+    )
 
 
 def arguments(folder: Path | str, **options: Any) -> Any:

@@ -172,22 +172,6 @@ def test_equals_the_transcription(geometry, scaling, ratio, kind):
     assert_in_simplex(tensor(ours[1]), cap)
 
 
-@pytest.mark.parametrize(
-    "scaling, adjustment", [("unbiased", [0.5, 0.0, 1.0, 2.0, 0.0, 3.0]), ("batch", 2.0)]
-)
-def test_the_adjustment_enters_the_weights_only(scaling, adjustment):
-    problem, sizes = ref.Quadratics(), [100, 4, 50, 9, 16, 25]
-    bonus = np.array(adjustment) / np.sqrt(sizes)
-    common: dict[str, Any] = {"step": 0.05, "scaling": scaling}
-    update = lambda w, G: w - 0.03 * G  # noqa: E731
-    path, weights, losses = dual.ooa(problem, START, 60, update, cap=1.0, bonus=bonus, **common)
-    ours = run_ours(problem, START, 60, adjustment=adjustment, group_sizes=sizes, **common)
-    for mine, theirs in zip(ours[:3], (path, weights, losses), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
-    without = dual.ooa(problem, START, 60, update, cap=1.0, **common)[1]
-    assert np.abs(without - weights).max() > 1e-3
-
-
 # Reductions and invariants.
 
 
@@ -300,11 +284,10 @@ def test_loading_a_state_drops_an_open_step_and_moves_the_weights_once():
 
 def test_weights_keep_their_precision():
     model = torch.nn.Linear(2, 1).to(torch.bfloat16)
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=1e-3,
-                    adjustment=1.0, group_sizes=[1, 2, 3])  # fmt: skip
+    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, step=1e-3)
     objective.to(torch.bfloat16)
     assert objective.group_weights().dtype == torch.float32
-    x = torch.ones(3, 2, dtype=torch.bfloat16)
+    x = torch.arange(6, dtype=torch.bfloat16).view(3, 2)
     take_step(objective, lambda: model(x).squeeze(1).square())
     assert objective.group_weights().dtype == torch.float32
     assert (objective.group_weights() - 1 / 3).abs().max() > 1e-6, "a small move is not lost"
@@ -342,11 +325,6 @@ def test_logistic_regression_ends_within_two_percent_of_cvxpy(geometry):
         ({"ratio": 1.5}, r"`GroupWeights\(ratio=...\)` must lie in"),
         ({"geometry": "l1"}, r"`GroupWeights\(geometry=...\)` must be one of 'kl', 'euclidean'"),
         ({"scaling": "mean"}, r"`GroupWeights\(scaling=...\)` must be one of"),
-        ({"adjustment": 1.0}, r"`GroupWeights\(group_sizes=...\)` is needed for `adjustment`"),
-        ({"adjustment": -1.0, "group_sizes": [1, 2, 3]}, "must be one number or 3, one per group"),
-        ({"adjustment": [1.0, 2.0], "group_sizes": [1, 2, 3]}, "must be one number or 3"),
-        ({"adjustment": 1.0, "group_sizes": [1, 2]}, "must be 3 positive numbers, one per group"),
-        ({"adjustment": 1.0, "group_sizes": [1, 0, 2]}, "must be 3 positive numbers"),
     ],
 )
 def test_refuses_what_cannot_work(options, text):

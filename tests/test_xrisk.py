@@ -1027,7 +1027,7 @@ def test_nested_term():
     tracker = fcco.InnerTracker(6, 2, gamma=0.4, **options)
     mean = fcco.InnerTracker(1, gamma=0.3, **options)
     term = NestedTerm(
-        fcco.outer.Power(3.0),
+        fcco.outer.Custom(lambda v: v**3, smooth=True),
         lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),
         tracker,
         mean,

@@ -35,12 +35,6 @@ def test_each_word_becomes_its_method():
     assert found["erm"].objective is None
 
 
-def test_adjustment_knows_the_sizes_of_the_groups():
-    method = Method("ooa", 0.1, settings={"step": 0.1, "adjustment": 2.0})
-    wanted = 2.0 / SIZES.double().sqrt()
-    torch.testing.assert_close(built(method).objective.term.bonus.double(), wanted)
-
-
 @pytest.mark.parametrize(
     ("method", "said"),
     [

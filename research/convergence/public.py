@@ -14,13 +14,15 @@ from torch import Tensor, nn
 import fcco
 from fcco.constraints import ConstantConEx
 from fcco.methods import icppac, ooa, oss, recursive_penalty, ssg
-from fcco.storm import RecursiveGradient
 
 from .engine import batches
 from .entries import Entry
 from .problems import Batch, Problem
 
 Setting = dict[str, float]
+
+STORM = ("SONEX+STORM", "MSVR-v2")
+"""Methods that are a batched program of this comparison alone."""
 
 
 class Player:
@@ -158,9 +160,7 @@ def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
     double = entry.name == "ALEXR2"
     run = Rounds(problem, setting) if double else Player(problem, setting)
     model, n, beta = run.model, problem.total, setting.get("beta", 1.0)
-    storm = entry.name in ("SONEX+STORM", "MSVR-v2")
-    momentum = 1.0 if storm else beta
-    optimizer: Any = fcco.momentum_type(model.parameters(), setting["lr"], momentum)
+    optimizer: Any = fcco.momentum_type(model.parameters(), setting["lr"], beta)
     if double:
         optimizer = fcco.ProximalPoint(
             optimizer, setting["nu"], setting["eta"], int(setting["inner_steps"])
@@ -174,12 +174,11 @@ def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
     smoothing = setting.get("smoothing", 0.0)
     if problem.kind == "cvar":
         dro = fcco.CVaRGroupDRO(model, optimizer, n, problem.ratio, smoothing=smoothing, **options)
-        return run.use(RecursiveGradient(dro, beta) if storm else dro, independent=fresh)
+        return run.use(dro, independent=fresh)
     outer = fcco.SquaredHinge(setting["penalty"]) if entry.squared else problem.outer
     tracker = fcco.InnerTracker(n, dtype=torch.float64, **options)
     term = fcco.CoupledTerm(outer, tracker, smoothing=smoothing)
-    objective = fcco.Compositional(model, optimizer, term)
-    return run.use(RecursiveGradient(objective, beta) if storm else objective, independent=fresh)
+    return run.use(fcco.Compositional(model, optimizer, term), independent=fresh)
 
 
 def _online(entry: Entry, problem: Problem, setting: Setting) -> Player:
@@ -253,10 +252,9 @@ _MAKERS: dict[str, Any] = {
 
 def seconds_per_step(entry: Entry, problem: Problem, setting: Setting, steps: int) -> float | None:
     """What one step of the public objective takes; None where the library has no such objective."""
-    try:
-        run = player(entry, problem, setting)
-    except TypeError:  # STORM refuses CVaR, whose threshold is state of its own
+    if entry.name in STORM:
         return None
+    run = player(entry, problem, setting)
     stream = batches(problem, 1, steps + 10, entry.number(problem), entry.batches > 1, seed=1)
     run.warm_up(next(stream)[0])
     begin = 0.0

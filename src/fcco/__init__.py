@@ -8,9 +8,8 @@ The equation of the library:
 
 A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`; those of switching and
 Lagrangian methods in `fcco.constraints`): an outer function of them, CVaR, weights on groups, or
-dual variables. The *rule of the step* is plain for most methods; others
-step inside a proximal point, switch between loss and constraints (`fcco.optim`,
-`fcco.constraints`), or use a recursive gradient (`fcco.storm`).
+dual variables. The *rule of the step* is plain for most methods; others step inside a proximal
+point, or switch between loss and constraints (`fcco.optim`, `fcco.constraints`).
 
 | method | term | tracker | rule of the step |
 |---|---|---|---|
@@ -18,7 +17,6 @@ step inside a proximal point, switch between loss and constraints (`fcco.optim`,
 | ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr_tracker(n, gamma, theta)` | `ProximalPoint` |
 | SONX | f itself (a subgradient) | `msvr_tracker(n, gamma)` | plain |
 | SOX | smooth f | `ema_tracker(n, gamma)` | plain |
-| MSVR v2, v3 | smooth f | `msvr_tracker(n, gamma)` | `RecursiveGradient` |
 | ALEXR v1 | smooth f | `alexr_tracker(n, gamma, theta)` | plain |
 | ALEXR v2 | `DualTerm` | its own | plain |
 | OOA | `GroupWeights` | `ema_tracker(n, 1, read="new")` | plain |
@@ -36,7 +34,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from . import constraints, continual, groups, methods, optim, outer, storm, terms, tracker
+from . import constraints, continual, groups, methods, optim, outer, terms, tracker
 from ._schedules import Annealed, Width
 from ._watch import UsageWarning
 from .constraints import ConstrainedObjective
@@ -52,14 +50,12 @@ from .outer import (
     CVaR,
     CVaRHinge,
     Hinge,
-    Maximum,
     MoreauEnvelope,
     Pinball,
     SquaredHinge,
     TwoSidedHinge,
 )
 from .previous import PreviousParameters
-from .storm import RecursiveGradient
 from .terms import CoupledTerm, CVaRTerm
 from .tracker import (
     InnerTracker,
@@ -103,7 +99,6 @@ __all__ = [
     "GroupBatchSampler",
     "Hinge",
     "InnerTracker",
-    "Maximum",
     "Measured",
     "MoreauEnvelope",
     "NonFiniteValue",
@@ -111,7 +106,6 @@ __all__ = [
     "Pinball",
     "PreviousParameters",
     "ProximalPoint",
-    "RecursiveGradient",
     "ReferenceLosses",
     "SquaredHinge",
     "TaskHeads",
@@ -141,7 +135,6 @@ __all__ = [
     "sonx",
     "sox",
     "spider_tracker",
-    "storm",
     "terms",
     "theory",
     "tracker",

@@ -1,4 +1,4 @@
-"""Numbers that change with the step: an annealed smoothing, a rising weight, falling steps."""
+"""Numbers that change with the step: an annealed smoothing, a rising weight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from . import _checks
 __all__ = [
     "Annealed",
     "CosineRamp",
-    "InverseRoot",
     "Scaled",
     "Schedule",
     "Smoothing",
@@ -127,23 +126,3 @@ class CosineRamp:
         """The factor of step t."""
         left = self.steps - 1 - step
         return 1.0 if left <= 0 else (1 + math.cos(math.pi * left / self.steps)) / 2
-
-
-@dataclass(frozen=True)
-class InverseRoot:
-    """A number that falls like start / sqrt(t + 1), for eps_t and eta_t of convex problems.
-
-    Example:
-        >>> from fcco.optim import InverseRoot
-        >>> [InverseRoot(0.6)(t) for t in (0, 3, 24)]
-        [0.6, 0.3, 0.12]
-    """
-
-    start: float
-
-    def __post_init__(self) -> None:
-        _checks.positive("InverseRoot", "start", self.start)
-
-    def __call__(self, step: int) -> float:
-        """The value at step t."""
-        return self.start / math.sqrt(step + 1)

@@ -84,8 +84,6 @@ class CVaRGroupDRO(GroupObjective):
             It needs a number for `gamma`.
         read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
             on losses that are n/B1 steps older.
-        threshold: rule for s, see `CVaRTerm`.
-        threshold_lr: its step size, for the gradient rules.
         process_group: see `Compositional`.
         offload: see `Compositional`.
         options: further options of `InnerTracker` (`on_nonfinite`, `dtype`, ...).
@@ -116,8 +114,6 @@ class CVaRGroupDRO(GroupObjective):
         gamma: float | Literal["auto"] = "auto",
         correction: float | Literal["theory", "auto"] = 0.0,
         read: Literal["old", "new"] = "new",
-        threshold: Literal["exact", "gradient", "table"] = "exact",
-        threshold_lr: float = 0.1,
         process_group: Any = "auto",
         offload: bool = False,
         **options: Any,
@@ -133,13 +129,7 @@ class CVaRGroupDRO(GroupObjective):
             model, num_groups, gamma=gamma, correction=correction, read=read,
             **{"measure": gamma != 0, **options},
         )  # fmt: skip
-        term = CVaRTerm(
-            tracker,
-            ratio,
-            smoothing=smoothing,
-            threshold=threshold,
-            threshold_lr=threshold_lr,
-        )
+        term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:

@@ -146,34 +146,31 @@ class CallReader:
         self.terms, self._shared_index = dict(terms), shared_index
         self._only = set(terms) == {ONLY}
 
-    def blocks(self, index: Index, counts: Index = None) -> dict[str, Blocks | None]:
+    def blocks(self, index: Index) -> dict[str, Blocks | None]:
         """Check every index before the model runs; named blocks are known only afterwards."""
         if self._only and index is not None and not isinstance(index, Mapping):
-            return {ONLY: self._found(ONLY, index, counts)}
-        for argument, given in (("index", index), ("counts", counts)):
-            if given is not None and not isinstance(given, Mapping) and not self._shared_index:
-                raise ValueError(
-                    f"`{argument}` must be a dict with keys among "
-                    f"{', '.join(f'`{name}`' for name in self.terms)}, because each of these terms "
-                    "has its own blocks."
-                )
-            if isinstance(given, Mapping) and not set(given) <= set(self.terms):
-                raise ValueError(
-                    f"`{argument}` is given for {', '.join(map(str, given))} but the terms are: "
-                    f"{', '.join(self.terms)}."
-                )
+            return {ONLY: self._found(ONLY, index)}
+        if index is not None and not isinstance(index, Mapping) and not self._shared_index:
+            raise ValueError(
+                "`index` must be a dict with keys among "
+                f"{', '.join(f'`{name}`' for name in self.terms)}, because each of these terms "
+                "has its own blocks."
+            )
+        if isinstance(index, Mapping) and not set(index) <= set(self.terms):
+            raise ValueError(
+                f"`index` is given for {', '.join(map(str, index))} but the terms are: "
+                f"{', '.join(self.terms)}."
+            )
         result: dict[str, Blocks | None] = {}
         for name, term in self.terms.items():
             ids = index.get(name) if isinstance(index, Mapping) else index
-            number = counts.get(name) if isinstance(counts, Mapping) else counts
             by_name = len(self.terms) > 1 or term.names is not None
-            unknown = ids is None and number is None and by_name
-            result[name] = None if unknown else self._found(name, ids, number)
+            result[name] = None if ids is None and by_name else self._found(name, ids)
         return result
 
-    def _found(self, name: str, ids: Index, counts: Index) -> Blocks:
+    def _found(self, name: str, ids: Index) -> Blocks:
         term = self.terms[name]
-        blocks = term.tracker.blocks(ids, counts)
+        blocks = term.tracker.blocks(ids)
         if blocks.rows is not None and not term.overlapping:
             raise ValueError(
                 f"`{type(term).__name__}` needs the one block of each entry as `index`, integers "
@@ -263,7 +260,7 @@ class CallReader:
         if blocks is not None:
             raise ValueError(
                 f"Inner values of `{name}` are given by name, which says their blocks: leave "
-                "`index` and `counts` out."
+                "`index` out."
             )
         return self.terms[name].tracker.blocks(ids)
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from . import _watch
-from ._derivatives import Directional
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, Uninterrupted, pack, unpack
 from .inputs import ONLY, CallReader, Index, mean_loss, split
-from .optim import MethodOptimizer, project_after_step
+from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
-from .previous.swap import any_sharded
-from .terms import AbstractTerm, TermNumbers
+from .terms import AbstractTerm
 from .tracker import Batch, Blocks, Entries, InnerTracker, Tracked
 from .tracker.blocks import over_ranks
 from .tracker.tracker import NonFiniteValue, Update, refuse_nonfinite
@@ -103,9 +101,6 @@ class Compositional(CheckedState):
         offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
             on the GPU: the same values, one copy of the parameters less at the peak, two transfers
             a step (see `PreviousParameters`).
-        single_point: replace g_i(w_t) - g_i(w_{t-1}) in the correction by the derivative
-            J_i(w_t) (w_t - w_{t-1}), for functions that cannot be evaluated at w_{t-1}; they must
-            be differentiable twice. Two more backward passes, no second forward pass.
         shared_index: whether an index that is no dict means the blocks of every term.
 
     The function returns one of
@@ -138,7 +133,6 @@ class Compositional(CheckedState):
         *,
         process_group: Any = "auto",
         offload: bool = False,
-        single_point: bool = False,
         shared_index: bool = True,
     ) -> None:
         super().__init__()
@@ -152,7 +146,7 @@ class Compositional(CheckedState):
         self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
-        self._process_group, self.single_point = process_group, single_point
+        self._process_group = process_group
         # Terms that never look at w_{t-1} cost no copy of the parameters.
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
@@ -169,7 +163,6 @@ class Compositional(CheckedState):
         self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
-        self._projections: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
         self._attach()
 
@@ -211,10 +204,8 @@ class Compositional(CheckedState):
         function: Function,
         index: Index = None,
         *,
-        counts: Index = None,
         gradient: Function | None = None,
         gradient_index: Index = None,
-        past: Any = None,
     ) -> Tensor:
         """The loss of one batch.
 
@@ -225,12 +216,9 @@ class Compositional(CheckedState):
                 block, or a list of lists of ids; a value then counts in each block of its sample.
                 None means that the entries are all n blocks in order. A dict by term with several
                 terms.
-            counts: samples behind each entry, when entries are means of unequal size.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
-            past: what `function` returns at w_{t-1}, when it was evaluated already; `function` is
-                then not called there.
         """
         # An interrupt right after `acquire` would leave the lock behind: only a call that is really
         # running counts.
@@ -241,7 +229,7 @@ class Compositional(CheckedState):
                 "must follow each other."
             )
         try:
-            return self._loss(function, index, counts, gradient, gradient_index, past)
+            return self._loss(function, index, gradient, gradient_index)
         except RanksOutOfStep as error:
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
@@ -267,10 +255,8 @@ class Compositional(CheckedState):
         self,
         function: Function,
         index: Index,
-        counts: Index,
         gradient: Function | None,
         gradient_index: Index,
-        past: Any,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
         # The test of `find_group`, without a call in the usual case of one process.
@@ -281,7 +267,7 @@ class Compositional(CheckedState):
             raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
         watch = self._watch if updating else None
-        blocks = reader.blocks(index, counts)
+        blocks = reader.blocks(index)
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
             self._end_step_if_parameters_moved()
@@ -292,9 +278,9 @@ class Compositional(CheckedState):
                 blocks, gradient_blocks = gradient_blocks or blocks, None
                 function, gradient = gradient, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
-        ready = previous is not None and updating and previous.ready and not self.single_point
-        number = None
-        if ready and past is None and any(t.tracker.corrects for t in self._terms.values()):
+        ready = previous is not None and updating and previous.ready
+        past = number = None
+        if ready and any(t.tracker.corrects for t in self._terms.values()):
             assert previous is not None
             past = previous.evaluate(function)
             if watch is not None and watch.evaluations and gradient is None:
@@ -312,10 +298,6 @@ class Compositional(CheckedState):
             loss = mean_loss(loss, group, check=updating)
         elif not entries or self._needs_objective:
             self._require_objective(entries)
-        if self.single_point and updating and previous is not None and previous.ready:
-            entries = {
-                name: self._with_linearised_previous(name, each) for name, each in entries.items()
-            }
         if watch is not None:
             if number is not None:
                 results = [each.carrier for each in entries.values()]
@@ -467,25 +449,6 @@ class Compositional(CheckedState):
             entries = self._on_all_ranks(entries, group)
         return self._terms[name].tracker.pooled(entries[name], group)
 
-    def _with_linearised_previous(self, name: str, entries: Entries) -> Entries:
-        """Entries with g(w_{t-1}) to first order, from the derivative at w_t."""
-        if not self._terms[name].tracker.corrects:
-            return entries
-        assert self.previous is not None
-        moved = {p: d for p, d in self.previous.moved().items() if p.requires_grad}
-        if any_sharded(moved):
-            raise TypeError(
-                "`single_point=True` cannot differentiate twice by the parameters of a sharded "
-                "model (FSDP2); use a correction with a second evaluation."
-            )
-        if not entries.fresh.requires_grad:
-            raise ValueError(
-                f"`single_point=True`: the values of `{name}` have no gradient, so that their "
-                "change along a step is not known; use a correction with a second evaluation."
-            )
-        change = Directional(entries.fresh, list(moved)).along(list(moved.values()))
-        return entries._replace(previous=entries.fresh.detach() - change)
-
     def _on_all_ranks(self, entries: dict[str, Entries], group: Group) -> dict[str, Entries]:
         """The entries of every term that any rank holds, in an order that all ranks share.
 
@@ -549,61 +512,18 @@ class Compositional(CheckedState):
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""
-        for handle in (*self._handles, *self._projections):
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._projections.clear()
         if self.previous is not None:
             self.previous.detach_hooks()
         for optimizer in self._optimizers:
             if isinstance(optimizer, MethodOptimizer):
                 optimizer.leave()
 
-    def project_after_step(
-        self, optimizer: torch.optim.Optimizer, project: Callable[[], Any]
-    ) -> None:
-        """Follow each step of an optimizer by a projection, until `detach_hooks()`."""
-        self._projections.append(project_after_step(optimizer, project))
-
     def value(self) -> Tensor:
         """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
         return torch.stack([term.value() for term in self.terms.values()]).sum()
-
-    def blocks(self, index: Index = None, counts: Index = None) -> dict[str, Blocks | None]:
-        """Check an index and find its distinct blocks, by term."""
-        return self._reader.blocks(index, counts)
-
-    def entries(self, blocks: dict[str, Blocks | None], values: Any) -> dict[str, Entries]:
-        """Inner values by term, in the shape and precision of their tables."""
-        return self._reader.entries(blocks, values)
-
-    def replay(
-        self,
-        result: Any,
-        blocks: dict[str, Blocks | None],
-        read: Callable[[str, Tracked], Tensor],
-        numbers: Mapping[str, TermNumbers],
-    ) -> Tensor:
-        """A scalar whose gradient is the estimator G(w, u) for given u; nothing is tracked.
-
-        Args:
-            result: what the user's function returned at w.
-            blocks: of its entries, by term.
-            read: u_i of the blocks of a batch, from a term's name and its pooled values.
-            numbers: smoothing and weight of the terms; the current ones where missing.
-        """
-        group = self.group
-        loss, values = split(result)
-        entries = self._reader.entries(blocks, values)
-        if group is not None:
-            entries = self._on_all_ranks(entries, group)
-        parts = [] if loss is None else [mean_loss(loss, group)]
-        for name, each in entries.items():
-            term = self._terms[name]
-            tracked = term.tracker.pooled(each, group)
-            tracked = tracked._replace(value=read(name, tracked))
-            parts.append(term.loss(tracked, numbers.get(name)))  # type: ignore[call-arg]
-        return functools.reduce(torch.add, parts)
 
     def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
@@ -668,12 +588,6 @@ class Compositional(CheckedState):
             raise TypeError(
                 f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
                 "own; use `state_dict()`."
-            )
-        if self._projections:
-            raise TypeError(
-                f"`{type(self).__name__}` cannot be copied or pickled with a projection: its "
-                "function changes the parameters of this model, not those of a copy. Use "
-                "`state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
         state["_state"] = dataclasses.replace(self._state, listener=None)

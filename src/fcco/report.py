@@ -401,7 +401,7 @@ class _Samples:
     def of(cls, entries: Entries) -> _Samples | None:
         """None where entries are no samples, or no block has two of them."""
         blocks, values = entries.blocks, entries.fresh.detach().double()
-        if blocks.inverse is None or blocks.weights is not None:
+        if blocks.inverse is None:
             return None
         count = blocks.counts.to(values)
         count = count if values.dim() == 1 else count.unsqueeze(1)

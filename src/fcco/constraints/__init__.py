@@ -12,20 +12,12 @@ name.
 """
 
 from ..report import ConstraintReport
-from .dual_rules import (
-    ConEx,
-    ConstantConEx,
-    DualRule,
-    StochasticConEx,
-    StronglyConvexConEx,
-    VirtualQueue,
-)
+from .dual_rules import ConstantConEx, DualRule, VirtualQueue
 from .lagrangian import LagrangianTerm, ProximalLagrangian
 from .objective import ConstrainedObjective, MultiplierAverage
 from .switching import Switching, SwitchingTerm
 
 __all__ = [
-    "ConEx",
     "ConstantConEx",
     "ConstrainedObjective",
     "ConstraintReport",
@@ -33,8 +25,6 @@ __all__ = [
     "LagrangianTerm",
     "MultiplierAverage",
     "ProximalLagrangian",
-    "StochasticConEx",
-    "StronglyConvexConEx",
     "Switching",
     "SwitchingTerm",
     "VirtualQueue",

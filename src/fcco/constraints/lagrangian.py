@@ -101,12 +101,6 @@ class LagrangianTerm(UnsampledTerm):
         self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
     ) -> None:
         """l_t = phi(x_{t-1}) + <grad phi(x_{t-1}), x_t - x_{t-1}> on this batch (ConEx)."""
-        if independent and self.rule.exact_values:
-            raise ValueError(
-                f"`gradient=`: {type(self.rule).__name__} is for exact constraint values, and an "
-                "independent batch means that they are sampled; use ConstantConEx or "
-                "StochasticConEx."
-            )
         if self.ascended:  # a further batch of the same step
             return
         parameters = self.rounds.parameters
@@ -114,13 +108,12 @@ class LagrangianTerm(UnsampledTerm):
         move = [moved.get(p, torch.zeros_like(p)).detach() for p in parameters]
         own = [v for p, v in zip(parameters, move, strict=True) if p.requires_grad]
 
-        def measure() -> tuple[Tensor, Tensor]:
+        def measure() -> Tensor:
             line = self.linearised(pooled())
             proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
-            return line.values.sum(), regularised(line.values, line.change(own), proximal)
+            return regularised(line.values, line.change(own), proximal)
 
-        # No gradient is asked for: this evaluates at x_{t-1} with a graph, and leaves no trace.
-        ahead = previous.gradient(measure, ())[1]
+        ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
             raise NonFiniteValue(
                 "Constraint values are NaN or infinite at the parameters of the last step, where "
@@ -190,7 +183,7 @@ class ProximalLagrangian(ConstrainedObjective):
         g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
 
     by T primal-dual steps on its Lagrangian; w_{k+1} is the average of these. The rule says how
-    the multipliers move: `VirtualQueue` (OSS) or a `ConEx` (ICPPAC).
+    the multipliers move: `VirtualQueue` (OSS) or `ConstantConEx` (ICPPAC).
 
     The function you pass returns `(g_0, values of all constraints)`. Step `objective.optimizer`, a
     `ProximalRound`, which adds the pull to w_k and makes the steps with your optimizer. Between

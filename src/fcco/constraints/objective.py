@@ -127,11 +127,6 @@ class ConstrainedObjective(Compositional):
         return self.terms[CONSTRAINTS] if len(self.terms) > 1 else super().term
 
     @property
-    def samples_constraints(self) -> bool:
-        """Whether a call may hold only a part of the constraints."""
-        return self.term.tracker.sampled
-
-    @property
     def refresh_due(self) -> bool:
         """Whether the next step starts afresh from its batch, which should be a large one."""
         return self.term.tracker.refresh_due

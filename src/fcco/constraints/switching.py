@@ -27,7 +27,6 @@ class SwitchingTerm(UnsampledTerm):
         model: the model.
         constraints: their number m, or their names.
         threshold: eps_t, a number, a function of the step, or `"auto"`, see `Switching`.
-        burn_in: S.
         tolerance: one number or one per constraint.
         margin: aim for tolerance - margin.
     """
@@ -41,18 +40,16 @@ class SwitchingTerm(UnsampledTerm):
         model: nn.Module,
         constraints: int | Sequence[str],
         threshold: Schedule | Literal["auto"],
-        burn_in: int = 0,
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
     ) -> None:
         measure = threshold == "auto"
         super().__init__("Switching", model, constraints, tolerance, margin, measure)
-        _checks.integer("Switching", "burn_in", burn_in, 0)
         if isinstance(threshold, str):
             _checks.one_of("Switching", "threshold", threshold, ("auto",))
         elif not callable(threshold):
             _checks.at_least("Switching", "threshold", threshold, 0.0)
-        self.schedule, self.burn_in = threshold, burn_in
+        self.schedule = threshold
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation
         zeros = torch.zeros_like(self.tracker.value).squeeze(-1)
@@ -91,7 +88,7 @@ class SwitchingTerm(UnsampledTerm):
 
     def taken(self, size: float) -> None:
         """Note the size of the step that was made."""
-        if self.open is None or self.step < self.burn_in:
+        if self.open is None:
             return
         if self.open.constraint is None:
             self.objective_steps += size
@@ -142,7 +139,6 @@ class Switching(ConstrainedObjective):
         threshold: eps_t, how much violation counts as feasible: a number or a function of the
             step. `"auto"` is the standard deviation of the batch values of the constraint with the
             largest one, from successive differences, so that noise alone does not switch.
-        burn_in: S, the first steps, left out of `multipliers()` and of the output.
         tolerance: g_i <= tolerance_i, one number or one per constraint.
         margin: aim for tolerance - margin.
         process_group: see `Compositional`.
@@ -157,12 +153,11 @@ class Switching(ConstrainedObjective):
         constraints: int | Sequence[str],
         *,
         threshold: Schedule | Literal["auto"] = "auto",
-        burn_in: int = 0,
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         process_group: Any = "auto",
     ) -> None:
-        term = SwitchingTerm(model, constraints, threshold, burn_in, tolerance, margin)
+        term = SwitchingTerm(model, constraints, threshold, tolerance, margin)
         if not isinstance(optimizer, SwitchingOptimizer):
             optimizer = SwitchingOptimizer(optimizer)
         super().__init__(model, optimizer, term, process_group=process_group)
@@ -176,18 +171,18 @@ class Switching(ConstrainedObjective):
         return self.term.last.constraint is None
 
     def iterate_weight(self) -> float:
-        """The weight of w_t in the output: eta_t when it is feasible and t >= S, else 0."""
+        """The weight of w_t in the output: eta_t when it is feasible, else 0."""
         if self.term.open is None:
             raise RuntimeError(
                 "`Switching.iterate_weight` is known between the call of the objective and the "
                 "end of the step."
             )
-        if self.term.open.constraint is not None or self.term.step < self.term.burn_in:
+        if self.term.open.constraint is not None:
             return 0.0
         return self._switch.objective_step()
 
     def output_iterate(
         self, rule: Literal["random", "average"] = "random", seed: int = 0
     ) -> OutputIterate:
-        """The method's output: w_tau over feasible tau >= S with probability ~ eta_tau."""
+        """The method's output: w_tau over feasible tau with probability ~ eta_tau."""
         return OutputIterate(self._switch, rule, seed, weight=self.iterate_weight)

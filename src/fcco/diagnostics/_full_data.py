@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from ..outer import AbstractOuter
 from ..tracker import NonFiniteValue
 
-__all__ = ["FullData", "Inner", "Loss", "check_outer", "inner_values", "norm", "trainable"]
+__all__ = ["FullData", "Inner", "Loss", "inner_values", "norm", "trainable"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
@@ -42,16 +41,9 @@ class FullData:
         """All blocks, 0, ..., n - 1."""
         return torch.arange(self.num_inner, device=self.parameters[0].device)
 
-    def values(self, outer: AbstractOuter | None = None) -> Tensor:
-        """g_i(w) of all blocks, detached, in float64; `outer` must accept their shape."""
-        values = inner_values(self.call, self.inner, self.index, self.chunk)
-        if outer is not None:
-            check_outer(self.call, outer, values)
-        return values
-
     def constraint_values(self) -> Tensor:
-        """g_i(w) of scalar constraints, shape (m,)."""
-        values = self.values()
+        """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
+        values = inner_values(self.call, self.inner, self.index, self.chunk)
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
                 f"`{self.call}(inner=...)` must give one value per constraint but d1 = "
@@ -78,12 +70,15 @@ class FullData:
         _check_finite(self.call, *total)
         return total
 
-    def gram(self, tile: int, per_layer: bool, index: Tensor | None = None) -> Tensor:
-        """The Gram matrix of the blocks in `index` (all by default), in tiles (see `gram_matrix`).
+    def gram(self, per_layer: bool, index: Tensor | None = None, tile: int = 32) -> Tensor:
+        """The Gram matrix J J^T of the blocks in `index` (all by default), in tiles of blocks.
 
-        Where there is a loss, its gradient is the last row.
+        Rows are ordered block by block, sums are in float64; where there is a loss, its gradient
+        is the last row. Two tiles are alive at a time and gradients are recomputed, so the memory
+        is 2 tile d1 d' numbers instead of n d1 d, at about n^2 d1 / (2 tile) backward passes per
+        group of layers (n d1 where n <= tile); d' is d or, `per_layer`, the size of the largest
+        parameter (smaller ones share a group up to that size).
         """
-        _checks.integer(self.call, "tile", tile, 1)
         index = self.index if index is None else index
         width = _block_values(self.call, self.inner, index[:1]).numel()  # d1, rows per block
         tiles: list[Tensor | None] = [*index.split(tile)]
@@ -155,19 +150,6 @@ def inner_values(call: str, inner: Inner, index: Tensor, chunk: int) -> Tensor:
     # Gradients stay enabled: an inner function may differentiate inside itself.
     parts = [_block_values(call, inner, part).detach().double() for part in index.split(chunk)]
     return torch.cat(parts)
-
-
-def check_outer(call: str, outer: AbstractOuter, values: Tensor) -> None:
-    """Raise unless the outer function accepts inner values of this shape."""
-    # A scalar f takes the shapes (n,) and (n, 1), a vector f takes (n, d1).
-    width = values.shape[1] if values.dim() == 2 else 1
-    vector = values.dim() == 2 and outer.dim != 1
-    if not (vector and outer.dim in (None, width)) and not (outer.dim == 1 and width == 1):
-        raise ValueError(
-            f"`{call}`: {outer!r} has dim = {outer.dim} and does not accept inner values of shape "
-            f"{tuple(values.shape)} (scalar functions need one value per block, vector functions "
-            "the shape (n, d1))."
-        )
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""The stacked Jacobian of the inner functions: its Gram matrix and its singular values."""
+"""The singular values of the stacked Jacobian of the inner functions."""
 
 from __future__ import annotations
 
@@ -16,61 +16,8 @@ __all__ = [
     "ConstraintCondition",
     "Spectrum",
     "constraint_condition",
-    "gram_matrix",
     "smallest_eigenvalue",
 ]
-
-
-def gram_matrix(
-    inner: Inner,
-    num_inner: int,
-    parameters: Iterable[Tensor],
-    *,
-    with_threshold: bool = False,
-    tile: int = 32,
-    per_layer: bool = True,
-) -> Tensor:
-    r"""The Gram matrix of the stacked Jacobian, without ever holding the Jacobian.
-
-    .. math::
-        J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
-        \mathbb{R}^{n d_1 \times n d_1}
-
-    Rows are ordered block by block, sums are in float64. Two tiles are alive at a time and
-    gradients are recomputed, so the memory is 2 tile d1 d' numbers instead of n d1 d, at about
-    n^2 d1 / (2 tile) backward passes per group of layers (n d1 where n <= tile).
-
-    Args:
-        inner: see `fcco.diagnostics`.
-        num_inner: n.
-        parameters: w.
-        with_threshold: add the column of the CVaR threshold s, for inner = L_i: the gradient of
-            L_i - s is (grad L_i, -1), which adds 1 to each entry.
-        tile: blocks per tile.
-        per_layer: accumulate over groups of layers: d' is then the size of the largest parameter
-            tensor (smaller ones share a group up to that size), else d.
-
-    Example:
-        L_i = |w - e_i|^2 / 2 at w = (1/3, 1/3, 1/3): the gradients are w - e_i.
-
-        >>> import torch
-        >>> from fcco.diagnostics import gram_matrix
-        >>> w = torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True)
-        >>> losses = lambda index: (w - torch.eye(3)[index]).square().sum(1) / 2
-        >>> gram_matrix(losses, 3, [w], with_threshold=True)
-        tensor([[1.6667, 0.6667, 0.6667],
-                [0.6667, 1.6667, 0.6667],
-                [0.6667, 0.6667, 1.6667]], dtype=torch.float64)
-    """
-    call = "gram_matrix"
-    matrix = FullData(call, inner, num_inner, trainable(call, parameters)).gram(tile, per_layer)
-    if with_threshold:
-        if len(matrix) != num_inner:
-            raise ValueError(
-                f"`{call}(with_threshold=True)` needs scalar inner functions (d1 = 1)."
-            )
-        matrix += 1  # the column of s is -1 in every row
-    return matrix
 
 
 @dataclass(frozen=True)
@@ -105,14 +52,24 @@ def smallest_eigenvalue(
     parameters: Iterable[Tensor],
     *,
     with_threshold: bool = False,
-    tile: int = 32,
     per_layer: bool = True,
 ) -> Spectrum:
     r"""The smallest eigenvalue delta of J J^T, which the assumption LBSV bounds from below.
 
-    J J^T is `gram_matrix` with these arguments (the transposed product of the paper would be d x d
-    and singular; see docs/concepts/mathematics.md). `nearly_stationary_bounds` turns delta into a
-    guarantee.
+    .. math::
+        J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
+        \mathbb{R}^{n d_1 \times n d_1}
+
+    (The transposed product of the paper would be d x d and singular; see
+    docs/concepts/mathematics.md.) The Jacobian itself is never held: gradients are recomputed.
+
+    Args:
+        inner: see `fcco.diagnostics`.
+        num_inner: n.
+        parameters: w.
+        with_threshold: add the column of the CVaR threshold s, for inner = L_i: the gradient of
+            L_i - s is (grad L_i, -1), which adds 1 to each entry.
+        per_layer: see `fcco.diagnostics`.
 
     Example:
         >>> import torch
@@ -125,10 +82,15 @@ def smallest_eigenvalue(
     References:
         The paper, assumption LBSV and its verification on Camelyon17 and CelebA.
     """
-    weights = trainable("smallest_eigenvalue", parameters)
-    matrix = gram_matrix(
-        inner, num_inner, weights, with_threshold=with_threshold, tile=tile, per_layer=per_layer
-    )
+    call = "smallest_eigenvalue"
+    weights = trainable(call, parameters)
+    matrix = FullData(call, inner, num_inner, weights).gram(per_layer)
+    if with_threshold:
+        if len(matrix) != num_inner:
+            raise ValueError(
+                f"`{call}(with_threshold=True)` needs scalar inner functions (d1 = 1)."
+            )
+        matrix += 1  # the column of s is -1 in every row
     eigenvalues = torch.linalg.eigvalsh(matrix)
     # Rounding can make the smallest of a singular matrix slightly negative.
     smallest, largest = max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1])
@@ -176,7 +138,6 @@ def constraint_condition(
     parameters: Iterable[Tensor],
     *,
     chunk: int = 64,
-    tile: int = 32,
     per_layer: bool = True,
 ) -> ConstraintCondition:
     r"""The smallest singular value of the constraints' Jacobian, at an infeasible point only.
@@ -206,7 +167,7 @@ def constraint_condition(
     largest_value = float(values.max())
     if largest_value <= 0:
         return ConstraintCondition(feasible=True, largest_value=largest_value)
-    matrix = data.gram(tile, per_layer)
+    matrix = data.gram(per_layer)
     violated = values > 0  # the Gram matrix of these alone is a part of `matrix`
     return ConstraintCondition(
         feasible=False,

@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
-from ._box import isometric_copy, scipy_optimize
-from ._full_data import FullData, Inner, Loss, check_outer, norm, trainable
+from ._full_data import FullData, Inner, Loss, norm, trainable
 
 __all__ = ["KKT", "KKTReport", "kkt", "kkt_report"]
+
+_ACTIVE = 1e-3
+"""Constraints with g_i at least minus this may have a multiplier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +52,7 @@ def kkt(
     *,
     multipliers: Tensor | None = None,
     outer: AbstractOuter | None = None,
-    active: float = 1e-3,
     chunk: int = 64,
-    tile: int = 32,
     per_layer: bool = True,
 ) -> KKT:
     r"""The KKT residuals at a point, with given multipliers, a penalty's, or the best ones.
@@ -61,15 +62,14 @@ def kkt(
         \max_i |\nu_i g_i|
 
     With neither `multipliers` nor `outer`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with
-    nu_i = 0 where g_i < -active, which depends on the point alone and not on the method that found
-    it. For nearly-KKT measures add `prox_linear(...).displacement` to w first.
+    nu_i = 0 where g_i < -0.001, which depends on the point alone and not on the method that found
+    it.
 
     Args:
         multipliers: nu itself, shape (m,).
         outer: the outer function f of a penalty (1/m) sum_i f(g_i), which implies
             nu_i = f'(g_i) / m; smoothed as in training (at the kink of an unsmoothed hinge the
             multiplier is not determined: leave `outer` out).
-        active: constraints with g_i >= -active may have a multiplier.
 
     The other arguments are those of `fcco.diagnostics`; constraints are scalar.
 
@@ -91,23 +91,25 @@ def kkt(
     call = "kkt"
     if multipliers is not None and outer is not None:
         raise ValueError("`kkt(multipliers=..., outer=...)` takes one source of multipliers.")
-    _checks.at_least(call, "active", active, 0)
     _checks.integer(call, "num_constraints", num_constraints, 1)
     data = FullData(call, inner, num_constraints, trainable(call, parameters), loss, chunk)
     values = data.constraint_values()
     if multipliers is not None:
         nu = _checked_multipliers(multipliers, values)
     elif outer is not None:
-        check_outer(call, outer, values)
+        if outer.dim != 1:
+            raise ValueError(
+                f"`kkt(outer=...)` must be a scalar function (dim=1) but is: {outer!r}."
+            )
         nu = outer.gradient(values).detach() / num_constraints
     else:
         nu = torch.zeros_like(values)
-        near = data.index[values >= -active]
+        near = data.index[values >= -_ACTIVE]
         if len(near) > 0:
             # Non-negative least squares with m + 1 equations instead of d: the columns of the copy
             # have the lengths and angles of the gradients; the last one stands for grad g_0.
-            copy = isometric_copy(data.gram(tile, per_layer, near))
-            solution, _ = scipy_optimize(call).nnls(
+            copy = _isometric_copy(data.gram(per_layer, near))
+            solution, _ = _scipy_optimize(call).nnls(
                 copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy)
             )
             nu[near] = torch.from_numpy(solution).to(nu)
@@ -117,6 +119,25 @@ def kkt(
         complementarity=float((nu * values).abs().max()),
         multipliers=nu,
     )
+
+
+def _isometric_copy(gram: Tensor) -> np.ndarray:
+    """A square matrix R with R^T R = gram.
+
+    Its columns have the lengths and angles of the gradients behind the Gram matrix, so a
+    least-squares problem over gradients in R^d is solved in R^n with the same minimisers.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(gram.cpu())
+    return (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+
+
+def _scipy_optimize(call: str) -> Any:
+    """The module `scipy.optimize`; an optional dependency."""
+    try:
+        import scipy.optimize
+    except ImportError as error:
+        raise ImportError(f"`{call}` needs scipy: pip install 'fcco[solvers]'.") from error
+    return scipy.optimize
 
 
 def _checked_multipliers(multipliers: Tensor, values: Tensor) -> Tensor:
@@ -156,7 +177,7 @@ def kkt_report(
 
     A large difference of the two stationarity residuals says that the penalty's multipliers have
     not converged although the point may be good. All arguments are those of `kkt`; `options` are
-    its `active`, `chunk`, `tile` and `per_layer`.
+    its `chunk` and `per_layer`.
 
     Example:
         A point that violates w_1 <= 0.3 by 0.05; the penalty pushes back with 0.05 / (lambda m).

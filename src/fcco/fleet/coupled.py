@@ -29,8 +29,6 @@ class TrackingHyperparameters(NamedTuple):
 
     gamma: Hyperparameter  # weight of the fresh value, None when it is automatic
     correction: Hyperparameter  # gamma', None when a formula gives it
-    low: Hyperparameter  # bounds of u, None without
-    high: Hyperparameter
 
 
 def check_tracker(tracker: InnerTracker) -> None:
@@ -69,7 +67,6 @@ class Tracking:
     correction: str  # "number", "theory" or "auto"
     rule: Rule  # the update of one block
     needs_previous: bool  # it uses values at w_{t-1}
-    bounded: bool  # u is clamped
     automatic: tuple[str, ...]  # which of gamma and smoothing follow the error of u
 
     @classmethod
@@ -83,7 +80,7 @@ class Tracking:
             smoothing: lambda of the term; `"auto"` needs the error of u.
         """
         check_tracker(tracker)
-        word, bounds = tracker.correction, tracker.bounds
+        word = tracker.correction
         tracking = cls(
             number=tracker.num_inner,
             dim=tracker.dim,
@@ -91,13 +88,10 @@ class Tracking:
             correction=word if isinstance(word, str) else "number",
             rule=tracker.rule,
             needs_previous=tracker.needs_previous,
-            bounded=bounds is not None,
             automatic=("gamma",) * tracker.automatic + ("smoothing",) * (smoothing == "auto"),
         )
         numbers = TrackingHyperparameters(
-            tracker.constant_gamma,
-            None if isinstance(word, str) else word,
-            *(bounds or (None, None)),
+            tracker.constant_gamma, None if isinstance(word, str) else word
         )
         state = {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
         if tracking.automatic and tracker.estimate is not None:
@@ -143,9 +137,6 @@ class Tracking:
             weight = numbers.correction
         correction = correction_weight(weight, gamma, self.number, sampled)
         before, after = self.rule(old, per_row(seen, old), fresh, previous, gamma, correction)
-        if self.bounded:
-            low, high = numbers.low, numbers.high
-            before, after = before.clamp(low, high), after.clamp(low, high)
         u = before if self.read == "old" else after
         if index is not None:  # absent blocks have 0/0 in all of these
             u, after = (torch.where(per_row(present, old), new, old) for new in (u, after))

@@ -24,7 +24,6 @@ class CVaRHyperparameters(NamedTuple):
     tracking: TrackingHyperparameters
     ratio: Hyperparameter  # r
     smoothing: Hyperparameter  # lambda, None when it is automatic
-    threshold_lr: Hyperparameter  # step size of s, for the rules that are no minimiser
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,9 @@ class CVaREstimator:
 
     Args:
         tracking: the update of u.
-        threshold_rule: how s moves: `"exact"`, `"gradient"` or `"table"`, see
-            `fcco.terms.CVaRTerm`.
     """
 
     tracking: Tracking
-    threshold_rule: str
 
     @property
     def needs_previous(self) -> bool:
@@ -56,14 +52,8 @@ class CVaREstimator:
     def of(cls, term: CVaRTerm) -> tuple[CVaREstimator, CVaRHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
         tracking, of_tracking, state = Tracking.of(term.tracker, term.smoothing_schedule)
-        numbers = CVaRHyperparameters(
-            of_tracking, term.ratio, given_smoothing(term), term.threshold_lr
-        )
-        return (
-            cls(tracking, term.threshold_rule),
-            numbers,
-            {**state, "threshold": term.threshold.clone()},
-        )
+        numbers = CVaRHyperparameters(of_tracking, term.ratio, given_smoothing(term))
+        return cls(tracking), numbers, {**state, "threshold": term.threshold.clone()}
 
     def gradient(self, run: Run, hyperparameters: CVaRHyperparameters) -> Estimate:
         """G_t of one run."""
@@ -72,27 +62,17 @@ class CVaREstimator:
         previous = self.tracking.previous_values(run)
         values, forward = run.passes(table)
         update = self.tracking.update(run, numbers.tracking, values, previous)
-        # The first s is the minimiser for the values that the first gradient reads, for any rule.
+        # The first s is the minimiser for the values that the first gradient reads.
         started, counted = ~s.isnan(), update.state["seen"]
         exact, smoothed, smoothing = hyperparameters, run.flags.smoothed, numbers.smoothing
         if smoothing is None:
             smoothing = self._automatic_smoothing(run.state, numbers, update)
             exact, smoothed = exact._replace(smoothing=smoothing), True
-        elif self.threshold_rule == "exact" and self.tracking.read == "old":
+        elif self.tracking.read == "old":
             counted = torch.where(started, seen, counted)  # the table as the last step left it
-        best, kink = self._minimiser(smoothed, exact, update.u, counted)
+        s, kink = self._minimiser(smoothed, exact, update.u, counted)
         smoothing = 0.0 if smoothed is False else smoothing
-        if self.threshold_rule == "exact":
-            s = best
-        else:
-            if self.threshold_rule == "table":
-                known = seen.to(table).sum().clamp(min=1)
-                slope = cvar_slopes(table, s, numbers.ratio, smoothing, kink, known)
-                s = s + numbers.threshold_lr * (torch.where(seen, slope, 0).sum() - 1)
-            s = torch.where(started, s, best)
         slope = cvar_slopes(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
-        if self.threshold_rule == "gradient":
-            s = s + numbers.threshold_lr * (torch.where(update.present, slope, 0).sum() - 1)
         return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)
 
     def _automatic_smoothing(
@@ -101,8 +81,6 @@ class CVaREstimator:
         """The lambda of `smoothing="auto"`: at first so large that all groups count alike."""
         width, known = self.tracking.automatic_width(state, numbers.tracking, math.inf)
         smoothing = width * numbers.ratio
-        if self.threshold_rule != "exact":
-            return smoothing
         u, seen = update.u, update.state["seen"]
         largest = torch.where(seen, u, -torch.inf).max()
         smallest = torch.where(seen, u, torch.inf).min()
@@ -127,7 +105,7 @@ class CVaREstimator:
             lambda: smooth_threshold(losses, ratio, smoothing, seen),
             lambda: hard_threshold(losses, ratio, seen),
         )
-        if smoothed is True or self.threshold_rule != "exact":
+        if smoothed is True:
             return s, torch.zeros_like(s)
         # The weights sum to 1 only with the right subgradient at the kink.
         above, ties = (seen & (losses > s)).sum(), (seen & (losses == s)).sum()

@@ -25,7 +25,6 @@ class AdversaryHyperparameters(NamedTuple):
 
     ascent: Hyperparameter  # eta_p
     cap: Hyperparameter  # the largest weight of a group
-    bonus: Hyperparameter  # C / sqrt(group size) of each group, or None
 
 
 @dataclass(frozen=True)
@@ -35,22 +34,20 @@ class Adversary:
     number: int  # n
     geometry: Geometry  # of the mirror step
     scaling: Scaling  # whether losses of sampled groups get the factor n/B1
-    adjusted: bool  # whether losses get a bonus when p moves
     needs_previous = False
 
     @classmethod
     def of(cls, term: GroupWeights) -> tuple[Adversary, AdversaryHyperparameters, State]:
         """The estimator of a term, its numbers and its state."""
         tracker = term.tracker
-        if tracker.gamma != 1 or tracker.needs_previous or tracker.bounds is not None:
+        if tracker.gamma != 1 or tracker.needs_previous:
             raise Unsupported(
-                "A fleet has `GroupWeights` on the losses of the batch alone: gamma=1, "
-                "correction=0, no bounds."
+                "A fleet has `GroupWeights` on the losses of the batch: gamma=1, correction=0."
             )
         check_tracker(tracker)
-        adversary = cls(tracker.num_inner, term.geometry, term.scaling, term.bonus is not None)
+        adversary = cls(tracker.num_inner, term.geometry, term.scaling)
         state = {"group_weights": term.current.clone(), "tracked": tracker.rows.clone()}
-        return adversary, AdversaryHyperparameters(term.rate, term.cap, term.bonus), state
+        return adversary, AdversaryHyperparameters(term.rate, term.cap), state
 
     def gradient(self, run: Run, hyperparameters: AdversaryHyperparameters) -> Estimate:
         """G_t of one run, with the new weights."""
@@ -61,7 +58,7 @@ class Adversary:
         losses = losses.where(present, table)
         blocks = self.number if index is None else present.to(losses).sum()
         factor = block_factor(self.scaling, self.number, blocks)
-        estimate = estimated_losses(losses, present, factor, numbers.bonus)
+        estimate = estimated_losses(losses, present, factor)
         weights = mirror_ascent(
             run.state["group_weights"], estimate, numbers.ascent, numbers.cap, self.geometry
         )

@@ -61,10 +61,6 @@ class Lagrangian:
         """G_t of one run, without the pull to the anchor."""
         numbers: LagrangianHyperparameters = run.narrow(hyperparameters)
         data, rule = run.data, self.rule.example
-        if data.gradient_batch is not None and rule.exact_values:
-            raise Unsupported(
-                f"{type(rule).__name__} is for exact values, not for an independent batch."
-            )
         y = run.state["multiplier"]
         if not rule.warm_start:
             warm = y
@@ -161,7 +157,6 @@ class RoundUpdate:
             "anchor": weights.clone(),
             "average": weights.to(wide, copy=True),
             "inner_step": zero,
-            "total": zero.clone(),
             **self.primal.start(weights),
         }
 
@@ -174,8 +169,7 @@ class RoundUpdate:
         strength = pull_strength(numbers.coefficient, y.sum())
         gradient = gradient + (point - anchor) * strength.to(point)
         rule, t = self.rule.build(exact.rule), inner_step(run)
-        factor, weight = rule.step(t, exact.inner_steps), rule.weight(t, exact.inner_steps)
-        primal = hyperparameters._replace(lr=hyperparameters.lr * factor)
+        primal = hyperparameters._replace(lr=hyperparameters.lr * rule.step(t, exact.inner_steps))
         changed = self.primal.step(run, primal, gradient, state)
         reached = changed["weights"]
         if rule.follows_step:
@@ -183,11 +177,8 @@ class RoundUpdate:
             _, change = run.along(point, move, *run.gradient_batch, y)
             ahead = linearised(run, numbers, point, move, state["values"], change)
             changed |= ascended(run, self.rule.build(numbers.rule), numbers, y, ahead)
-        total, average = state["total"], state["average"]
-        total = choose(begins, lambda: torch.zeros_like(total), lambda: total) + weight
+        average = state["average"]
         average = choose(begins, lambda: anchor.to(average), lambda: average)
-        average = running_average(average, reached, torch.ones_like(total) * weight, total)
+        average = running_average(average, reached, t + 1)
         changed["weights"] = choose(run.flags.ends, lambda: average.to(reached), lambda: reached)
-        return {
-            **changed, "anchor": anchor, "average": average, "inner_step": t + 1, "total": total,
-        }  # fmt: skip
+        return {**changed, "anchor": anchor, "average": average, "inner_step": t + 1}

@@ -182,10 +182,6 @@ def _only_term(objective: Any) -> Any:
         raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}{hint}.")
     if term.step:
         raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
-    if objective.single_point and term.tracker.needs_previous:
-        raise Unsupported(
-            "A fleet corrects by values at w_{t-1}, not by a derivative: `single_point=True`."
-        )
     return term
 
 

@@ -88,7 +88,6 @@ class SwitchingHyperparameters(NamedTuple):
 
     objective: Any
     constraint: Any  # None where one optimizer makes all steps
-    factor: Hyperparameter  # of the step sizes
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ class SwitchingUpdate:
             constraint, of_constraint = PolyakUpdate(), PolyakHyperparameters(float(lr))
         elif len(optimizer.wrapped) > 1:
             constraint, of_constraint = read_torch_optimizer(optimizer.constraint_optimizer)
-        factor = 1.0 if optimizer.schedule is None else optimizer.schedule
-        numbers = SwitchingHyperparameters(of_objective, of_constraint, factor)
+        numbers = SwitchingHyperparameters(of_objective, of_constraint)
         return cls(objective, constraint), numbers, None
 
     def start(self, weights: Tensor) -> State:
@@ -129,19 +127,15 @@ class SwitchingUpdate:
         self, run: Run, hyperparameters: SwitchingHyperparameters, gradient: Tensor, state: State
     ) -> State:
         """One step of one run; the optimizer of the other branch stays as it was."""
-        objective, constraint, factor = hyperparameters
-        objective = objective._replace(lr=objective.lr * factor)
-        first = self.objective.step(run, objective, gradient, state)
+        first = self.objective.step(run, hyperparameters.objective, gradient, state)
         if self.constraint is None:
             return first
-        if not isinstance(self.constraint, PolyakUpdate):  # which finds its own size
-            constraint = constraint._replace(lr=constraint.lr * factor)
         # The second optimizer sees its own state under the names of the first.
         state_of_second = {**state}
         for name in state:
             if name.startswith(CONSTRAINT):
                 state_of_second[name.removeprefix(CONSTRAINT)] = state[name]
-        second = self.constraint.step(run, constraint, gradient, state_of_second)
+        second = self.constraint.step(run, hyperparameters.constraint, gradient, state_of_second)
         feasible = state["feasible"]
         after = {name: torch.where(feasible, new, state[name]) for name, new in first.items()}
         after["weights"] = torch.where(feasible, first["weights"], second.pop("weights"))

@@ -10,7 +10,6 @@ from .alexr import alexr, constrained_alexr
 from .alexr2 import alexr2, constrained_alexr2
 from .constrained import constrained
 from .icppac import icppac
-from .msvr import msvr
 from .ooa import ooa
 from .oss import oss
 from .registry import Method, get, register, table
@@ -34,7 +33,6 @@ __all__ = [
     "hinge_penalty",
     "icppac",
     "momentum_type",
-    "msvr",
     "ooa",
     "oss",
     "recursive_penalty",

@@ -19,11 +19,9 @@ from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [
     "Auto",
-    "InnerFunctions",
     "automatic",
     "coupled",
     "dimension",
-    "monotone_if_weakly_convex",
     "multiplied",
     "penalized",
     "penalty_function",
@@ -35,9 +33,6 @@ GAMMA = 0.2
 Auto = Literal["auto"]
 """A setting that the method finds by itself."""
 
-InnerFunctions = Literal["smooth", "weakly_convex"]
-"""What the inner functions g_i are: smooth, or only weakly convex (with kinks)."""
-
 
 def dimension(method: str, outer: AbstractOuter, dim: int | None) -> int:
     """d1: what `outer` declares, or what the caller gave."""
@@ -45,18 +40,6 @@ def dimension(method: str, outer: AbstractOuter, dim: int | None) -> int:
     if dimension is None:
         raise ValueError(f"`{method}(dim=...)` is needed: {outer!r} takes vectors of any length.")
     return dimension
-
-
-def monotone_if_weakly_convex(
-    method: str, outer: AbstractOuter, inner_functions: InnerFunctions
-) -> None:
-    """Refuse an outer function that may decrease when the inner ones have kinks.
-
-    f(g) of a convex f and a weakly convex g is weakly convex only if f does not decrease.
-    """
-    _checks.one_of(method, "inner_functions", inner_functions, ("smooth", "weakly_convex"))
-    if inner_functions == "weakly_convex":
-        _checks.requires(f"{method}(inner_functions='weakly_convex')", outer, "monotone")
 
 
 def coupled(
@@ -70,16 +53,12 @@ def coupled(
     dim: int | None = None,
     process_group: Any = "auto",
     offload: bool = False,
-    single_point: bool = False,
     **tracker: Any,
 ) -> Compositional:
     """An objective of one `CoupledTerm`; `tracker` are options of `InnerTracker`."""
     values = for_model(model, num_inner, dimension(method, outer, dim), **tracker)
     term = CoupledTerm(outer, values, smoothing=smoothing)
-    return Compositional(
-        model, optimizer, term, process_group=process_group, offload=offload,
-        single_point=single_point,
-    )  # fmt: skip
+    return Compositional(model, optimizer, term, process_group=process_group, offload=offload)
 
 
 def penalized(

@@ -33,7 +33,6 @@ def alexr(
     dual_step: float = 1.0,
     theta: float = 0.0,
     smoothing: float | Width = 0.0,
-    inner_functions: Literal["convex", "linear"] = "convex",
     dim: int | None = None,
     process_group: Any = "auto",
     **options: Any,
@@ -67,7 +66,6 @@ def alexr(
         dual_step: alpha.
         theta: extrapolation in [0, 1]; 0 needs no evaluation at w_{t-1}.
         smoothing: lambda or a `fcco.Width`, for `"v1"`; 0 asks for a smooth f.
-        inner_functions: what the g_i are: `"convex"`, or `"linear"` (affine; then f may decrease).
         options: as in `sonex`; with `"v2"` only `on_nonfinite`, `dtype` and `device`.
 
     The others as in `sonex`.
@@ -78,8 +76,7 @@ def alexr(
         >>> model, centre = torch.nn.Linear(2, 1, bias=False), torch.tensor([1.0, -2.0])
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> objective = alexr(
-        ...     model, optimizer, fcco.Absolute(), 2, version="v2", theta=1.0,
-        ...     inner_functions="linear")
+        ...     model, optimizer, fcco.Absolute(), 2, version="v2", theta=1.0)
         >>> for _ in range(300):
         ...     loss = objective(lambda: model.weight.view(2) - centre)
         ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
@@ -89,10 +86,9 @@ def alexr(
     References:
         B. Wang and T. Yang, ALEXR: an optimal single-loop algorithm for convex finite-sum coupled
         compositional stochastic optimization, 2023. With r strongly convex (mu) and f smooth:
-        eta = (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n), which are
-        `fcco.theory.inner_step(theta, 1/mu, 0)` and `fcco.theory.dual_step(theta, n, B1)`, reach a
-        gap eps in O(n/B1 + 1/(mu eps) + n/(B1 eps)) steps up to logarithms. For convex F and
-        non-smooth f: theta = 0 and alpha, eta of order eps, O(eps^-2).
+        eta = (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n) reach a gap eps in
+        O(n/B1 + 1/(mu eps) + n/(B1 eps)) steps up to logarithms. For convex F and non-smooth f:
+        theta = 0 and alpha, eta of order eps, O(eps^-2).
     """
     _checks.one_of("alexr", "version", version, ("v1", "v2"))
     _checks.positive("alexr", "dual_step", dual_step)
@@ -100,7 +96,6 @@ def alexr(
     number = as_lambda("alexr", outer, smoothing)
     _checks.at_least("alexr", "smoothing", number, 0.0)
     _checks.requires("alexr", outer, "convex")
-    _convex_composition(outer, inner_functions)
     size = dimension("alexr", outer, dim)
     if version == "v1":
         if not number and not outer.smooth:
@@ -171,15 +166,3 @@ def constrained_alexr(
     problem = ConstrainedObjective(model, optimizer, term, process_group=process_group)
     problem.method = "alexr"
     return problem
-
-
-def _convex_composition(outer: AbstractOuter, inner_functions: str) -> None:
-    """Refuse what does not make f(g_i(w)) convex."""
-    if inner_functions in ("smooth", "weakly_convex"):
-        raise ValueError(
-            f"`alexr(inner_functions={inner_functions!r})`: ALEXR needs a convex problem, that is "
-            "inner functions that are 'convex' or affine ('linear'). For others use alexr2."
-        )
-    _checks.one_of("alexr", "inner_functions", inner_functions, ("convex", "linear"))
-    if inner_functions == "convex":
-        _checks.requires("alexr(inner_functions='convex')", outer, "convex", "monotone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,10 +21,8 @@ from ..terms.coupled import Tolerance, as_lambda
 from ..tracker import GAMMA, THETA
 from ._common import (
     Auto,
-    InnerFunctions,
     automatic,
     coupled,
-    monotone_if_weakly_convex,
     multiplied,
     penalized,
     penalty_function,
@@ -46,9 +44,7 @@ def alexr2(
     inner_steps: int | Callable[[int], int] = 5,
     gamma: float = GAMMA,
     theta: float = THETA,
-    dual: Literal["u", "y"] = "u",
     dim: int | None = None,
-    inner_functions: InnerFunctions = "smooth",
     process_group: Any = "auto",
     offload: bool = False,
     **options: Any,
@@ -70,17 +66,13 @@ def alexr2(
 
     Args:
         optimizer: the outer optimizer (`momentum_type` with step alpha, Adam, ...).
-        outer: f, convex.
+        outer: f, convex; non-decreasing too when the g_i have kinks.
         nu: proximal parameter, below 1/rho_F; `"auto"` is twice the learning rate that `optimizer`
             starts with.
         eta: inner step size; `"auto"` is that learning rate.
         inner_steps: K_t.
         gamma: gamma-hat, weight of the extrapolated value in u (dual step gamma / (1 - gamma)).
         theta: extrapolation.
-        dual: `"u"` tracks u; `"y"` keeps the dual variable in its box (scalar f whose conjugate
-            lives on an interval: hinge, absolute value, pinball).
-        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks (f must not
-            decrease then).
 
     The others as in `sonex`.
 
@@ -88,8 +80,7 @@ def alexr2(
         Paper, Algorithm 2 with line 13 corrected (docs/concepts/mathematics.md): nearly
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
-    monotone_if_weakly_convex("alexr2", outer, inner_functions)
-    tracker = _tracker_options(outer, smoothing, gamma, theta, dual, options)
+    tracker = _tracker_options(outer, smoothing, gamma, theta, options)
     proximal = _proximal(optimizer, nu, eta, inner_steps)
     return coupled(
         "alexr2", model, proximal, outer, num_inner, smoothing=smoothing, dim=dim,
@@ -109,7 +100,6 @@ def constrained_alexr2(
     inner_steps: int | Callable[[int], int] | Auto = "auto",
     gamma: float | Auto | None = None,
     theta: float | None = None,
-    dual: Literal["u", "y"] = "u",
     equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
@@ -133,10 +123,10 @@ def constrained_alexr2(
         theta: None: 0 without, 0.125 with.
     """
     alone = automatic("alexr2", {"smoothing": smoothing, "penalty": penalty}, outer)
-    if alone and (theta is not None or dual != "u"):
+    if alone and theta is not None:
         raise ValueError(
-            "`alexr2(theta=..., dual=...)` need numbers as `smoothing` and `penalty`: without them "
-            "the values are averaged, and multipliers have no box."
+            "`alexr2(theta=...)` needs numbers as `smoothing` and `penalty`: without them the "
+            "values are averaged."
         )
     if inner_steps == "auto":
         inner_steps = 2 if alone else 5
@@ -157,7 +147,6 @@ def constrained_alexr2(
         number,
         GAMMA if gamma is None else gamma,  # type: ignore[arg-type]
         THETA if theta is None else theta,
-        dual,
         options,
     )
     return penalized(
@@ -186,12 +175,10 @@ def _tracker_options(
     smoothing: Smoothing,
     gamma: float,
     theta: float,
-    dual: str,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """The tracker of ALEXR2, in u-form or in y-form."""
+    """The tracker of ALEXR2."""
     _checks.requires("alexr2", outer, "convex")
-    _checks.one_of("alexr2", "dual", dual, ("u", "y"))
     _checks.in_interval("alexr2", "theta", theta, 0.0, 1.0)
     smoothing = as_lambda("alexr2", outer, smoothing)
     if isinstance(smoothing, str):
@@ -199,16 +186,4 @@ def _tracker_options(
     elif not callable(smoothing):
         _checks.positive("alexr2", "smoothing", smoothing)
     # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form with gamma' = theta gamma.
-    tracker = {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}
-    if dual == "y":
-        # The y-form is the u-form with u clamped to where y = grad f_lambda(u) is one to one.
-        fixed = not (callable(smoothing) or isinstance(smoothing, str))
-        zone = outer.dual_zone(smoothing) if fixed else None  # type: ignore[arg-type]
-        if zone is None:
-            raise ValueError(
-                "`alexr2(dual='y')` needs a constant smoothing and an outer function whose "
-                "conjugate lives on an interval (hinge, absolute value, pinball), which "
-                f"{outer!r} does not declare; use 'u'."
-            )
-        tracker["bounds"] = zone
-    return tracker
+    return {"read": "new", **options, "gamma": gamma, "correction": theta * gamma}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import _checks
-from ..constraints import ConEx, ConstantConEx, ProximalLagrangian
+from ..constraints import ConstantConEx, ProximalLagrangian
 from ..terms.coupled import Tolerance
 
 __all__ = ["icppac"]
@@ -22,10 +22,9 @@ def icppac(
     *,
     proximal: float,
     inner_steps: int,
-    schedule: ConEx | None = None,
+    schedule: ConstantConEx | None = None,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
-    project: Callable[[], Any] | None = None,
     process_group: Any = "auto",
 ) -> ProximalLagrangian:
     r"""ICPPAC: inexact constrained proximal points, solved with ConEx.
@@ -35,24 +34,22 @@ def icppac(
 
     .. math::
         \ell_t &= \phi(x_{t-1};\bar\xi_t) + \phi'(x_{t-1};\bar\xi_t)(x_t - x_{t-1}), \qquad
-        s_t = (1+\theta_t)\ell_t - \theta_t\ell_{t-1} \\
-        y_{t+1} &= [y_t + s_t/\tau_t]_+, \qquad
-        x_{t+1} = \Pi_X\Bigl(x_t - \eta_t\bigl(\phi_0'
+        s_t = (1+\theta)\ell_t - \theta\ell_{t-1} \\
+        y_{t+1} &= [y_t + s_t/\tau]_+, \qquad
+        x_{t+1} = \Pi_X\Bigl(x_t - \eta\bigl(\phi_0'
             + \textstyle\sum_i y_{t+1,i}\phi_i'\bigr)(x_t;\xi_t)\Bigr)
 
-    (l_{-1} = l_0) and ends at the average of x_1, ..., x_T with weights gamma_t. Step
-    `objective.optimizer`; y is `multipliers()`. The method draws two batches per step: pass
+    (l_{-1} = l_0) and ends at the average of x_1, ..., x_T. Step `objective.optimizer`; y is
+    `multipliers()`. The method draws two batches per step: pass
     `objective(dual_batch, gradient=primal_batch)`; with one function, one batch serves both.
 
     Args:
-        optimizer: makes the primal steps; plain SGD is the method. Its lr is eta for
-            `ConstantConEx` (a step; the source's eta is its inverse) and 1 for the others.
+        optimizer: makes the primal steps; plain SGD is the method. Its lr is eta (a step; the
+            source's eta is its inverse).
         proximal: mu; convex rounds need 2 mu at least the weak convexity of every function.
         inner_steps: T.
-        schedule: theta, tau, eta and gamma: `ConstantConEx` (the default, as in the authors'
-            experiments, y carried from round to round), `StronglyConvexConEx` (values without
-            noise only) or `StochasticConEx`.
-        project: puts the parameters into X, in place, after each step.
+        schedule: theta and tau, and whether y is carried from round to round (it is by default):
+            constants, as in the authors' experiments.
 
     The others as in `constrained`.
 
@@ -80,13 +77,13 @@ def icppac(
     """
     _checks.positive("icppac", "proximal", proximal)
     rule = ConstantConEx() if schedule is None else schedule
-    if not isinstance(rule, ConEx):
-        raise TypeError(f"`icppac(schedule=...)` must be a ConEx but is: {type(rule).__name__}.")
+    if not isinstance(rule, ConstantConEx):
+        raise TypeError(
+            f"`icppac(schedule=...)` must be a ConstantConEx but is: {type(rule).__name__}."
+        )
     objective = ProximalLagrangian(
         model, optimizer, constraints, rule=rule, coefficient=proximal,
         inner_steps=inner_steps, tolerance=tolerance, margin=margin, process_group=process_group,
     )  # fmt: skip
     objective.method = "icppac"
-    if project is not None:
-        objective.project_after_step(optimizer, project)
     return objective

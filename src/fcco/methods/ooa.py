@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import _checks
 from ..group_dro import OnlineGroupDRO
@@ -27,8 +26,6 @@ def ooa(
     step: float = 0.01,
     geometry: Literal["kl", "euclidean"] = "kl",
     scaling: Literal["unbiased", "batch"] = "unbiased",
-    adjustment: float | Sequence[float] | Tensor = 0.0,
-    group_sizes: Sequence[int] | Tensor | None = None,
     process_group: Any = "auto",
     **options: Any,
 ) -> OnlineGroupDRO:
@@ -56,8 +53,6 @@ def ooa(
         geometry: `"kl"` (exponentiated weights) or `"euclidean"`.
         scaling: `"unbiased"` uses the factors n/B1; `"batch"` leaves them out of both lines, as
             the released code of group DRO does: absent groups count as loss 0.
-        adjustment: C; C / sqrt(group size) is added to the losses when p moves.
-        group_sizes: samples per group in the training data, for `adjustment`.
         options: `on_nonfinite`, `dtype` and `device` of `InnerTracker`.
 
     The others as in `sonex`.
@@ -91,6 +86,6 @@ def ooa(
     # ratio 1/n leaves the weights uncapped: the adversary may put all of p on one group.
     term = GroupWeights(
         tracker, step, 1 / num_groups if ratio is None else ratio, geometry=geometry,
-        scaling=scaling, adjustment=adjustment, group_sizes=group_sizes,
+        scaling=scaling,
     )  # fmt: skip
     return OnlineGroupDRO(model, optimizer, term, process_group=process_group)

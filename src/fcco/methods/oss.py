@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ def oss(
     inner_steps: int,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
-    project: Callable[[], Any] | None = None,
     process_group: Any = "auto",
 ) -> ProximalLagrangian:
     r"""OSS: quadratically regularised subproblems, solved with virtual queues.
@@ -49,7 +48,6 @@ def oss(
             scales its step 1/(2 sqrt(T)).
         proximal: rho-hat, above the weak convexity rho of g_0 and of all g_i; 2 rho is usual.
         inner_steps: T.
-        project: puts the parameters into X, in place, after each step.
 
     The others as in `constrained`.
 
@@ -83,6 +81,4 @@ def oss(
         inner_steps=inner_steps, tolerance=tolerance, margin=margin, process_group=process_group,
     )  # fmt: skip
     objective.method = "oss"
-    if project is not None:
-        objective.project_after_step(optimizer, project)
     return objective

@@ -12,7 +12,6 @@ from .alexr import alexr
 from .alexr2 import alexr2
 from .constrained import ALIASES
 from .icppac import icppac
-from .msvr import msvr
 from .ooa import ooa
 from .oss import oss
 from .sonex import sonex
@@ -174,11 +173,6 @@ def table() -> Table:
 
 _PAST = "forward at w_{t-1}"
 _WEAK = "g_0 and g_i weakly convex"
-_MSVR: dict[str, Any] = {
-    "outer": ("smooth",), "measure": "stationarity", "reference": "Jiang et al. 2022",
-    "problems": ("smooth",),
-}  # fmt: skip
-_STORM = "SGD on a STORM recursion"
 _ALL: dict[str, Any] = {"constraints": "all", "sampling": "all constraints"}
 
 for _method in (
@@ -208,26 +202,6 @@ for _method in (
         problem="f smooth, g_i smooth", outer=("smooth",),
         complexity="n eps^-4 / (B1 B2)", measure="stationarity",
         reference="Wang and Yang 2022", problems=("smooth",),
-    ),
-    Method(
-        "msvr-v1", msvr,
-        problem="f smooth, g_i smooth", extra=_PAST, complexity="n eps^-3 + eps^-4", **_MSVR,
-    ),
-    Method(
-        "msvr-v2", msvr,
-        problem="f smooth, g_i smooth with mean-Lipschitz gradients", update=_STORM,
-        extra="forward and backward at w_{t-1}", complexity="n eps^-3", **_MSVR,
-    ),
-    Method(
-        "msvr-v3", msvr,
-        problem="f smooth, g_i finite sums of n_in smooth functions", update=_STORM,
-        extra="forward and backward at w_{t-1} and at a snapshot; full passes",
-        complexity="n sqrt(n_in) eps^-2", **_MSVR,
-    ),
-    Method(
-        "msvr-sp", msvr,
-        problem="f smooth, g_i smooth", extra="derivative along w_t - w_{t-1}, no second forward",
-        complexity="n eps^-3 + eps^-4", **_MSVR,
     ),
     Method(
         "alexr", alexr,

@@ -14,7 +14,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
 from ..terms.coupled import Tolerance
-from ._common import InnerFunctions, coupled, monotone_if_weakly_convex, penalized, penalty_function
+from ._common import coupled, penalized, penalty_function
 
 __all__ = ["hinge_penalty", "sonx"]
 
@@ -30,7 +30,6 @@ def sonx(
     correction: float | Literal["theory", "auto"] = "auto",
     read: Literal["old", "new"] = "old",
     dim: int | None = None,
-    inner_functions: InnerFunctions = "smooth",
     process_group: Any = "auto",
     offload: bool = False,
     **options: Any,
@@ -50,7 +49,6 @@ def sonx(
     Args:
         optimizer: plain SGD is the method; others are allowed.
         outer: f, weakly convex and Lipschitz; non-decreasing when the g_i have kinks.
-        inner_functions: `"smooth"`, or `"weakly_convex"` when the g_i have kinks.
 
     The others as in `sonex`.
 
@@ -68,7 +66,6 @@ def sonx(
         O(n / (B1 sqrt(B2)) eps^-6) steps, for weakly convex f and g_i, f non-decreasing (or g_i
         smooth), g_i(.; xi) Lipschitz in mean square.
     """
-    monotone_if_weakly_convex("sonx", outer, inner_functions)
     return coupled(
         "sonx", model, optimizer, outer, num_inner, gamma=gamma, correction=correction, read=read,
         dim=dim, process_group=process_group, offload=offload, **options,

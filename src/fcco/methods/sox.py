@@ -45,7 +45,7 @@ def sox(
     and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
 
     Args:
-        outer: f, smooth, such as `SquaredHinge` or `TauLog`.
+        outer: f, smooth, such as `SquaredHinge`.
         read: `"old"` uses u_{i,t} in the gradient, unbiased with one batch; `"new"` uses
             u_{i,t+1}, as the authors' code does.
 

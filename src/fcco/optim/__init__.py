@@ -9,7 +9,6 @@
 | `iterates` | random or averaged iterates, projections | any method |
 """
 
-from .._schedules import InverseRoot
 from .iterates import OutputIterate, project_after_step
 from .proximal_point import ProximalPoint, proximal_step
 from .proximal_round import ProximalRound
@@ -17,7 +16,6 @@ from .switching import PolyakStep, SwitchingOptimizer
 from .wrapper import MethodOptimizer
 
 __all__ = [
-    "InverseRoot",
     "MethodOptimizer",
     "OutputIterate",
     "PolyakStep",

@@ -30,10 +30,6 @@ class RoundSteps(Protocol):
         """The step size of step t, as a factor of the optimizer's own."""
         ...
 
-    def weight(self, t: int, steps: int) -> Any:
-        """The weight of x_{t+1} in the average that ends the round."""
-        ...
-
 
 def proximal_value(away: Tensor, move: Tensor) -> Tensor:
     """The proximal term at x along v without its factor c, |x - w|^2 + 2 <x - w, v>; pure.
@@ -55,18 +51,15 @@ def pull_strength(coefficient: float | Tensor, total: Tensor) -> Tensor:
     return 2 * coefficient * (1 + total)
 
 
-def running_average(
-    average: Tensor, point: Tensor, weight: float | Tensor, total: float | Tensor
-) -> Tensor:
-    """The weighted average with one more point; pure.
+def running_average(average: Tensor, point: Tensor, count: int | Tensor) -> Tensor:
+    """The average with one more point; pure.
 
     Args:
         average: of the points before, of any value when there was none.
         point: x_{t+1}.
-        weight: of the point.
-        total: sum of the weights, this one included.
+        count: of the points, this one included.
     """
-    share = weight / total
+    share = 1 / count
     point = point.to(average)
     return torch.lerp(average, point, share.to(point) if isinstance(share, Tensor) else share)
 
@@ -77,7 +70,7 @@ class ProximalRound(SharedGroupsOptimizer):
     .. math::
         x_{t+1} = x_t - \eta_t\bigl(G_t + 2c(1 + \textstyle\sum_i y_i)(x_t - w)\bigr),
             \quad x_0 = w, \qquad
-        w^+ = \frac{\sum_t \gamma_t x_{t+1}}{\sum_t \gamma_t}
+        w^+ = \frac1T\sum_t x_{t+1}
 
     G_t is the gradient in `.grad` (of the objective and the weighted constraints); the pull to the
     anchor w is added here, because the proximal term is part of the objective and of every
@@ -90,8 +83,8 @@ class ProximalRound(SharedGroupsOptimizer):
             their momentum survives the jump to the average.
         coefficient: c.
         inner_steps: T.
-        rule: step sizes (as factors of the optimizer's), weights of the average, and whether it
-            wants to know the move of each step.
+        rule: step sizes (as factors of the optimizer's), and whether it wants to know the move of
+            each step.
         total_multiplier: sum_i y_i.
         moved: called after each step with x_t and x_{t+1} - x_t, for rules that follow the step.
     """
@@ -113,7 +106,6 @@ class ProximalRound(SharedGroupsOptimizer):
         self._total_multiplier, self._moved = total_multiplier, moved
         self._anchor: dict[Tensor, Tensor] = {}
         self._average: dict[Tensor, Tensor] = {}
-        self._weights = 0.0
 
     @property
     def round_begins(self) -> bool:
@@ -152,8 +144,8 @@ class ProximalRound(SharedGroupsOptimizer):
         if self.rule.follows_step:
             move = [x.detach() - old for x, old in zip(self.parameters, before, strict=True)]
             self._moved(before, move)
-        self._include(float(self.rule.weight(t, steps)))
         self.inner_step += 1
+        self._include()
         if self.inner_step >= steps:
             self._end_round()
         return loss
@@ -168,21 +160,19 @@ class ProximalRound(SharedGroupsOptimizer):
             elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
                 x.grad = away * strength.to(away)
 
-    def _include(self, weight: float) -> None:
-        self._weights += weight
+    def _include(self) -> None:
         for x in self.parameters:
             if x not in self._average:
                 # Small weights would vanish in an average kept in bfloat16.
                 wide = torch.promote_types(x.dtype, torch.float32)
                 self._average[x] = self._anchor[x].to(wide, copy=True)
-            self._average[x] = running_average(self._average[x], x.detach(), weight, self._weights)
+            self._average[x] = running_average(self._average[x], x.detach(), self.inner_step)
 
     def _end_round(self) -> None:
         for x in self.parameters:
             x.copy_(self._average[x])
         self._anchor.clear()
         self._average.clear()
-        self._weights = 0.0
         self.inner_step, self.round = 0, self.round + 1
 
     def own_state(self) -> dict[str, Any]:
@@ -191,7 +181,6 @@ class ProximalRound(SharedGroupsOptimizer):
         return {
             "inner_step": self.inner_step,
             "round": self.round,
-            "weights": self._weights,
             "anchor": {places[x]: kept.clone() for x, kept in self._anchor.items()},
             "average": {places[x]: kept.clone() for x, kept in self._average.items()},
         }
@@ -199,7 +188,6 @@ class ProximalRound(SharedGroupsOptimizer):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore what `own_state` gave."""
         self.inner_step, self.round = state["inner_step"], state["round"]
-        self._weights = state["weights"]
         here = self.parameters
         for name in ("anchor", "average"):
             kept = {

@@ -127,15 +127,12 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         objective_optimizer: steps on g_0.
         constraint_optimizer: steps on the worst constraint, over the same parameters;
             `PolyakStep`, or any other. None: the first one, which must then be plain SGD.
-        schedule: factor of both step sizes as a function of the step, such as
-            `InverseRoot(1.0)`; a `PolyakStep` finds its own size.
     """
 
     def __init__(
         self,
         objective_optimizer: torch.optim.Optimizer,
         constraint_optimizer: torch.optim.Optimizer | None = None,
-        schedule: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
         self.objective_optimizer, self.constraint_optimizer = self.wrapped[0], self.wrapped[-1]
@@ -146,23 +143,15 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
                 "belong to one branch and would act in the other. Pass a second optimizer over "
                 "the same parameters, or plain SGD."
             )
-        self.schedule = schedule
         self._decider: Decider | None = None
 
     def follow(self, decider: Decider) -> None:
         """Take the decisions of this term."""
         self._decider = decider
 
-    @property
-    def factor(self) -> float:
-        """The schedule's factor at the current step."""
-        if self.schedule is None or self._decider is None:
-            return 1.0
-        return self.schedule(self._decider.step)
-
     def objective_step(self) -> float:
         """The size of a step on the objective now."""
-        return float(self.objective_optimizer.param_groups[0]["lr"]) * self.factor
+        return float(self.objective_optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -176,12 +165,12 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         decision, chosen = self._decider.open, self.objective_optimizer
         if decision.constraint is not None:
             chosen = self.constraint_optimizer
-        if isinstance(chosen, PolyakStep):  # its size comes from the value, not from a schedule
+        if isinstance(chosen, PolyakStep):  # its size comes from the value
             self.step_wrapped(chosen, closure=lambda: decision.excess)
             size = chosen.last_size
         else:
-            self.step_wrapped(chosen, self.factor)
-            size = float(chosen.param_groups[0]["lr"]) * self.factor
+            self.step_wrapped(chosen)
+            size = float(chosen.param_groups[0]["lr"])
         self._decider.taken(size)
         return loss
 

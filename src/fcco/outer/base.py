@@ -1,7 +1,7 @@
 """The contract of an outer function f: what it must offer and what it may declare.
 
-An outer function is a frozen dataclass of numbers with a value, a (sub)gradient and, where they
-exist, a proximal map and a conjugate. It has no state.
+An outer function is a frozen dataclass of numbers with a value, a (sub)gradient and, where it
+exists, a proximal map. It has no state.
 
 Scalar functions (`dim = 1`) act elementwise on a tensor of any shape. Vector functions act on the
 last axis and remove it: `(..., d1) -> (...)`; `dim = None` means any d1.
@@ -90,16 +90,12 @@ class AbstractOuter(abc.ABC):
         r"""prox_{step f}(u) = argmin_v f(v) + |u - v|^2 / (2 step), for step < 1/rho_f."""
         return numeric_prox(self, u, step)
 
-    def envelope(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """The Moreau envelope f_step(u) = min_v f(v) + |u - v|^2 / (2 step)."""
-        return self.envelope_and_gradient(u, step)[0]
-
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         """The gradient of the envelope, (u - prox(u)) / step."""
         return self.envelope_and_gradient(u, step)[1]
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The envelope and its gradient from one prox."""
+        """The Moreau envelope min_v f(v) + |u - v|^2 / (2 step) and its gradient, from one prox."""
         # For a small step u and prox(u) share most of their digits. The difference is therefore
         # taken in float64; subclasses of this package have formulas without a difference.
         wide = _widen(u)
@@ -107,19 +103,6 @@ class AbstractOuter(abc.ABC):
         slope = (wide - nearest) / step
         value = self._envelope_value(nearest, slope, step)
         return value.to(u.dtype), slope.to(u.dtype)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        r"""f*(y) = sup_u <y, u> - f(u), `inf` outside its domain (convex f only)."""
-        raise ValueError(f"{self!r} has no closed-form conjugate.")
-
-    def dual_zone(self, step: float | Tensor) -> tuple[float | Tensor, float | Tensor] | None:
-        r"""The interval of u on which the envelope's gradient is one-to-one, else None.
-
-        Only scalar functions whose conjugate is linear on a box [low, high] have one: there
-        y = grad f_step(u) = (u - shift) / step, so clamping a tracked u to this interval keeps
-        y itself (the y-form of ALEXR2).
-        """
-        return None
 
     def violation(self, u: Tensor) -> Tensor:
         """The excess over the constraint that f penalises; by default the constraint is u <= 0."""

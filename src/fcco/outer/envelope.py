@@ -111,10 +111,6 @@ class MoreauEnvelope(AbstractOuter):
         self._check_step(step)
         return self.outer.envelope_and_gradient(u, self.smoothing + step)
 
-    def conjugate(self, y: Tensor) -> Tensor:
-        """f*(y) + lambda/2 |y|^2."""
-        return self.outer.conjugate(y) + self._sum(y.square()) * (self.smoothing / 2)
-
     def violation(self, u: Tensor) -> Tensor:
         """That of f."""
         return self.outer.violation(u)

@@ -1,8 +1,8 @@
 """Piecewise linear outer functions: zero on an interval, linear on either side of it.
 
 Hinge, CVaR hinge, absolute value and pinball have one kink (an interval of length zero), the dead
-zone has two. Value, prox, envelope and conjugate of all of them are written once, in
-`_PiecewiseLinear`. The two-sided hinge on R^2 is the dead zone of a difference.
+zone has two. Value, prox and envelope of all of them are written once, in `_PiecewiseLinear`. The
+two-sided hinge on R^2 is the dead zone of a difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import relu
 
 from .. import _checks
 from .base import AbstractOuter
-from .projections import indicator, project_box
+from .projections import project_box
 
 __all__ = ["Absolute", "CVaRHinge", "DeadZone", "Hinge", "Pinball", "TwoSidedHinge"]
 
@@ -27,8 +27,8 @@ Bounds = tuple[float, float]
 class _PiecewiseLinear(AbstractOuter):
     r"""high [u - end]_+ - low [start - u]_+, with low <= 0 <= high and start <= end.
 
-    Its conjugate is max(start y, end y) on low <= y <= high, its envelope's gradient
-    clip(t / step, low, high), where t is the signed distance of u from [start, end].
+    The gradient of its envelope is clip(t / step, low, high), where t is the signed distance of u
+    from [start, end].
     """
 
     convex = True
@@ -80,12 +80,6 @@ class _PiecewiseLinear(AbstractOuter):
         slope = (distance / step).clamp(low, high)
         return slope * torch.sub(distance, slope, alpha=step / 2), slope
 
-    def conjugate(self, y: Tensor) -> Tensor:
-        """The support function of the zero set, on low <= y <= high."""
-        (low, high), (start, end) = self._slopes(), self._zero_set()
-        outside = relu(y - high) + relu(low - y)
-        return end * relu(y) - start * relu(-y) + indicator(outside)
-
     def violation(self, u: Tensor) -> Tensor:
         """How far u lies beyond the zero set; on its right only, if f is monotone."""
         start, end = self._zero_set()
@@ -111,11 +105,6 @@ class _OneKink(_PiecewiseLinear):
         """The difference of the two slopes."""
         low, high = self._slopes()
         return high - low
-
-    def dual_zone(self, step: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """The interval kink + step [low, high]: there y = (u - kink) / step."""
-        (low, high), kink = self._slopes(), self._kink()
-        return kink + step * low, kink + step * high
 
     def _distance(self, u: Tensor) -> Tensor:
         kink = self._kink()
@@ -173,8 +162,6 @@ class CVaRHinge(_OneKink):
         >>> worst_quarter = CVaRHinge(ratio=0.25, threshold=1.0)
         >>> worst_quarter(torch.tensor([0.5, 1.5, 3.0]))
         tensor([0., 2., 8.])
-        >>> worst_quarter.dual_zone(0.1)
-        (1.0, 1.4)
     """
 
     ratio: float
@@ -359,11 +346,6 @@ class TwoSidedHinge(AbstractOuter):
         self._check_step(step)
         value, slope = self._dead_zone().envelope_and_gradient(_gap(u), 2 * step)
         return value, _plus_minus(slope)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        """Kappa |y_1| where y_1 = -y_2 and |y_1| <= w."""
-        first, second = y.unbind(dim=-1)
-        return self._dead_zone().conjugate(first) + indicator((first + second).abs())
 
     def violation(self, u: Tensor) -> Tensor:
         """By how much the gap exceeds the tolerance."""

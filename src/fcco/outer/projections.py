@@ -10,7 +10,6 @@ apart.
 | `project_box` | low <= y <= high |
 | `project_ball` | norm of y <= radius |
 | `project_simplex` | y >= 0, sum y = total |
-| `project_subsimplex` | y >= 0, sum y <= total |
 | `project_capped_simplex` | 0 <= y <= cap, sum y = total |
 """
 
@@ -23,32 +22,12 @@ from .. import _checks
 
 __all__ = [
     "capped_threshold",
-    "indicator",
     "project_ball",
     "project_box",
     "project_capped_simplex",
     "project_simplex",
-    "project_subsimplex",
     "safe_norm",
 ]
-
-
-def indicator(violation: Tensor) -> Tensor:
-    """0 where a constraint is met, `inf` elsewhere.
-
-    Met means: violated by at most the square root of the machine epsilon (1.5e-8 in float64,
-    3.5e-4 in float32), since a computed y meets an equation such as sum y = 1 only to rounding.
-
-    Args:
-        violation: by how much the constraint is violated, at least 0.
-
-    Example:
-        >>> indicator(torch.tensor([0.0, 1e-7, 0.5]))
-        tensor([0., 0., inf])
-    """
-    tolerance = torch.finfo(violation.dtype).eps ** 0.5
-    outside = torch.full_like(violation, torch.inf)
-    return torch.where(violation <= tolerance, torch.zeros_like(violation), outside)
 
 
 def project_box(point: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
@@ -100,21 +79,10 @@ def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
     References:
         Held, Wolfe and Crowder (1974), Validation of subgradient optimization.
     """
-    centred, threshold, _ = _simplex_threshold(point, total)
+    centred = point - point.amax(dim=-1, keepdim=True)
+    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
+    threshold = ((partial - total) / _counts(point, first=1)).amax(dim=-1, keepdim=True)
     return (centred - threshold).clamp(min=0)
-
-
-def project_subsimplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Project onto {y >= 0, sum y <= total}.
-
-    Example:
-        >>> project_subsimplex(torch.tensor([[0.5, 0.3, -1.0], [0.7, 0.6, -1.0]]))
-        tensor([[0.5000, 0.3000, 0.0000],
-                [0.5500, 0.4500, 0.0000]])
-    """
-    centred, threshold, top = _simplex_threshold(point, total)
-    # Uncentred, the threshold is the multiplier of sum y <= total, so it is at least 0.
-    return (centred - torch.maximum(threshold, -top)).clamp(min=0)
 
 
 def project_capped_simplex(
@@ -177,15 +145,6 @@ def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor =
     ordered = point.sort(dim=-1, descending=True).values
     remaining = total - cap * _counts(point, first=0)
     return torch.where(remaining > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
-
-
-def _simplex_threshold(point: Tensor, total: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The point minus its largest entry, the root t of sum [centred - t]_+ = total, that entry."""
-    top = point.amax(dim=-1, keepdim=True)
-    centred = point - top
-    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
-    threshold = ((partial - total) / _counts(point, first=1)).amax(dim=-1, keepdim=True)
-    return centred, threshold, top
 
 
 def _counts(point: Tensor, first: int) -> Tensor:

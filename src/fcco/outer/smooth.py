@@ -1,9 +1,8 @@
 r"""Smooth outer functions: squared hinge, average precision, NDCG, contrastive losses.
 
-`smooth` holds on the domain of each function, away from its boundary: u >= 0 for the logarithm,
-u_2 > 0 bounded away from 0 for average precision, u > 0 bounded away from 0 for NDCG, bounded sets
-of u >= 0 for the power. Where no Lipschitz constant holds on the whole domain, `lipschitz` is
-`inf`, and so is `weak_convexity`.
+`smooth` holds on the domain of each function, away from its boundary: u_2 > 0 bounded away from 0
+for average precision, u > 0 bounded away from 0 for NDCG. Where no Lipschitz constant holds on the
+whole domain, `lipschitz` is `inf`, and so is `weak_convexity`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from torch.nn.functional import relu
 
 from .. import _checks
 from .base import AbstractOuter
-from .projections import indicator
 
 __all__ = [
     "NDCG",
     "AveragePrecision",
     "ClassSeparation",
+    "Linear",
     "LogMeanExp",
-    "Power",
     "SquaredHinge",
-    "TauLog",
 ]
 
 
@@ -84,84 +81,6 @@ class SquaredHinge(AbstractOuter):
         """The gradient is f'(prox(u)): f has no kink."""
         nearest = self.prox(u, step)
         slope = self.gradient(nearest)
-        return self._envelope_value(nearest, slope, step), slope
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        """y^2 / (2 rho) for y >= 0."""
-        return y.square() / (2 * self.scale) + indicator(relu(-y))
-
-
-@dataclass(frozen=True)
-class TauLog(AbstractOuter):
-    r"""The logarithm of a global contrastive loss, and of KL-regularised robust optimisation.
-
-    .. math::
-        f(u) = \tau \log(u + e), \qquad u \ge 0
-
-    Concave and smooth: methods use it as it is. Its prox takes f as infinite for u < 0, so the
-    envelope grows again there; the declared facts hold on u >= 0.
-
-    Args:
-        temperature: tau.
-        offset: e, positive. C_f = tau/e and rho_f = tau/e^2.
-
-    Example:
-        >>> from fcco.outer import TauLog
-        >>> log = TauLog(temperature=0.5, offset=1.0)
-        >>> log(torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 0.3466])
-        >>> log.prox(torch.tensor([0.25, 1.0]), 1.0)
-        tensor([0.0000, 0.7071])
-    """
-
-    temperature: float
-    offset: float
-
-    monotone = smooth = True
-
-    def __post_init__(self) -> None:
-        _checks.positive("TauLog", "temperature", self.temperature)
-        _checks.positive("TauLog", "offset", self.offset)
-
-    @property
-    def lipschitz(self) -> float:
-        """Tau / e."""
-        return self.temperature / self.offset
-
-    @property
-    def weak_convexity(self) -> float:
-        """Tau / e^2."""
-        return self.temperature / self.offset**2
-
-    def __call__(self, u: Tensor) -> Tensor:
-        """The value f(u)."""
-        return self.temperature * torch.log(u + self.offset)
-
-    def gradient(self, u: Tensor) -> Tensor:
-        """Tau / (u + e)."""
-        return self.temperature / (u + self.offset)
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """0 for u <= step tau/e, beyond it the larger root of v^2 + (e - u) v = e u - step tau."""
-        self._check_step(step)
-        edge = step * self.temperature / self.offset
-        beyond = u.clamp(min=edge)
-        linear, constant = beyond - self.offset, self.offset * (beyond - edge)
-        # sqrt(linear^2 + 4 constant), divided by u + e first so that no square overflows.
-        size = beyond + self.offset
-        root = size * torch.sqrt((linear / size).square() + 4 * (constant / size) / size)
-        # Of the two forms of the larger root, the one that adds numbers of the same sign.
-        return torch.where(
-            linear > 0,
-            (linear + root) / 2,
-            2 * constant / (root - linear.clamp(max=0)),
-        )
-
-    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient is f'(prox(u)) where prox(u) > 0, and u / step where it is 0."""
-        nearest = self.prox(u, step)
-        # The smaller is the right one: u - step f'(prox) = prox >= 0, with f'(0) >= u / step at 0.
-        slope = torch.minimum(u / step, self.gradient(nearest))
         return self._envelope_value(nearest, slope, step), slope
 
 
@@ -247,47 +166,40 @@ class ClassSeparation(_SmoothOnly):
 
 
 @dataclass(frozen=True)
-class Power(_SmoothOnly):
-    r"""The power of the p-norm push, which weighs the top of a ranked list.
+class Linear(_SmoothOnly):
+    r"""A multiple of the value itself: plain averages as a coupled term.
 
     .. math::
-        f(u) = u^p, \qquad u \ge 0
+        f(u) = c\,u
 
     Args:
-        exponent: p, at least 1. Between 1 and 2 the gradient is not Lipschitz near 0.
+        scale: c, above 0.
 
     Example:
-        >>> from fcco.outer import Power
-        >>> Power(exponent=3.0).gradient(torch.tensor([0.0, 1.0, 2.0]))
-        tensor([ 0.,  3., 12.])
+        >>> from fcco.outer import Linear
+        >>> Linear()(torch.tensor([-1.0, 2.0]))
+        tensor([-1.,  2.])
     """
 
-    exponent: float
+    scale: float = 1.0
 
     convex = monotone = True
 
     def __post_init__(self) -> None:
-        _checks.in_interval("Power", "exponent", self.exponent, 1, math.inf, open_high=True)
+        _checks.positive("Linear", "scale", self.scale)
 
     @property
     def lipschitz(self) -> float:
-        """`inf`, but 1 for p = 1."""
-        return 1.0 if self.exponent == 1 else math.inf
+        """The factor c."""
+        return self.scale
 
     def __call__(self, u: Tensor) -> Tensor:
         """The value f(u)."""
-        return u**self.exponent
+        return self.scale * u
 
     def gradient(self, u: Tensor) -> Tensor:
-        """The gradient p u^(p-1)."""
-        return self.exponent * u ** (self.exponent - 1)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        """(p - 1) (y/p)^(p/(p-1)) for y >= 0, 0 below; on y <= 1 only, for p = 1."""
-        if not isinstance(self.exponent, Tensor) and self.exponent == 1:
-            return indicator(relu(y - 1))
-        p, p_minus_1 = self.exponent, self.exponent - 1
-        return p_minus_1 * (relu(y) / p) ** (p / p_minus_1)
+        """The factor c."""
+        return self.scale * torch.ones_like(u)
 
 
 @dataclass(frozen=True)
@@ -297,8 +209,7 @@ class NDCG(_SmoothOnly):
     .. math::
         f(u) = \frac{c}{\log_2(1 + u)}, \qquad u > 0
 
-    Decreasing in the rank. A gain is maximised, so a loss to minimise has a negative scale. The
-    conjugate (convex case, c > 0) has no closed form.
+    Decreasing in the rank. A gain is maximised, so a loss to minimise has a negative scale.
 
     Args:
         scale: c, not 0; minus the normalised gain of the example makes f a loss.
@@ -342,7 +253,7 @@ class LogMeanExp(_SmoothOnly):
         f(\nu) = \tau \log(\exp(\nu) + e), \qquad \nu = \log \operatorname{mean} \exp(\ell / \tau)
 
     A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu. In nu the
-    outer function is linear without an offset, and convex with one (`TauLog` in u is concave).
+    outer function is linear without an offset, and convex with one (in u it is concave).
 
     Args:
         temperature: tau.
@@ -391,12 +302,3 @@ class LogMeanExp(_SmoothOnly):
         if self._linear:
             return self.temperature * torch.ones_like(u)
         return self.temperature * torch.sigmoid(u - self._log_offset)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        """For p = y/tau in [0, 1]: tau (p log p + (1-p) log(1-p) - (1-p) log e); p = 1 if e = 0."""
-        if self._linear:
-            return indicator((y - self.temperature).abs())
-        share = (y / self.temperature).clamp(0, 1)
-        entropy = torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)
-        value = self.temperature * (entropy - (1 - share) * self._log_offset)
-        return value + indicator(relu(-y) + relu(y - self.temperature))

@@ -2,9 +2,8 @@ r"""The previous parameters w_{t-1}: copied by a hook, evaluated without side ef
 
 MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
 *same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
-each optimizer step and evaluates any function of the model there, and its gradient if asked for,
-with the random stream, the buffers (BatchNorm statistics) and the current parameters left exactly
-as they were.
+each optimizer step and evaluates any function of the model there, with the random stream, the
+buffers (BatchNorm statistics) and the current parameters left exactly as they were.
 """
 
 from __future__ import annotations
@@ -84,10 +83,6 @@ class ParameterTensors(CheckedState):
             self._adopt_loaded()
         return self._saved
 
-    def replace(self, tensors: dict[Tensor, Tensor]) -> None:
-        """Hold these tensors instead."""
-        self._saved, self._loaded = tensors, None
-
     def get_extra_state(self) -> Tensor:
         """The tensors, by parameter position, for `state_dict()`."""
         if self._loaded is not None:
@@ -145,7 +140,6 @@ class PreviousParameters(ParameterTensors):
             then holds it during an evaluation only, before the activations of the forward pass
             with gradient exist. The values are the same; a step sends the parameters over the bus
             twice. CUDA graphs, which want parameters at fixed addresses, are recorded anew.
-        listen: copy the parameters before each step; False leaves that to `snapshot()`.
 
     Example:
         >>> import torch, fcco
@@ -165,7 +159,6 @@ class PreviousParameters(ParameterTensors):
         optimizer: Optimizers,
         *,
         offload: bool = False,
-        listen: bool = True,
     ) -> None:
         super().__init__(optimizer)
         self.offload = offload
@@ -181,8 +174,7 @@ class PreviousParameters(ParameterTensors):
         self.snapshots = 0  # how often the parameters were copied
         self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
         self._handles: list[Any] = []
-        if listen:
-            self.attach_hooks()
+        self.attach_hooks()
 
     @property
     def ready(self) -> bool:
@@ -246,29 +238,12 @@ class PreviousParameters(ParameterTensors):
                 return result.clone()  # type: ignore[return-value]
             return tree_map_only(Tensor, Tensor.clone, result)
 
-    def gradient(
-        self, function: Callable[[], tuple[Tensor, Result]], parameters: Sequence[Tensor]
-    ) -> tuple[list[Tensor | None], Result]:
-        """Like `evaluate`, with gradients: `function` returns a scalar and anything else.
-
-        Returns this rank's gradients of the scalar (None for a parameter that it does not use) and
-        the other result. No `.grad` is touched, and DDP does not see the backward pass.
-        """
-        (model,) = self._model
-        if any_sharded(parameters):
-            raise TypeError(
-                "`PreviousParameters.gradient` cannot take gradients at other parameters of a "
-                "sharded model (FSDP2), whose backward pass reduces them into `.grad`; use DDP."
-            )
+    def evaluate_with_graph(self, function: Callable[[], Result]) -> Result:
+        """Like `evaluate`, for a function that differentiates; DDP does not see it."""
         self._stepped.clear()
-        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        (model,) = self._model
         with torch.enable_grad(), self._swap.at(self.tensors), without_reduction(model):
-            scalar, result = function()
-            # Casts belong to the forward pass, here as in your own loop.
-            with torch.autocast(parameters[0].device.type if parameters else "cpu", enabled=False):
-                if scalar.requires_grad and parameters:
-                    gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
-            return list(gradients), tree_map_only(Tensor, lambda x: x.detach().clone(), result)
+            return tree_map_only(Tensor, lambda x: x.detach().clone(), function())
 
     def moved(self) -> dict[Tensor, Tensor]:
         """w_t - w_{t-1}, by parameter."""

@@ -2,7 +2,7 @@
 
 | module | term | used by |
 |---|---|---|
-| `coupled` | an outer function of u_i; penalties too | SONEX, SONX, SOX, MSVR, ALEXR2 |
+| `coupled` | an outer function of u_i; penalties too | SONEX, SONX, SOX, ALEXR2 |
 | `cvar` | the worst values, with a threshold s | group DRO by SONEX, SONX, ALEXR2 |
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR v2 |
@@ -13,7 +13,7 @@
 """
 
 from .base import AbstractTerm
-from .coupled import CoupledTerm, Limits, OuterTerm, TermNumbers
+from .coupled import CoupledTerm, Limits, OuterTerm
 from .cvar import CVaRTerm, exact_threshold
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
@@ -33,6 +33,5 @@ __all__ = [
     "MultiplierTerm",
     "NestedTerm",
     "OuterTerm",
-    "TermNumbers",
     "exact_threshold",
 ]

@@ -31,8 +31,6 @@ class AbstractTerm(KeepsPrecision):
         watches_objective: `observe` wants the value of the rest of the loss in each call; there
             must be one.
         replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
-        replayable: the loss depends on w, u and `numbers()` alone, so that it can be computed
-            again for another step.
         overlapping: a sample may be in several blocks, or in none.
         looks_back: `look_back` wants to be called before the forward pass.
         tables: further state whose steps end with those of the tracker, see `keep`.
@@ -42,7 +40,6 @@ class AbstractTerm(KeepsPrecision):
     names: tuple[str, ...] | None = None
     needs_objective: ClassVar[bool] = False
     watches_objective: ClassVar[bool] = False
-    replayable: ClassVar[bool] = False
     overlapping: ClassVar[bool] = True
     looks_back: bool = False
     replaces_objective: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ __all__ = [
     "CoupledTerm",
     "Limits",
     "OuterTerm",
-    "TermNumbers",
     "Tolerance",
     "as_lambda",
     "automatic_width",
@@ -144,13 +143,6 @@ def weighted_mean(
     values, slope = outer.value_and_gradient(excess)
     share = weight / blocks
     return values.sum() * share, slope * share
-
-
-class TermNumbers(NamedTuple):
-    """The numbers of a term at one step, which schedules may change."""
-
-    smoothing: float
-    weight: float = 1.0
 
 
 NOISE, LAG = 4.0, 8.0
@@ -334,8 +326,6 @@ class CoupledTerm(OuterTerm):
         (tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
     """
 
-    replayable = True
-
     def __init__(
         self,
         outer: AbstractOuter,
@@ -376,20 +366,11 @@ class CoupledTerm(OuterTerm):
         """The u_i - tolerance_i + margin, or those of given values of all blocks."""
         return self.limits.excess(super().excess(values), dim=self.tracker.dim)
 
-    def numbers(self) -> TermNumbers:
-        """The numbers of the current step, to replay its loss later."""
-        return TermNumbers(float(self.smoothing), float(self.weight))
-
-    def loss(self, tracked: Tracked, numbers: TermNumbers | None = None) -> Tensor:
-        """The mean of f_lambda over the sampled blocks, which estimates the mean over all.
-
-        Args:
-            tracked: the tracked values of a batch.
-            numbers: those of another step (`numbers()`); None for the current ones.
-        """
-        if numbers is None and self.tracker.updating:
+    def loss(self, tracked: Tracked) -> Tensor:
+        """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
+        if self.tracker.updating:
             self.set_width()
-        smoothing, weight = numbers or (self.smoothing, self.weight)
+        smoothing, weight = self.smoothing, self.weight
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.index.shape[0], 1)
         return tracked.as_loss(*weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -222,18 +222,14 @@ class CVaRTerm(OuterTerm):
     The rule that moves s stands in `loss` and `close`; `fcco.fleet.cvar` holds the same rule for
     many runs at once. The tracker follows g_i, not g_i - s, so that u does not lag behind s. The
     threshold is no parameter of your optimizer: weight decay and Adam's sign-like steps both harm
-    it.
+    it. Once per optimizer step it becomes the minimiser over the table that the gradient reads
+    (the new u, with `read="new"`).
 
     Args:
         tracker: the tracker of g_i.
         ratio: r.
         smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; a `Width`; or
-            `"auto"`, see `OuterTerm`. Before any group was seen twice, all groups then count alike
-            if s is exact.
-        threshold: how s moves, once per optimizer step: `"exact"` minimises over the table that
-            the gradient reads (the new u, with `read="new"`); `"gradient"` steps by 1 - mean f'
-            over the sampled blocks; `"table"` over all blocks.
-        threshold_lr: step size of the two gradient rules.
+            `"auto"`, see `OuterTerm`. Before any group was seen twice, all groups then count alike.
     """
 
     kink: Tensor
@@ -244,12 +240,8 @@ class CVaRTerm(OuterTerm):
         ratio: float,
         *,
         smoothing: Smoothing = 0.0,
-        threshold: Literal["exact", "gradient", "table"] = "exact",
-        threshold_lr: float = 0.1,
     ) -> None:
         _checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
-        _checks.one_of("CVaRTerm", "threshold", threshold, ("exact", "gradient", "table"))
-        _checks.positive("CVaRTerm", "threshold_lr", threshold_lr)
         if tracker.log_space:
             raise ValueError(
                 "`CVaRTerm(tracker=...)` compares the values themselves with the threshold: "
@@ -257,8 +249,7 @@ class CVaRTerm(OuterTerm):
             )
         # f is for the checks of lambda and for reports; `loss` uses the closed form `cvar_mean`.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
-        self.ratio, self.threshold_rule, self.threshold_lr = ratio, threshold, threshold_lr
-        self._started = False
+        self.ratio, self._started = ratio, False
         like = tracker.value
         self.thresholds = BlockParameters(1, dtype=like.dtype, device=like.device)
         self.keep("thresholds", self.thresholds)
@@ -279,14 +270,13 @@ class CVaRTerm(OuterTerm):
         u, threshold, kink = tracked.value, self.threshold, self.kink
         blocks = u.shape[0]
         updating = self.training and torch.is_grad_enabled() and blocks > 0
-        exact, automatic = self.threshold_rule == "exact", self._buffers["width"] is not None
+        automatic = self._buffers["width"] is not None
         # An automatic lambda is that of this step: s must be the minimiser for the same one.
-        within_step = exact and (automatic or self.tracker.read == "new")
+        within_step = automatic or self.tracker.read == "new"
         moves = not self._started or (updating and within_step)
         losses, seen = self._table_with(tracked) if updating and moves else (u, None)
         if updating and automatic:
-            # Other rules would need many steps to bring s back from where so wide a zone puts it.
-            self.set_width((lambda: self._width_at_first(losses, seen)) if exact else None)
+            self.set_width(lambda: self._width_at_first(losses, seen))
         smoothing = self.smoothing
         if moves:
             best, kink = self._minimiser(losses, seen)
@@ -296,16 +286,10 @@ class CVaRTerm(OuterTerm):
                 assert isinstance(best, Tensor)
                 threshold = best
         slope = cvar_slopes(u, threshold, self.ratio, smoothing, kink, max(blocks, 1))
-        if updating and self.threshold_rule == "gradient":
-            self.thresholds.propose(None, self._stepped(threshold, slope))
         if updating and (not moves or self.tracker.read == "old"):
             losses, seen = self.table(), None  # the present estimates, whatever the slopes read
         value = mean_of_worst(losses, self.ratio, seen) if blocks else 0.0
         return tracked.as_loss(value, slope)
-
-    def _stepped(self, threshold: Tensor, slope: Tensor) -> Tensor:
-        """A gradient step on s: the derivative of the objective is 1 - mean f'."""
-        return torch.add(threshold, slope.sum() - 1, alpha=self.threshold_lr).view(1)
 
     def _width_at_first(self, losses: Tensor, seen: Tensor | None) -> Tensor:
         """So wide that all groups count alike: lambda is far above the differences of losses."""
@@ -319,14 +303,8 @@ class CVaRTerm(OuterTerm):
         took_part = super().close()
         if not (took_part and self._started):
             return took_part
-        if self.threshold_rule == "exact":
-            if self.tracker.read == "old" and self._buffers["width"] is None:
-                self._set(*self._minimiser(self.tracker.seen_rows()))
-            return True
-        if self.threshold_rule == "table":
-            self.set_width()
-            slope = self._slopes(self.table())
-            self.thresholds.set(None, self._stepped(self.threshold, slope))
+        if self.tracker.read == "old" and self._buffers["width"] is None:
+            self._set(*self._minimiser(self.tracker.seen_rows()))
         return True
 
     def _slopes(self, losses: Tensor) -> Tensor:
@@ -361,7 +339,7 @@ class CVaRTerm(OuterTerm):
             if root is not None:
                 return root, self.kink
         s = exact_threshold(losses, self.ratio, smoothing)
-        if smoothing != 0 or self.threshold_rule != "exact":
+        if smoothing != 0:
             return s, self.kink
         # The weights sum to 1 only with the right subgradient at the kink.
         above, ties = (losses > s).sum().to(s.dtype), (losses == s).sum()

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
-from ..tracker import InnerTracker, Tracked
-from .coupled import CoupledTerm, Limits, TermNumbers, Tolerance
+from ..tracker import Batch, InnerTracker, Tracked
+from ..tracker.blocks import per_row
+from ..tracker.tracker import Update
+from .coupled import CoupledTerm, Limits, Tolerance
 
 __all__ = ["DualAscent", "DualTerm"]
 
@@ -88,6 +90,30 @@ class DualAscent:
         return old, value + kept
 
 
+class _KeepsLatest(InnerTracker):
+    """A tracker that also keeps the mean of each block in its last step, in `latest`."""
+
+    latest: Tensor
+    may_be_nan = ("latest",)
+
+    def __init__(self, num_inner: int, dim: int, **options: Any) -> None:
+        super().__init__(num_inner, dim, **options)
+        self.register_buffer("latest", torch.full_like(self.rows, torch.nan))
+
+    def write(self, update: Update) -> None:
+        """Write a proposed update, and the values that made it."""
+        super().write(update)
+        index, fresh = update.batch.index, update.fresh
+        if update.finite is not None:
+            fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[index])
+        self.latest.index_copy_(0, index, fresh)
+
+    def set_batch(self, batch: Batch) -> None:
+        """Set v_i to the means of a batch, which are kept too."""
+        super().set_batch(batch)
+        self.latest[batch.index] = batch.mean(batch.fresh)
+
+
 class DualTerm(CoupledTerm):
     r"""(weight/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
 
@@ -123,7 +149,7 @@ class DualTerm(CoupledTerm):
         (tensor([1., 0.]), tensor([0.5000, 0.0000]))
     """
 
-    replayable = False  # its table holds dual variables
+    tracker: _KeepsLatest  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -146,7 +172,7 @@ class DualTerm(CoupledTerm):
         limits = Limits(num_inner, like, tolerance, margin, names, call="DualTerm")
         # The limit is part of what is tracked: v_i holds the excess over it.
         offset = None if limits.plain else limits.tolerance - margin
-        tracker = InnerTracker(
+        tracker = _KeepsLatest(
             num_inner,
             dim,
             gamma=1.0,
@@ -154,7 +180,6 @@ class DualTerm(CoupledTerm):
             read="new",
             rule=rule,
             offset=offset,
-            keep_latest=True,
             on_nonfinite=on_nonfinite,
             dtype=dtype,
             device=device,
@@ -170,7 +195,7 @@ class DualTerm(CoupledTerm):
         )
         self.rule = rule
 
-    def loss(self, tracked: Tracked, numbers: TermNumbers | None = None) -> Tensor:
+    def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f(c_i) over the sampled blocks, with y_i as slope."""
         if self.tracker.updating:
             slope = self.rule.dual(tracked.value)
@@ -204,7 +229,6 @@ class DualTerm(CoupledTerm):
 
     def violation(self) -> Tensor:
         """How far each constraint was exceeded in its last step, NaN where never seen."""
-        assert self.tracker.latest is not None
         latest = self.tracker.latest - self.limits.margin
         return self.where_seen(lambda _: self.outer.violation(latest))
 

@@ -7,7 +7,7 @@ branches; they act on the last axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -122,24 +122,20 @@ def block_factor(scaling: Scaling, number: int, blocks: int | Tensor) -> float |
     return number / blocks if scaling == "unbiased" else 1.0
 
 
-def estimated_losses(
-    losses: Tensor, present: Tensor, factor: float | Tensor, bonus: Tensor | None = None
-) -> Tensor:
-    """The losses that move p: 0 for absent groups, plus the adjustment of each; pure.
+def estimated_losses(losses: Tensor, present: Tensor, factor: float | Tensor) -> Tensor:
+    """The losses that move p: 0 for absent groups; pure.
 
     Args:
         losses: L_i, of any value where absent.
         present: whether group i is in the batch.
         factor: of present losses, see `block_factor`.
-        bonus: C_i / sqrt(group size), or None.
 
     Example:
         >>> import torch
         >>> estimated_losses(torch.tensor([2.0, 3.0]), torch.tensor([True, False]), 2.0)
         tensor([4., 0.])
     """
-    estimate = torch.where(present, losses * factor, 0)
-    return estimate if bonus is None else estimate + bonus
+    return torch.where(present, losses * factor, 0)
 
 
 class GroupWeights(AbstractTerm):
@@ -164,9 +160,6 @@ class GroupWeights(AbstractTerm):
         geometry: `"kl"` or `"euclidean"`, see `mirror_ascent`.
         scaling: `"unbiased"` as above; `"batch"` leaves the factors n/B1 out, as the released
             code of group DRO does.
-        adjustment: C, one number or one per group: C / sqrt(group size) is added to every loss in
-            the move of p, and nowhere else.
-        group_sizes: samples per group in the training data, for `adjustment`.
 
     Example:
         >>> import torch, fcco
@@ -176,7 +169,6 @@ class GroupWeights(AbstractTerm):
     """
 
     weights: Tensor
-    bonus: Tensor | None
     geometry: Geometry
     scaling: Scaling
 
@@ -188,8 +180,6 @@ class GroupWeights(AbstractTerm):
         *,
         geometry: Geometry = "kl",
         scaling: Scaling = "unbiased",
-        adjustment: float | Sequence[float] | Tensor = 0.0,
-        group_sizes: Sequence[int] | Tensor | None = None,
     ) -> None:
         call, number = type(self).__name__, tracker.num_inner
         _checks.positive(call, "step", step)
@@ -201,12 +191,10 @@ class GroupWeights(AbstractTerm):
                 f"`{call}(tracker=...)` must hold one loss per group and read the new one: "
                 "dim=1, read='new', no log space."
             )
-        bonus = _bonus(call, adjustment, group_sizes, tracker.value.squeeze(-1))
         super().__init__(tracker)
         self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling
         self.cap = min(1.0, 1 / (ratio * number))
         self.register_buffer("weights", torch.full_like(tracker.value[:, 0], 1 / number))
-        self.register_buffer("bonus", bonus, persistent=False)
         self._moved: Tensor | None = None  # p of the open step
         self._blocks: Tensor | None = None  # the groups seen in it
 
@@ -259,29 +247,8 @@ class GroupWeights(AbstractTerm):
         losses = self.tracker.value[:, 0]
         present = torch.zeros_like(losses, dtype=torch.bool).index_fill(0, index, True)
         factor = self._factor(index.shape[0])
-        estimate = estimated_losses(losses, present, factor, self.bonus)
+        estimate = estimated_losses(losses, present, factor)
         self._moved = mirror_ascent(self.weights, estimate, self.rate, self.cap, self.geometry)
 
     def _factor(self, blocks: int) -> float | Tensor:
         return block_factor(self.scaling, self.tracker.num_inner, max(blocks, 1))
-
-
-def _bonus(call: str, adjustment: Any, sizes: Any, like: Tensor) -> Tensor | None:
-    """C / sqrt(n_i) for each group, None when there is none."""
-    constant = torch.as_tensor(adjustment, dtype=like.dtype, device=like.device)
-    if constant.dim() > 1 or constant.shape not in ((), like.shape) or bool((constant < 0).any()):
-        raise ValueError(
-            f"`{call}(adjustment=...)` must be one number or {len(like)}, one per group, and at "
-            f"least 0 but is: {adjustment}."
-        )
-    if not bool((constant > 0).any()):
-        return None
-    if sizes is None:
-        raise ValueError(f"`{call}(group_sizes=...)` is needed for `adjustment`: C / sqrt(size).")
-    number = torch.as_tensor(sizes, dtype=like.dtype, device=like.device)
-    if number.shape != like.shape or not bool((number > 0).all()):
-        raise ValueError(
-            f"`{call}(group_sizes=...)` must be {len(like)} positive numbers, one per group, but "
-            f"is: {sizes}."
-        )
-    return constant / number.sqrt()

@@ -38,12 +38,12 @@ class NestedTerm(AbstractTerm):
 
     Example:
         >>> import torch, fcco
-        >>> from fcco.outer import Power
+        >>> from fcco.outer import SquaredHinge
         >>> from fcco.terms import NestedTerm
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> tracker, mean = fcco.ema_tracker(4), fcco.ema_tracker(1)
-        >>> term = NestedTerm(Power(2.0), lambda u, _: u.exp().mean().view(1), tracker, mean)
+        >>> term = NestedTerm(SquaredHinge(2.0), lambda u, _: u.exp().mean().view(1), tracker, mean)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
         >>> objective(lambda: model(x).squeeze(1), block).backward()

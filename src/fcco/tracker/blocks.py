@@ -66,7 +66,6 @@ class Blocks(NamedTuple):
         inverse: position of each entry's block in `index`, shape (E,); None when entry k is
             block k for all blocks.
         counts: samples per block, shape (B1,).
-        weights: samples per entry, shape (E,); None when each entry is one sample.
         ids: `index` as Python numbers, when these are known without waiting for a GPU.
         whole: entry k is the only sample of block k, for all blocks.
         rows: the sample of each entry, shape (E,), where a sample may be in several blocks or in
@@ -77,16 +76,12 @@ class Blocks(NamedTuple):
     index: Tensor  # type: ignore[assignment]
     inverse: Tensor | None
     counts: Tensor
-    weights: Tensor | None = None
     ids: list[int] | None = None
     whole: bool = False
     rows: Tensor | None = None
 
     def sums(self, values: Tensor, log: bool = False) -> Tensor:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
-        if self.weights is not None:
-            weights = per_row(self.weights, values)
-            values = values + weights.log() if log else values * weights
         if self.inverse is None:
             return values
         return segment(values, self.inverse, self.index.shape[0], log)
@@ -99,10 +94,8 @@ class Blocks(NamedTuple):
         """The blocks of the entries where `keep` is true; those without entries disappear."""
         inverse = self.of_entries(torch.arange(len(self.index), device=keep.device))
         left, inverse = torch.unique(inverse[keep], return_inverse=True)
-        weights = None if self.weights is None else self.weights[keep]
-        samples = self.counts.new_ones(len(inverse)) if weights is None else weights
-        counts = segment(samples, inverse, len(left))
-        return Blocks(len(inverse), self.index[left], inverse, counts, weights)
+        counts = segment(self.counts.new_ones(len(inverse)), inverse, len(left))
+        return Blocks(len(inverse), self.index[left], inverse, counts)
 
 
 class Entries(NamedTuple):
@@ -277,8 +270,6 @@ class Tracked(NamedTuple):
             factors = factors.index_select(0, position)
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
             factors = factors * self.ranks
-        if self.blocks.weights is not None:
-            factors = factors * per_row(self.blocks.weights, factors)
         if self.log:  # d(log u) = dg / u, formed from logarithms
             u = self.value if position is None else self.value.index_select(0, position)
             # Held below e^60, so that a block that grew beyond all bounds gives no NaN.
@@ -347,34 +338,27 @@ def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Tensor
     return counts
 
 
-def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks:
+def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
     """Check an index and find its distinct blocks.
 
     Args:
         index: block id of each entry: integers of shape (E,), as a tensor, an array or a list; or
             all blocks of each sample: booleans of shape (samples, n), or a list of lists of ids;
             None means all blocks in order.
-        counts: samples behind each entry (default 1 each), shape (E,).
         num_inner: n.
         like: the tracked values: counts take their device and precision.
     """
     if index is not None and not isinstance(index, Tensor):
         if are_memberships(index):
-            return _of_memberships(index, counts, num_inner, like)
-        index = _as_tensor("index", index)
-    weights = None
-    if counts is not None:
-        weights = _checked_counts(counts, num_inner if index is None else len(index), like)
+            return _of_memberships(index, num_inner, like)
+        index = _as_tensor(index)
     if index is None:
         every = torch.arange(num_inner, device=like.device)
-        ones = like.new_ones(num_inner)
-        whole = weights is None
-        counts = ones if weights is None else weights
-        return Blocks(num_inner, every, None, counts, weights, whole=whole)
+        return Blocks(num_inner, every, None, like.new_ones(num_inner), whole=True)
     dtype = index.dtype
     if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         if are_memberships(index):
-            return _of_memberships(index, counts, num_inner, like)
+            return _of_memberships(index, num_inner, like)
         binary = index.shape[1:] == (num_inner,)
         raise ValueError(
             "`index` must be a vector of integers, the block of each entry, or (for samples in "
@@ -399,23 +383,15 @@ def find_blocks(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks
     if index.device != device or dtype != torch.int64:
         unique = unique.to(device, torch.int64, non_blocking=ahead)
         inverse = inverse.to(device, non_blocking=ahead)
-    if weights is None:
-        # In the table's precision, because dividing by integers is slower.
-        total = multiplicity.to(device, like.dtype, non_blocking=ahead)
-    else:
-        total = segment(weights, inverse, len(unique))
-    return Blocks(index.shape[0], unique, inverse, total, weights, ids)
+    # In the table's precision, because dividing by integers is slower.
+    counts = multiplicity.to(device, like.dtype, non_blocking=ahead)
+    return Blocks(index.shape[0], unique, inverse, counts, ids)
 
 
-def _of_memberships(index: Any, counts: Any, num_inner: int, like: Tensor) -> Blocks:
+def _of_memberships(index: Any, num_inner: int, like: Tensor) -> Blocks:
     """The blocks of entries that are pairs of a sample and one of its blocks."""
     members = read_memberships("`index`", index, num_inner)
-    if counts is not None:
-        raise ValueError(
-            "`counts` are the samples behind each entry, but here `index` says to which blocks "
-            "each single sample belongs: leave `counts` out."
-        )
-    blocks = find_blocks(members.group, None, num_inner, like)
+    blocks = find_blocks(members.group, num_inner, like)
     rows = members.sample.to(like.device, non_blocking=like.device.type == "cuda")
     return blocks._replace(size=members.samples, rows=rows)
 
@@ -424,24 +400,14 @@ def _holds_names(values: Any) -> bool:
     return isinstance(values, Iterable) and any(isinstance(each, str) for each in values)
 
 
-def _as_tensor(name: str, values: Any) -> Tensor:
+def _as_tensor(values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"`{name}` must be a tensor, an array or a list of numbers but is: "
+            "`index` must be a tensor, an array or a list of numbers but is: "
             f"{type(values).__name__} ({error})."
             + " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
             * _holds_names(values)
         ) from None
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list has no dtype
-
-
-def _checked_counts(counts: Any, entries: int, like: Tensor) -> Tensor:
-    counts = counts if isinstance(counts, Tensor) else _as_tensor("counts", counts)
-    if counts.shape != (entries,) or not bool(((counts > 0) & torch.isfinite(counts)).all()):
-        raise ValueError(
-            f"`counts` must be {entries} positive numbers of samples, one per entry "
-            f"(an empty group has no mean: leave it out of the batch), but is: {counts}."
-        )
-    return counts.to(like)

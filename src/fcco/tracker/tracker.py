@@ -124,13 +124,11 @@ class InnerTracker(KeepsPrecision):
         read: which u enters the gradient: `"old"` (before this batch; unbiased with one batch,
             as the paper's algorithm prints it) or `"new"`.
         log_space: values are logarithms of positive inner values and u is kept as log u.
-        bounds: clamp u to this interval after each update (the y-form of ALEXR2).
         refresh_every: every so many steps take the fresh value itself (SPIDER); give that step a
             large batch, `refresh_due` says when.
         sampled: whether a step may hold only a part of the blocks. False refuses such a step,
             for updates that would never learn what they missed.
         offset: subtracted from g_i before tracking, one number or one per block.
-        keep_latest: also keep the mean of the last step of each block in the buffer `latest`.
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
         rule: another update than the formula above, with the arguments of `fcco.tracker.track`.
@@ -161,8 +159,6 @@ class InnerTracker(KeepsPrecision):
     value: Tensor
     seen: Tensor
     offset: Tensor | None
-    latest: Tensor | None
-    may_be_nan = ("latest",)
 
     def __init__(
         self,
@@ -173,11 +169,9 @@ class InnerTracker(KeepsPrecision):
         correction: float | Literal["theory", "auto"] = "auto",
         read: Literal["old", "new"] = "old",
         log_space: bool = False,
-        bounds: tuple[float, float] | None = None,
         refresh_every: int | None = None,
         sampled: bool = True,
         offset: Tensor | None = None,
-        keep_latest: bool = False,
         measure: bool = False,
         rule: Rule | None = None,
         on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
@@ -211,8 +205,6 @@ class InnerTracker(KeepsPrecision):
             raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
         if refresh_every is not None:
             _checks.integer(call, "refresh_every", refresh_every, 1)
-        if bounds is not None and not bounds[0] <= bounds[1]:
-            raise ValueError(f"`{call}(bounds=...)` must be (low, high) but is: {bounds}.")
         if not dtype.is_floating_point:
             raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
         if not sampled and on_nonfinite == "skip":
@@ -223,7 +215,7 @@ class InnerTracker(KeepsPrecision):
         self.num_inner, self.dim = num_inner, dim
         self.automatic, self.correction, self.read = automatic, correction, read
         self._gamma = 0.5 if isinstance(gamma, str) else gamma
-        self.log_space, self.bounds, self.refresh_every = log_space, bounds, refresh_every
+        self.log_space, self.refresh_every = log_space, refresh_every
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
         self.rule = rule or (log_track if log_space else track)
         # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
@@ -236,8 +228,6 @@ class InnerTracker(KeepsPrecision):
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
         # A setting, like limits: it is not part of the state.
         self.register_buffer("offset", None if offset is None else offset.to(table), False)
-        latest = torch.full_like(self.rows, torch.nan) if keep_latest else None
-        self.register_buffer("latest", latest)
         measure = measure or automatic
         if measure and (log_space or rule is not None):
             raise ValueError(
@@ -330,15 +320,15 @@ class InnerTracker(KeepsPrecision):
         """Whether a call now is part of the training, not an evaluation."""
         return self.training and torch.is_grad_enabled()
 
-    def blocks(self, index: Any = None, counts: Any = None) -> Blocks:
-        """Check `index` and `counts`; find the distinct blocks."""
+    def blocks(self, index: Any = None) -> Blocks:
+        """Check `index`; find the distinct blocks."""
         if self._check is not None:
             self._check.poll()
-        if index is not None or counts is not None:
-            return find_blocks(index, counts, self.num_inner, self.value)
+        if index is not None:
+            return find_blocks(index, self.num_inner, self.value)
         # All blocks in order: the same each time.
         if self._all_blocks is None or self._all_blocks.counts.device != self.value.device:
-            self._all_blocks = find_blocks(None, None, self.num_inner, self.value)
+            self._all_blocks = find_blocks(None, self.num_inner, self.value)
         return self._all_blocks
 
     def entries(
@@ -390,26 +380,18 @@ class InnerTracker(KeepsPrecision):
             values = values.to(table.device, table.dtype)
         return values if blocks.rows is None else values.index_select(0, blocks.rows)
 
-    def forward(
-        self,
-        fresh: Tensor,
-        index: Any = None,
-        previous: Tensor | None = None,
-        *,
-        counts: Any = None,
-    ) -> Tensor:
+    def forward(self, fresh: Tensor, index: Any = None, previous: Tensor | None = None) -> Tensor:
         """Update the sampled blocks; return u_i carrying the gradient of g_i, one row per block.
 
         Args:
             fresh: g_i(w_t), shape (E,) or (E, d1), with gradient.
             index: block of each entry; None means all n blocks in order.
             previous: g_i(w_{t-1}) on the same samples.
-            counts: samples behind each entry, when entries are means of unequal size.
 
         Returns:
             Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
         """
-        entries = self.entries(self.blocks(index, counts), fresh, previous)
+        entries = self.entries(self.blocks(index), fresh, previous)
         return self.update(entries).carrying_gradient()
 
     def update(self, entries: Entries, group: Group | None = None) -> Tracked:
@@ -492,8 +474,6 @@ class InnerTracker(KeepsPrecision):
             gamma = 1.0
         mask = None if seen is None else per_row(seen, old)
         before, after = self.rule(old, mask, counted, previous, gamma, correction)
-        if self.bounds is not None:  # a first visit reads its own fresh value: bound that too
-            before, after = before.clamp(*self.bounds), after.clamp(*self.bounds)
         finite = None
         if self.on_nonfinite == "deferred":
             finite = batch.finite()
@@ -617,18 +597,13 @@ class InnerTracker(KeepsPrecision):
         if update.seen is not None:
             self._mark_seen(batch, update)
         progress.blocks = batch.index.shape[0]
-        table, latest = self._buffers["value"], self._buffers["latest"]
+        table = self._buffers["value"]
         assert table is not None
         rows = table.view(-1) if self.dim == 1 else table
         if batch.whole:
             rows.copy_(update.after)
         else:
             rows.index_copy_(0, batch.index, update.after)
-        if latest is not None:
-            fresh = update.fresh
-            if update.finite is not None:
-                fresh = torch.where(per_row(update.finite, fresh), fresh, latest[batch.index])
-            latest.index_copy_(0, batch.index, fresh)
         if self._waits_for_close:
             progress.open = update
         else:
@@ -707,11 +682,9 @@ class InnerTracker(KeepsPrecision):
     def set_batch(self, batch: Batch) -> None:
         """Set u_i to the means of a batch."""
         means = batch.mean(batch.fresh)
-        if self.latest is not None:
-            self.latest[batch.index] = means
         if self.estimate is not None:
             self.estimate.restart(batch.index, means)
-        self.rows[batch.index] = means if self.bounds is None else means.clamp(*self.bounds)
+        self.rows[batch.index] = means
         self.seen[batch.index] = True
         self._progress.open = None
 
@@ -761,7 +734,7 @@ def refuse_nonfinite(
 
     Args:
         updates: by term. The new u is looked at: it is finite only if all that entered it is, and
-            it may overflow by itself. Only bounds and other rules hide what entered.
+            it may overflow by itself. Only other rules hide what entered.
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
     """
@@ -772,7 +745,7 @@ def refuse_nonfinite(
     parts, squared = [], []
     for tracker, update in checked.values():
         (parts if tracker.estimate is None else squared).append(update.after)
-        if tracker.bounds is not None or tracker.rule is not track:
+        if tracker.rule is not track:
             entered = (update.batch.fresh, update.batch.previous)
             parts += [part for part in entered if part is not None]
     parts += apart.values()

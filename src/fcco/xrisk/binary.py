@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..outer import AveragePrecision as MinusRatio
-from ..outer import ClassSeparation, Power
+from ..outer import ClassSeparation, Linear
 from ..terms import CoupledTerm
 from ..tracker import for_model
 from .base import BinaryRisk, Label, Proposals, check_gamma
@@ -115,7 +115,7 @@ class AUC(BinaryRisk):
 
         def make_term(label: Label) -> CoupledTerm:
             if loss == "pairwise":  # f is linear: there is nothing to gain from tracking
-                return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+                return CoupledTerm(Linear(), for_model(model, 1, gamma=1.0, read="new"))
             tracker = for_model(model, 1, 4, gamma=gamma, correction=0.0, read="new")
             return CoupledTerm(ClassSeparation(margin, hinge=loss == "margin"), tracker)
 

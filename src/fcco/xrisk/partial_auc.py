@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._schedules import Smoothing
-from ..outer import LogMeanExp, Power
+from ..outer import Linear, LogMeanExp
 from ..terms import AbstractTerm, BlockParameters, CoupledTerm, CVaRTerm, NestedTerm
 from ..tracker import NonFiniteValue, for_model, forgetting_log_track
 from .base import BinaryRisk, Label, Proposals, check_gamma
@@ -285,7 +285,7 @@ class PartialAUC(_Partial):
                 tracker = for_model(model, label.positives, **options)
                 return CoupledTerm(LogMeanExp(temperature), tracker)
             # f is linear: there is nothing to gain from tracking.
-            return CoupledTerm(Power(1.0), for_model(model, 1, gamma=1.0, read="new"))
+            return CoupledTerm(Linear(), for_model(model, 1, gamma=1.0, read="new"))
 
         super().__init__(
             model, optimizer, labels, make_term, max_fpr=max_fpr, form=form, activation=activation,

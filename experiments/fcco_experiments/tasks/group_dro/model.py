@@ -19,7 +19,7 @@ from ..base import Stepped, make_optimizer
 METHODS = ("sonex", "sonx", "alexr2", "ooa", "erm", "uniform")
 REFERENCES = ("erm", "uniform")
 """Methods that minimise another average than the CVaR."""
-_BY_TASK = ("num_groups", "ratio", "process_group", "group_sizes")
+_BY_TASK = ("num_groups", "ratio", "process_group")
 
 
 def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: int = 1) -> Stepped:
@@ -46,7 +46,7 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
         return Stepped(fcco.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
     if word == "ooa":
         cap = None if settings.pop("plain", False) else ratio
-        objective = fcco.ooa(model, optimizer, number, ratio=cap, group_sizes=sizes, **settings)
+        objective = fcco.ooa(model, optimizer, number, ratio=cap, **settings)
         return Stepped(objective, optimizer, optimizer)
     stepped: torch.optim.Optimizer = optimizer
     if word == "alexr2":
