@@ -107,14 +107,15 @@ def _open(
     store.prepare(out, resume=resume, overwrite=overwrite)
     if not resume:
         return _meta(plan, {}), ()
-    meta = _meta(plan, _before(plan, out))
-    lines = store.finished_in_fleets(out, plan.specs)
-    return meta, tuple(
-        spec.label
-        for spec in plan.specs
-        if spec.label in lines
-        or engine.finished_result(spec, spec.folder(out), resume=True) is not None
-    )
+    with store.reading(out):
+        meta = _meta(plan, _before(plan, out))
+        lines = store.finished_in_fleets(out, plan.specs)
+        return meta, tuple(
+            spec.label
+            for spec in plan.specs
+            if spec.label in lines
+            or engine.finished_result(spec, spec.folder(out), resume=True) is not None
+        )
 
 
 def _begin(out: Path, meta: dict[str, Any], overwrite: bool) -> None:

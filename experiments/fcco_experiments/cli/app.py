@@ -16,6 +16,7 @@ from typer import Argument, Option
 from .. import __version__
 from .. import config as configs
 from ..config import ConfigError
+from ..prose import printable
 from . import options as o
 
 _KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
@@ -190,7 +191,9 @@ def sweep(
     folder = request.folder(out, "sweep")
     failed = _train(context, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
-        _conclude_sweep(sweeps.choose(folder, chosen, request.config.seeds), folder, context.params)
+        final = request.config.seeds
+        found = _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
+        _conclude_sweep(found, folder, context.params)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -223,14 +226,14 @@ def report(
 
     if task is not None:
         tasks.get(task)
-    saved = sweep.read(folder)
+    saved = _interruptible(folder, lambda: sweep.read(folder))
     if saved is None:
         _conclude(folder, context.params)
     else:
         _conclude_sweep(saved, folder, context.params)
     if publish is not None:
-        for path in results.publish(folder, publish):
-            typer.echo(f"Published: {path}", err=True)
+        for path in _interruptible(folder, lambda: results.publish(folder, publish)):
+            typer.echo(printable(f"Published: {path}"), err=True)
 
 
 @command(
@@ -360,7 +363,7 @@ def _train(
     elif failed:
         text = f"{failed} of {len(kinds)} runs failed, see above."
     if text and distributed.is_first():
-        typer.echo(text, err=True)
+        typer.echo(printable(text), err=True)
     if stopped:
         raise typer.Exit(o.INTERRUPTED)
     return failed
@@ -381,7 +384,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
         printer.text(*done.next_steps, mark="- ")
     printer.line(f"Report: {done.report}")
     for warning in done.warnings:
-        typer.echo(f"Warning: {warning}", err=True)
+        typer.echo(printable(f"Warning: {warning}"), err=True)
     printer.json({"methods": done.table})
 
 
@@ -411,12 +414,14 @@ def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) 
 
 
 def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
-    """What `work` returns; a user who stops it is sweep how to do it again."""
-    from .. import environment
+    """What `work` on a folder of runs returns; on Ctrl-C, print the command that makes the report."""
+    from .. import environment, store
 
     try:
-        return work()
+        with store.reading(out):
+            return work()
     except KeyboardInterrupt:
         again = environment.program("report", str(out))
-        typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)
+        text = f"Interrupted; the runs are saved. Their report:\n  {again}"
+        typer.echo(printable(text), err=True)
         raise typer.Exit(o.INTERRUPTED) from None
