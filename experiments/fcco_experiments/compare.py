@@ -196,7 +196,7 @@ def conclude(out: Path) -> Conclusion:
 
     comparison = store.load_comparison(out)
     task, config = results.problem(comparison)
-    page, rule = task.page(config), stats.judged_by(task, config)
+    page, rule = task.page(config), task.judged(config)
     table = results.table(comparison, page.metrics)
     if (out / COMPARISON).is_file():  # published results are left as they are
         results.write_table(out, table)

@@ -11,6 +11,7 @@ from .. import results, stats
 from ..prose import paragraphs
 from ..store import Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
+from ..tasks.verdict import judge
 from . import plots, tables
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
@@ -31,6 +32,12 @@ def final_rows(runs: Runs) -> dict[str, list[Row]]:
     return {name: own for name, own in rows.items() if own}
 
 
+def _means(values: stats.Table) -> dict[str, list[Row]]:
+    """The means of a table in the place of final rows; none of a method with runs that diverged."""
+    rows = {n: row for n, row in values.items() if stats.DIVERGED not in row}
+    return {n: [{key: value["mean"] for key, value in row.items()}] for n, row in rows.items()}
+
+
 def content(comparison: Comparison, values: stats.Table, task: Task, config: Any) -> dict[str, Any]:
     """Everything the template of a comparison asks for.
 
@@ -41,7 +48,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         config: of the comparison.
     """
     page, meta = task.page(config), comparison.meta
-    runs, rule = by_method(comparison), stats.judged_by(task, config)
+    runs, rule = by_method(comparison), task.judged(config)
     methods = _methods(comparison, runs)
     look = styles({name: str(method.get("method", name)) for name, method in methods.items()})
     final = final_rows(runs)
@@ -52,7 +59,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
     ]
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
     kept = any(runs.values())
-    first = stats.winner(values, page.metrics, rule, page.references)
+    first = judge(task, config, final or _means(values)).best
     return common(comparison, task) | {
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
         "title": page.title,
@@ -63,13 +70,12 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "winner": first,
         "judged": {} if first is None else values[first],
         "metrics": {metric.key: metric for metric in page.metrics},
-        "headline": tables.scores(runs, values, top, "Final figures", page.references, rule),
+        "headline": tables.scores(runs, values, top, "Final figures", rule),
         "differences": _differences(comparison, first, page, rule),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
         "diverged": any(stats.DIVERGED in row for row in values.values()),
-        "references": [name for name in page.references if name in runs],
         "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
         "glossary": glossary(top),
         "all_glossary": glossary([metric for metric in every if metric not in top]),
@@ -77,7 +83,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "question": page.question,
         "entries": _entries(runs, page),
         "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
-        "full": tables.scores(runs, values, every, "All figures", page.references, across=False),
+        "full": tables.scores(runs, values, every, "All figures", across=False),
         "settings": tables.settings(methods),
         "published": not any(run.folder != comparison.folder for run in comparison.runs),
         "looks": look,

@@ -405,7 +405,7 @@ def content(
     look, shown = styles(words), metrics(page, sweep)
     top = [metric for metric in shown if metric.headline] or shown
     drawn = (scatter(sweep, p, shown, look, f"c{k}") for k, p in enumerate(panels(page, sweep)))
-    judged = _judged(stats.judged_by(task, config), sweep, shown)
+    judged = _judged(task.judged(config), sweep, shown)
     order = sorted(sweep.winners, key=lambda name: sweep.winners[name].score or ())
     without = [n for n, own in sweep.families.items() if not any(t.feasible for t in own)]
     runs = sum(trial.finished for trial in sweep.trials)
