@@ -13,7 +13,7 @@ from typing import Any
 from fcco import __version__
 
 from . import distributed, engine, environment, stats, store, tasks, workers
-from .config import ConfigError, from_plain, plain
+from .config import ConfigError, dump, from_plain, plain
 from .stats import Table
 from .store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
 from .task import Experiment, Page, Problem, Progress, Rule
@@ -192,7 +192,7 @@ class Conclusion:
 def conclude(out: Path) -> Conclusion:
     """Write `table.json`, `table.md` and the report, from saved runs alone."""
     from . import report, results
-    from .report.page import alerts, by_method, final_rows
+    from .report.page import alerts, by_method, final_rows, next_steps
 
     comparison = store.load_comparison(out)
     task, config = results.problem(comparison)
@@ -201,11 +201,11 @@ def conclude(out: Path) -> Conclusion:
     if (out / COMPARISON).is_file():  # published results are left as they are
         results.write_table(out, table)
         store.write_text(out / "table.md", stats.markdown(table, page.metrics, rule))
-    runs = by_method(comparison)
-    final = final_rows(runs)
+        store.write_text(out / store.CONFIG, dump(config))  # what proposed commands begin with
+    final = final_rows(by_method(comparison))
     verdict = task.verdict(config, final) if final else ()
-    steps = task.next_steps(config, final) if final else ()
-    said = alerts(task, config, runs, comparison.meta["seeds"]) if comparison.runs else ()
+    steps = next_steps(task, config, comparison, final)
+    said = alerts(task, config, comparison) if comparison.runs else ()
     warnings = tuple(f"{each.who}: {each.text}" for each in said)
     path = out / "report.html"
     store.write_text(path, report.render(comparison, table, task, config))

@@ -47,7 +47,10 @@ CONFIGS = Path(__file__).parent / "configs"
 DEFAULT = "default"
 TABLE = "table"  # the config for a table of the user
 _TEXT = "tag:yaml.org,2002:str"
-_TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str timestamp seq map".split()]
+_TAGS = [
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ["null", "bool", "int", "float", "str", "timestamp", "seq", "map"]
+]
 
 
 class ConfigError(Exception):
@@ -201,7 +204,8 @@ def _adapter(cls: type) -> Any:
     from pydantic import ConfigDict, TypeAdapter
 
     # A list, because pydantic takes a config for what holds a dataclass, not for a dataclass.
-    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))  # type: ignore[valid-type]
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return TypeAdapter(list[cls], config=strict)  # type: ignore[valid-type]
 
 
 def build(cls: type[T], layer: Layer) -> T:

@@ -34,10 +34,10 @@ def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """A text from a file or a name whose control characters, which a terminal obeys, are written out.
+    r"""A text without control characters, which a terminal would obey: they are written out.
 
-    >>> printable("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
     """
     odd = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
     return re.sub(odd, lambda found: ascii(found[0])[1:-1], text)

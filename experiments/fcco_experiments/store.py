@@ -36,7 +36,7 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOU
 # Files of a comparison.
 COMPARISON, SWEEP = "comparison.json", "sweep.json.gz"
 FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
+_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml", CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -278,7 +278,9 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
         text = f"Another process is at work in {folder}; wait for it, or stop it."
         raise FolderError(text) from None
     except OSError as error:
-        text = f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
+        text = (
+            f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
+        )
         raise FolderError(text) from error
     try:
         fleet = [own for own in _real_folders(folder) if own.name == FLEET_FOLDER]

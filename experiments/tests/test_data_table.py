@@ -229,7 +229,7 @@ def test_an_image_outside_its_folder_is_not_opened(tmp_path, name):
     (tmp_path / "secret.png").write_bytes(files["shots/1.png"])
     frame.loc[3, "file"] = name.format(tmp_path)
     path = write(frame, tmp_path / "own/t.csv")
-    with pytest.raises(data.WrongData, match="data row 4.* leads out of"):
+    with pytest.raises(data.WrongData, match=r"data row 4.* leads out of"):
         data.load_grouped(path, columns=IMAGES)
 
 

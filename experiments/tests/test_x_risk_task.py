@@ -211,7 +211,10 @@ def test_the_verdict_names_the_best_and_the_best_loss_of_single_samples():
             {"ap": rows(0.2, risk="auc"), "bce": rows(0.5, risk="auc")},
         )
     )
-    assert "Not decided: bce has the highest AUC" in found and "ap has 0.2000, 0.3000 below bce" in found
+    assert (
+        "Not decided: bce has the highest AUC" in found
+        and "ap has 0.2000, 0.3000 below bce" in found
+    )
     steps = TASK.next_steps(config(), {"ap": rows(0.2), "bce": rows(0.5)})
     assert any("fcco sweep x-risk" in text for text in steps)
 

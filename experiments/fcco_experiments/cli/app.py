@@ -179,9 +179,13 @@ def sweep(
         pairs, device = [*pairs, ("device", device)], None
     request = o.resolve(context, pairs)
     fleets = o.fleets(request.task, device, context.params)
+    named = grid is not None
     if grid is None and not inline:
         grid = request.task.grid_name(request.config)
     whole = sweeps.Grid() if grid is None else sweeps.read_grid(request.task, grid)
+    if not named:  # the task's own grid, of which a config may have a part
+        own = {n: g for n, g in whole.methods.items() if g.base or n in request.config.methods}
+        whole = dataclasses.replace(whole, methods=own)
     whole = sweeps.with_inline(whole, inline)
     if methods is not None:
         whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
@@ -390,7 +394,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
-    from .. import stats
+    from .. import environment, stats
     from ..report.sweep import conclude
     from .display import Printer
 
@@ -409,12 +413,13 @@ def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) 
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
     if (winners := out / "winners.yaml").is_file():
-        printer.line(f"Compare the winners: fcco compare {sweep['task']} --config {winners}")
+        again = environment.program("compare", sweep["task"], "--config", str(winners))
+        printer.line(f"Compare the winners: {again}")
     printer.json({"methods": done.table})
 
 
 def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
-    """What `work` on a folder of runs returns; on Ctrl-C, print the command that makes the report."""
+    """What `work` on a folder of runs returns; Ctrl-C prints the command that makes the report."""
     from .. import environment, store
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -188,11 +189,20 @@ class Printer:
             self.console.width = 1000  # nothing limits a line of a file
 
     def text(self, *paragraphs: str, mark: str = "") -> None:
-        """Paragraphs, each after a mark; lines that are too long go on below the text."""
+        """Paragraphs, each after a mark; lines that are too long go on below the text.
+
+        A command between backticks has a line of its own, which is never broken.
+        """
         for paragraph in paragraphs:
-            text = f"{mark}{paragraph.replace('`', '')}"
-            indent = " " * len(mark)
-            self.line(textwrap.fill(text, self.console.width, subsequent_indent=indent))
+            parts = re.split(r"`([^`]*(?: compare | sweep )[^`]*)`", paragraph)
+            for k, part in enumerate(parts):
+                indent = " " * len(mark)
+                text = f"{indent if k else mark}{part.replace('`', '').strip(' .,')}"
+                if k % 2:
+                    self.line(f"{indent}  {part}")
+                elif text.strip():
+                    text += "." if part.rstrip().endswith(".") else ":" if parts[k + 1 :] else ""
+                    self.line(textwrap.fill(text, self.console.width, subsequent_indent=indent))
 
     def line(self, text: str) -> None:
         """A line that is never broken, such as a path."""

@@ -27,7 +27,7 @@ VARIABLE, CACHE = "FCCO_DATA", "FCCO_CACHE"
 SECONDS = 30  # without an answer from a server
 PYPI = "pypi:"  # begins the address of a wheel
 UNPACKED, RATIO = 1 << 30, 100
-"""A packed file of more bytes than the first is refused if it has become longer than so many times."""
+"""Files that unpack to more bytes, and to more times their size, are refused."""
 
 Progress = Callable[[str, int, int | None], None]
 """Is told what is fetched, how many bytes have come, and how many there are (if known)."""
@@ -92,7 +92,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self.path, self.packed, self.done = path, path.stat().st_size, 0
-        self.stream = gzip.open(path)
+        self.stream = gzip.GzipFile(path)
 
     def readable(self) -> bool:
         return True

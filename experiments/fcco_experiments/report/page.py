@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import results, stats
 from ..prose import paragraphs
-from ..store import Comparison, SavedRun
+from ..store import CONFIG, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.verdict import judge
 from . import plots, tables
@@ -30,6 +31,47 @@ def final_rows(runs: Runs) -> dict[str, list[Row]]:
     """Final rows of each method that has a finished run."""
     rows = {name: [run.figures for run in group if run.figures] for name, group in runs.items()}
     return {name: own for name, own in rows.items() if own}
+
+
+def is_published(comparison: Comparison) -> bool:
+    """Whether runs have no folders of their own."""
+    return not any(run.folder != comparison.folder for run in comparison.runs)
+
+
+def next_steps(
+    task: Task, config: Any, comparison: Comparison, final: Mapping[str, list[Row]]
+) -> tuple[str, ...]:
+    """What to try next, for whoever has the folder of the runs."""
+    if not final or is_published(comparison):
+        return ()
+    steps = task.next_steps(config, dict(final))
+    return tuple(whole_commands(text, comparison) for text in steps)
+
+
+def whole_commands(text: str, comparison: Comparison) -> str:
+    """A text in which options and sweeps between backticks are commands that work as printed.
+
+    They take the config beside the runs. More seeds go on in the same folder, all else in another.
+    """
+    called = shlex.split(str(comparison.meta.get("command", "")))
+    start = next((k for k, word in enumerate(called) if word in ("compare", "run")), 0)
+    folder, program = str(comparison.folder), called[:start] or ["fcco"]
+    data = [word for k, word in enumerate(called) if "--data-folder" in (word, called[k - 1])]
+    data += [word for word in called if word.startswith("--data-folder=")]
+
+    def whole(found: re.Match[str]) -> str:
+        kind, option, place = "compare", shlex.split(found[1]), folder
+        if option[:2] == ["fcco", "sweep"]:
+            kind, option, place = "sweep", [], f"{folder}-sweep"
+        elif not option[0].startswith("--"):
+            return found[0]
+        elif option[0] != "--seeds":
+            place += f"-{option[0][2:]}-{option[1]}"
+        config = ["--config", f"{folder}/{CONFIG}"]
+        words = [kind, comparison.meta["task"], *config, *data, *option, "--out", place]
+        return f"`{shlex.join([*program, *words, '--resume'])}`"
+
+    return re.sub("`([^`]+)`", whole, text)
 
 
 def _means(values: stats.Table) -> dict[str, list[Row]]:
@@ -64,7 +106,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
         "title": page.title,
         "summary": summary(meta, count(len(runs), "method"), _run_count(runs, values)),
-        "alerts": alerts(task, config, runs, meta["seeds"]) if kept else [],
+        "alerts": alerts(task, config, comparison) if kept else [],
         "kept": kept,
         "verdict": task.verdict(config, final) if final else (),
         "winner": first,
@@ -79,13 +121,14 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
         "glossary": glossary(top),
         "all_glossary": glossary([metric for metric in every if metric not in top]),
-        "next_steps": task.next_steps(config, final) if final else (),
+        "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
         "entries": _entries(runs, page),
         "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
         "full": tables.scores(runs, values, every, "All figures", across=False),
         "settings": tables.settings(methods),
-        "published": not any(run.folder != comparison.folder for run in comparison.runs),
+        "published": is_published(comparison),
+        "epochs": meta["config"].get("epochs"),
         "looks": look,
     }
 
@@ -226,17 +269,17 @@ class Alert:
     text: str
 
 
-def alerts(task: Task, config: Any, runs: Runs, wanted: Sequence[int]) -> list[Alert]:
-    """Diverged, unfinished and missing runs, then warnings of the task.
+def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
+    """Diverged, unfinished and missing runs, overfitting, then warnings of the task.
 
     The same one of several seeds is told once, and what all methods are told, once for all.
 
     Args:
         task: gives its warnings about each final row.
         config: of the comparison.
-        runs: by method.
-        wanted: the seeds that each method should have.
+        comparison: with the runs, and the seeds that each method should have.
     """
+    runs, wanted = by_method(comparison), comparison.meta["seeds"]
     every = [run for group in runs.values() for run in group]
     told = {id(run): _warnings(task, config, run) for run in every}
     shapes = [{_shape(text) for text in told[id(run)]} for run in every if _counts(run)]
@@ -249,11 +292,46 @@ def alerts(task: Task, config: Any, runs: Runs, wanted: Sequence[int]) -> list[A
         states += _grouped(name, group, unfinished)
         if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
             states.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
+        states += _overfitted(task, config, name, [run for run in group if _counts(run)])
         own = [(run, text) for run in group for text in told[id(run)]]
         said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
     pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
     said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
-    return [*other_data(every), *states, *said]
+    found = [*other_data(every), *states, *said]
+    return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
+
+
+def _overfitted(task: Task, config: Any, name: str, runs: Sequence[SavedRun]) -> list[Alert]:
+    """A warning where the judged figure was best in the first half of the training.
+
+    It is that of validation data; at the end it is worse by a tenth of what was gained, in the mean
+    and by the interval over seeds. Under a limit, references alone: of others it may fall for that.
+    """
+    rule, page = task.judged(config), task.page(config)
+    known = {metric.key: metric for metric in page.metrics}
+    metric = known.get(rule.objective) if rule is not None else None
+    if rule is None or metric is None or (rule.constraint and name not in page.references):
+        return []
+    part = rule.objective.partition("_")[2]
+    curve = plots.curve(runs, f"val_{part}")
+    if len(curve.epochs) < 3 or metric.better == "none":
+        return []
+    sign = 1.0 if metric.better == "higher" else -1.0
+    best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
+    first, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
+    rows = [{row.get("epoch"): row for row in run.rows} for run in runs]
+    at, last = curve.epochs[best], curve.epochs[-1]
+    pairs = [[row[e].get(f"val_{part}") for row in rows if e in row] for e in (at, last)]
+    sure = len(runs) == 1 or stats.paired(*pairs).decided
+    if not (0 < at <= last / 2 and abs(end - top) > 0.1 * abs(top - first) and sure):
+        return []
+    test = plots.curve(runs, f"test_{part}").mean[best]
+    figures = {"top": top, "end": end, "test": test}
+    shown = {key: f"{value:.{metric.digits}f}" for key, value in figures.items()}
+    label = metric.label.rpartition(", ")[0] or metric.label
+    return [
+        Alert(name, _text("overfitted", label=label, best=f"{at:g}", last=f"{last:g}", **shown))
+    ]
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[Alert]:

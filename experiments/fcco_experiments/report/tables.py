@@ -80,7 +80,8 @@ def scores(
     """Mean and deviation of each metric.
 
     The best mean of a metric is marked, and all that look the same at its digits, but never a
-    method of which a run diverged (its figures are those of a shorter training). The judged constraint is marked as met or not instead.
+    method of which a run diverged (its figures are those of a shorter training). The judged
+    constraint is marked as met or not instead.
 
     Args:
         runs: by method.
@@ -100,9 +101,7 @@ def scores(
     return Table(caption, "Figure", methods, list(zip(heads, columns, strict=True)))
 
 
-def _column(
-    runs: Runs, values: stats.Table, metric: Metric, rule: Rule | None
-) -> list[Cell]:
+def _column(runs: Runs, values: stats.Table, metric: Metric, rule: Rule | None) -> list[Cell]:
     limited = rule is not None and rule.constraint == metric.key
     best: set[str] = set() if limited else _best(values, metric)
     cells = []

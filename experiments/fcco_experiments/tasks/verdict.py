@@ -22,7 +22,7 @@ class FinalRows:
     def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], *judged: str) -> None:
         self.rows = {name: rows for name, rows in methods.items() if rows}
         self.seeds = len(config.seeds)
-        epochs = [row.get("epoch") for rows in self.rows.values() for row in rows]
+        epochs = [row.get("epoch", 0) for rows in self.rows.values() for row in rows]
         last = max((epoch for epoch in epochs if is_finite(epoch)), default=0)
         self.early = tuple(
             name

@@ -103,7 +103,9 @@ class ContinualTask(Task):
         verdict = judge(self, config, methods)
         final, order = verdict.final, verdict.order
         words = {_word(config, name): name for name in order}
-        names = [n for n in final.rows if _word(config, n) not in REFERENCES and n not in final.early]
+        names = [
+            n for n in final.rows if _word(config, n) not in REFERENCES and n not in final.early
+        ]
         duel = None
         if "sonex" in words and "sox" in words:
             gap = final.difference(words["sonex"], words["sox"], "test_target_gain")
