@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -292,46 +293,47 @@ def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
         states += _grouped(name, group, unfinished)
         if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
             states.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
-        states += _overfitted(task, config, name, [run for run in group if _counts(run)])
         own = [(run, text) for run in group for text in told[id(run)]]
         said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
     pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
     said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
-    found = [*other_data(every), *states, *said]
+    found = [*other_data(every), *states, *_overfitted(task, config, runs), *said]
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
 
 
-def _overfitted(task: Task, config: Any, name: str, runs: Sequence[SavedRun]) -> list[Alert]:
+def _overfitted(task: Task, config: Any, runs: Runs) -> Iterator[Alert]:
     """A warning where the judged figure was best in the first half of the training.
 
     It is that of validation data; at the end it is worse by a tenth of what was gained, in the mean
     and by the interval over seeds. Under a limit, references alone: of others it may fall for that.
     """
     rule, page = task.judged(config), task.page(config)
-    known = {metric.key: metric for metric in page.metrics}
-    metric = known.get(rule.objective) if rule is not None else None
-    if rule is None or metric is None or (rule.constraint and name not in page.references):
-        return []
+    metric = next((m for m in page.metrics if rule and m.key == rule.objective), None)
+    if rule is None or metric is None or metric.better == "none":
+        return
     part = rule.objective.partition("_")[2]
-    curve = plots.curve(runs, f"val_{part}")
-    if len(curve.epochs) < 3 or metric.better == "none":
-        return []
     sign = 1.0 if metric.better == "higher" else -1.0
-    best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
-    first, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
-    rows = [{row.get("epoch"): row for row in run.rows} for run in runs]
-    at, last = curve.epochs[best], curve.epochs[-1]
-    pairs = [[row[e].get(f"val_{part}") for row in rows if e in row] for e in (at, last)]
-    sure = len(runs) == 1 or stats.paired(*pairs).decided
-    if not (0 < at <= last / 2 and abs(end - top) > 0.1 * abs(top - first) and sure):
-        return []
-    test = plots.curve(runs, f"test_{part}").mean[best]
-    figures = {"top": top, "end": end, "test": test}
-    shown = {key: f"{value:.{metric.digits}f}" for key, value in figures.items()}
-    label = metric.label.rpartition(", ")[0] or metric.label
-    return [
-        Alert(name, _text("overfitted", label=label, best=f"{at:g}", last=f"{last:g}", **shown))
-    ]
+    for name, group in runs.items():
+        counted = [run for run in group if _counts(run)]
+        curve = plots.curve(counted, f"val_{part}")
+        if len(curve.epochs) < 3 or (rule.constraint and name not in page.references):
+            continue
+        best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
+        start, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
+        when, last = curve.epochs[best], curve.epochs[-1]
+        rows = ({row.get("epoch"): row.get(f"val_{part}") for row in run.rows} for run in counted)
+        ends = [(own.get(when), own.get(last)) for own in rows]
+        pairs = [pair for pair in ends if all(map(stats.is_finite, pair))]
+        sure = len(counted) == 1 or (
+            len(pairs) > 1 and stats.paired([p[0] for p in pairs], [p[1] for p in pairs]).decided
+        )
+        if 0 < when <= last / 2 and abs(end - top) > 0.1 * abs(top - start) and sure:
+            tests = plots.curve(counted, f"test_{part}")
+            test = dict(zip(tests.epochs, tests.mean, strict=True)).get(when, math.nan)
+            shown = (f"{value:.{metric.digits}f}" for value in (top, end, test))
+            words = dict(zip(("top", "end", "test"), shown, strict=True))
+            words |= {"label": metric.label.partition(",")[0], "best": f"{when:g}"}
+            yield Alert(name, _text("overfitted", last=f"{last:g}", **words))
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[Alert]:
