@@ -197,7 +197,7 @@ class Printer:
             parts = re.split(r"`([^`]*(?: compare | sweep )[^`]*)`", paragraph)
             for k, part in enumerate(parts):
                 indent = " " * len(mark)
-                text = f"{indent if k else mark}{part.replace('`', '').strip(' .,')}"
+                text = f"{indent if k else mark}{part.replace('`', '').strip(' .,:')}"
                 if k % 2:
                     self.line(f"{indent}  {part}")
                 elif text.strip():

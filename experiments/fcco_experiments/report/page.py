@@ -323,7 +323,7 @@ def _overfitted(task: Task, config: Any, runs: Runs) -> Iterator[Alert]:
         when, last = curve.epochs[best], curve.epochs[-1]
         rows = ({row.get("epoch"): row.get(f"val_{part}") for row in run.rows} for run in counted)
         ends = [(own.get(when), own.get(last)) for own in rows]
-        pairs = [pair for pair in ends if all(map(stats.is_finite, pair))]
+        pairs: list[Any] = [pair for pair in ends if all(map(stats.is_finite, pair))]
         sure = len(counted) == 1 or (
             len(pairs) > 1 and stats.paired([p[0] for p in pairs], [p[1] for p in pairs]).decided
         )
