@@ -155,8 +155,12 @@ def test_a_reference_within_the_limit_is_first_and_one_nearer_to_it_too() -> Non
         "first": [row(test_excess_gap=0.152), row(test_excess_gap=0.153)],
         "plain": [row(test_excess_gap=0.147), row(test_excess_gap=0.148)],
     }
-    first = TASK.verdict(asked, unfair)[0]
+    first, *others = TASK.verdict(asked, unfair)
     assert "plain comes nearest" in first and "wins" not in first
+    assert any("first follows, 0.0050 farther" in text for text in others)
+    unfair["first"] = [row(test_excess_gap=0.12), row(test_excess_gap=0.18)]
+    said = " ".join(TASK.verdict(asked, unfair))
+    assert "plain comes nearest" in said and "too little to tell" in said
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,15 @@ def whole_commands(text: str, comparison: Comparison) -> str:
 
     def whole(found: re.Match[str]) -> str:
         kind, option, place = "compare", shlex.split(found[1]), folder
-        if option[:2] == ["fcco", "sweep"]:
+        if option[0] == "fcco":
             kind, option, place = "sweep", [], f"{folder}-sweep"
-        elif not option[0].startswith("--"):
-            return found[0]
         elif option[0] != "--seeds":
-            place += f"-{option[0][2:]}-{option[1]}"
+            place = "-".join([folder, option[0][2:], *option[1:]])
         config = ["--config", f"{folder}/{CONFIG}"]
         words = [kind, comparison.meta["task"], *config, *data, *option, "--out", place]
         return f"`{shlex.join([*program, *words, '--resume'])}`"
 
-    return re.sub("`([^`]+)`", whole, text)
+    return re.sub("`(--[^`]+|fcco sweep [^`]+)`", whole, text)
 
 
 def _means(values: stats.Table) -> dict[str, list[Row]]:
