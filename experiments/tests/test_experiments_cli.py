@@ -389,6 +389,8 @@ def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     (out / "sweep.json.gz").write_bytes(gzip.compress(b"{}"))
     assert "is damaged: it has no task, rule" in fcco("report", str(out), code=2).stderr
     (out / "sweep.json.gz").write_bytes(saved)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert f"<code>fcco compare {TOY} --config {out}/winners.yaml</code>" in page
     done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
     meta = store.read_json(Path("runs/toy-winners/comparison.json"))
     assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]

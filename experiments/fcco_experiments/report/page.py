@@ -52,11 +52,13 @@ def next_steps(
 def whole_commands(text: str, comparison: Comparison) -> str:
     """A text in which options and sweeps between backticks are commands that work as printed.
 
-    They take the config beside the runs. More seeds go on in the same folder, all else in another.
+    They take the config beside the runs, of a sweep that of the winners. More seeds go on in the
+    same folder, all else in another.
     """
     called = shlex.split(str(comparison.meta.get("command", "")))
-    start = next((k for k, word in enumerate(called) if word in ("compare", "run")), 0)
+    start = next((k for k, word in enumerate(called) if word in ("compare", "run", "sweep")), 0)
     folder, program = str(comparison.folder), called[:start] or ["fcco"]
+    file = "winners.yaml" if called[start : start + 1] == ["sweep"] else CONFIG
     data = [word for k, word in enumerate(called) if "--data-folder" in (word, called[k - 1])]
     data += [word for word in called if word.startswith("--data-folder=")]
 
@@ -66,9 +68,9 @@ def whole_commands(text: str, comparison: Comparison) -> str:
             kind, option, place = "sweep", [], f"{folder}-sweep"
         elif option[0] != "--seeds":
             place = "-".join([folder, option[0][2:], *option[1:]])
-        config = ["--config", f"{folder}/{CONFIG}"]
-        words = [kind, comparison.meta["task"], *config, *data, *option, "--out", place]
-        return f"`{shlex.join([*program, *words, '--resume'])}`"
+        words = [kind, comparison.meta["task"], "--config", f"{folder}/{file}", *data, *option]
+        words += ["--out", place, "--resume"]
+        return f"`{shlex.join([*program, *words])}`"
 
     return re.sub("`(--[^`]+|fcco sweep [^`]+)`", whole, text)
 
