@@ -78,6 +78,9 @@ class Screen:
             self.cells[self.row] = []
 
     def _put(self, letter: str) -> None:
+        if self.column == COLUMNS:
+            self.row, self.column = self.row + 1, 0
+            self.cells += [[]] * (len(self.cells) <= self.row)
         line = self.cells[self.row]
         line += [(" ", "")] * (self.column + 1 - len(line))
         line[self.column] = (letter, self.style)
@@ -101,7 +104,8 @@ def record() -> None:
     """Run the command in a terminal of its own and keep the screens."""
     screen, seen = Screen(), []
     start = time.monotonic()
-    for text in _output([sys.executable, "-m", "fcco_experiments", *COMMAND.split()[1:]]):
+    called = "import sys; sys.argv[0] = 'fcco'; from fcco_experiments.cli import main; main()"
+    for text in _output([sys.executable, "-c", called, *COMMAND.split()[1:]]):
         screen.feed(text)
         lines = screen.lines()
         if lines and (not seen or seen[-1][1] != lines):

@@ -13,7 +13,7 @@ from typing import Any
 from fcco import __version__
 
 from . import distributed, engine, environment, stats, store, tasks, workers
-from .config import ConfigError, from_plain, plain
+from .config import ConfigError, dump, from_plain, plain
 from .stats import Table
 from .store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
 from .task import Experiment, Page, Problem, Progress, Rule
@@ -107,14 +107,15 @@ def _open(
     store.prepare(out, resume=resume, overwrite=overwrite)
     if not resume:
         return _meta(plan, {}), ()
-    meta = _meta(plan, _before(plan, out))
-    lines = store.finished_in_fleets(out, plan.specs)
-    return meta, tuple(
-        spec.label
-        for spec in plan.specs
-        if spec.label in lines
-        or engine.finished_result(spec, spec.folder(out), resume=True) is not None
-    )
+    with store.reading(out):
+        meta = _meta(plan, _before(plan, out))
+        lines = store.finished_in_fleets(out, plan.specs)
+        return meta, tuple(
+            spec.label
+            for spec in plan.specs
+            if spec.label in lines
+            or engine.finished_result(spec, spec.folder(out), resume=True) is not None
+        )
 
 
 def _begin(out: Path, meta: dict[str, Any], overwrite: bool) -> None:
@@ -191,20 +192,20 @@ class Conclusion:
 def conclude(out: Path) -> Conclusion:
     """Write `table.json`, `table.md` and the report, from saved runs alone."""
     from . import report, results
-    from .report.page import alerts, by_method, final_rows
+    from .report.page import alerts, by_method, final_rows, next_steps
 
     comparison = store.load_comparison(out)
     task, config = results.problem(comparison)
-    page, rule = task.page(config), stats.judged_by(task, config)
+    page, rule = task.page(config), task.judged(config)
     table = results.table(comparison, page.metrics)
     if (out / COMPARISON).is_file():  # published results are left as they are
         results.write_table(out, table)
         store.write_text(out / "table.md", stats.markdown(table, page.metrics, rule))
-    runs = by_method(comparison)
-    final = final_rows(runs)
+        store.write_text(out / store.CONFIG, dump(config))  # what proposed commands begin with
+    final = final_rows(by_method(comparison))
     verdict = task.verdict(config, final) if final else ()
-    steps = task.next_steps(config, final) if final else ()
-    said = alerts(task, config, runs, comparison.meta["seeds"]) if comparison.runs else ()
+    steps = next_steps(task, config, comparison, final)
+    said = alerts(task, config, comparison) if comparison.runs else ()
     warnings = tuple(f"{each.who}: {each.text}" for each in said)
     path = out / "report.html"
     store.write_text(path, report.render(comparison, table, task, config))

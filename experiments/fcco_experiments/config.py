@@ -47,6 +47,10 @@ CONFIGS = Path(__file__).parent / "configs"
 DEFAULT = "default"
 TABLE = "table"  # the config for a table of the user
 _TEXT = "tag:yaml.org,2002:str"
+_TAGS = [
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ["null", "bool", "int", "float", "str", "timestamp", "seq", "map"]
+]
 
 
 class ConfigError(Exception):
@@ -151,6 +155,8 @@ def parse(text: str, source: str, *, lines: bool = True) -> Layer:
         if id(node) in seen:
             raise wrong(places[path], "aliases (`*name`) are not allowed: write the value out")
         seen.add(id(node))
+        if node is not None and node.tag not in _TAGS:
+            raise wrong(place(node.start_mark), f"the tag `{node.tag}` is not allowed")
         if isinstance(node, SequenceNode):
             for child in node.value:
                 visit(child, path)
@@ -198,7 +204,8 @@ def _adapter(cls: type) -> Any:
     from pydantic import ConfigDict, TypeAdapter
 
     # A list, because pydantic takes a config for what holds a dataclass, not for a dataclass.
-    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return TypeAdapter(list[cls], config=strict)  # type: ignore[valid-type]
 
 
 def build(cls: type[T], layer: Layer) -> T:

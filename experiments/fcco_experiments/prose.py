@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 
@@ -30,3 +31,13 @@ def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
     text = "".join(page.blocks[block](page.new_context(values)))
     joined = (" ".join(part.split()) for part in text.split("\n\n"))
     return tuple(part for part in joined if part)
+
+
+def printable(text: str) -> str:
+    r"""A text without control characters, which a terminal would obey: they are written out.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    odd = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(odd, lambda found: ascii(found[0])[1:-1], text)

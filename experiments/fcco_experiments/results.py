@@ -202,12 +202,7 @@ def read(folder: Path) -> Comparison | None:
     if meta is None:
         return None
     path = folder / RUNS
-    lines: list[str] = []
-    if path.is_file():
-        try:
-            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        except (OSError, EOFError, ValueError) as error:
-            raise FolderError(f"{path} cannot be read: {error}.") from error
+    lines = store.read_gzip(path).splitlines() if path.is_file() else []
     return Comparison(folder, meta, [_run(folder, meta, json.loads(line)) for line in lines])
 
 

@@ -1,4 +1,4 @@
-"""Tables of saved runs, who wins by a rule, and differences between methods seed by seed."""
+"""Tables of saved runs, and differences between methods seed by seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .store import Comparison
-from .task import Metric, Rule, Task
+from .task import Metric, Rule
 
 Table = dict[str, dict[str, dict[str, float]]]
 """By method and metric: `mean`, `std` (n - 1) and the number of `runs`."""
@@ -53,40 +53,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def judged_by(task: Task, config: Any) -> Rule | None:
-    """The rule of a task; None where it has none for this config."""
-    try:
-        return task.rule(config)
-    except ValueError:
-        return None
+def is_finite(value: Any) -> bool:
+    """Whether a value of a row is a figure that can be judged."""
+    return _is_number(value) and math.isfinite(value)
 
 
 def met(row: Mapping[str, Mapping[str, float]], rule: Rule | None) -> bool | None:
     """Whether the mean of the judged constraint is within its limit; None where there is none."""
     value = row.get(rule.constraint) if rule is not None and rule.constraint else None
     return None if rule is None or value is None else value["mean"] <= rule.limit
-
-
-def winner(
-    shown: Table, metrics: Sequence[Metric], rule: Rule | None, references: Sequence[str] = ()
-) -> str | None:
-    """The first method by the means of the judged figures.
-
-    Methods within the limit come before all others; among them the best objective wins. If none is
-    within it, the nearest wins. References and methods with a run that diverged are no candidates.
-    Without a rule, or a direction of its objective, nobody wins.
-    """
-    direction = {metric.key: metric.better for metric in metrics}
-    if rule is None or direction.get(rule.objective, "none") == "none":
-        return None
-    sign = -1.0 if direction[rule.objective] == "higher" else 1.0
-    order = {}
-    for name, row in shown.items():
-        value = row.get(rule.objective, {"mean": math.nan})["mean"]
-        over = row.get(rule.constraint, {"mean": math.nan})["mean"] if rule.constraint else 0.0
-        if math.isfinite(value + over) and name not in references and DIVERGED not in row:
-            order[name] = max(0.0, over - rule.limit) if rule.constraint else 0.0, sign * value
-    return min(order, key=order.__getitem__) if order else None
 
 
 def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False) -> list[Metric]:
@@ -201,7 +176,7 @@ def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]
     values: dict[str, dict[int, float]] = {}
     for run in comparison.runs:
         value: Any = run.figures.get(key)
-        if _is_number(value) and math.isfinite(value):
+        if is_finite(value):
             values.setdefault(run.name, {})[run.seed] = float(value)
     base = values.get(first, {})
     intervals = {}

@@ -10,6 +10,8 @@ import json
 import math
 import re
 import shutil
+import traceback
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +36,7 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOU
 # Files of a comparison.
 COMPARISON, SWEEP = "comparison.json", "sweep.json.gz"
 FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml")
+_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml", CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -99,6 +101,32 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         return parse(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, ConfigError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
+
+
+def read_gzip(path: Path) -> str:
+    """The text of a packed file."""
+    from .data.sources import opened
+
+    try:
+        with opened(path) as file:
+            return file.read().decode()
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise FolderError(f"{path} cannot be read: {error}.") from error
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What fails inside because files of a folder were changed is a `FolderError`."""
+    try:
+        yield
+    except (FolderError, ConfigError, OSError):
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise FolderError(
+            f"{folder} cannot be used: one of its files was changed, or is of another version. "
+            f"{type(error).__name__}: {error!s:.200} ({Path(at.filename).name}, line {at.lineno})."
+        ) from error
 
 
 def _read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
@@ -237,8 +265,12 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Make a folder and keep other processes out; wait a little for one that is about to stop."""
+    """Make a folder and keep other processes out; wait a little for one that is about to stop.
+
+    Where nothing was written, the lock is removed in the end, and the folders that were made.
+    """
     lock = FileLock(folder / LOCK, timeout=patience, poll_interval=0.05, thread_local=False)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -246,27 +278,36 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
         text = f"Another process is at work in {folder}; wait for it, or stop it."
         raise FolderError(text) from None
     except OSError as error:
-        raise FolderError(f"{folder} cannot be written to: {error.strerror}.") from error
+        text = (
+            f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
+        )
+        raise FolderError(text) from error
     try:
-        for left in folder.iterdir():  # of a process that was killed while writing
-            if TEMPORARY.fullmatch(left.name):
+        fleet = [own for own in _real_folders(folder) if own.name == FLEET_FOLDER]
+        for left in (path for own in (folder, *fleet) for path in own.iterdir()):
+            if TEMPORARY.fullmatch(left.name):  # of a process that was killed while writing
                 left.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            for path in made:
+                _remove_empty(path)
 
 
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """Make a folder, or refuse one that holds something. Nothing is deleted here."""
+    """Refuse a folder that holds something else, or runs already. Nothing is changed here."""
     if resume and overwrite:
         raise FolderError("--resume and --overwrite exclude each other.")
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; choose another place with --out.")
+    if not folder.exists():
+        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         there = [path.name for path in folder.iterdir()]
     except OSError as error:
-        text = f"{folder} cannot be made or read: {error.strerror}. Choose another with --out."
+        text = f"{folder} cannot be read: {error.strerror}. Choose another with --out."
         raise FolderError(text) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
     full = not all(name == LOCK or TEMPORARY.fullmatch(name) for name in there)

@@ -249,9 +249,10 @@ def read(out: Path) -> dict[str, Any] | None:
     path = out / SWEEP
     if not path.is_file():
         return None
+    text = store.read_gzip(path)
     try:
-        sweep = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError) as error:
+        sweep = json.loads(text)
+    except ValueError as error:
         raise store.FolderError(f"{path} cannot be read: {error}.") from error
     keys = ("task", "rule", "limited", "settings", "ranking", "winners")
     if missing := [key for key in keys if not isinstance(sweep, dict) or key not in sweep]:

@@ -237,8 +237,7 @@ class Page:
 
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
-        references: methods that solve another problem, such as training without constraints:
-            shown, but no candidates for the best figure.
+        references: methods that solve another problem, such as training without constraints.
         clouds: plots of a sweep with a dot for each run (kind `"tradeoff"`), never of test data;
             the trade-offs among the panels, on validation data, without them.
     """
@@ -296,6 +295,17 @@ class Task(ABC):
     def rule(self, config: Any) -> Rule | None:
         """How settings are chosen; None without sweeps, a ValueError where nothing can choose."""
         return None
+
+    def judged(self, config: Any) -> Rule | None:
+        """What the verdict on a comparison goes by; None where it judges nothing."""
+        try:
+            return self.rule(config)
+        except ValueError:
+            return None
+
+    def candidates(self, config: Any, methods: Mapping[str, list[Row]]) -> Iterable[str]:
+        """Which of several methods compete, all unless a task says otherwise."""
+        return methods
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """What a reader must know about a final row, such as a constraint that is met vacuously."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import typer
+from fcco_experiments import compare, store
 from fcco_experiments.cli.app import app
+from fcco_experiments.report.page import whole_commands
 from typer.testing import CliRunner
 
 TEXT = (Path(__file__).parents[2] / "docs/recipes/your-data.md").read_text()
@@ -29,11 +34,42 @@ def test_commands_of_the_page(folder, monkeypatch, command):
     monkeypatch.chdir(folder)
     exec(TEXT.split("```python\n")[1].split("```")[0], {})
     task = command.split()[2]
-    method = "ap" if task == "x-risk" else "sonex"
-    words = [*shlex.split(command)[1:], "--methods", method, "--epochs", "2", "--workers", "1"]
+    other = {"x-risk": "ap,bce", "continual": "sonex,finetune", "group-dro": "sonex,erm"}
+    methods = other.get(task, "automatic,erm")
+    words = [*shlex.split(command)[1:], "--methods", methods, "--epochs", "2", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["fcco", *words])
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert (folder / f"runs/{task}-my-quick/report.html").is_file()
+    page = (folder / f"runs/{task}-my-quick/report.html").read_text(encoding="utf-8")
+    commands = re.findall(r"<code>([^<]* (?:compare|sweep) [^<]*)</code>", page)
+    told = re.findall(r"^ +(fcco .*)", done.output, re.MULTILINE)
+    assert {html.unescape(each) for each in commands} >= set(told), "each on a line"
+    assert not re.search(r"[`>]--[a-z]", page + done.output), "no option without its command"
+    options = ("--epochs 4", "--seeds 0,1,2,3,4", f"fcco sweep {task}")
+    out = Path(f"runs/{task}-my-quick")
+    spans = whole_commands(" ".join(f"`{each}`" for each in options), store.load_comparison(out))
+    lines = spans.split("`")[1::2]
+    assert told and len(lines) == 3
+    for line in [*told, *lines]:
+        planned(line, monkeypatch)
+
+
+def planned(line: str, monkeypatch) -> None:
+    """Type a command that was proposed, up to the first step of its training."""
+    plans = []
+
+    def execute(plan, out, *, resume, overwrite, **options):
+        store.prepare(out, resume=resume, overwrite=overwrite)
+        if resume and out.exists():
+            compare._before(plan, out)
+        plans.append(plan)
+        raise typer.Exit(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "execute", execute)
+        program, *words = shlex.split(line)
+        done = CliRunner().invoke(app, words)
+    assert program == "fcco" and done.exit_code == 0 and plans[0].specs, (line, done.output)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +68,40 @@ def test_every_kind_of_file_gives_the_same_rows(frame, tmp_path, name):
     np.testing.assert_allclose(values[:, 1], frame["income"], rtol=1e-6)
     jobs = np.array(["NA", "baker", "nurse"])  # sorted; NA is a word here, not a gap
     assert np.array_equal(values[:, 2:], (frame["job"].to_numpy()[:, None] == jobs))
+
+
+def as_r(frame: pd.DataFrame) -> str:
+    """As R's write.csv: names quoted, and row names under an empty one."""
+    rows = [["", *frame.columns], *([str(k), *row] for k, row in enumerate(frame.values, 1))]
+    quoted = [
+        ",".join(f'"{cell}"' if isinstance(cell, str) else str(cell) for cell in row)
+        for row in rows
+    ]
+    return "\n".join(quoted) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "written"),
+    [
+        ({}, as_r),
+        ({}, lambda frame: frame.to_csv()),
+        ({}, lambda frame: frame.to_csv(index=False, quoting=csv.QUOTE_ALL)),
+        ({"note": "a;b;c;d;e;f;g;h"}, lambda frame: frame.to_csv(index=False)),
+        ({"note": "a,b,c,d,e,f,g,h"}, lambda frame: frame.to_csv(index=False, sep=";")),
+        ({"note": "two\nlines"}, lambda frame: frame.to_csv(index=False)),
+        ({"note": "n" * 140_000}, lambda frame: frame.to_csv(index=False)),
+    ],
+    ids=["R", "index", "all-quoted", "semicolons", "commas", "lines", "long"],
+)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_headers_as_people_have_them(frame, tmp_path, columns, written, ending):
+    path = tmp_path / f"t.csv{ending}"
+    text = written(frame.rename(columns=columns)).encode("utf-8-sig")
+    path.write_bytes(gzip.compress(text) if ending else text)
+    table = data.read_table(path)
+    assert list(table.frame.columns) == [columns.get(name, name) for name in frame.columns]
+    assert table.frame["age"].astype(int).tolist() == frame["age"].tolist()
+    assert table.frame["bought"].tolist() == frame["bought"].tolist()
 
 
 def test_groups_are_crossed_and_sorted_as_numbers_and_split_within(frame, tmp_path):
@@ -184,6 +222,43 @@ def test_wrong_images(tmp_path, spoil, reason):
         data.load_grouped(write(frame, tmp_path / "t.csv"), columns=IMAGES)
 
 
+@pytest.mark.parametrize("name", ["../secret.png", "{}/secret.png", "shots/../../secret.png"])
+def test_an_image_outside_its_folder_is_not_opened(tmp_path, name):
+    frame, files = pictures()
+    unpack(files, tmp_path / "own")
+    (tmp_path / "secret.png").write_bytes(files["shots/1.png"])
+    frame.loc[3, "file"] = name.format(tmp_path)
+    path = write(frame, tmp_path / "own/t.csv")
+    with pytest.raises(data.WrongData, match=r"data row 4.* leads out of"):
+        data.load_grouped(path, columns=IMAGES)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, many):
+    """16 GiB in a few megabytes would take minutes; a smaller limit shows it in less."""
+    monkeypatch.setattr("fcco_experiments.data.sources.UNPACKED", 1 << 22, raising=False)
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for number in range(64 if many else 1):
+            info = tarfile.TarInfo(f"{number}.png")
+            info.size = (1 << 22) // 8 if many else 1 << 24
+            archive.addfile(info, io.BytesIO(bytes(info.size)))
+    (tmp_path / "own.tar.gz").write_bytes(stream.getvalue())
+    frame, _ = pictures()
+    path = write(frame, tmp_path / "t.csv")
+    columns = Columns(**{**vars(IMAGES), "files": str(tmp_path / "own.tar.gz")})
+    with pytest.raises(data.WrongData, match=r"own\.tar\.gz .*4,194,304 bytes"):
+        data.load_grouped(path, columns=columns)
+    head = b"kind,place\n" + (b"a,b\n" if many else b"")
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(head + bytes(1 << 24)))
+    start = time.perf_counter()
+    with pytest.raises(data.WrongData, match=r"t\.csv\.gz .*4,194,304 bytes.*npack"):
+        data.load_grouped(tmp_path / "t.csv.gz", columns=IMAGES)
+    assert time.perf_counter() - start < 5
+    large = pd.DataFrame({"a": np.random.RandomState(0).rand(300_000), "b": 0})  # no bomb
+    assert len(data.read_table(write(large, tmp_path / "large.csv.gz")).frame) == len(large)
+
+
 # Fairness
 
 
@@ -249,6 +324,7 @@ TEXT = Columns(label="bought", group=("sex",), text="note")
         ({}, Columns(label="bought", text="note", image="job"), "one kind of input"),
         ({"age": [*["40"] * 59, "?"]}, FEATURES, r"`age` .* has numbers, but data row 60 has \?"),
         ({"age": [*["40"] * 59, None]}, FEATURES, "data row 60 has an empty cell"),
+        ({"age": [*["40"] * 59, "-4e38"]}, FEATURES, "`age` .* data row 60 has -4e38.*3.4.*e.38"),
         ({"job": [f"j{n}" for n in range(ROWS)] }, None, "120 different texts; up to 100"),
         ({}, Columns(label="bought", features=("x*",)), r"`features`: .* has no column `x\*`"),
         ({}, Columns(label="bought", group=("region=4",)), "no row of .* has region = 4"),
@@ -288,6 +364,8 @@ def test_wrong_columns_for_fairness(frame, tmp_path, columns, reason):
         ("t.csv", b"bought,sex\nyes,f,1\nno,m,3\n", "the rows have more cells than the header"),
         ("t.csv", b"bought,sex\nyes,f\nno,m,3\n", r"Expected 2 fields in line 3, saw 3"),
         ("t.csv", b"bought,sex\n\xff\xfe,f\n", "'utf-8' codec can't decode"),
+        ("t.csv", b"sex,bought,sex,a,a\nf,yes,m,1,2\n", "several columns .*: sex, a"),
+        ("t.csv", b'"","sex","sex"\n1,f,m\n', "several columns .*: sex"),
         ("t.csv.gz", b"no gzip", "cannot be read as a table: Not a gzipped file"),
         ("t.parquet", b"no parquet", "cannot be read as a table"),
     ],

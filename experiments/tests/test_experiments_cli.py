@@ -6,8 +6,10 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +74,122 @@ def wait_for(*files: Path, lines: int, running: subprocess.Popen[str]) -> None:
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+# --- folders that somebody has changed ----------------------------------------------------------
+
+ODD = (None, "", [], {}, -1, 1e999, "x\x1b[31m", True, 10**30, [[]], {"a": None}, 0.5, "nan")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in nested mappings, and in the first three entries of lists."""
+    keys = value if isinstance(value, dict) else range(min(3, len(value)))
+    inside = [places(value[k], (*path, k)) for k in keys if isinstance(value[k], (dict, list))]
+    return [path, *((*path, key) for key in keys), *(each for some in inside for each in some)]
+
+
+def tampered(value: Any, dice: random.Random) -> Any:
+    """With one entry deleted or replaced."""
+    *path, last = dice.choice(places([value])[1:])
+    whole = inner = json.loads(json.dumps([value]))
+    for key in path:
+        inner = inner[key]
+    if path and dice.random() < 0.4:
+        del inner[last]
+    else:
+        inner[last] = dice.choice(ODD)
+    return whole[0]
+
+
+def tamper(file: Path, dice: random.Random) -> None:
+    """Change a value, a few bytes or the length of a file."""
+    content = file.read_bytes()
+    if file.suffix == ".pt" or dice.random() < 0.2:
+        changed = bytearray(content)
+        for _ in range(3):
+            changed[dice.randrange(len(changed))] = dice.randrange(256)
+        file.write_bytes(changed[: dice.choice([len(changed), dice.randrange(len(changed))])])
+        return
+    text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    if ".jsonl" in file.name:
+        lines = [json.loads(line) for line in text.splitlines()]
+        place = dice.randrange(len(lines))
+        lines[place] = tampered(lines[place], dice)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+    else:
+        text = json.dumps(tampered(config.parse(text, "file").values, dice))
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+
+
+@pytest.mark.parametrize(
+    "kind, task, words",
+    [
+        ("compare", "toy_task:TASK", ["--data", "quadratic", "--methods", "sonex,sox"]),
+        ("compare", "fairness", ["--data", "synthetic", "--methods", "sonex,erm", "--hidden=[2]"]),
+        ("sweep", "fleet_toy:TASK", ["--data", "quadratic", "--grid.sox.lr", "[0.02, 0.3]"]),
+        ("publish", "fairness", ["--data", "synthetic", "--methods", "sonex,erm", "--hidden=[2]"]),
+    ],
+    ids=["toy", "fairness", "sweep", "published"],
+)
+def test_a_folder_that_was_tampered_with_gives_one_line_and_no_traceback(
+    kind, task, words, monkeypatch
+):
+    from fcco_experiments.report import plots
+
+    for name in ("tradeoff", "curves", "by_entry"):  # the drawings take the time
+        monkeypatch.setattr(plots, name, lambda *arguments: None)
+    monkeypatch.setattr(plots, "families", lambda *arguments: [])
+    command = "sweep" if kind == "sweep" else "compare"
+    make = [command, task, *words, "--seeds", "0", "--epochs", "1", "--workers", "1", "--out"]
+    fcco(*make, "whole", "--quiet")
+    if kind == "publish":
+        fcco("report", "whole", "--publish", "small", "--quiet")
+    origin = Path("small" if kind == "publish" else "whole")
+    files = [p.relative_to(origin) for p in sorted(origin.rglob("*.*")) if p.suffix != ".html"]
+    files = [file for file in files if file.name[0] != "." and file.suffix != ".md"]
+    dice = random.Random(28)
+    refused = 0
+    for number in range(40):
+        folder = Path(f"copy-{number}")
+        shutil.copytree(origin, folder)
+        tamper(folder / files[number % len(files)], dice)
+        attempts = [["report", str(folder), *(["--task", task] if ":" in task else [])]]
+        if kind != "publish":
+            attempts.append([*make, str(folder), "--resume"])
+        for attempt in attempts:
+            done = CliRunner().invoke(app, [*attempt, "--quiet"])
+            assert isinstance(done.exception, SystemExit | None), (attempt, files, done.exception)
+            assert "Traceback" not in done.output and "\x1b" not in done.output
+            if done.exit_code == 2:
+                refused += 1
+                last = done.stderr.splitlines()[-1]
+                assert last.startswith(("Error: ", "  ")) and len(last) < 600, done.stderr
+        shutil.rmtree(folder)
+    assert refused > 8
+
+
+def test_escape_sequences_of_files_and_folders_never_reach_the_terminal(fast):
+    hostile = "a\x1b]0;title\x07\x9b31m\u202eb"
+    words = ["compare", TOY, "--data", "quadratic", "--seeds", "0", "--workers", "1", "--out"]
+    cells = "\n".join(f"{hostile}{k % 3},f,1" for k in range(9))
+    Path(f"{hostile}.csv").write_text(f"y,g,x\n{cells}\n")
+    table = ["compare", "fairness", "--data", f"{hostile}.csv", "--label", "y", "--group", "g"]
+    said = [
+        fcco(*words, f"out {hostile}").output,
+        fcco(*words, "other", "--note", hostile, code=2).output,
+        fcco(*words, f"out {hostile}", code=2).output,
+        fcco(*table, code=2).output,
+        fcco("report", hostile, code=2).output,
+    ]
+    for live in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=live, width=200)
+        with Display(2, 2, console=console) as display:
+            for kind in ("loading", "started", "note", "diverged", "failed"):
+                display(Event(kind, f"{hostile}[bold]", text=f"why {hostile}", details=hostile))
+        said.append(console.file.getvalue())  # type: ignore[attr-defined]
+        assert "[bold]" in said[-1]
+    for text in said:
+        assert "title" in text and not re.search("\x1b]|[\x07\x9b\u202e]", text), text
 
 
 # --- interruptions -----------------------------------------------------------------------------
@@ -271,6 +389,8 @@ def test_a_sweep_chooses_and_its_winners_can_be_compared(fast):
     (out / "sweep.json.gz").write_bytes(gzip.compress(b"{}"))
     assert "is damaged: it has no task, rule" in fcco("report", str(out), code=2).stderr
     (out / "sweep.json.gz").write_bytes(saved)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert f"<code>fcco compare {TOY} --config {out}/winners.yaml</code>" in page
     done = fcco("compare", TOY, "--config", str(out / "winners.yaml"), "--workers", "1")
     meta = store.read_json(Path("runs/toy-winners/comparison.json"))
     assert meta["methods"] == ["sonex", "plain-sox"] and meta["seeds"] == [0, 1]
@@ -417,6 +537,15 @@ def test_mistakes_get_a_clear_line_and_exit_code_2(words, said):
     assert said in done.stderr
     assert "Traceback" not in done.output and done.stdout == ""
     assert not Path("runs/toy-quadratic").exists()
+
+
+def test_what_is_refused_leaves_no_folder():
+    Path("t.csv").write_text("y,g,x\n1,a,3\n")
+    Path("there").mkdir()
+    words = ["compare", "fairness", "--data", "t.csv", "--label", "y", "--group", "g"]
+    for out in ("runs/a", "deep/er/b", "there/c", "there"):
+        assert "two values" in fcco(*words, "--out", out, code=2).stderr
+    assert sorted(path.name for path in Path().rglob("*")) == ["t.csv", "there"]
 
 
 def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monkeypatch):

@@ -374,6 +374,17 @@ def test_a_process_that_died_between_lines_and_checkpoint(monkeypatch):
     assert ToyFleet.made[made:] == [2] and not Path("o/fleet/checkpoint-0.pt").exists()
 
 
+@pytest.mark.parametrize("again", [{"resume": True}, {"overwrite": True}])
+def test_what_a_killed_process_was_writing_is_removed(again, monkeypatch):
+    monkeypatch.setenv("FLEET_STOP", "9")
+    execute(plan(methods(0.3)))
+    monkeypatch.delenv("FLEET_STOP")
+    for name in (".checkpoint-0.pt.123.fcco-tmp", ".environment.json.9.fcco-tmp"):
+        Path("o/fleet", name).write_bytes(b"half")
+    execute(plan(methods(0.3)), **again)
+    assert [path.name for path in Path("o/fleet").iterdir()] == ["environment.json"]
+
+
 # --- the command -------------------------------------------------------------------------------
 
 GRID = ["--grid.sox.lr", "[0.02, 0.3]", "--seeds", "0,3"]

@@ -46,6 +46,8 @@ def test_json_has_no_nan(tmp_path):
 def test_full_folders_are_refused_untouched(tmp_path):
     out = tmp_path / "out"
     store.prepare(out, resume=False, overwrite=False)
+    assert not out.exists()
+    out.mkdir()
     store.write_json(out / store.COMPARISON, {})
     store.prepare(out, resume=False, overwrite=False)  # the data were missing: no run was begun
     write(out, "sonex/seed-0/config.yaml")

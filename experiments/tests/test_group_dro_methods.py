@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from fcco_experiments.task import Method
+from fcco_experiments.tasks.base import learning_rate_factor
 from fcco_experiments.tasks.group_dro.config import GroupDRO
 from fcco_experiments.tasks.group_dro.model import build
 from group_dro_cases import METHODS, SONEX
@@ -65,7 +66,6 @@ def test_what_is_refused(method, said):
         ({"batch": 10, "groups_per_batch": 4}, "multiple of groups_per_batch = 4"),
         ({"accumulate": 3}, "must divide groups_per_batch = 4"),
         ({"decay": 0.0}, "`decay` must be in"),
-        ({"schedule": "linear", "epochs": 1}, "must be below epochs = 1"),
         ({"size": (0, 3)}, "height and a width"),
         ({"hidden": (0,)}, "widths from 1"),
         ({"train": "all"}, "needs a `backbone`"),
@@ -76,6 +76,16 @@ def test_what_is_refused(method, said):
 def test_configs_that_cannot_be_trained(changes, said):
     with pytest.raises(ValueError, match=said):
         GroupDRO(data="celeba", **changes)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_one_epoch_is_enough_for_a_schedule_with_a_warm_up(schedule):
+    config = GroupDRO(data="celeba", epochs=1, schedule=schedule)
+    factors = [learning_rate_factor(config, step / 100) for step in range(101)]
+    top = factors.index(max(factors))
+    assert factors[0] == 0 and factors[top] == 1 and factors[-1] == pytest.approx(0) and top <= 50
+    assert factors[: top + 1] == sorted(factors[: top + 1])
+    assert factors[top:] == sorted(factors[top:], reverse=True)
 
 
 def test_sonex_without_settings_is_the_automatic_one():

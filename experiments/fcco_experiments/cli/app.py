@@ -16,6 +16,7 @@ from typer import Argument, Option
 from .. import __version__
 from .. import config as configs
 from ..config import ConfigError
+from ..prose import printable
 from . import options as o
 
 _KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
@@ -178,9 +179,13 @@ def sweep(
         pairs, device = [*pairs, ("device", device)], None
     request = o.resolve(context, pairs)
     fleets = o.fleets(request.task, device, context.params)
+    named = grid is not None
     if grid is None and not inline:
         grid = request.task.grid_name(request.config)
     whole = sweeps.Grid() if grid is None else sweeps.read_grid(request.task, grid)
+    if not named:  # the task's own grid, of which a config may have a part
+        own = {n: g for n, g in whole.methods.items() if g.base or n in request.config.methods}
+        whole = dataclasses.replace(whole, methods=own)
     whole = sweeps.with_inline(whole, inline)
     if methods is not None:
         whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
@@ -190,7 +195,9 @@ def sweep(
     folder = request.folder(out, "sweep")
     failed = _train(context, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
-        _conclude_sweep(sweeps.choose(folder, chosen, request.config.seeds), folder, context.params)
+        final = request.config.seeds
+        found = _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
+        _conclude_sweep(found, folder, context.params)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -223,14 +230,14 @@ def report(
 
     if task is not None:
         tasks.get(task)
-    saved = sweep.read(folder)
+    saved = _interruptible(folder, lambda: sweep.read(folder))
     if saved is None:
         _conclude(folder, context.params)
     else:
         _conclude_sweep(saved, folder, context.params)
     if publish is not None:
-        for path in results.publish(folder, publish):
-            typer.echo(f"Published: {path}", err=True)
+        for path in _interruptible(folder, lambda: results.publish(folder, publish)):
+            typer.echo(printable(f"Published: {path}"), err=True)
 
 
 @command(
@@ -360,7 +367,7 @@ def _train(
     elif failed:
         text = f"{failed} of {len(kinds)} runs failed, see above."
     if text and distributed.is_first():
-        typer.echo(text, err=True)
+        typer.echo(printable(text), err=True)
     if stopped:
         raise typer.Exit(o.INTERRUPTED)
     return failed
@@ -381,13 +388,13 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
         printer.text(*done.next_steps, mark="- ")
     printer.line(f"Report: {done.report}")
     for warning in done.warnings:
-        typer.echo(f"Warning: {warning}", err=True)
+        typer.echo(printable(f"Warning: {warning}"), err=True)
     printer.json({"methods": done.table})
 
 
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
-    from .. import stats
+    from .. import environment, stats
     from ..report.sweep import conclude
     from .display import Printer
 
@@ -406,17 +413,20 @@ def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) 
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
     if (winners := out / "winners.yaml").is_file():
-        printer.line(f"Compare the winners: fcco compare {sweep['task']} --config {winners}")
+        again = environment.program("compare", sweep["task"], "--config", str(winners))
+        printer.line(f"Compare the winners: {again}")
     printer.json({"methods": done.table})
 
 
 def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
-    """What `work` returns; a user who stops it is sweep how to do it again."""
-    from .. import environment
+    """What `work` on a folder of runs returns; Ctrl-C prints the command that makes the report."""
+    from .. import environment, store
 
     try:
-        return work()
+        with store.reading(out):
+            return work()
     except KeyboardInterrupt:
         again = environment.program("report", str(out))
-        typer.echo(f"Interrupted; the runs are saved. Their report:\n  {again}", err=True)
+        text = f"Interrupted; the runs are saved. Their report:\n  {again}"
+        typer.echo(printable(text), err=True)
         raise typer.Exit(o.INTERRUPTED) from None

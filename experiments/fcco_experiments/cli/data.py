@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bars
 
 from .. import backbones, data
+from ..prose import printable
 
 data_app = typer.Typer(
     name="data",
@@ -71,7 +72,7 @@ def fetch_data(names: Wanted, folder: Target = None, as_json: Json = False) -> N
             for name in networks:
                 found += backbones.fetch(name, progress)
     except (data.MissingData, data.WrongData) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(printable(str(error)), err=True)
         raise typer.Exit(1) from None
     for name in names:
         if not data.card(name).copies:
@@ -174,4 +175,4 @@ def _show(rows: Sequence[Row], as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+        typer.echo(printable("  ".join(cells).rstrip()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -13,7 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
+from ..prose import printable
 from ..store import Event, clean
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
@@ -48,13 +52,13 @@ class Display:
         self.all: TaskID | None = None
         self.lines: dict[str, TaskID] = {}
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(
                 compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)
             ),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             console=self.console,
             disable=not self.live,
             speed_estimate_period=3600,  # an epoch may take minutes
@@ -78,6 +82,8 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         """Show what happened."""
+        texts = {key: printable(value) for key, value in vars(event).items() if type(value) is str}
+        event = replace(event, **texts)
         self._begin()
         if event.kind == "loading":
             self._loading(event.text)
@@ -183,15 +189,24 @@ class Printer:
             self.console.width = 1000  # nothing limits a line of a file
 
     def text(self, *paragraphs: str, mark: str = "") -> None:
-        """Paragraphs, each after a mark; lines that are too long go on below the text."""
+        """Paragraphs, each after a mark; lines that are too long go on below the text.
+
+        A command between backticks has a line of its own, which is never broken.
+        """
         for paragraph in paragraphs:
-            text = f"{mark}{paragraph.replace('`', '')}"
-            indent = " " * len(mark)
-            self.line(textwrap.fill(text, self.console.width, subsequent_indent=indent))
+            parts = re.split(r"`([^`]*(?: compare | sweep )[^`]*)`", paragraph)
+            for k, part in enumerate(parts):
+                indent = " " * len(mark)
+                text = f"{indent if k else mark}{part.replace('`', '').strip(' .,:')}"
+                if k % 2:
+                    self.line(f"{indent}  {part}")
+                elif text.strip():
+                    text += "." if part.rstrip().endswith(".") else ":" if parts[k + 1 :] else ""
+                    self.line(textwrap.fill(text, self.console.width, subsequent_indent=indent))
 
     def line(self, text: str) -> None:
         """A line that is never broken, such as a path."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
         """A header and rows between empty lines, the first column a name; long cells are folded."""
@@ -200,7 +215,7 @@ class Printer:
             aligned: Any = "right" if column and numbers else "left"
             table.add_column(head, justify=aligned, overflow="fold", no_wrap=not column)
         for row in rows[1:]:
-            table.add_row(*row)
+            table.add_row(*map(Text, map(printable, row)))
         self.console.print("", table, "", sep="\n", markup=False, highlight=False)
 
     def json(self, value: Any) -> None:

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from .. import config as configs
 from ..config import ConfigError, did_you_mean
+from ..prose import printable
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Command(TyperCommand):
         except KeyboardInterrupt as error:
             text, cause, code = "Interrupted.", error, INTERRUPTED
         if distributed.is_first():  # of the processes of torchrun
-            typer.echo(f"Error: {text}", err=True)
+            typer.echo(printable(f"Error: {text}"), err=True)
         raise typer.Exit(code) from cause
 
 

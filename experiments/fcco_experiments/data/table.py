@@ -35,7 +35,8 @@ from .grouped import (
     sampled,
 )
 from .images import distinct_rows, image_samples, opened
-from .sources import WrongData, digest, few, members
+from .sources import WrongData, digest, few, leads_out, members
+from .sources import opened as unpacked
 from .tabular import FairnessData, Part, assemble, stratified
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -46,6 +47,7 @@ SPLITS = {
 }
 TEST_SHARE = 0.2  # of a table without a split column, for fairness
 MOST_CATEGORIES = 200
+LARGEST = float(np.finfo(np.float32).max)
 TRUE, FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 Frame = Any
@@ -115,15 +117,43 @@ def read_frame(source: Any, where: str, **options: Any) -> Frame:
         if where.lower().removesuffix(".gz").endswith(".parquet"):
             frame = pd.read_parquet(source).reset_index(drop=True).rename(columns=str)
             return frame.astype(object).where(frame.notna(), "").map(str).replace("", None)
-        if isinstance(source, Path) and "sep" not in options:
-            head = pd.read_csv(source, sep="\0", nrows=0, encoding="utf-8-sig", engine="python")
-            options["sep"] = max(",\t;", key=str(head.columns[0]).count)
-        settings = {"dtype": str, "keep_default_na": False, "na_values": [""], **options}
-        return pd.read_csv(source, encoding="utf-8-sig", **settings)
+        settings = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig", **options}
+        if not isinstance(source, Path):
+            return pd.read_csv(source, na_values=[""], **settings)
+        settings.setdefault("sep", _separator(source))
+        with unpacked(source) as stream:
+            names = pd.read_csv(stream, **settings | {"header": None, "nrows": 1, "usecols": None})
+        twice = names.loc[0][names.loc[0].duplicated() & (names.loc[0] != "")]
+        if len(twice):
+            raise WrongData(f"{where} has several columns of one name: {', '.join(twice)}.")
+        with unpacked(source) as stream:
+            frame = pd.read_csv(stream, na_values=[""], **settings)
+        if names.loc[0, 0] == "" and frame.columns[0] == "Unnamed: 0":  # R's and pandas' row names
+            frame = frame.iloc[:, 1:]
+        return frame
+    except WrongData:
+        raise
     except ImportError as error:
         raise WrongData(f"{where}: {error} Or write the table as csv.") from error
     except (ValueError, OSError, EOFError) as error:  # pandas' own errors are ValueErrors
         raise WrongData(f"{where} cannot be read as a table: {str(error).strip()}.") from error
+
+
+def _separator(path: Path) -> str:
+    """The separator of a text table.
+
+    Those inside quotes do not count. It stands in the first rows as often as in the header; of
+    several such, or where there is none, it is the one that stands there most often.
+    """
+    with unpacked(path) as stream:
+        start = stream.read(1 << 20).decode(errors="replace")
+    lines = [line for line in re.sub('"[^"]*"', "", start).splitlines() if line.strip()][:6]
+
+    def fits(separator: str) -> tuple[bool, int]:
+        counts = [line.count(separator) for line in lines] or [0]
+        return counts[0] > 0 and len(set(counts)) == 1, counts[0]
+
+    return max(",\t;", key=fits)
 
 
 # --- Columns -------------------------------------------------------------------------------------
@@ -300,6 +330,12 @@ def encoded(
         bad = np.flatnonzero(~np.isfinite(numbers))
         if not len(bad):
             found[name] = numbers
+            if len(large := np.flatnonzero(np.abs(numbers) > LARGEST)):
+                raise WrongData(
+                    f"`features`: the column `{name}` of {table.where} in data row "
+                    f"{_number(table, large)} has {cells.iloc[large[0]]}; up to {LARGEST:.2g} is "
+                    "read (float32). Divide the column, or leave it out by --features."
+                )
             continue
         if 2 * len(bad) < len(numbers):
             cell = cells.fillna("an empty cell").iloc[bad[0]]
@@ -603,6 +639,12 @@ def _check_images(table: Table, column: str) -> None:
     assert files is not None
     folder = files if isinstance(files, Path) else None
     where = folder or "the archive"
+    outside = np.flatnonzero([leads_out(name) for name in names])
+    if len(outside):
+        raise WrongData(
+            f"`image`: data row {_number(table, outside)} of {table.where} has {column} = "
+            f"{names.iloc[outside[0]]}, which leads out of {where}. Write paths inside it."
+        )
     there = [(folder / name).is_file() if folder else name in files for name in names]
     wrong = np.flatnonzero(~np.array(there))
     if len(wrong):

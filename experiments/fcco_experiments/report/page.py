@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import results, stats
 from ..prose import paragraphs
-from ..store import Comparison, SavedRun
+from ..store import CONFIG, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
+from ..tasks.verdict import judge
 from . import plots, tables
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
@@ -31,6 +34,53 @@ def final_rows(runs: Runs) -> dict[str, list[Row]]:
     return {name: own for name, own in rows.items() if own}
 
 
+def is_published(comparison: Comparison) -> bool:
+    """Whether runs have no folders of their own."""
+    return not any(run.folder != comparison.folder for run in comparison.runs)
+
+
+def next_steps(
+    task: Task, config: Any, comparison: Comparison, final: Mapping[str, list[Row]]
+) -> tuple[str, ...]:
+    """What to try next, for whoever has the folder of the runs."""
+    if not final or is_published(comparison):
+        return ()
+    steps = task.next_steps(config, dict(final))
+    return tuple(whole_commands(text, comparison) for text in steps)
+
+
+def whole_commands(text: str, comparison: Comparison) -> str:
+    """A text in which options and sweeps between backticks are commands that work as printed.
+
+    They take the config beside the runs, of a sweep that of the winners. More seeds go on in the
+    same folder, all else in another.
+    """
+    called = shlex.split(str(comparison.meta.get("command", "")))
+    start = next((k for k, word in enumerate(called) if word in ("compare", "run", "sweep")), 0)
+    folder, program = str(comparison.folder), called[:start] or ["fcco"]
+    file = "winners.yaml" if called[start : start + 1] == ["sweep"] else CONFIG
+    data = [word for k, word in enumerate(called) if "--data-folder" in (word, called[k - 1])]
+    data += [word for word in called if word.startswith("--data-folder=")]
+
+    def whole(found: re.Match[str]) -> str:
+        kind, option, place = "compare", shlex.split(found[1]), folder
+        if option[0] == "fcco":
+            kind, option, place = "sweep", [], f"{folder}-sweep"
+        elif option[0] != "--seeds":
+            place = "-".join([folder, option[0][2:], *option[1:]])
+        words = [kind, comparison.meta["task"], "--config", f"{folder}/{file}", *data, *option]
+        words += ["--out", place, "--resume"]
+        return f"`{shlex.join([*program, *words])}`"
+
+    return re.sub("`(--[^`]+|fcco sweep [^`]+)`", whole, text)
+
+
+def _means(values: stats.Table) -> dict[str, list[Row]]:
+    """The means of a table in the place of final rows; none of a method with runs that diverged."""
+    rows = {n: row for n, row in values.items() if stats.DIVERGED not in row}
+    return {n: [{key: value["mean"] for key, value in row.items()}] for n, row in rows.items()}
+
+
 def content(comparison: Comparison, values: stats.Table, task: Task, config: Any) -> dict[str, Any]:
     """Everything the template of a comparison asks for.
 
@@ -41,7 +91,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         config: of the comparison.
     """
     page, meta = task.page(config), comparison.meta
-    runs, rule = by_method(comparison), stats.judged_by(task, config)
+    runs, rule = by_method(comparison), task.judged(config)
     methods = _methods(comparison, runs)
     look = styles({name: str(method.get("method", name)) for name, method in methods.items()})
     final = final_rows(runs)
@@ -52,34 +102,34 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
     ]
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
     kept = any(runs.values())
-    first = stats.winner(values, page.metrics, rule, page.references)
+    first = judge(task, config, final or _means(values)).best
     return common(comparison, task) | {
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
         "title": page.title,
         "summary": summary(meta, count(len(runs), "method"), _run_count(runs, values)),
-        "alerts": alerts(task, config, runs, meta["seeds"]) if kept else [],
+        "alerts": alerts(task, config, comparison) if kept else [],
         "kept": kept,
         "verdict": task.verdict(config, final) if final else (),
         "winner": first,
         "judged": {} if first is None else values[first],
         "metrics": {metric.key: metric for metric in page.metrics},
-        "headline": tables.scores(runs, values, top, "Final figures", page.references, rule),
+        "headline": tables.scores(runs, values, top, "Final figures", rule),
         "differences": _differences(comparison, first, page, rule),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
         "diverged": any(stats.DIVERGED in row for row in values.values()),
-        "references": [name for name in page.references if name in runs],
         "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
         "glossary": glossary(top),
         "all_glossary": glossary([metric for metric in every if metric not in top]),
-        "next_steps": task.next_steps(config, final) if final else (),
+        "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
         "entries": _entries(runs, page),
         "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
-        "full": tables.scores(runs, values, every, "All figures", page.references, across=False),
+        "full": tables.scores(runs, values, every, "All figures", across=False),
         "settings": tables.settings(methods),
-        "published": not any(run.folder != comparison.folder for run in comparison.runs),
+        "published": is_published(comparison),
+        "epochs": meta["config"].get("epochs"),
         "looks": look,
     }
 
@@ -220,17 +270,17 @@ class Alert:
     text: str
 
 
-def alerts(task: Task, config: Any, runs: Runs, wanted: Sequence[int]) -> list[Alert]:
-    """Diverged, unfinished and missing runs, then warnings of the task.
+def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
+    """Diverged, unfinished and missing runs, overfitting, then warnings of the task.
 
     The same one of several seeds is told once, and what all methods are told, once for all.
 
     Args:
         task: gives its warnings about each final row.
         config: of the comparison.
-        runs: by method.
-        wanted: the seeds that each method should have.
+        comparison: with the runs, and the seeds that each method should have.
     """
+    runs, wanted = by_method(comparison), comparison.meta["seeds"]
     every = [run for group in runs.values() for run in group]
     told = {id(run): _warnings(task, config, run) for run in every}
     shapes = [{_shape(text) for text in told[id(run)]} for run in every if _counts(run)]
@@ -247,7 +297,43 @@ def alerts(task: Task, config: Any, runs: Runs, wanted: Sequence[int]) -> list[A
         said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
     pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
     said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
-    return [*other_data(every), *states, *said]
+    found = [*other_data(every), *states, *_overfitted(task, config, runs), *said]
+    return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
+
+
+def _overfitted(task: Task, config: Any, runs: Runs) -> Iterator[Alert]:
+    """A warning where the judged figure was best in the first half of the training.
+
+    It is that of validation data; at the end it is worse by a tenth of what was gained, in the mean
+    and by the interval over seeds. Under a limit, references alone: of others it may fall for that.
+    """
+    rule, page = task.judged(config), task.page(config)
+    metric = next((m for m in page.metrics if rule and m.key == rule.objective), None)
+    if rule is None or metric is None or metric.better == "none":
+        return
+    part = rule.objective.partition("_")[2]
+    sign = 1.0 if metric.better == "higher" else -1.0
+    for name, group in runs.items():
+        counted = [run for run in group if _counts(run)]
+        curve = plots.curve(counted, f"val_{part}")
+        if len(curve.epochs) < 3 or (rule.constraint and name not in page.references):
+            continue
+        best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
+        start, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
+        when, last = curve.epochs[best], curve.epochs[-1]
+        rows = ({row.get("epoch"): row.get(f"val_{part}") for row in run.rows} for run in counted)
+        ends = [(own.get(when), own.get(last)) for own in rows]
+        pairs: list[Any] = [pair for pair in ends if all(map(stats.is_finite, pair))]
+        sure = len(counted) == 1 or (
+            len(pairs) > 1 and stats.paired([p[0] for p in pairs], [p[1] for p in pairs]).decided
+        )
+        if 0 < when <= last / 2 and abs(end - top) > 0.1 * abs(top - start) and sure:
+            tests = plots.curve(counted, f"test_{part}")
+            test = dict(zip(tests.epochs, tests.mean, strict=True)).get(when, math.nan)
+            shown = (f"{value:.{metric.digits}f}" for value in (top, end, test))
+            words = dict(zip(("top", "end", "test"), shown, strict=True))
+            words |= {"label": metric.label.partition(",")[0], "best": f"{when:g}"}
+            yield Alert(name, _text("overfitted", last=f"{last:g}", **words))
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[Alert]:

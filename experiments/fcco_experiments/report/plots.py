@@ -414,7 +414,6 @@ def tradeoff(
     methods = [name for name in dots if name not in references] or list(dots)
     limits = _zoom([dots[name] for name in methods], means, panel)
     near = {name: mean for name, mean in means.items() if _inside(mean, limits)}
-    candidates = [name for name in methods if name in near] or methods
     good, digits = directions(panel, metrics), {metric.key: metric.digits for metric in metrics}
     with canvas(*SIZE) as (figure, axes):
         axes.set_xlim(*limits[0])
@@ -426,9 +425,9 @@ def tradeoff(
                 axes.scatter(*zip(*seen, strict=True), s=14, alpha=0.45, lw=0, zorder=2, **shape)
             if name in near:
                 axes.scatter(*means[name], s=62, edgecolors=PAGE, lw=0.9, zorder=4, **shape)
-        x, y = zip(*(means[name] for name in candidates), strict=True)
-        front = frontier(x, y, *good)
-        corners = [means[candidates[i]] for i in front]
+        x, y = zip(*means.values(), strict=True)
+        front = [list(means)[i] for i in frontier(x, y, *good)]
+        corners = [means[name] for name in front]
         axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.4, zorder=1.8)
         busy = [*_along(corners), *(point for points in dots.values() for point in points)]
         taken = boxes(axes, near.values())
@@ -438,8 +437,8 @@ def tradeoff(
             write(axes, name, mean, look[name].colour, taken, busy)
         svg = element(figure, prefix)
     facts = {
-        "alone": len(front) == 1 < len(candidates),
-        "front": [candidates[i] for i in front],
+        "alone": len(front) == 1 < len(means),
+        "front": front,
         "far": [name for name in dots if name not in near],
         "cut": sum(not _inside(point, limits) for name in near for point in dots[name]),
         "several": any(len(points) > 1 for points in dots.values()),

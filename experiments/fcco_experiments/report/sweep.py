@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -405,7 +406,7 @@ def content(
     look, shown = styles(words), metrics(page, sweep)
     top = [metric for metric in shown if metric.headline] or shown
     drawn = (scatter(sweep, p, shown, look, f"c{k}") for k, p in enumerate(panels(page, sweep)))
-    judged = _judged(stats.judged_by(task, config), sweep, shown)
+    judged = _judged(task.judged(config), sweep, shown)
     order = sorted(sweep.winners, key=lambda name: sweep.winners[name].score or ())
     without = [n for n, own in sweep.families.items() if not any(t.feasible for t in own)]
     runs = sum(trial.finished for trial in sweep.trials)
@@ -416,6 +417,8 @@ def content(
         "alerts": _alerts(comparison, sweep, task, config),
         "sweep": sweep,
         "several": bool(comparison.runs),
+        "compare_winners": f"fcco compare {meta['task']} --config "
+        + shlex.quote(f"{comparison.folder}/winners.yaml"),
         "feasible": sum(trial.feasible for trial in sweep.trials),
         "order": order,
         "without": without,
@@ -469,7 +472,11 @@ def _alerts(comparison: Comparison, sweep: Sweep, task: Task, config: Any) -> li
     for run in comparison.runs:
         if run.name in names:
             runs[names[run.name]].append(dataclasses.replace(run, name=names[run.name]))
-    about = [a for a in alerts(task, config, runs, ()) if "test" not in a.text.lower().split()]
+    won = dataclasses.replace(
+        comparison, runs=[run for group in runs.values() for run in group],
+        meta=comparison.meta | {"methods": list(runs), "seeds": []},
+    )  # fmt: skip
+    about = [a for a in alerts(task, config, won) if "test" not in a.text.lower().split()]
     return about or other_data(comparison.runs)
 
 

@@ -73,7 +73,6 @@ def scores(
     values: stats.Table,
     metrics: Sequence[Metric],
     caption: str,
-    references: Sequence[str] = (),
     rule: Rule | None = None,
     *,
     across: bool = True,
@@ -81,19 +80,18 @@ def scores(
     """Mean and deviation of each metric.
 
     The best mean of a metric is marked, and all that look the same at its digits, but never a
-    method of which a run diverged (its figures are those of a shorter training), nor a reference.
-    The judged constraint is marked as met or not instead.
+    method of which a run diverged (its figures are those of a shorter training). The judged
+    constraint is marked as met or not instead.
 
     Args:
         runs: by method.
         values: from `stats.table`.
         metrics: in order.
         caption: of the table.
-        references: methods that are no candidates for a mark.
         rule: what is judged.
         across: one row per method; otherwise one row per metric.
     """
-    columns = [_column(runs, values, metric, references, rule) for metric in metrics]
+    columns = [_column(runs, values, metric, rule) for metric in metrics]
     heads = [metric_head(metric, rule) for metric in metrics]
     there = any(runs.values())
     methods = [_method_head(name, group, there) for name, group in runs.items()]
@@ -103,11 +101,9 @@ def scores(
     return Table(caption, "Figure", methods, list(zip(heads, columns, strict=True)))
 
 
-def _column(
-    runs: Runs, values: stats.Table, metric: Metric, references: Sequence[str], rule: Rule | None
-) -> list[Cell]:
+def _column(runs: Runs, values: stats.Table, metric: Metric, rule: Rule | None) -> list[Cell]:
     limited = rule is not None and rule.constraint == metric.key
-    best: set[str] = set() if limited else _best(values, metric, references)
+    best: set[str] = set() if limited else _best(values, metric)
     cells = []
     for name in runs:
         row = values.get(name, {})
@@ -128,11 +124,11 @@ def figure(value: Mapping[str, float], digits: int, **marks: Any) -> Cell:
     return Cell(text, f"± {fixed(value['std'], digits)}" if several else "", **marks)
 
 
-def _best(values: stats.Table, metric: Metric, references: Sequence[str]) -> set[str]:
+def _best(values: stats.Table, metric: Metric) -> set[str]:
     means = {
         name: row[metric.key]["mean"]
         for name, row in values.items()
-        if metric.key in row and name not in references and stats.DIVERGED not in row
+        if metric.key in row and stats.DIVERGED not in row
     }
     means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     if metric.better == "none" or len(means) < 2:
@@ -147,12 +143,12 @@ def differences(
     first: str,
     references: Sequence[str],
 ) -> Table:
-    """Each method less the winner in the judged figures, with 95 % intervals over seeds.
+    """Each method less the first one in the judged figures, with 95 % intervals over seeds.
 
     Args:
         found: the judged figures, each with the intervals from `stats.against`.
-        first: the winner.
-        references: methods that are no candidates.
+        first: the first of all methods.
+        references: methods that are marked so.
     """
 
     def signed(value: float, digits: int) -> str:

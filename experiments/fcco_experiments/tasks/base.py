@@ -67,7 +67,8 @@ class Scheduled(Experiment):
     Args:
         schedule: `"constant"`; `"step"`, times `decay` after every `decay_epochs`; `"milestones"`,
             times `decay` at each share `decay_at` of the training; `"linear"` down to 0, or
-            `"cosine"`, half a wave down to 0, both after `warmup_epochs` up from 0.
+            `"cosine"`, half a wave down to 0, both after `warmup_epochs` up from 0; after a tenth
+            of the training, where there are no more epochs than those.
     """
 
     schedule: Schedule = "constant"
@@ -88,11 +89,6 @@ class Scheduled(Experiment):
             )
         if not 0 <= self.warmup_epochs < math.inf:
             raise ValueError(f"`warmup_epochs` must be at least 0 but is: {self.warmup_epochs}.")
-        if self.warmup_epochs >= self.epochs and self.schedule in ("linear", "cosine"):
-            raise ValueError(
-                f"`warmup_epochs` must be below epochs = {self.epochs} but is: "
-                f"{self.warmup_epochs}."
-            )
 
 
 def learning_rate_factor(config: Scheduled, epoch: float) -> float:
@@ -119,7 +115,7 @@ def learning_rate_factor(config: Scheduled, epoch: float) -> float:
     if config.schedule == "milestones":  # a milestone within an epoch counts from the next one on
         share = int(epoch) / config.epochs
         return config.decay ** sum(share >= milestone for milestone in config.decay_at)
-    warm = config.warmup_epochs
+    warm = config.warmup_epochs if config.warmup_epochs < config.epochs else config.epochs / 10
     if epoch < warm:
         return epoch / warm
     left = max(0.0, (config.epochs - epoch) / (config.epochs - warm))

@@ -1,31 +1,34 @@
-"""Final rows of a comparison, for the verdicts of the tasks; keyed sentences of their templates."""
+"""Who is first in a comparison, and whether that is decided; keyed sentences of templates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..prose import paragraphs
-from ..stats import Interval, paired, spread
-from ..task import Experiment, Method, Metric, Panel, Row
+from ..stats import Interval, is_finite, paired, spread
+from ..task import Experiment, Method, Metric, Panel, Row, Rule, Task
 
 
 class FinalRows:
     """Final rows of each method, one for each seed; methods without rows are left out.
 
     `early` names the methods that are no candidates: where a run ended before the others, or where
-    the figure `judged` is not finite.
+    one of the figures `judged` is not finite.
     """
 
-    def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], judged: str) -> None:
+    def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], *judged: str) -> None:
         self.rows = {name: rows for name, rows in methods.items() if rows}
         self.seeds = len(config.seeds)
-        last = max((row.get("epoch", 0) for rows in self.rows.values() for row in rows), default=0)
+        epochs = [row.get("epoch", 0) for rows in self.rows.values() for row in rows]
+        last = max((epoch for epoch in epochs if is_finite(epoch)), default=0)
         self.early = tuple(
             name
             for name, rows in self.rows.items()
-            if any(row.get("epoch", last) < last or not math.isfinite(row[judged]) for row in rows)
+            if any(row.get("epoch", last) != last for row in rows)
+            or not all(is_finite(row.get(key)) for row in rows for key in judged)
         )
 
     @property
@@ -49,6 +52,61 @@ class FinalRows:
         if len(first) == len(second) == self.seeds:
             return paired([row[key] for row in first], [row[key] for row in second])
         return Interval(self.mean(left, key) - self.mean(right, key), math.nan, math.nan, 1)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Who is first by the means of the judged figures, and whether seeds could turn it round.
+
+    Args:
+        final: what was judged.
+        rule: by which.
+        order: those within the limit by the objective, then the others, the nearest first.
+        within: those whose mean is within the limit.
+        leads: what the first is ahead of each other one by, in the objective; where only the first
+            is within the limit, or none, in the figure that is limited.
+    """
+
+    final: FinalRows
+    rule: Rule | None = None
+    order: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    leads: Mapping[str, Interval] = field(default_factory=dict)
+
+    @property
+    def best(self) -> str | None:
+        """The first."""
+        return self.order[0] if self.order else None
+
+    @property
+    def wins(self) -> bool:
+        """Whether the first is within the limit, and ahead of each other one whatever the seeds."""
+        return bool(self.within and self.leads) and all(d.low > 0 for d in self.leads.values())
+
+
+def judge(task: Task, config: Any, methods: Mapping[str, list[Row]]) -> Judgement:
+    """The verdict on final rows, for every page and text: all methods compete, references too."""
+    rule = task.judged(config)
+    better = {metric.key: metric.better for metric in task.page(config).metrics}
+    if rule is None or better.get(rule.objective, "none") == "none":
+        return Judgement(FinalRows(config, methods))
+    final = FinalRows(config, methods, *filter(None, (rule.objective, rule.constraint)))
+    competing = {name: rows for name, rows in final.rows.items() if name not in final.early}
+
+    def over(name: str) -> float:
+        return max(0.0, final.mean(name, rule.constraint) - rule.limit) if rule.constraint else 0.0
+
+    sign = -1.0 if better[rule.objective] == "higher" else 1.0
+    order = sorted(
+        task.candidates(config, competing),
+        key=lambda name: (over(name), sign * final.mean(name, rule.objective)),
+    )
+    leads = {}
+    for other in order[1:]:
+        pair = (order[0], other) if sign < 0 and not over(other) else (other, order[0])
+        leads[other] = final.difference(*pair, rule.constraint if over(other) else rule.objective)
+    within = tuple(name for name in order if not over(name))
+    return Judgement(final, rule, tuple(order), within, leads)
 
 
 def keyed(template: str, block: str, **values: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from torch import nn
 from ... import backbones
 from ...prose import paragraphs
 from ...task import Page, Progress, Row, Rule, Task
-from ..verdict import FinalRows, glossary, metrics, panels
+from ..verdict import glossary, judge, metrics, panels
 from .config import Continual
 from .problem import ContinualProblem
 from .training import BuiltMethod
@@ -80,10 +80,41 @@ class ContinualTask(Task):
         )  # fmt: skip
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return _words("verdict", config, **_outcome(config, methods))
+        return _words("verdict", config, **self._outcome(config, methods))
 
     def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return _words("next_steps", config, **_outcome(config, methods))
+        return _words("next_steps", config, **self._outcome(config, methods))
+
+    def candidates(self, config: Any, methods: Mapping[str, list[Row]]) -> list[str]:
+        """Of each method one setting, the one that the rule prefers: test data choose none."""
+        score = _score(config)
+
+        def mean_score(name: str) -> tuple[float, ...]:
+            columns = zip(*map(score, methods[name]), strict=True)
+            return tuple(math.fsum(column) / len(methods[name]) for column in columns)
+
+        preferred: dict[str, str] = {}
+        for name in sorted(methods, key=mean_score):
+            preferred.setdefault(_word(config, name), name)
+        return list(preferred.values())
+
+    def _outcome(self, config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+        """What the sentences of the verdict are made from."""
+        verdict = judge(self, config, methods)
+        final, order = verdict.final, verdict.order
+        words = {_word(config, name): name for name in order}
+        names = [
+            n for n in final.rows if _word(config, n) not in REFERENCES and n not in final.early
+        ]
+        duel = None
+        if "sonex" in words and "sox" in words:
+            gap = final.difference(words["sonex"], words["sox"], "test_target_gain")
+            duel = {"ours": words["sonex"], "theirs": words["sox"], "gap": gap}
+        return {
+            "verdict": verdict, "final": final, "names": names, "best": verdict.best, "duel": duel,
+            "keepers": [name for name in names if final.mean(name, "train_kept") == 1],
+            "order": order, "free": next((words[w] for w in REFERENCES if w in words), None),
+        }  # fmt: skip
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """Figures that mean less than they seem to."""
@@ -143,44 +174,10 @@ def _words(block: str, config: Continual, **values: Any) -> tuple[str, ...]:
     return paragraphs(PAGE, block, config=config, allowed=_allowed(config), **values)
 
 
-def _outcome(config: Continual, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
-    """What the sentences of the verdict are made from: who is judged, and in which order.
-
-    Of each method one setting competes, the one that the rule prefers: test data choose none.
-    Methods that keep every protected class in every run come first, by their gain on test data.
-    """
-    final, score = FinalRows(config, methods, "objective"), _score(config)
-
-    def method_of(name: str) -> str:  # such as `sonex` of `sonex-rho-10@3`
-        family = name if name in config.methods else name.rpartition("@")[0]
-        return config.methods[family].method if family in config.methods else name
-
-    def mean_score(name: str) -> tuple[float, ...]:
-        columns = zip(*map(score, final.rows[name]), strict=True)
-        return tuple(math.fsum(column) / len(final.rows[name]) for column in columns)
-
-    finished = [name for name in final.rows if name not in final.early]
-    names = [name for name in finished if method_of(name) not in REFERENCES]
-    preferred: dict[str, str] = {}
-    for name in sorted(names, key=mean_score):
-        preferred.setdefault(method_of(name), name)
-    keepers = [name for name in names if final.mean(name, "train_kept") == 1]
-    chosen = [name for name in preferred.values() if name in keepers]
-    order = sorted(chosen, key=lambda name: -final.mean(name, "test_target_gain"))
-
-    def gap(one: str, other: str) -> Any:
-        return final.difference(one, other, "test_target_gain")
-
-    duel = None
-    if "sonex" in preferred and "sox" in preferred:
-        pair = preferred["sonex"], preferred["sox"]
-        duel = {"ours": pair[0], "theirs": pair[1], "gap": gap(*pair)}
-    return {
-        "final": final, "names": names, "keepers": keepers, "order": order, "duel": duel,
-        "best": order[0] if order else min(names, key=mean_score, default=None),
-        "behind": gap(order[0], order[1]) if order[1:] else None,
-        "free": next((name for name in finished if method_of(name) in REFERENCES), None),
-    }  # fmt: skip
+def _word(config: Continual, name: str) -> str:
+    """The method of a name, such as `sonex` of `sonex-rho-10@3`."""
+    family = name if name in config.methods else name.rpartition("@")[0]
+    return config.methods[family].method if family in config.methods else name
 
 
 def _capped(config: Continual, row: Row, error: float) -> list[str]:

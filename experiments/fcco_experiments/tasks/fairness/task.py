@@ -14,7 +14,7 @@ from fcco.methods.constrained import ALIASES
 from ... import data
 from ...prose import paragraphs
 from ...task import Method, Page, Problem, Progress, Row, Rule, Task
-from ..verdict import FinalRows, glossary, metrics, panels
+from ..verdict import glossary, judge, metrics, panels
 from .config import Fairness
 from .fleet import FairnessFleet
 from .model import CellBatches, Cells, Scorer
@@ -127,7 +127,9 @@ class FairnessTask(Task):
         """Feasible first, then the AUC, both on validation data."""
         if config.validation == 0:
             raise ValueError("A choice needs validation data: `validation` must be above 0.")
+        return self.judged(config)
 
+    def judged(self, config: Any) -> Rule:
         def score(row: Row) -> tuple[float, ...]:
             return max(0.0, row[f"val_{config.judged}"] - config.feasible_limit), -row["val_auc"]
 
@@ -138,10 +140,22 @@ class FairnessTask(Task):
         )  # fmt: skip
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return paragraphs(PAGE, "verdict", **_outcome(config, methods))
+        return paragraphs(PAGE, "verdict", **self._outcome(config, methods))
 
     def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
-        return paragraphs(PAGE, "next_steps", **_outcome(config, methods))
+        return paragraphs(PAGE, "next_steps", **self._outcome(config, methods))
+
+    def _outcome(self, config: Fairness, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+        """What the sentences of the verdict are made from."""
+        verdict = judge(self, config, methods)
+        best, final = verdict.best, verdict.final
+        free = next((n for n in verdict.order if n in _references(config)), None)
+        # Of a method with constraints: whether those that training sees are met, or nearly.
+        met = best and best != free and final.mean(best, "train_violation") <= NEAR
+        return {
+            "config": config, "verdict": verdict, "final": final, "best": best, "free": free,
+            "key": f"test_{config.judged}", "met": met,
+        }  # fmt: skip
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
         """Constraints that are met without meaning anything."""
@@ -171,29 +185,6 @@ class FairnessTask(Task):
 def _references(config: Fairness) -> tuple[str, ...]:
     """The methods of a config that train without constraints."""
     return tuple(n for n, method in config.methods.items() if method.method == UNCONSTRAINED)
-
-
-def _outcome(config: Fairness, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
-    """What the sentences of the verdict are made from: who is judged, and in which order.
-
-    Methods within the limit come first, by their AUC; then the others, the nearest first. A method
-    without constraints cannot win.
-    """
-    key = f"test_{config.judged}"
-    final = FinalRows(config, methods, "test_auc")
-    free = next((name for name in _references(config) if name in final.rows), None)
-    names = [n for n in final.rows if n not in (*_references(config), *final.early)]
-
-    def over(name: str) -> float:
-        return max(0.0, final.mean(name, key) - config.feasible_limit)
-
-    order = sorted(names, key=lambda name: (over(name), -final.mean(name, "test_auc")))
-    feasible = [name for name in order if over(name) == 0]
-    behind = final.difference(feasible[0], feasible[1], "test_auc") if feasible[1:] else None
-    return {
-        "config": config, "final": final, "key": key, "free": free, "order": order,
-        "feasible": feasible, "best": order[0] if order else None, "behind": behind,
-    }  # fmt: skip
 
 
 TASK = FairnessTask()

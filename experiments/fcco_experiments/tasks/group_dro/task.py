@@ -13,7 +13,7 @@ from ...data.grouped import GroupedData
 from ...prose import paragraphs
 from ...task import Method, Page, Progress, Row, Rule, Task
 from ..network import NetworkProblem
-from ..verdict import FinalRows, glossary, keyed, metrics, panels
+from ..verdict import glossary, judge, keyed, metrics, panels
 from .config import GroupDRO
 from .model import REFERENCES, build
 from .training import GroupDROTraining
@@ -102,20 +102,16 @@ class GroupDROTask(Task):
         return paragraphs(PAGE, "next_steps", **self._outcome(config, methods))
 
     def _outcome(self, config: GroupDRO, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
-        """What the sentences of the verdict are made from: who is judged, and in which order."""
-        key, sign = self.rule(config).objective, -1 if config.by_accuracy else 1
-        final = FinalRows(config, methods, key)
-        rank = {n: sign * final.mean(n, key) for n in final.rows if n not in final.early}
-        references = [name for name in rank if name in _references(config)]
-        order = sorted((name for name in rank if name not in references), key=rank.__getitem__)
-        best = order[0] if order else None
+        """What the sentences of the verdict are made from."""
+        verdict = judge(self, config, methods)
+        best, key = verdict.best, self.rule(config).objective
+        references = [name for name in verdict.order if name in _references(config)]
         labels = {f"test_{name}": label for name, label in _SUMMARIES.items()}
         return {
-            "config": config, "final": final, "key": key, "order": order, "best": best,
-            "references": references, "labels": labels,
-            "behind": [name for name in references if best and rank[name] >= rank[best]],
-            "ahead": [name for name in references if best and rank[name] < rank[best]],
-            "accuracy": next((a for a in labels if best and a in final.rows[best][0]), key),
+            "config": config, "verdict": verdict, "final": verdict.final, "best": best, "key": key,
+            "order": verdict.order, "references": references, "labels": labels,
+            "ours": next((name for name in verdict.order if name not in references), None),
+            "accuracy": next((a for a in labels if best and a in methods[best][0]), key),
         }  # fmt: skip
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:

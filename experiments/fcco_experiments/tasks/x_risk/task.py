@@ -14,7 +14,7 @@ from ...data.sources import WrongData, few
 from ...prose import paragraphs
 from ...task import Method, Page, Progress, Row, Rule, Task
 from ..network import NetworkProblem
-from ..verdict import FinalRows, glossary, keyed, metrics, panels
+from ..verdict import glossary, judge, keyed, metrics, panels
 from .config import XRisk
 from .model import REFERENCES, build
 from .training import XRiskTraining
@@ -122,16 +122,13 @@ class XRiskTask(Task):
         return paragraphs(PAGE, "next_steps", **self._outcome(config, methods))
 
     def _outcome(self, config: XRisk, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
-        """What the sentences of the verdict are made from: who is judged, and in which order."""
-        key = self.rule(config).objective
-        final = FinalRows(config, methods, key)
-        rank = {name: -final.mean(name, key) for name in final.rows if name not in final.early}
-        order = sorted(rank, key=rank.__getitem__)
-        ours = [name for name in order if name not in _references(config)]
+        """What the sentences of the verdict are made from."""
+        verdict, references = judge(self, config, methods), _references(config)
         return {
-            "config": config, "final": final, "key": key, "names": NAMES, "order": order,
-            "best": order[0] if order else None, "ours": ours[0] if ours else None,
-            "reference": next((name for name in order if name in _references(config)), None),
+            "config": config, "verdict": verdict, "final": verdict.final, "names": NAMES,
+            "key": self.rule(config).objective, "order": verdict.order, "best": verdict.best,
+            "ours": next((name for name in verdict.order if name not in references), None),
+            "reference": next((name for name in verdict.order if name in references), None),
         }  # fmt: skip
 
     def warnings(self, config: Any, row: Row) -> tuple[str, ...]:
