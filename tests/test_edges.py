@@ -196,8 +196,8 @@ def test_multipliers_of_equalities_have_a_sign():
     target = torch.tensor([2.0, -2.0], dtype=F64)
     optimizer = sgd(model, 0.02)
     objective = fcco.constrained(
-        model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0, equality=True,
-        tolerance=[0.5, -0.5],
+        model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0,
+        tolerance=[fcco.Equal(0.5), fcco.Equal(-0.5)],
     )  # fmt: skip
     for _ in range(300):
         objective(lambda: ((model.w - target).square().sum() / 2, model.w)).backward()

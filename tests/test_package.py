@@ -57,7 +57,7 @@ MAY_USE = {
     "diagnostics": {"_checks", "outer", "tracker", "terms", "objective"},
     "optim": CHECKS | {"previous"},
     "terms": VALUES,
-    "inputs": {"_distributed", "tracker", "terms"},
+    "inputs": {"_checks", "_distributed", "tracker", "terms"},
     "objective": CALLS,
     "report": VALUES | {"inputs"},
     "group_dro": CALLS | {"report"},

@@ -101,6 +101,33 @@ def test_the_rows_of_constraints(known_error: Any) -> None:
     assert str(objective.report(values)).splitlines()[2].endswith("no")  # known exactly
 
 
+LIMITS: dict[str, Any] = {  # a limit, as it is shown, and the excess of the value 0.3
+    "at most": (0.25, "0.25", 0.05),
+    "at least": (fcco.AtLeast(0.4), "at least 0.4", 0.1),
+    "at least, met": (fcco.AtLeast(0.1), "at least 0.1", -0.2),
+    "above": ((0.1, 0.25), "0.1 to 0.25", 0.05),
+    "below": ((0.4, 0.5), "0.4 to 0.5", 0.1),
+    "between": ((0.2, 0.6), "0.2 to 0.6", -0.1),
+    "equal": (fcco.Equal(0.0), "= 0", 0.3),
+    "open below": ((None, 0.25), "0.25", 0.05),
+    "open above": ((0.1, None), "at least 0.1", -0.2),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"penalty": 6.0, "smoothing": 0.05}])
+def test_limits_are_shown_as_they_are_written(settings: Any) -> None:
+    limits = {name: limit for name, (limit, _, _) in LIMITS.items()}
+    objective = constraints(torch.full((len(limits),), 0.3), limits, **settings)
+    report = objective.report()
+    lines = {row.name: line for row in report.rows for line in str(report).splitlines()
+             if line.startswith(f"{row.name}  ")}  # fmt: skip
+    for row, (_, shown, excess) in zip(report.rows, LIMITS.values(), strict=True):
+        assert row.excess == pytest.approx(excess, abs=1e-6) and row.met is (excess < 0)
+        assert f"  {shown}  " in lines[str(row.name)]
+    assert report.violated == 6 and report.violation == pytest.approx(0.3)
+    assert objective.violation() == pytest.approx({k: v[2] for k, v in LIMITS.items()}, abs=1e-6)
+
+
 def test_values_of_equalities_vectors_and_dual_variables() -> None:
     equal = constraints(
         torch.tensor([0.1, 0.6]), outer=Absolute(4.0), smoothing=0.1, tolerance=0.5

@@ -488,7 +488,7 @@ def test_wrong_limits_are_refused():
     settings: dict[str, Any] = {"penalty": 1.0, "smoothing": 0.1}
     with pytest.raises(ValueError, match="leave `tolerance` out"):
         constrained(model, sgd(model), {"a": 0.5}, tolerance=0.1, **settings)
-    for limit in ("0.5", None, [0.5]):
+    for limit in ("0.5", None, [0.5], (0.1, 0.2, 0.3), ("0.1", 0.2), fcco.AtLeast("0.9")):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="that of `a` is"):
             constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
     for limit in (math.inf, torch.tensor(math.nan)):
@@ -496,6 +496,9 @@ def test_wrong_limits_are_refused():
             constrained(model, sgd(model), {"a": limit})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"tolerance=...\)` must be finite"):
             constrained(model, sgd(model), ["a"], tolerance=limit)
+    for limit in ((0.3, 0.2), (None, None), fcco.Equal(math.nan), fcco.AtLeast(-math.inf)):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (\(|Eq|AtL)"):
+            constrained(model, sgd(model), {"a": limit})
     with pytest.raises(ValueError, match="must be at least 1"):
         constrained(model, sgd(model), {}, **settings)
     with pytest.raises(ValueError, match=r"fcco\.constrained"):

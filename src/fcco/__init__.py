@@ -60,7 +60,7 @@ from .outer import (
 )
 from .previous import PreviousParameters
 from .storm import RecursiveGradient
-from .terms import CoupledTerm, CVaRTerm
+from .terms import AtLeast, CoupledTerm, CVaRTerm, Equal
 from .tracker import (
     InnerTracker,
     NonFiniteValue,
@@ -90,6 +90,7 @@ _LAZY = {
 __all__ = [
     "Absolute",
     "Annealed",
+    "AtLeast",
     "BlockSampler",
     "CVaR",
     "CVaRGroupDRO",
@@ -99,6 +100,7 @@ __all__ = [
     "ConstrainedObjective",
     "ContrastiveTerm",
     "CoupledTerm",
+    "Equal",
     "GlobalContrastive",
     "GroupBatchSampler",
     "Hinge",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ._checks import meant
 from ._distributed import Group, sum_over_ranks
 from .terms import AbstractTerm
 from .tracker import Blocks, Entries, InnerTracker, NonFiniteValue
@@ -22,7 +22,6 @@ __all__ = [
     "Measured",
     "known_settings",
     "mean_loss",
-    "meant",
     "parse",
     "split",
 ]
@@ -287,12 +286,6 @@ def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
 
 
 # Settings.
-
-
-def meant(name: str, names: Collection[str]) -> str:
-    """A question for a misspelt name; empty when no name is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{near[0]}`?" if near else ""
 
 
 def known_settings(

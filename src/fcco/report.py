@@ -10,10 +10,13 @@
 | `estimates-lag` (function) | they differ from its values by more than the kink's width |
 | `collapse` | the group losses spread by less than their median error |
 | `collapse` (function) | its losses spread by less than 1 % within every group |
+| `multiplier-rising` | a constraint is violated, and its multiplier still grows |
+| `multiplier-zero` | a constraint is violated, and nothing pulls at it |
 | `constraints-oppose` (function) | gradients of violated constraints point against each other |
 
 Those marked so need the user's function, as `report(function=..., index=...)`. The lag is
-n/(gamma B1) - gamma'/gamma steps. A report reads numbers from the device: make one now and then,
+n/(gamma B1) - gamma'/gamma steps. Of the last three, a constraint is violated if it is so by more
+than twice its error. A report reads numbers from the device: make one now and then,
 not in every step.
 """
 
@@ -29,8 +32,8 @@ from torch import Tensor
 
 from .inputs import CallReader, Index, split
 from .outer import project_simplex
-from .terms import AbstractTerm, CoupledTerm, DualTerm, OuterTerm
-from .terms.cvar import CVaRTerm
+from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
+from .terms.coupled import Limit
 from .tracker import Entries, InnerTracker
 from .tracker.update import correction_weight
 
@@ -75,8 +78,10 @@ class Row:
         error: the standard error of the value; NaN where it is unknown, 0 for given values.
         weight: of a group in the gradient; of a constraint, its multiplier.
         capped: whether the weight is the largest possible.
-        limit: of a constraint (0 for one on vectors), None for a group.
-        excess: how far a constraint is violated, None for a group.
+        limit: of a constraint as it is written, see `fcco.constrained` (0 for one on vectors), None
+            for a group.
+        excess: how far a constraint is violated, on the side where it is; below 0 the distance to
+            the nearer limit. None for a group.
     """
 
     name: Name
@@ -84,13 +89,18 @@ class Row:
     error: float
     weight: float
     capped: bool
-    limit: float | None = None
+    limit: Limit | None = None
     excess: float | None = None
 
     @property
     def met(self) -> bool | None:
         """Whether the constraint holds; None for a group, or before it was seen."""
         return None if self.excess is None or math.isnan(self.excess) else self.excess <= 0
+
+    @property
+    def violated(self) -> bool:
+        """Whether the constraint is violated by more than two errors, if its error is known."""
+        return self.met is False and not (self.excess or 0) <= 2 * self.error
 
 
 _SHOWN = 20
@@ -154,9 +164,9 @@ class ConstraintReport(Report):
     """The values of constraints.
 
     Attributes:
-        violation: the largest g_i - tolerance_i; above 0 it is violated.
+        violation: how far a value is outside its limit at most; above 0 that is violated.
         worst: the constraint it belongs to, by name or by number.
-        violated: how many constraints are above their limit.
+        violated: how many constraints are outside their limits.
         seen: out of how many; a constraint that was never seen has no value yet.
         multiplier: the largest multiplier, in absolute value (those of equalities have a sign).
     """
@@ -168,10 +178,11 @@ class ConstraintReport(Report):
     multiplier: float
 
     def __str__(self) -> str:
+        upper = all(isinstance(row.limit, float) for row in self.rows)
         return self._text(
             ["constraint", "value", "limit", "multiplier", "", "met"],
-            f"{self.violated} of {self.seen} constraints above their limits; {self.worst!r} has "
-            f"the largest excess, {self.violation:.3g}",
+            f"{self.violated} of {self.seen} constraints {'above' if upper else 'outside'} their "
+            f"limits; {self.worst!r} has the largest excess, {self.violation:.3g}",
         )
 
 
@@ -187,7 +198,10 @@ def _cells(row: Row) -> list[str]:
         return cells
     met = {True: "yes", False: "no", None: ""}[row.met]
     unsure = row.excess is not None and abs(row.excess) < 2 * row.error  # no with an unknown error
-    return [*cells[:2], f"{row.limit:.4g}", *cells[2:], met + "?" * unsure]
+    limit = f"{row.limit:.4g}" if isinstance(row.limit, float) else str(row.limit)
+    if isinstance(row.limit, tuple):
+        limit = f"{row.limit[0]:.4g} to {row.limit[1]:.4g}"
+    return [*cells[:2], limit, *cells[2:], met + "?" * unsure]
 
 
 def _aligned(table: list[list[str]]) -> list[str]:
@@ -276,19 +290,22 @@ def constraint_report(
     seen = int((~excess.isnan()).sum())
     if not seen:
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
-    shown, limit = excess, torch.zeros_like(excess)
+    shown, limits = excess, [0.0] * tracker.num_inner
     if tracker.dim == 1:
-        limit = term.limits.tolerance.expand(tracker.num_inner)
-        shown = values
+        limits, shown = term.limits.written(), values
         if shown is None:  # an excess does not tell it: that of an equality is a distance
-            dual = isinstance(term, DualTerm)  # keeps the last excess beside v
-            shown = tracker.latest + limit - term.limits.margin if dual else tracker.rows
+            shown = tracker.rows
+            if isinstance(term, DualTerm):  # keeps the last excess beside v
+                shown = tracker.latest + term.limits.of(None) - term.limits.margin
         shown = torch.where(excess.isnan(), torch.nan, shown)
     capped = _capped(term, values, excess, average)
     names = term.limits.names or range(tracker.num_inner)
-    columns = (shown, error, multipliers, capped, limit, excess)
-    rows = [Row(*row) for row in zip(names, *(each.tolist() for each in columns), strict=True)]
+    columns = [each.tolist() for each in (shown, error, multipliers, capped)]
+    every = zip(names, *columns, limits, excess.tolist(), strict=True)
+    rows = [Row(*row) for row in every]
     findings = [_never_seen(rows, tracker, "constraint"), _too_small_penalty(rows)]
+    if isinstance(term, MultiplierTerm):
+        findings += [_still_rising(term, rows), _nothing_pulls(term, rows)]
     if values is None:
         findings += [_zone_below_noise(term, error), _behind(tracker)]
     if function is not None:
@@ -539,6 +556,44 @@ def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
     )
 
 
+def _still_rising(term: MultiplierTerm, rows: Sequence[Row]) -> Finding | None:
+    """Violated constraints whose multipliers have not settled."""
+    # A multiplier that settles changes less and less; one that rises evenly doubles in as many
+    # steps as there were.
+    growth = (term.rise() * term.step).tolist()
+    rising = [
+        row
+        for row, each in zip(rows, growth, strict=True)
+        if row.violated and row.weight and each > 0.2 * abs(row.weight)
+    ]
+    if term.step < _SETTLED or not rising:
+        return None
+    worst = max(rising, key=lambda row: row.excess or 0)
+    return Finding(
+        "multiplier-rising",
+        f"After {term.step} steps the limits of {_listed([r.name for r in rising], 'constraint')} "
+        f"are not kept (by up to {worst.excess:.2g}, of {worst.name!r}), and the multipliers still "
+        f"grow ({worst.weight:.3g}).",
+        "Train longer; if the value stays while its multiplier grows, the model cannot keep this "
+        "limit beside the loss and the others: loosen it. `report(function=..., index=...)` says "
+        "which limits oppose each other.",
+    )
+
+
+def _nothing_pulls(term: MultiplierTerm, rows: Sequence[Row]) -> Finding | None:
+    """Violated constraints without a multiplier."""
+    idle = [row.name for row in rows if row.violated and row.weight == 0]
+    if term.step < _SETTLED or not idle:
+        return None
+    return Finding(
+        "multiplier-zero",
+        f"The limits of {_listed(idle, 'constraint')} are not kept after {term.step} steps, and "
+        "their multipliers are 0.",
+        "A value that never changes from batch to batch has no unit to act in: return a smooth "
+        "stand-in, `fcco.Measured(value, surrogate)`, or the mean over a batch.",
+    )
+
+
 def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entries:
     """What the function returns for the term of the report."""
     terms = dict(objective.terms.items())
@@ -551,6 +606,9 @@ def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entr
     return entries[name]
 
 
+_SETTLED = 100
+"""Steps before which a multiplier is not expected to have settled."""
+
 _MOST_GRADIENTS = 8
 """Gradients that are compared, each as large as the parameters."""
 
@@ -560,16 +618,17 @@ def _opposing(
 ) -> Finding | None:
     """Violated constraints of which no direction of the parameters lowers all."""
     blocks, tracker = entries.carrier_blocks, term.tracker
-    present = set(blocks.index.tolist())
-    violated = [k for k, row in enumerate(rows) if row.met is False and k in present]
-    violated.sort(key=lambda k: rows[k].excess or 0, reverse=True)
-    if len(violated) < 2 or not entries.carrier.requires_grad:
+    if not entries.carrier.requires_grad:
         return None
     sums = blocks.sums(entries.carrier, tracker.log_space)
     count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
     means = sums - count.log() if tracker.log_space else sums / count
     values = tracker.rows.detach().clone().index_copy(0, blocks.index, means.to(tracker.rows))
     excess = _per_block(term.at(values)[0], "amax")
+    # Of a limit that is met, or was by this batch, nothing has to be said.
+    present = set(blocks.index[excess[blocks.index] > 0].tolist())
+    violated = [k for k, row in enumerate(rows) if row.violated and k in present]
+    violated.sort(key=lambda k: rows[k].excess or 0, reverse=True)
     units, chosen = [], []
     for k in violated[:_MOST_GRADIENTS]:
         parts = torch.autograd.grad(excess[k], parameters, retain_graph=True, allow_unused=True)
@@ -609,7 +668,7 @@ def _opposing(
     return Finding(
         "constraints-oppose",
         text,
-        "Loosen one of their tolerances, or use a model that can tell their samples apart.",
+        "Loosen one of their limits, or use a model that can tell their samples apart.",
     )
 
 

@@ -110,7 +110,6 @@ def constrained_alexr2(
     gamma: float | Auto | None = None,
     theta: float | None = None,
     dual: Literal["u", "y"] = "u",
-    equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
     tolerance: Tolerance = 0.0,
@@ -147,10 +146,9 @@ def constrained_alexr2(
     }  # fmt: skip
     if alone:
         return multiplied(
-            "alexr2", model, proximal, constraints, equality=equality, gamma=gamma,
-            **shared, **options,
-        )  # fmt: skip
-    function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty, equality)
+            "alexr2", model, proximal, constraints, gamma=gamma, **shared, **options
+        )
+    function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty)
     number: Any = smoothing
     tracker = _tracker_options(
         function,

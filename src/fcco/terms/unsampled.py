@@ -43,15 +43,28 @@ class UnsampledTerm(AbstractTerm):
         super().__init__(tracker)
         self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
         self.names = self.limits.names
+        if self.limits.low is not None and bool((self.limits.low + self.limits.tolerance).isfinite().any()):
+            raise ValueError(
+                f"`{call}(tolerance=...)` takes limits on one side, because its multipliers have "
+                "no sign. Write (low, high) and `Equal` as two limits, `AtLeast(low)` and high, on "
+                "the same value; or use the default method."
+            )
 
     def violation(self) -> Tensor:
         """g_i - tolerance_i in the last batch (positive: violated), NaN before the first."""
-        excess = self.tracker.rows - self.limits.of(None)
-        return torch.where(self.tracker.seen, excess, torch.nan)
+        return torch.where(
+            self.tracker.seen, self.limits.violation(self.tracker.rows), torch.nan
+        )
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations at given values; the multipliers do not depend on them."""
-        return values - self.limits.of(None), self.multipliers()
+        return self.limits.violation(values), self.multipliers()
+
+    def signed(self, multipliers: Tensor) -> Tensor:
+        """Multipliers of g_i, from those of the violations: negative for lower limits."""
+        if self.limits.upper:
+            return multipliers
+        return multipliers * self.limits.side(self.tracker.rows)
 
     @abc.abstractmethod
     def multipliers(self) -> Tensor:
