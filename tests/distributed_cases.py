@@ -518,7 +518,7 @@ ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
 INDIVIDUAL: dict[str, Any] = {
     "temperature": "individual", "first_temperature": 0.4, "radius": 1.0, "temperature_lr": 0.05
 }  # fmt: skip
-KINDS = [fcco.Equal(0.0), fcco.AtLeast(0.1), (-0.1, 0.05), 0.0]
+KINDS = [fcco.Equal(0.0), fcco.AtLeast(1.2), (0.1, 0.2), 0.2]
 MIXED = [KINDS[k % 4] for k in range(GROUPS)]
 SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
