@@ -348,14 +348,14 @@ def test_two_threads_in_one_objective_are_refused():
         leave.wait(10)
         return model.w
 
-    first = threading.Thread(target=lambda: objective(slow, [0]))
+    first = threading.Thread(target=lambda: objective(slow, [0]).backward())
     first.start()
     inside.wait(10)
     with pytest.raises(RuntimeError, match="another thread"):
         objective(lambda: model.w, [0])
     leave.set()
     first.join()
-    objective(lambda: model.w, [0])  # free again
+    objective(lambda: model.w, [0]).backward()  # free again
     with pytest.raises(RuntimeError, match="inside the function"):
         objective(lambda: objective(lambda: model.w, [0])[None], [0])
 

@@ -153,6 +153,7 @@ def test_threshold_rules_by_hand_with_accumulated_batches(rule, lam):
             assert loss.item() == pytest.approx(expected), "u before this step, and this s"
             slopes.append(slope(u[index] - s).mean())
             assert objective.threshold.item() == pytest.approx(s), f"s waits for step {step}"
+            loss.backward()
         for i in np.union1d(*batches):
             samples = np.concatenate([v[b == i] for b, v in zip(batches, fresh, strict=True)])
             u[i] = (1 - gamma) * u[i] + gamma * samples.mean()
@@ -288,6 +289,7 @@ def test_with_the_new_u_the_threshold_belongs_to_it(lam):
             assert of_s(s) <= best.fun + 1e-9
             assert loss.item() == pytest.approx(of_threshold(s, u[index], ratio, lam))
             assert objective.group_weights().sum().item() == pytest.approx(1)
+            loss.backward()
         objective.optimizer.step()  # type: ignore[union-attr]
         assert objective.threshold.item() == s, "it moved with u already"
         start = u

@@ -249,8 +249,9 @@ def test_accumulated_batches_are_one_step():
                     return losses.mean(), (torch.as_tensor(A) @ w + 0.3 * noise).flatten()
 
                 index = torch.arange(M).repeat(len(rows))
-                objective(function, index)
+                objective(function, index).backward()
             objective.close()
+            w.grad = None
             with torch.no_grad():
                 w -= 0.01
             states.append(state_of(objective))

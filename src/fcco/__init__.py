@@ -36,7 +36,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from . import constraints, continual, groups, methods, optim, outer, storm, terms, tracker
+from . import _checks, constraints, continual, groups, methods, optim, outer, storm, terms, tracker
 from ._schedules import Annealed, Width
 from ._watch import UsageWarning
 from .constraints import ConstrainedObjective
@@ -153,7 +153,8 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'fcco' has no attribute {name!r}")
+        near = _checks.meant(name, __all__)
+        raise AttributeError(f"module 'fcco' has no attribute {name!r}{near and f': {near}'}")
     module = _importlib.import_module(f".{_LAZY[name]}", __name__)
     return module if name == _LAZY[name] else getattr(module, name)
 

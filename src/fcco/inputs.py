@@ -62,7 +62,7 @@ def split(result: Any) -> tuple[Tensor | None, Any]:
 
 
 def parse(
-    term: str, names: Sequence[str] | None, values: Any
+    term: str, names: Sequence[str] | None, values: Any, dim: int = 1
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Bring the inner values of one term to tensors.
 
@@ -70,6 +70,7 @@ def parse(
         term: the term's name, for the error text.
         names: the names of its blocks, or None.
         values: a tensor, a `Measured` pair, or either by block name; absent blocks are left alone.
+        dim: how many numbers a block has.
 
     Returns:
         The values to track, the values that carry the gradient (None when they are the same), and
@@ -81,24 +82,37 @@ def parse(
         return values.value, values.surrogate, None
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"Inner values of `{term}` must be a tensor, fcco.Measured of two tensors or a dict by "
+            f"The values{_of(term)} must be a tensor, fcco.Measured of two tensors or a dict by "
             f"name but are: {type(values).__name__}."
             + (" Write `torch.stack(values)`." if isinstance(values, (list, tuple)) else "")
         )
     known = {name: k for k, name in enumerate(names or ())}
     unknown = [name for name in values if name not in known]
     if unknown or not values:
+        near = [meant(str(name), known) for name in unknown[:1] if known]
         raise ValueError(
-            f"Inner values of `{term}` are given for {unknown or 'no name'}, but its blocks are "
-            f"named: {', '.join(known) or 'not at all (pass names=... or a tensor)'}."
+            f"Your function returned values{_of(term)} by name, of {unknown or 'none'}, but the "
+            f"names are: {', '.join(known) or 'not given (pass names=... or a tensor)'}. "
+            + "".join(near)
         )
     index = torch.tensor([known[name] for name in values])
-    parts = [parse(term, None, value) for value in values.values()]
+    parts = [parse(name, None, value) for name, value in values.items()]
+    for name, part in zip(values, parts, strict=True):
+        for each in part[:2]:
+            if each is not None and each.numel() != dim:
+                raise ValueError(
+                    f"The value of `{name}` must be {'one number' if dim == 1 else dim} but has "
+                    f"shape {tuple(each.shape)}: return the mean over the samples, `.mean()`."
+                )
     tracked = torch.stack([value for value, _, _ in parts])
     if all(surrogate is None for _, surrogate, _ in parts):
         return tracked, None, index
     carriers = [value if surrogate is None else surrogate for value, surrogate, _ in parts]
     return tracked, torch.stack(carriers), index
+
+
+def _of(name: str) -> str:
+    return "" if name == ONLY else f" of `{name}`"
 
 
 def mean_loss(loss: Any, group: Group | None = None, *, check: bool = False) -> Tensor:
@@ -254,15 +268,15 @@ class CallReader:
         if term.names is not None and isinstance(values, Mapping) and not values:
             nothing = term.tracker.value[:0]  # every named block is absent from this batch
             return nothing, None, torch.empty(0, dtype=torch.int64)
-        return parse(name, term.names, values)
+        return parse(name, term.names, values, term.tracker.dim)
 
     def _own_blocks(self, name: str, blocks: Blocks | None, ids: Tensor | None) -> Blocks:
         if ids is None and blocks is not None:
             return blocks
         if blocks is not None:
             raise ValueError(
-                f"Inner values of `{name}` are given by name, which says their blocks: leave "
-                "`index` and `counts` out."
+                f"The values{_of(name)} are given by name, which says their blocks: leave `index` "
+                "and `counts` out."
             )
         return self.terms[name].tracker.blocks(ids)
 
@@ -274,14 +288,14 @@ def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
     if blocks.inverse is None:
         each = "one row for each of all blocks in order, because the call has no `index`"
     text = (
-        f"The values{'' if name == ONLY else f' of `{name}`'} must have shape {shape}, {each}, but "
+        f"The values{_of(name)} must have shape {shape}, {each}, but "
         f"have shape {tuple(values.shape)}."
     )
     if values.dim():
         return text
     return (
         f"{text} Return the losses of the samples themselves, not their mean: "
-        '`cross_entropy(model(x), y, reduction="none")`.'
+        '`cross_entropy(model(x), y, reduction="none")`; for limits, the pair (loss, values).'
     )
 
 

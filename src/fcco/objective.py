@@ -43,7 +43,9 @@ class _CallState:
         stepping: an optimizer is inside its step (it runs a closure).
         from_eval: the loss of a call in `eval()` mode was differentiated.
         listener: hears other optimizers, when there was no step for long.
-        said_moves, said_steps, said_eval: what was warned of.
+        losses: of the calls since the last step.
+        unused: how many losses were never differentiated.
+        said_moves, said_steps, said_eval, said_unused: what was warned of.
     """
 
     calls: int = 0
@@ -53,13 +55,23 @@ class _CallState:
     stepping: bool = False
     from_eval: bool = False
     listener: _watch.Listener | None = None
+    losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
+    unused: int = 0
     said_moves: bool = False
     said_steps: bool = False
     said_eval: bool = False
+    said_unused: bool = False
 
     def differentiated(self, _: Tensor) -> None:
         """To be called when a loss of `eval()` mode is differentiated."""
         self.from_eval = True
+
+    def note_unused(self, number: int) -> None:
+        """Count losses of training that were not differentiated; warn from the second on."""
+        self.unused += number
+        if self.unused > 1 and not self.said_unused:
+            self.said_unused = True
+            _watch.never_differentiated()
 
 
 class Compositional(nn.Module):
@@ -110,6 +122,8 @@ class Compositional(nn.Module):
         >>> loss = objective(lambda: model(x).squeeze(1), block)
         >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
     """
+
+    block_noun = "blocks"  # what they are called in errors
 
     def __init__(
         self,
@@ -269,23 +283,30 @@ class Compositional(nn.Module):
             with torch.no_grad():
                 values = split(function())[1]
             loss, carriers = split(gradient())
+        if loss is None and self._needs_objective:
+            raise ValueError(
+                "This method needs the objective too: your function must return the pair "
+                f"(loss, values) but returned {'a dict' if isinstance(values, dict) else 'values'} "
+                "alone."
+            )
         past = None if past is None else split(past)[1]
         entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
-        elif not entries or self._needs_objective:
-            self._require_objective(entries)
+        elif not entries:
+            raise ValueError("Your function returned neither a loss nor any inner value.")
+        alone = loss is None or not loss.requires_grad
+        if alone and updating and group is None:
+            _watch.refuse_without_gradient(entries.values())
         if self.single_point and updating and previous is not None and previous.ready:
             entries = {
                 name: self._with_linearised_previous(name, each) for name, each in entries.items()
             }
         if watch is not None:
-            if number is not None:
+            if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
                 watch.check_function(number, results, self._optimizers)
-            # Without a loss beside them, values without gradient are noticed by `backward()`.
-            alone = loss is None or not loss.requires_grad
             watch.noted.append(
                 [(n, e.blocks, alone or e.carrier.requires_grad) for n, e in entries.items()]
             )
@@ -295,7 +316,9 @@ class Compositional(nn.Module):
             entries = self._on_all_ranks(entries, group)
         tracked = self._tracked(entries, loss, group, updating)
         combined = self._combined(loss, tracked, group, updating)
-        if not self.training and combined.requires_grad:
+        if updating and combined.grad_fn is not None:
+            combined.grad_fn.register_prehook(self._state.losses.add(self._optimizers))
+        elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
 
@@ -313,12 +336,16 @@ class Compositional(nn.Module):
             updates[name] = (tracker, update)
         if group is None:
             apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
-            refuse_nonfinite(updates, loss, apart)
+            refuse_nonfinite(updates, loss, apart, self._blocks_in_words)
         else:  # this rank's own loss and carriers were checked on all ranks together
-            refuse_nonfinite(updates, None)
+            refuse_nonfinite(updates, None, None, self._blocks_in_words)
         for tracker, update in updates.values():
             tracker.write(update)
         return tracked
+
+    def _blocks_in_words(self, name: str, ids: list[int]) -> str:
+        names = self._terms[name].names
+        return f"{self.block_noun} {ids}" if names is None else ", ".join(f"`{names[k]}`" for k in ids)
 
     def _combined(
         self,
@@ -353,13 +380,6 @@ class Compositional(nn.Module):
             "`objective(lambda: (loss_of(model), values_of(model)))`."
         )
 
-    def _require_objective(self, entries: dict[str, Entries]) -> None:
-        if not entries:
-            raise ValueError("Your function returned neither a loss nor any inner value.")
-        raise ValueError(
-            "This method needs the objective too: the function must return (loss, values)."
-        )
-
     def _end_step_if_parameters_moved(self) -> None:
         """End or undo the open step if the parameters have changed since it was evaluated.
 
@@ -367,11 +387,13 @@ class Compositional(nn.Module):
         which costs nothing to read; the sum of all versions changes if any parameter does.
         """
         state, count = self._state, 0 if self.previous is None else self.previous.snapshots
+        if state.losses.dropped:
+            self._forget_unused()
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
         there, state.open_at = state.open_at, here
         state.waiting += 1
-        if state.listener is not None or state.waiting in _watch.WAITS:
+        if state.listener is not None or state.waiting in _watch.WAITS or state.losses.cleared:
             self._ask_for_steps()
         if there is None or there[0] == here[0]:
             return
@@ -386,6 +408,7 @@ class Compositional(nn.Module):
             self.close()
             state.open_at = here
         else:
+            state.losses = _watch.Losses()
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
         state.waiting, state.moves = waiting, moves
@@ -404,8 +427,21 @@ class Compositional(nn.Module):
             if state.waiting > 1:  # or it was a part of our optimizer, whose step has ended
                 state.said_moves = True
                 _watch.moved_by_other(optimizers, listener.other)
-        elif state.waiting in _watch.WAITS[1:] and not (state.said_moves or state.said_steps):
-            state.said_steps = _watch.never_stepped(self.model, optimizers, state.waiting)
+        elif not (state.said_moves or state.said_steps) and (
+            state.losses.cleared or state.waiting == _watch.WAITS[-1]
+        ):
+            state.said_steps = True
+            _watch.never_stepped(self.model, optimizers, state.waiting, state.losses.cleared)
+
+    def _forget_unused(self) -> None:
+        """Note losses that went without being differentiated, and undo a step of such alone."""
+        state, losses = self._state, self._state.losses
+        state.note_unused(losses.dropped)
+        losses.made, losses.dropped = losses.made - losses.dropped, 0
+        if not losses.used and self.group is None:  # one rank must not undo what others keep
+            for term in self._terms.values():
+                term.rollback()
+            state.losses, state.open_at = _watch.Losses(), None
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
@@ -489,6 +525,8 @@ class Compositional(nn.Module):
                 state.said_eval = True
                 _watch.stepped_in_eval()
         state.stepping = False
+        if state.losses.made > state.losses.used:
+            state.note_unused(state.losses.made - state.losses.used)
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
@@ -499,6 +537,8 @@ class Compositional(nn.Module):
         """End the tracking step; a hook calls it after each optimizer step."""
         state = self._state
         state.open_at, state.waiting, state.moves = None, 0, 0
+        if state.losses.made:
+            state.losses = _watch.Losses()
         for term in self._terms.values():
             term.close()
         for action in self._after_close:
@@ -610,12 +650,13 @@ class Compositional(nn.Module):
                 "`state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, listener=None)
+        state["_state"] = dataclasses.replace(self._state, listener=None, losses=_watch.Losses())
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         listens = state.pop("_listens")
         super().__setstate__(state)
         self._busy, self._handles = threading.Lock(), []
+        self._watch = _watch.FirstCalls(self._terms, copied=True)
         if listens:
             self._attach()

@@ -234,7 +234,7 @@ def group_report(
     rows = [
         Row(*row)
         for row in zip(
-            range(number),
+            term.names or range(number),
             losses.tolist(),
             error.tolist(),
             weights.tolist(),
@@ -257,7 +257,7 @@ def group_report(
         findings=tuple(each for each in findings if each is not None),
         cvar=term.value().item(),
         mean=known.mean().item(),
-        worst=int(losses.nan_to_num(nan=-torch.inf).argmax()),
+        worst=rows[int(losses.nan_to_num(nan=-torch.inf).argmax())].name,
         seen=len(known),
         at_cap=int(capped.sum()),
     )

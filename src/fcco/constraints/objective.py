@@ -96,6 +96,7 @@ class ConstrainedObjective(Compositional):
     """
 
     method: str = ""
+    block_noun = "constraints"
 
     def __init__(
         self,

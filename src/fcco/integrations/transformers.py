@@ -743,7 +743,7 @@ class _Batches(Sampler[list[int]]):
         if shape.ungrouped:
             self._length = math.ceil(len(others) / shape.ungrouped)
         make = functools.partial(  # the whole batch: it is divided below
-            GroupBatchSampler, batches_per_epoch=self._length, rank=0, world_size=1
+            GroupBatchSampler, batches_per_epoch=self._length, seed=seed, rank=0, world_size=1
         )
         self._parts = [(grouped, make(ids[grouped], shape.groups, shape.per_group))]
         if shape.ungrouped:

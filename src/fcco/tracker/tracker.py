@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -663,6 +664,7 @@ def refuse_nonfinite(
     updates: dict[str, tuple[InnerTracker, Update]],
     loss: Tensor | None,
     carriers: dict[str, Tensor] | None = None,
+    named: Callable[[str, list[int]], str] | None = None,
 ) -> None:
     """Raise before anything is written if a value of a batch is NaN or infinite.
 
@@ -671,6 +673,7 @@ def refuse_nonfinite(
             it may overflow by itself. Only bounds and other rules hide what entered.
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
+        named: says some blocks of a term in words.
     """
     if updates and all(t.on_nonfinite == "deferred" for t, _ in updates.values()):
         return  # looking at a value would make the host wait
@@ -688,7 +691,7 @@ def refuse_nonfinite(
     if all(math.isfinite(part.sum().item()) for part in parts):
         return
     for name, (_, update) in checked.items():
-        _refuse_blocks(update.batch, name, update.after)
+        _refuse_blocks(update.batch, name, update.after, named)
     for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
@@ -699,21 +702,28 @@ def refuse_nonfinite(
         )
 
 
-def _refuse_blocks(batch: Batch, name: str, after: Tensor | None = None) -> None:
+def _refuse_blocks(
+    batch: Batch,
+    name: str,
+    after: Tensor | None = None,
+    named: Callable[[str, list[int]], str] | None = None,
+) -> None:
     finite = batch.finite()
     if after is not None:
         grown = torch.isfinite(after)
         finite = finite & (grown if grown.dim() == 1 else grown.all(1))
     bad = batch.index[~finite].tolist()
     if bad:
-        raise NonFiniteValue(_message(name, f"blocks {bad[:10]}"))
+        bad = bad[:10]
+        raise NonFiniteValue(_message(name, named(name, bad) if named else f"blocks {bad}"))
 
 
 def _message(name: str, place: str) -> str:
     of = f" of `{name}`" if name not in ("", "inner") else ""
     return (
-        f"Inner values{of} are NaN or infinite, or make u overflow, for {place}; nothing was "
-        "updated. Use on_nonfinite='skip' in the tracker to drop such entries instead."
+        f"The values{of} are NaN or infinite, or overflow their average, for {place}; nothing was "
+        "updated. A mean over no samples is NaN: leave out what a batch has none of. "
+        "`on_nonfinite='skip'` drops such values."
     )
 
 
