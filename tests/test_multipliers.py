@@ -385,7 +385,9 @@ def test_a_constraint_that_cannot_move_does_not_silence_the_others(constant, blo
     assert 1 / 3 < ours / theirs < 3
 
 
-LINES = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0.3], [0, 0.2, 1, 0], [0.1, 0, 0, 1], [0, 0, 0.5, -0.5]])
+LINES = np.array(
+    [[1.0, 0, 0, 0], [0, 1, 0, 0.3], [0, 0.2, 1, 0], [0.1, 0, 0, 1], [0, 0, 0.5, -0.5]]
+)
 AIM = np.array([1.0, -0.5, 0.8, 0.2])
 IN_WORDS: dict[str, dict[str, Any]] = {
     "at most": {"a": 0.4},

@@ -194,6 +194,39 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     assert "multiplier-at-cap" not in kinds(objective.report())
 
 
+def limited(limit: float, value: Any, steps: int = 300) -> Any:
+    """The objective after minimising (w - 1)^2 / 2 under a limit of a value with noise."""
+    model, draw = Point([0.0]), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = fcco.constrained(model, optimizer, {"a": limit})
+    for _ in range(steps):
+        noise = 0.1 * torch.randn(2, generator=draw).double()
+
+        def function(noise: Tensor = noise) -> Any:
+            return (model.w.sum() - 1 + noise[0]).square() / 2, {"a": value(model.w, noise[1])}
+
+        take_step(objective, function)
+    return objective
+
+
+def test_limits_that_cannot_be_kept() -> None:
+    """A value of at least 0.5 + w^2 and a limit of 0.2; and a limit that can be kept."""
+    report = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise).report()
+    text = finding(report, "multiplier-rising")
+    assert "'a'" in text and "0.3" in text and "loosen" in text
+    early = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise, steps=50).report()
+    assert kinds(early) == []
+    kept = limited(0.7, lambda w, noise: 0.5 + w.square().sum() + noise, steps=1000).report()
+    assert abs(kept.violation) < 0.1 and kinds(kept) == []
+
+
+def test_limits_that_nothing_pulls_at() -> None:
+    """A hard rate of 1 that never changes has no noise, and so no unit."""
+    report = limited(0.5, lambda w, noise: torch.ones(()).double() + 0 * w.sum()).report()
+    assert report.rows[0].weight == pytest.approx(0) and report.violated == 1
+    assert "Measured" in finding(report, "multiplier-zero")
+
+
 @pytest.mark.parametrize("ratio", [0.3, 0.05])
 def test_no_group_at_the_cap(ratio: float) -> None:
     losses = torch.rand(40, generator=torch.Generator().manual_seed(0))
@@ -334,6 +367,25 @@ def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | 
     else:
         assert found in finding(report, "constraints-oppose")
     assert model.w.grad is None
+
+
+def test_limits_that_are_met_need_not_be_loosened(known_error: Any) -> None:
+    """Opposite gradients; violated by less than two errors, or by the tracked values alone."""
+    model = Point([0.0])
+    optimizer = sgd(model)
+    objective = fcco.constrained(
+        model, optimizer, ["a", "b"], penalty=9.0, smoothing=1.0, gamma=1.0, correction=0.0,
+        tolerance=0.5,
+    )  # fmt: skip
+
+    def inner(value: float) -> Any:
+        return lambda: (model.w.sum(), value + torch.stack([model.w[0], -model.w[0]]))
+
+    take_step(objective, inner(0.6))
+    assert "constraints-oppose" in kinds(objective.report(function=inner(0.6)))
+    assert "constraints-oppose" not in kinds(objective.report(function=inner(0.4)))
+    known_error(0.1)
+    assert "constraints-oppose" not in kinds(objective.report(function=inner(0.6)))
 
 
 def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:

@@ -100,8 +100,8 @@ def stepped_elsewhere(case: str) -> tuple[Any, nn.Module, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("case, message", [
-    ("made anew", r"AdamW steps .* given, SGD, .*RobustTrainer"),
-    ("fused", r"AdamW steps .* given, SGD, .*RobustTrainer"),
+    ("made anew", r"SGD, made no step.*with the optimizer that is stepped .*RobustTrainer"),
+    ("fused", "SGD, made no step.*another optimizer is stepped"),
     ("by hand", r"`objective.close\(\)` after each update"),
     ("copied", "SGD, made no step, and its parameters have no gradient.*a copy of the model"),
     ("exchanged", "holds no parameter of the model any more"),
@@ -219,7 +219,7 @@ def test_the_optimizer_inside_a_method_is_refused(method):
         optimizer.step()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     with warns(match=r"Step `objective.optimizer`"):
-        for _ in range(20):
+        for _ in range(25):
             objective(lambda: (model.w.square().sum(), model.w)).backward()
             other.step()
 
@@ -408,7 +408,10 @@ def test_groups_have_names():
         visit(few, model, [[1, 2, 3]] * 20)
     by_name = fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, names=names)
     take_step(by_name, lambda: {"dan": model.weight.sum(), "bob": model.bias.sum()})
-    assert [row.name for row in by_name.report().rows if not math.isnan(row.value)] == ["bob", "dan"]
+    assert [row.name for row in by_name.report().rows if not math.isnan(row.value)] == [
+        "bob",
+        "dan",
+    ]
     for wrong, message in (
         ({"num_groups": 3, "names": names}, "3 different names"),
         ({"names": ["a", "a"]}, "2 different names"),
@@ -416,7 +419,7 @@ def test_groups_have_names():
         with pytest.raises(ValueError, match=message):
             fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, **wrong)
     for missing in ({"names": names}, {"ratio": 0.5}):
-        with pytest.raises(TypeError, match="such as ratio=0.2"):
+        with pytest.raises(TypeError, match=r"such as ratio=0\.2"):
             fcco.CVaRGroupDRO(model, sgd(model), **missing)  # type: ignore[arg-type]
 
 
@@ -562,9 +565,8 @@ def test_a_misspelt_setting_is_refused_with_the_nearest(wrong, near, build):
     (lambda w: w.sum(), r"pair \(loss, values\)"),
     (lambda w: {"women": w[0], "men": w[1]}, r"pair \(loss, values\)"),
     (lambda w: (w.sum(), {"women": w, "men": w[1]}), r"`women` must be one number .*\.mean\(\)"),
-    (lambda w: (w.sum(), {"woman": w[0], "men": w[1]}), r"woman.*names are: women, men.*did you mean "
-     "`women`"),
-    (lambda w: (w.sum(), {"women": w[0].item(), "men": w[1]}), "of `women` must be a tensor.*float"),
+    (lambda w: (w.sum(), {"woman": w[0], "men": w[1]}), "woman.*are: women, men.*mean `women`"),
+    (lambda w: (w.sum(), {"women": w[0].item(), "men": w[1]}), "`women` must be a tensor.*float"),
     (lambda w: (w.sum(), {"women": w[:0].mean(), "men": w[1]}), "`women`; nothing was updated.*no "
      "samples"),
     (lambda w: (w.sum().detach(), {"women": w[0].detach(), "men": w[1].detach()}), "no gradient"),
@@ -653,7 +655,7 @@ def test_wrong_limits_are_refused():
         with pytest.raises(TypeError, match="that of `a` is"):
             constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
     for limit in (math.inf, torch.tensor(math.nan)):
-        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (inf|nan)"):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: .*(inf|nan)"):
             constrained(model, sgd(model), {"a": limit})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"tolerance=...\)` must be finite"):
             constrained(model, sgd(model), ["a"], tolerance=limit)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .optim import MethodOptimizer
 from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
@@ -29,13 +27,11 @@ __all__ = [
     "WAITS",
     "WINDOW",
     "FirstCalls",
-    "Listener",
+    "LossHook",
     "Losses",
     "UsageWarning",
     "foreign_optimizers",
     "moved_by_hand",
-    "moved_by_other",
-    "never_differentiated",
     "never_stepped",
     "only_made_before",
     "refuse_without_gradient",
@@ -48,10 +44,10 @@ MOVES = 20
 """So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
 the ascent steps of SAM, or weights that were swapped for an evaluation."""
 
-WAITS = (10, 20, 1000)
-"""After so many calls without a step it is asked why. From the first on, other optimizers are
-listened to; at the second it matters whether gradients are accumulated (over hundreds of calls,
-perhaps) or thrown away (a few times by a `GradScaler`); the third is too long for anything."""
+WAITS = (20, 1000)
+"""After so many calls without a step it is asked why: at the first, whether gradients are
+accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
+second is too long for anything."""
 
 WINDOW = 10
 """Calls between two looks at what was noted of them."""
@@ -104,84 +100,39 @@ def foreign_optimizers(
     warn(f"{message} (Master copies of its parameters are fine.)")
 
 
-class Listener:
-    """Hears the steps of all optimizers, in search of another one that moves the same parameters.
-
-    Versions of tensors would not tell: fused optimizers leave them as they are.
-
-    Args:
-        optimizers: whose parameters these are.
-
-    Attributes:
-        other: the name of the other optimizer, once it has made a step.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.other = ""
-        self._own = weakref.WeakSet(optimizers)
-        for each in optimizers:
-            self._own.update(each.wrapped if isinstance(each, MethodOptimizer) else ())
-        # Not to be removed inside of a hook, while torch goes through all of them.
-        self.stop = register_optimizer_step_post_hook(self._after_step).remove
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.other or optimizer in self._own:
-            return
-        held = {id(p) for each in self._own for p in parameters_of(each)}
-        if any(id(p) in held for p in parameters_of(optimizer)):
-            self.other = type(optimizer).__name__
-
-
-def moved_by_other(optimizers: Sequence[torch.optim.Optimizer], other: str) -> None:
-    """Say that another optimizer makes the steps."""
-    warn(
-        f"{other} steps the parameters of this objective, but the optimizer that it was given, "
-        f"{_names(optimizers)}, makes no step: the objective does not know where a step ends nor "
-        "what w_{t-1} is. Step `objective.optimizer`, or build the objective with the optimizer "
-        "that is stepped (not one that was replaced or copied later). A Hugging Face trainer makes "
-        "its own: use `fcco.integrations.transformers.RobustTrainer`."
-    )
-
-
 def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Say that the parameters change without a step of any optimizer."""
+    """Say that the parameters change without a step of the objective's optimizer."""
     warn(
         f"The parameters have changed {MOVES} times between calls of this objective, but its "
         f"optimizer, {_names(optimizers)}, made no step: the objective does not know where a step "
-        "ends nor what w_{t-1} is. Step `objective.optimizer`, or call `objective.close()` after "
-        "each update by hand."
+        "ends nor what w_{t-1} is. Step `objective.optimizer`, or build the objective with the "
+        "optimizer that is stepped (a Hugging Face trainer makes its own: use "
+        "`fcco.integrations.transformers.RobustTrainer`), or call `objective.close()` after each "
+        "update by hand."
     )
 
 
+@dataclass(slots=True)
 class Losses:
-    """What became of the losses of the calls since the last step.
-
-    Attributes:
-        made: how many there were.
-        used: of how many the gradient was asked for.
-        dropped: how many are gone without.
-        cleared: whether earlier gradients were gone when that of loss number WAITS[1] was asked.
+    """What became of the losses of the calls since the last step: so many were made, had their
+    gradient asked for, are gone without; and whether that of number WAITS[0] found none before.
     """
 
-    __slots__ = ("cleared", "dropped", "made", "used")
-
-    def __init__(self) -> None:
-        self.made = self.used = self.dropped = 0
-        self.cleared = False
-
-    def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> _Loss:
-        """A hook for the last node of the graph of a loss, before that is differentiated."""
-        self.made += 1
-        return _Loss(self, optimizers if self.made == WAITS[1] else ())
+    made: int = 0
+    used: int = 0
+    dropped: int = 0
+    cleared: bool = False
 
 
-class _Loss:
+class LossHook:
     """Lives as long as the graph of a loss, and is called when that is differentiated."""
 
     __slots__ = ("losses", "optimizers", "used")
 
     def __init__(self, losses: Losses, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.losses, self.optimizers, self.used = losses, optimizers, False
+        losses.made += 1
+        self.losses, self.used = losses, False
+        self.optimizers = optimizers if losses.made == WAITS[0] else ()
 
     def __call__(self, _: Any) -> None:
         if not self.used:
@@ -197,26 +148,10 @@ class _Loss:
             self.losses.dropped += 1
 
 
-def never_differentiated() -> None:
-    """Say that losses of training were not used for it."""
-    warn(
-        "Losses of this objective in training mode were never differentiated. If these calls are "
-        "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values are "
-        "tracked as those of training."
-    )
-
-
 def never_stepped(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], calls: int, cleared: bool
 ) -> None:
-    """Say that no step was made in many calls.
-
-    Args:
-        model: the model.
-        optimizers: that made none.
-        calls: how many.
-        cleared: whether gradients do not accumulate.
-    """
+    """Say that no step was made in many calls; `cleared`: gradients do not accumulate either."""
     held = [p for each in optimizers for p in parameters_of(each)]
     message = f"In {calls} calls of this objective its optimizer, {_names(optimizers)}, made no "
     if set(held).isdisjoint(model.parameters()):
@@ -227,8 +162,8 @@ def never_stepped(
     elif cleared:
         message += (
             "step, and its parameters have no gradient from the calls before. Is `optimizer.step()`"
-            " missing before `zero_grad()`? If your function runs a copy of the model, or you step "
-            "a copy of the optimizer, build the objective with those."
+            " missing before `zero_grad()`? If your function runs a copy of the model, or another "
+            "optimizer is stepped, build the objective with those."
         )
     else:
         message += "step. Step `objective.optimizer` after `loss.backward()`."
@@ -316,15 +251,14 @@ class FirstCalls:
         self.copied = copied
         self.noted: list[list[tuple[str, Blocks, bool]]] = []
         self.evaluations = 3
-        self._numbers = {
-            name: term.tracker.num_inner
+        self._groups: dict[str, Sequence[Any]] = {
+            name: term.names or range(term.tracker.num_inner)
             for name, term in terms.items()
             # With "batch" a group counts as often as it is there, by intention.
             if isinstance(term, CVaRTerm)
             or (isinstance(term, GroupWeights) and term.scaling == "unbiased")
         }
-        self._visits = {name: Counter[int]() for name in self._numbers}
-        self._names = {name: terms[name].names for name in self._numbers}
+        self._visits = {name: Counter[int]() for name in self._groups}
         self._constant = set(terms)  # terms whose values never had a gradient
         self._overlapping = False  # samples came with several groups
         self._looks = 0
@@ -335,12 +269,9 @@ class FirstCalls:
         results: Sequence[Tensor],
         optimizers: Iterable[torch.optim.Optimizer],
     ) -> None:
-        """Say that the function runs another model, or returns what was computed before.
+        """Say that the function returns what was computed before `number` was drawn.
 
-        Args:
-            number: of the nodes that were made before the function was called; None not to ask.
-            results: what it returned.
-            optimizers: those of the objective.
+        Of a copy of an objective, also that it runs another model.
         """
         parameters = [p for each in optimizers for p in parameters_of(each)]
         if self.copied:
@@ -377,7 +308,7 @@ class FirstCalls:
             self._overlapping = self._overlapping or blocks.rows is not None
             if name not in self._visits:
                 continue
-            ids = range(self._numbers[name]) if blocks.inverse is None else blocks.ids
+            ids = range(len(self._groups[name])) if blocks.inverse is None else blocks.ids
             if ids is None or not one_rank:  # many blocks, or others are on other ranks
                 del self._visits[name]
             else:
@@ -387,8 +318,7 @@ class FirstCalls:
             self._say_constant(sorted(self._constant & present))
         self._looks += 1
         for name, visits in list(self._visits.items()):
-            named = self._names[name] or range(self._numbers[name])
-            if visits and self._say_unequal(visits, named):
+            if visits and self._say_unequal(visits, self._groups[name]):
                 del self._visits[name]
         return bool(self._visits) and self._looks < _LOOKS
 

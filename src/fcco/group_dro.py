@@ -24,8 +24,6 @@ __all__ = ["CVaRGroupDRO", "GroupObjective", "OnlineGroupDRO"]
 class GroupObjective(Compositional):
     """An objective over the losses of groups, which reports each loss and their CVaR."""
 
-    block_noun = "groups"
-
     def cvar(self, losses: Tensor | None = None) -> Tensor:
         """CVaR with the exact threshold: of the known group losses, or of those given.
 
@@ -130,20 +128,19 @@ class CVaRGroupDRO(GroupObjective):
         number: Any = len(named) if named and num_groups is None else num_groups
         if number is None or ratio is None:
             raise TypeError(
-                "`CVaRGroupDRO(model, optimizer, num_groups=..., ratio=...)` needs the number of "
-                "groups, or their `names`, and the share of them that counts, such as ratio=0.2."
+                "`CVaRGroupDRO` needs `num_groups`, or the `names` of the groups, and the share of "
+                "them that counts, such as ratio=0.2."
             )
         _checks.integer("CVaRGroupDRO", "num_groups", number, 1)
         _checks.in_interval("CVaRGroupDRO", "ratio", ratio, 0.0, 1.0, open_low=True)
         if named is not None and {len(named), len(set(named))} != {number}:
             raise ValueError(
-                f"`CVaRGroupDRO(names=...)` must be {number} different names, one per group, but "
-                f"is: {names}."
+                f"`CVaRGroupDRO(names=...)` must be {number} different names but is: {names}."
             )
         if ratio * number < 1 - 1e-6:
             _watch.warn(
-                f"`CVaRGroupDRO(ratio={ratio:g})` of {number} groups is less than one of them: it "
-                f"means the worst group, as ratio=1/{number} does."
+                f"`CVaRGroupDRO(ratio={ratio:g})` of {number} groups is less than one: the worst "
+                f"group counts, as with ratio=1/{number}."
             )
         if gamma == "auto" and correction != 0:
             raise ValueError(

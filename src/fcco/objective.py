@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +41,6 @@ class _CallState:
         moves: how often the parameters have changed in that time.
         stepping: an optimizer is inside its step (it runs a closure).
         from_eval: the loss of a call in `eval()` mode was differentiated.
-        listener: hears other optimizers, when there was no step for long.
         losses: of the calls since the last step.
         unused: how many losses were never differentiated.
         said_moves, said_steps, said_eval, said_unused: what was warned of.
@@ -54,7 +52,6 @@ class _CallState:
     moves: int = 0
     stepping: bool = False
     from_eval: bool = False
-    listener: _watch.Listener | None = None
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
     unused: int = 0
     said_moves: bool = False
@@ -71,7 +68,11 @@ class _CallState:
         self.unused += number
         if self.unused > 1 and not self.said_unused:
             self.said_unused = True
-            _watch.never_differentiated()
+            _watch.warn(
+                "Losses of this objective in training mode were never differentiated. If these are "
+                "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values "
+                "are tracked as those of training."
+            )
 
 
 class Compositional(nn.Module):
@@ -123,8 +124,6 @@ class Compositional(nn.Module):
         >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
     """
 
-    block_noun = "blocks"  # what they are called in errors
-
     def __init__(
         self,
         model: nn.Module,
@@ -156,6 +155,8 @@ class Compositional(nn.Module):
             type(self).__name__, model, self._optimizers, self.previous is not None
         )
         self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
+        for term in named.values():
+            term.tracker.names = term.names
         self._watchers = [name for name, term in named.items() if term.watches_objective]
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
@@ -284,11 +285,7 @@ class Compositional(nn.Module):
                 values = split(function())[1]
             loss, carriers = split(gradient())
         if loss is None and self._needs_objective:
-            raise ValueError(
-                "This method needs the objective too: your function must return the pair "
-                f"(loss, values) but returned {'a dict' if isinstance(values, dict) else 'values'} "
-                "alone."
-            )
+            raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
         entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
@@ -317,7 +314,8 @@ class Compositional(nn.Module):
         tracked = self._tracked(entries, loss, group, updating)
         combined = self._combined(loss, tracked, group, updating)
         if updating and combined.grad_fn is not None:
-            combined.grad_fn.register_prehook(self._state.losses.add(self._optimizers))
+            hook = _watch.LossHook(self._state.losses, self._optimizers)
+            combined.grad_fn.register_prehook(hook)
         elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
@@ -336,16 +334,12 @@ class Compositional(nn.Module):
             updates[name] = (tracker, update)
         if group is None:
             apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
-            refuse_nonfinite(updates, loss, apart, self._blocks_in_words)
+            refuse_nonfinite(updates, loss, apart)
         else:  # this rank's own loss and carriers were checked on all ranks together
-            refuse_nonfinite(updates, None, None, self._blocks_in_words)
+            refuse_nonfinite(updates, None)
         for tracker, update in updates.values():
             tracker.write(update)
         return tracked
-
-    def _blocks_in_words(self, name: str, ids: list[int]) -> str:
-        names = self._terms[name].names
-        return f"{self.block_noun} {ids}" if names is None else ", ".join(f"`{names[k]}`" for k in ids)
 
     def _combined(
         self,
@@ -393,8 +387,10 @@ class Compositional(nn.Module):
         here = (sum(p._version for group in groups for p in group), count)
         there, state.open_at = state.open_at, here
         state.waiting += 1
-        if state.listener is not None or state.waiting in _watch.WAITS or state.losses.cleared:
-            self._ask_for_steps()
+        cleared, said = state.losses.cleared, state.said_moves or state.said_steps
+        if (cleared or state.waiting == _watch.WAITS[-1]) and self._handles and not said:
+            state.said_steps = True
+            _watch.never_stepped(self.model, self._optimizers, state.waiting, cleared)
         if there is None or there[0] == here[0]:
             return
         waiting, moves = state.waiting, state.moves + 1
@@ -412,26 +408,6 @@ class Compositional(nn.Module):
             for term in self._terms.values():
                 term.rollback()  # w_{t-1} is that of the last optimizer step (SAM)
         state.waiting, state.moves = waiting, moves
-
-    def _ask_for_steps(self) -> None:
-        """Find out why no optimizer of this objective has stepped for many calls."""
-        state, listener, optimizers = self._state, self._state.listener, self._optimizers
-        if not self._handles:
-            return
-        if listener is None and state.waiting == _watch.WAITS[0] and not state.said_moves:
-            state.listener = listener = _watch.Listener(optimizers)
-            weakref.finalize(self, listener.stop)
-        elif listener is not None and (listener.other or state.waiting == 1):
-            listener.stop()
-            state.listener = None
-            if state.waiting > 1:  # or it was a part of our optimizer, whose step has ended
-                state.said_moves = True
-                _watch.moved_by_other(optimizers, listener.other)
-        elif not (state.said_moves or state.said_steps) and (
-            state.losses.cleared or state.waiting == _watch.WAITS[-1]
-        ):
-            state.said_steps = True
-            _watch.never_stepped(self.model, optimizers, state.waiting, state.losses.cleared)
 
     def _forget_unused(self) -> None:
         """Note losses that went without being differentiated, and undo a step of such alone."""
@@ -650,7 +626,7 @@ class Compositional(nn.Module):
                 "`state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, listener=None, losses=_watch.Losses())
+        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses())
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -78,10 +78,8 @@ class Row:
         error: the standard error of the value; NaN where it is unknown, 0 for given values.
         weight: of a group in the gradient; of a constraint, its multiplier.
         capped: whether the weight is the largest possible.
-        limit: of a constraint as it is written, see `fcco.constrained` (0 for one on vectors), None
-            for a group.
-        excess: how far a constraint is violated, on the side where it is; below 0 the distance to
-            the nearer limit. None for a group.
+        limit: of a constraint, as it is written (0 for one on vectors), None for a group.
+        excess: how far a constraint is violated, on the side where it is, None for a group.
     """
 
     name: Name
@@ -231,17 +229,8 @@ def group_report(
     error = tracker.error()
     cap = min(1.0, 1 / (term.ratio * number))
     capped = weights >= cap * (1 - 1e-5)
-    rows = [
-        Row(*row)
-        for row in zip(
-            term.names or range(number),
-            losses.tolist(),
-            error.tolist(),
-            weights.tolist(),
-            capped.tolist(),
-            strict=True,
-        )
-    ]
+    columns = (each.tolist() for each in (losses, error, weights, capped))
+    rows = [Row(*row) for row in zip(term.names or range(number), *columns, strict=True)]
     findings = [
         _never_seen(rows, tracker, "group"),
         _no_group_at_cap(term, known, capped),
@@ -301,11 +290,10 @@ def constraint_report(
     capped = _capped(term, values, excess, average)
     names = term.limits.names or range(tracker.num_inner)
     columns = [each.tolist() for each in (shown, error, multipliers, capped)]
-    every = zip(names, *columns, limits, excess.tolist(), strict=True)
-    rows = [Row(*row) for row in every]
+    rows = [Row(*row) for row in zip(names, *columns, limits, excess.tolist(), strict=True)]
     findings = [_never_seen(rows, tracker, "constraint"), _too_small_penalty(rows)]
     if isinstance(term, MultiplierTerm):
-        findings += [_still_rising(term, rows), _nothing_pulls(term, rows)]
+        findings += _not_kept(term, rows)
     if values is None:
         findings += [_zone_below_noise(term, error), _behind(tracker)]
     if function is not None:
@@ -556,42 +544,32 @@ def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
     )
 
 
-def _still_rising(term: MultiplierTerm, rows: Sequence[Row]) -> Finding | None:
-    """Violated constraints whose multipliers have not settled."""
-    # A multiplier that settles changes less and less; one that rises evenly doubles in as many
-    # steps as there were.
+def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
+    """Violated constraints whose multipliers still grow, or are 0."""
+    # One that settles grows less and less; one that grows evenly doubles in as many steps.
     growth = (term.rise() * term.step).tolist()
-    rising = [
-        row
-        for row, each in zip(rows, growth, strict=True)
-        if row.violated and row.weight and each > 0.2 * abs(row.weight)
-    ]
-    if term.step < _SETTLED or not rising:
-        return None
-    worst = max(rising, key=lambda row: row.excess or 0)
-    return Finding(
-        "multiplier-rising",
-        f"After {term.step} steps the limits of {_listed([r.name for r in rising], 'constraint')} "
-        f"are not kept (by up to {worst.excess:.2g}, of {worst.name!r}), and the multipliers still "
-        f"grow ({worst.weight:.3g}).",
-        "Train longer; if the value stays while its multiplier grows, the model cannot keep this "
-        "limit beside the loss and the others: loosen it. `report(function=..., index=...)` says "
-        "which limits oppose each other.",
-    )
-
-
-def _nothing_pulls(term: MultiplierTerm, rows: Sequence[Row]) -> Finding | None:
-    """Violated constraints without a multiplier."""
-    idle = [row.name for row in rows if row.violated and row.weight == 0]
-    if term.step < _SETTLED or not idle:
-        return None
-    return Finding(
-        "multiplier-zero",
-        f"The limits of {_listed(idle, 'constraint')} are not kept after {term.step} steps, and "
-        "their multipliers are 0.",
-        "A value that never changes from batch to batch has no unit to act in: return a smooth "
-        "stand-in, `fcco.Measured(value, surrogate)`, or the mean over a batch.",
-    )
+    late = [each for each in zip(rows, growth, strict=True) if each[0].violated]
+    rising = [row for row, each in late if each > 0.2 * abs(row.weight) > 1e-20]
+    idle = [row for row, _ in late if abs(row.weight) < 1e-20]
+    findings = []
+    for kind, found, state, remedy in (
+        (
+            "multiplier-rising", rising, "its multiplier still grows",
+            "Train longer; if the value stays while its multiplier grows, the model cannot keep "
+            "this limit beside the others: loosen it.",
+        ),
+        (
+            "multiplier-zero", idle, "nothing pulls at it",
+            "A value that never changes from batch to batch has no unit to act in: return "
+            "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
+        ),
+    ):  # fmt: skip
+        if found and term.step >= _SETTLED:
+            worst = max(found, key=lambda row: row.excess or 0)
+            more = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
+            text = f"After {term.step} steps the limit of {worst.name!r}{more} is exceeded by"
+            findings.append(Finding(kind, f"{text} {worst.excess:.2g}, and {state}.", remedy))
+    return findings
 
 
 def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entries:

@@ -96,7 +96,6 @@ class ConstrainedObjective(Compositional):
     """
 
     method: str = ""
-    block_noun = "constraints"
 
     def __init__(
         self,

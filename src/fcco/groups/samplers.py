@@ -178,7 +178,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
     single process: a run may be resumed with another number of ranks.
 
-    The shape, if `batch_size` is given: as many groups as `batch_size` has room for with two samples of each,
+    The shape, from `batch_size`: as many groups as it has room for with two samples of each,
     B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down. Many groups, because
     the estimate of a group that is not in the batch grows old (64 samples of 16 groups trained
     best as 16 x 4, worst as 2 x 32); two of each, because their spread tells the noise.
@@ -485,18 +485,13 @@ def _shape(
         return blocks, each
     if size is None:
         raise ValueError(
-            f"`{call}(...)` must know how large a batch is: give `{call}(groups, batch_size=64)`, "
-            f"or `{call}(groups, groups_per_batch=8, per_group=8)`."
+            f"`{call}` must know how large a batch is: `{call}(groups, batch_size=64)`, or "
+            f"`{call}(groups, groups_per_batch=8, per_group=8)`."
         )
     if max(blocks or 1, each or 1) > size:
-        given, other = (
-            (f"groups_per_batch={blocks}", "per_group")
-            if each is None
-            else (f"per_group={each}", "groups_per_batch")
-        )
+        given = f"groups_per_batch={blocks}" if each is None else f"per_group={each}"
         raise ValueError(
-            f"`{call}({given})` does not fit into a batch of batch_size={size} samples; give a "
-            f"larger batch_size, or `{call}(groups, {given}, {other}=...)`."
+            f"`{call}({given})` does not fit into a batch of batch_size={size} samples."
         )
     if blocks is None:
         wanted = min(2, largest) if each is None else each

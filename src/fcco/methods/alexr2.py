@@ -145,9 +145,7 @@ def constrained_alexr2(
         "process_group": process_group, "offload": offload,
     }  # fmt: skip
     if alone:
-        return multiplied(
-            "alexr2", model, proximal, constraints, gamma=gamma, **shared, **options
-        )
+        return multiplied("alexr2", model, proximal, constraints, gamma=gamma, **shared, **options)
     function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty)
     number: Any = smoothing
     tracker = _tracker_options(

@@ -64,36 +64,25 @@ Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
 
 
 def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
-    """Read a limit as (low, high), infinite where a side is open.
-
-    Args:
-        call: the argument that holds it, for the error text.
-        name: of the constraint, likewise.
-        limit: see `Limit`.
-
-    Example:
-        >>> bounds("f(limit=...)", "a", 0.5), bounds("f(limit=...)", "a", (0.2, None))
-        ((-inf, 0.5), (0.2, inf))
-    """
+    """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
     low, high = -math.inf, limit
     if isinstance(limit, AtLeast):
         low, high = limit.limit, math.inf
     elif isinstance(limit, Equal):
         low = high = limit.limit
     elif isinstance(limit, (tuple, list)) and len(limit) == 2:
-        low, high = (each if side is None else side for side, each in zip(limit, (low, math.inf)))
+        low = low if limit[0] is None else limit[0]
+        high = math.inf if limit[1] is None else limit[1]
     if not (_is_number(low) and _is_number(high)):
         raise TypeError(
-            f"`{call}` must give a number as the limit of each constraint, `fcco.AtLeast(low)`, "
-            f"`fcco.Equal(value)` or (low, high), but that of `{name}` is: {limit!r} "
-            f"({type(limit).__name__})."
+            f"`{call}` must give each constraint a number (at most), `fcco.AtLeast(b)`, "
+            f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
         )
     low, high = float(low), float(high)
-    if not low <= high or math.isinf(low) and math.isinf(high):
-        wrong = high if _is_number(limit) else limit
+    if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
             f"`{call}` must give a finite limit of each constraint, low <= high, but that of "
-            f"`{name}` is: {wrong!r}. Leave out what has no limit."
+            f"`{name}` is: {limit!r}. Leave out what has no limit."
         )
     return low, high
 
@@ -137,7 +126,6 @@ class Limits(KeepsPrecision):
     Attributes:
         tolerance: high_i; one number where it is the same for all.
         low: low_i, None where all limits are upper ones.
-        upper: whether they are.
 
     Example:
         >>> import torch
@@ -150,7 +138,6 @@ class Limits(KeepsPrecision):
 
     tolerance: Tensor
     low: Tensor | None
-    inset: Tensor | None
 
     def __init__(
         self,
@@ -184,8 +171,8 @@ class Limits(KeepsPrecision):
             pairs = [bounds(argument, *each) for each in zip(named, tolerance, strict=True)]
             low, limit = zip(*pairs, strict=True)
             low = like.new_tensor(low) if max(low) > -math.inf else None
-        elif isinstance(tolerance, (list, tuple)):
-            limit = torch.zeros(len(tolerance))  # refused below
+        elif isinstance(tolerance, (list, tuple)):  # refused below
+            limit = torch.zeros(len(tolerance))
         limit = torch.as_tensor(limit, dtype=like.dtype, device=like.device)
         if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != number):
             raise ValueError(
@@ -198,15 +185,14 @@ class Limits(KeepsPrecision):
             raise ValueError(f"`{call}(margin=...)` has no meaning for equalities.")
         self.upper = low is None
         self.register_buffer("low", low, persistent=False)
-        inset = None if low is None else ((limit - low) / 2).clip(max=margin)
-        self.register_buffer("inset", inset, persistent=False)  # the margin of each
         self.moved = bool((limit != 0).any())
         self.plain = limit.dim() == 0 and not self.moved and margin == 0
         self.register_buffer("tolerance", limit)
 
-    def of(self, index: Tensor | None, dim: int = 1) -> Tensor:
-        """high_i of some blocks (None: all), to subtract from values of dimension `dim`."""
-        limit = self.tolerance
+    def of(self, index: Tensor | None, dim: int = 1, low: bool = False) -> Tensor:
+        """high_i or low_i of some blocks (None: all), for values of dimension `dim`."""
+        limit = self.low if low else self.tolerance
+        assert limit is not None
         if limit.dim() and index is not None:
             limit = limit[index]
         return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
@@ -215,43 +201,34 @@ class Limits(KeepsPrecision):
         """How far values are outside their limits, margin included: <= 0 is wanted."""
         if self.upper:
             return values if self.plain else values - self.of(index, dim) + self.margin
-        assert self.inset is not None
-        inset = self.inset if index is None else self.inset[index]
-        return self.violation(values, index) + inset
+        half = (self.of(index) - self.of(index, low=True)) / 2
+        return self.violation(values, index) + half.clip(max=self.margin)
 
     def violation(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
         """How far values are outside their limits; inside, minus the way to the nearer one."""
         above = values - self.of(index, dim)
-        if self.low is None:
-            return above
-        return torch.maximum(above, (self.low if index is None else self.low[index]) - values)
+        return above if self.upper else torch.maximum(above, self.of(index, low=True) - values)
 
-    def side(self, values: Tensor, index: Tensor | None = None) -> Tensor:
-        """The slope of `violation`: 1 where the upper limit is the nearer one, -1 for the lower."""
-        assert self.low is not None
-        low = self.low if index is None else self.low[index]
-        upper = values - self.of(index) >= low - values
-        return torch.where(upper, torch.ones_like(values), -torch.ones_like(values))
+    def side(self, values: Tensor, index: Tensor | None = None) -> Any:
+        """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
+        if self.upper:
+            return 1.0
+        return 2 * (values - self.of(index) >= self.of(index, low=True) - values).to(values) - 1
 
     def written(self) -> list[Limit]:
         """The limits, one per block, as they would be written."""
         high = self.tolerance.expand(self.number).tolist()
         low = [-math.inf] * self.number if self.low is None else self.low.tolist()
-        return [_written(*each) for each in zip(low, high, strict=True)]
+        return [
+            Equal(a) if a == b else AtLeast(a) if math.isinf(b) else b if math.isinf(a) else (a, b)
+            for a, b in zip(low, high, strict=True)
+        ]
 
     def named(self, values: Tensor) -> Any:
         """One value per block: the tensor itself, or a dict when the blocks have names."""
         if self.names is None:
             return values
         return dict(zip(self.names, values.tolist(), strict=True))
-
-
-def _written(low: float, high: float) -> Limit:
-    if low == high:
-        return Equal(low)
-    if math.isinf(high):
-        return AtLeast(low)
-    return high if math.isinf(low) else (low, high)
 
 
 def weighted_mean(
@@ -550,11 +527,10 @@ class CoupledTerm(OuterTerm):
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations and multipliers of all constraints at given values g_i."""
-        beyond, dim = self.limits.violation(values, dim=self.tracker.dim), self.tracker.dim
-        slope = self.smoothed.multiplier(self.limits.excess(values, dim=dim))
-        if not self.limits.upper:
-            slope = slope * self.limits.side(values)
-        return self.outer.violation(beyond), slope * (self.weight / self.tracker.num_inner)
+        limits, dim = self.limits, self.tracker.dim
+        slope = self.smoothed.multiplier(limits.excess(values, dim=dim)) * limits.side(values)
+        violation = self.outer.violation(limits.violation(values, dim=dim))
+        return violation, slope * (self.weight / self.tracker.num_inner)
 
     def where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function of the table, NaN for blocks that were never seen."""

@@ -146,14 +146,9 @@ class MultiplierTerm(AbstractTerm):
             (g_i(w_t;\mathcal B) - \text{high}_i + \text{margin}_i)\bigr]_+ \\
         \kappa_i &= \frac{\sigma_0}{A\,\sigma_i W_i}, \qquad W_i = \sigma_i\max(\omega, 1)
 
-    A lower limit adds the same with its sign, so that nu_i < 0 where it holds, and with both sides
-    one multiplier serves: for an augmented Lagrangian with factor k,
-
-    .. math::
-        c = \nu + k\,\bigl(g - \mathrm{clip}(g + \nu/k,\ \text{low},\ \text{high})\bigr)
-          = [\nu + k\,(g - \text{high})]_+ - [-\nu - k\,(g - \text{low})]_+,
-
-    which is nu + k (g - b) for an equality.
+    Where there is a lower limit, :math:`-[-\nu_i - k\,(u_i - \text{low}_i -
+    \text{margin}_i)]_+` is added, with the same factor k of x_i (or of its batch value): one
+    signed multiplier serves both sides, and an equality has :math:`\nu_i + k x_i`.
 
     The first line is a smoothed hinge whose limit is shifted by nu_i, so that no violation is left
     when nu_i has found the multiplier. Every factor is measured, so that nothing changes when
@@ -252,10 +247,8 @@ class MultiplierTerm(AbstractTerm):
         self.register_buffer("sides", self._sides(), persistent=False)
 
     def _sides(self) -> Tensor | None:
-        """The limits without infinities, five rows, None where all are upper ones.
-
-        A limit to measure from, the width of the interval (0 with an open side), whether there are
-        an upper and a lower limit, and the largest margin.
+        """None for upper limits; else a limit to measure from, the width of the interval (0 with an
+        open side), whether there are an upper and a lower limit, the largest margin.
         """
         low, high = self.limits.low, self.limits.tolerance
         if low is None:
@@ -385,11 +378,10 @@ class MultiplierTerm(AbstractTerm):
 
     def value(self) -> Tensor:
         """The constraints' part of the Lagrangian: the sum of c_i (u_i - high_i), or low_i."""
-        state, every = _State(self), slice(None)
+        state, every, slope = _State(self), slice(None), self.at(self.tracker.rows)[1]
         excess = state.array(self.tracker.rows) - state.limit(every)
-        slope = self._slopes(state, every, excess)
-        parts = torch.as_tensor(slope * state.from_side(every, excess, slope))
-        return torch.where(self.tracker.seen, parts, 0).sum()
+        part = torch.as_tensor(state.from_side(every, excess, state.array(slope)))
+        return torch.where(self.tracker.seen, slope * part, 0).sum()
 
     def violation(self) -> Tensor:
         """How far each constraint is exceeded (positive: violated), NaN where never seen."""
@@ -451,13 +443,7 @@ class _State:
         return self._limit[at] if self._limit.ndim else self._limit
 
     def outside(self, at: Any, values: Numbers, factor: Numbers) -> Numbers:
-        """[nu + k (g - high)]_+ - [-nu - k (g - low)]_+ of some blocks, margins included.
-
-        Args:
-            at: the blocks.
-            values: nu + k (g - limit + margin).
-            factor: k.
-        """
+        """[nu + k (g - high)]_+ - [-nu - k (g - low)]_+, from nu + k (g - limit + margin) and k."""
         above = values.clip(0)
         if self._sides is None:
             return above
@@ -466,7 +452,7 @@ class _State:
         return above * has_upper + below.clip(max=0) * has_lower
 
     def from_side(self, at: Any, excess: Numbers, slope: Numbers) -> Numbers:
-        """g - limit of some blocks, or g - low where the slope says that this is the limit."""
+        """The g - limit of some blocks, or g - low where the slope says that this is the limit."""
         return excess if self._sides is None else excess + self._sides[1][at] * (slope < 0)
 
     def towards_limit(self, at: Any, changes: Numbers) -> Numbers:

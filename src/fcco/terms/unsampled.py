@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..tracker import for_model
 from .base import AbstractTerm
-from .coupled import Limits, Tolerance, number_and_names
+from .coupled import Equal, Limits, Tolerance, number_and_names
 
 __all__ = ["UnsampledTerm"]
 
@@ -43,7 +43,7 @@ class UnsampledTerm(AbstractTerm):
         super().__init__(tracker)
         self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
         self.names = self.limits.names
-        if self.limits.low is not None and bool((self.limits.low + self.limits.tolerance).isfinite().any()):
+        if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
             raise ValueError(
                 f"`{call}(tolerance=...)` takes limits on one side, because its multipliers have "
                 "no sign. Write (low, high) and `Equal` as two limits, `AtLeast(low)` and high, on "
@@ -52,9 +52,7 @@ class UnsampledTerm(AbstractTerm):
 
     def violation(self) -> Tensor:
         """g_i - tolerance_i in the last batch (positive: violated), NaN before the first."""
-        return torch.where(
-            self.tracker.seen, self.limits.violation(self.tracker.rows), torch.nan
-        )
+        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[0], torch.nan)
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations at given values; the multipliers do not depend on them."""
@@ -62,8 +60,6 @@ class UnsampledTerm(AbstractTerm):
 
     def signed(self, multipliers: Tensor) -> Tensor:
         """Multipliers of g_i, from those of the violations: negative for lower limits."""
-        if self.limits.upper:
-            return multipliers
         return multipliers * self.limits.side(self.tracker.rows)
 
     @abc.abstractmethod

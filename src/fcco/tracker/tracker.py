@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -145,6 +144,7 @@ class InnerTracker(KeepsPrecision):
     seen: Tensor
     offset: Tensor | None
     latest: Tensor | None
+    names: tuple[str, ...] | None = None  # of the blocks, for errors
 
     def __init__(
         self,
@@ -628,9 +628,16 @@ class InnerTracker(KeepsPrecision):
         self.check_batch(batch)
         self.set_batch(batch)
 
-    def check_batch(self, batch: Batch, name: str = "") -> None:
-        """Raise unless all values of a batch are finite; `name` is that of the term."""
-        _refuse_blocks(batch, name)
+    def check_batch(self, batch: Batch, name: str = "", after: Tensor | None = None) -> None:
+        """Raise unless all values of a batch, and u after it, are finite; `name`: of the term."""
+        finite = batch.finite()
+        if after is not None:
+            grown = torch.isfinite(after)
+            finite = finite & (grown if grown.dim() == 1 else grown.all(1))
+        bad = batch.index[~finite].tolist()[:10]
+        if bad:
+            names = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
+            raise NonFiniteValue(_message(name, names))
 
     def set_batch(self, batch: Batch) -> None:
         """Set u_i to the means of a batch."""
@@ -664,7 +671,6 @@ def refuse_nonfinite(
     updates: dict[str, tuple[InnerTracker, Update]],
     loss: Tensor | None,
     carriers: dict[str, Tensor] | None = None,
-    named: Callable[[str, list[int]], str] | None = None,
 ) -> None:
     """Raise before anything is written if a value of a batch is NaN or infinite.
 
@@ -673,7 +679,6 @@ def refuse_nonfinite(
             it may overflow by itself. Only bounds and other rules hide what entered.
         loss: g0.
         carriers: by term, values that carry the gradient and are not tracked themselves.
-        named: says some blocks of a term in words.
     """
     if updates and all(t.on_nonfinite == "deferred" for t, _ in updates.values()):
         return  # looking at a value would make the host wait
@@ -690,8 +695,8 @@ def refuse_nonfinite(
     # One number to look at per tensor. A sum of finite values may overflow.
     if all(math.isfinite(part.sum().item()) for part in parts):
         return
-    for name, (_, update) in checked.items():
-        _refuse_blocks(update.batch, name, update.after, named)
+    for name, (tracker, update) in checked.items():
+        tracker.check_batch(update.batch, name, update.after)
     for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
@@ -700,22 +705,6 @@ def refuse_nonfinite(
             "The ordinary loss g0 that your function returned is NaN or infinite; nothing was "
             "updated."
         )
-
-
-def _refuse_blocks(
-    batch: Batch,
-    name: str,
-    after: Tensor | None = None,
-    named: Callable[[str, list[int]], str] | None = None,
-) -> None:
-    finite = batch.finite()
-    if after is not None:
-        grown = torch.isfinite(after)
-        finite = finite & (grown if grown.dim() == 1 else grown.all(1))
-    bad = batch.index[~finite].tolist()
-    if bad:
-        bad = bad[:10]
-        raise NonFiniteValue(_message(name, named(name, bad) if named else f"blocks {bad}"))
 
 
 def _message(name: str, place: str) -> str:
