@@ -54,7 +54,7 @@ def train(rows: tuple[torch.Tensor, ...], seed: int, worst: bool) -> torch.nn.Mo
     steps = EPOCHS * len(x) // BATCH_SIZE
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
     dro = fcco.CVaRGroupDRO(model, optimizer, len(NAMES), RATIO) if worst else None
-    sampler = fcco.GroupBatchSampler(group, batch_size=BATCH_SIZE)
+    sampler = fcco.GroupBatchSampler(group, batch_size=BATCH_SIZE, seed=0)
 
     def losses(batch: Any) -> torch.Tensor:
         return bce(model(x[batch]).squeeze(1), y[batch], reduction="none")

@@ -89,11 +89,11 @@ def parse(
     known = {name: k for k, name in enumerate(names or ())}
     unknown = [name for name in values if name not in known]
     if unknown or not values:
-        near = [meant(str(name), known) for name in unknown[:1] if known]
+        near = meant(str(unknown[0]), known) if unknown else ""
         raise ValueError(
             f"Your function returned values{_of(term)} by name, of {unknown or 'none'}, but the "
-            f"names are: {', '.join(known) or 'not given (pass names=... or a tensor)'}. "
-            + "".join(near)
+            f"names are: {', '.join(known) or 'not given (pass names=... or a tensor)'}."
+            + (f" D{near[1:]}" if near else "")
         )
     index = torch.tensor([known[name] for name in values])
     parts = [parse(name, None, value) for name, value in values.items()]
