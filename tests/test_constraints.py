@@ -178,7 +178,7 @@ def test_named_constraints_may_be_absent():
     loss = take_step(objective, lambda: (0 * model.w.sum(), {"rate": model.w[1]}))
     assert loss == 0 and not np.isnan(objective.violation()["rate"])
     for wrong, message in (
-        ({"gab": model.w[0]}, "of .'gab'.*names are: gap, rate"),
+        ({"gab": model.w[0]}, "given for .'gab'.*names are: gap, rate"),
         ({"gap": 0.5}, "must be a tensor"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):

@@ -565,7 +565,7 @@ def test_a_misspelt_setting_is_refused_with_the_nearest(wrong, near, build):
     (lambda w: w.sum(), r"pair \(loss, values\)"),
     (lambda w: {"women": w[0], "men": w[1]}, r"pair \(loss, values\)"),
     (lambda w: (w.sum(), {"women": w, "men": w[1]}), r"`women` must be one number .*\.mean\(\)"),
-    (lambda w: (w.sum(), {"woman": w[0], "men": w[1]}), "woman.*are: women, men.*Did you mean `women`"),
+    (lambda w: (w.sum(), {"woman": w[0], "men": w[1]}), "woman.*are: women, men .*mean `women`"),
     (lambda w: (w.sum(), {"women": w[0].item(), "men": w[1]}), "`women` must be a tensor.*float"),
     (lambda w: (w.sum(), {"women": w[:0].mean(), "men": w[1]}), "`women`; nothing was updated.*no "
      "samples"),

@@ -91,9 +91,9 @@ def parse(
     if unknown or not values:
         near = meant(str(unknown[0]), known) if unknown else ""
         raise ValueError(
-            f"Your function returned values{_of(term)} by name, of {unknown or 'none'}, but the "
-            f"names are: {', '.join(known) or 'not given (pass names=... or a tensor)'}."
-            + (f" D{near[1:]}" if near else "")
+            f"The values{_of(term)} are given for {unknown or 'no name'}, but the names are: "
+            f"{', '.join(known) or 'not given (pass names=... or a tensor)'}"
+            + (f" ({near})." if near else ".")
         )
     index = torch.tensor([known[name] for name in values])
     parts = [parse(name, None, value) for name, value in values.items()]

@@ -15,9 +15,8 @@
 | `constraints-oppose` (function) | gradients of violated constraints point against each other |
 
 Those marked so need the user's function, as `report(function=..., index=...)`. The lag is
-n/(gamma B1) - gamma'/gamma steps. Of the last three, a constraint is violated if it is so by more
-than twice its error. A report reads numbers from the device: make one now and then,
-not in every step.
+n/(gamma B1) - gamma'/gamma steps. For the last three, a violation is more than twice the error. A
+report reads numbers from the device: make one now and then, not in every step.
 """
 
 from __future__ import annotations

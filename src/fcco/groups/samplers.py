@@ -49,11 +49,9 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
     """
 
-    def __init__(
-        self, call: str, batches_per_epoch: int, seed: int | None, world_size: int
-    ) -> None:
+    def __init__(self, call: str, batches_per_epoch: int, seed: int | None, ranks: int) -> None:
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
-        if seed is None and world_size > 1:
+        if seed is None and ranks > 1:
             raise ValueError(
                 f"`{call}(seed=...)` is needed on several ranks, the same number on all: they draw "
                 "one batch together."

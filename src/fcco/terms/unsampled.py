@@ -45,9 +45,8 @@ class UnsampledTerm(AbstractTerm):
         self.names = self.limits.names
         if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
             raise ValueError(
-                f"`{call}(tolerance=...)` takes limits on one side, because its multipliers have "
-                "no sign. Write (low, high) and `Equal` as two limits, `AtLeast(low)` and high, on "
-                "the same value; or use the default method."
+                f"`{call}(tolerance=...)` takes limits on one side: write (low, high) and `Equal` "
+                "as two limits, `AtLeast(low)` and high, of one value, or use the default method."
             )
 
     def violation(self) -> Tensor:
