@@ -419,7 +419,7 @@ def test_groups_have_names():
         with pytest.raises(ValueError, match=message):
             fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, **wrong)
     for missing in ({"names": names}, {"ratio": 0.5}):
-        with pytest.raises(TypeError, match=r"such as ratio=0\.2"):
+        with pytest.raises(TypeError, match=r"such as 0\.2"):
             fcco.CVaRGroupDRO(model, sgd(model), **missing)  # type: ignore[arg-type]
 
 

@@ -111,10 +111,8 @@ def one_of(call: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         near = meant(str(value), allowed)
-        question = f" ({near})" if near else ""
-        raise ValueError(
-            f"`{call}({name}=...)` must be one of {words} but is: {value!r}{question}."
-        )
+        given = f"{value!r} ({near})" if near else f"{value!r}"
+        raise ValueError(f"`{call}({name}=...)` must be one of {words} but is: {given}.")
 
 
 def requires(method: str, outer: Any, *facts: str) -> None:

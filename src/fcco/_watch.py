@@ -27,7 +27,6 @@ __all__ = [
     "WAITS",
     "WINDOW",
     "FirstCalls",
-    "LossHook",
     "Losses",
     "UsageWarning",
     "foreign_optimizers",
@@ -114,38 +113,52 @@ def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 @dataclass(slots=True)
 class Losses:
-    """What became of the losses of the calls since the last step: so many were made, had their
-    gradient asked for, are gone without; and whether that of number WAITS[0] found none before.
+    """What became of the losses of the calls since the last step.
+
+    A hook costs as much as ten operations: the first call of a step, mostly the only one, has none,
+    and the second looks whether there are gradients since (`trained`). Of the losses watched, some
+    are used (differentiated) and some dropped without. `cleared`: when loss number WAITS[0] was
+    differentiated, the gradients of those before were gone.
     """
 
     made: int = 0
+    watched: int = 0
     used: int = 0
     dropped: int = 0
+    trained: bool = False
     cleared: bool = False
 
+    def watch(self, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Put a hook on the graph of a loss."""
+        if self.made == 2 and not self.watched:
+            self.trained = not _without_gradient(optimizers)
+        self.watched += 1
+        hook = _LossHook(self, optimizers if self.made == WAITS[0] else ())
+        loss.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
 
-class LossHook:
+
+@dataclass(slots=True, eq=False)
+class _LossHook:
     """Lives as long as the graph of a loss, and is called when that is differentiated."""
 
-    __slots__ = ("losses", "optimizers", "used")
-
-    def __init__(self, losses: Losses, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        losses.made += 1
-        self.losses, self.used = losses, False
-        self.optimizers = optimizers if losses.made == WAITS[0] else ()
+    losses: Losses
+    optimizers: Sequence[torch.optim.Optimizer]
+    used: bool = False
 
     def __call__(self, _: Any) -> None:
         if not self.used:
             self.used = True
             self.losses.used += 1
-            held = [p.grad for each in self.optimizers for p in parameters_of(each)]
-            self.losses.cleared = bool(held) and all(
-                grad is None or (grad.device.type == "cpu" and not grad.any()) for grad in held
-            )
+            self.losses.cleared = bool(self.optimizers) and _without_gradient(self.optimizers)
 
     def __del__(self) -> None:
         if not self.used:
             self.losses.dropped += 1
+
+
+def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    grads = (p.grad for each in optimizers for p in parameters_of(each))
+    return all(g is None or (g.device.type == "cpu" and not g.any()) for g in grads)
 
 
 def never_stepped(

@@ -127,16 +127,11 @@ class CVaRGroupDRO(GroupObjective):
         named = None if names is None else tuple(names)
         number: Any = len(named) if named and num_groups is None else num_groups
         if number is None or ratio is None:
-            raise TypeError(
-                "`CVaRGroupDRO` needs `num_groups`, or the `names` of the groups, and the share of "
-                "them that counts, such as ratio=0.2."
-            )
+            raise TypeError("`CVaRGroupDRO` needs num_groups or names, and a ratio, such as 0.2.")
         _checks.integer("CVaRGroupDRO", "num_groups", number, 1)
         _checks.in_interval("CVaRGroupDRO", "ratio", ratio, 0.0, 1.0, open_low=True)
         if named is not None and {len(named), len(set(named))} != {number}:
-            raise ValueError(
-                f"`CVaRGroupDRO(names=...)` must be {number} different names but is: {names}."
-            )
+            raise ValueError(f"`CVaRGroupDRO(names=...)` must be {number} different names: {names}")
         if ratio * number < 1 - 1e-6:
             _watch.warn(
                 f"`CVaRGroupDRO(ratio={ratio:g})` of {number} groups is less than one: the worst "

@@ -292,14 +292,14 @@ class Compositional(nn.Module):
             loss = mean_loss(loss, group, check=updating)
         elif not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
-        alone = loss is None or not loss.requires_grad
-        if alone and updating and group is None:
-            _watch.refuse_without_gradient(entries.values())
         if self.single_point and updating and previous is not None and previous.ready:
             entries = {
                 name: self._with_linearised_previous(name, each) for name, each in entries.items()
             }
         if watch is not None:
+            alone = loss is None or not loss.requires_grad
+            if alone and group is None:
+                _watch.refuse_without_gradient(entries.values())
             if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
@@ -314,8 +314,10 @@ class Compositional(nn.Module):
         tracked = self._tracked(entries, loss, group, updating)
         combined = self._combined(loss, tracked, group, updating)
         if updating and combined.grad_fn is not None:
-            hook = _watch.LossHook(self._state.losses, self._optimizers)
-            combined.grad_fn.register_prehook(hook)
+            state = self._state
+            state.losses.made += 1
+            if state.losses.made > 1 or state.unused:
+                state.losses.watch(combined, self._optimizers)
         elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
@@ -381,16 +383,17 @@ class Compositional(nn.Module):
         which costs nothing to read; the sum of all versions changes if any parameter does.
         """
         state, count = self._state, 0 if self.previous is None else self.previous.snapshots
-        if state.losses.dropped:
+        if state.losses.dropped:  # before anything is pooled with them
             self._forget_unused()
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
         there, state.open_at = state.open_at, here
         state.waiting += 1
-        cleared, said = state.losses.cleared, state.said_moves or state.said_steps
-        if (cleared or state.waiting == _watch.WAITS[-1]) and self._handles and not said:
+        cleared = state.losses.cleared
+        if (cleared or state.waiting == _watch.WAITS[-1]) and self._handles:
+            if not (state.said_moves or state.said_steps):
+                _watch.never_stepped(self.model, self._optimizers, state.waiting, cleared)
             state.said_steps = True
-            _watch.never_stepped(self.model, self._optimizers, state.waiting, cleared)
         if there is None or there[0] == here[0]:
             return
         waiting, moves = state.waiting, state.moves + 1
@@ -413,8 +416,9 @@ class Compositional(nn.Module):
         """Note losses that went without being differentiated, and undo a step of such alone."""
         state, losses = self._state, self._state.losses
         state.note_unused(losses.dropped)
-        losses.made, losses.dropped = losses.made - losses.dropped, 0
-        if not losses.used and self.group is None:  # one rank must not undo what others keep
+        losses.watched, losses.dropped = losses.watched - losses.dropped, 0
+        # One rank must not undo what others keep.
+        if not (losses.used or losses.trained) and self.group is None:
             for term in self._terms.values():
                 term.rollback()
             state.losses, state.open_at = _watch.Losses(), None
@@ -501,8 +505,8 @@ class Compositional(nn.Module):
                 state.said_eval = True
                 _watch.stepped_in_eval()
         state.stepping = False
-        if state.losses.made > state.losses.used:
-            state.note_unused(state.losses.made - state.losses.used)
+        if state.losses.watched > state.losses.used:
+            state.note_unused(state.losses.watched - state.losses.used)
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins

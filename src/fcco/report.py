@@ -563,11 +563,13 @@ def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
             "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
         ),
     ):  # fmt: skip
-        if found and term.step >= _SETTLED:
-            worst = max(found, key=lambda row: row.excess or 0)
-            more = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
-            text = f"After {term.step} steps the limit of {worst.name!r}{more} is exceeded by"
-            findings.append(Finding(kind, f"{text} {worst.excess:.2g}, and {state}.", remedy))
+        if found and term.step >= 100:  # before, none is expected to have settled
+            worst, more = max(found, key=lambda row: row.excess or 0), len(found) - 1
+            text = f"After {term.step} steps the limit of {worst.name!r}"
+            text += (
+                f" (and of {more} more)" * (more > 0) + f" is exceeded by {worst.excess:.2g}, and"
+            )
+            findings.append(Finding(kind, f"{text} {state}.", remedy))
     return findings
 
 
@@ -582,9 +584,6 @@ def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entr
         raise ValueError(f"`report(function=...)` must return values of {name!r}.")
     return entries[name]
 
-
-_SETTLED = 100
-"""Steps before which a multiplier is not expected to have settled."""
 
 _MOST_GRADIENTS = 8
 """Gradients that are compared, each as large as the parameters."""

@@ -88,9 +88,8 @@ def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, numbers.Real)
+    return one and not isinstance(value, bool)
 
 
 def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, Any]:
@@ -118,14 +117,10 @@ class Limits(KeepsPrecision):
         number: m, the number of blocks.
         like: a tensor whose precision and device the limits take.
         tolerance: g_i <= tolerance_i, one number or one per block; or other limits, see `Limit`.
-        margin: train for g_i <= high_i - margin and g_i >= low_i + margin, to land on the safe
-            side; at most to the middle of the two, so that an equality has none.
+        margin: train for so much less than high_i and more than low_i, to land on the safe side; at
+            most to the middle of the two.
         names: names of the blocks, for values given by name and for reports.
         call: the caller's name, for the error text.
-
-    Attributes:
-        tolerance: high_i; one number where it is the same for all.
-        low: low_i, None where all limits are upper ones.
 
     Example:
         >>> import torch
@@ -136,8 +131,8 @@ class Limits(KeepsPrecision):
         {'a': 1.0, 'b': 2.0}
     """
 
-    tolerance: Tensor
-    low: Tensor | None
+    tolerance: Tensor  # high_i
+    low: Tensor | None  # low_i, unless all limits are upper ones
 
     def __init__(
         self,
@@ -191,8 +186,7 @@ class Limits(KeepsPrecision):
 
     def of(self, index: Tensor | None, dim: int = 1, low: bool = False) -> Tensor:
         """high_i or low_i of some blocks (None: all), for values of dimension `dim`."""
-        limit = self.low if low else self.tolerance
-        assert limit is not None
+        limit: Any = self.low if low else self.tolerance
         if limit.dim() and index is not None:
             limit = limit[index]
         return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)

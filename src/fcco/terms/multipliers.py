@@ -270,7 +270,8 @@ class MultiplierTerm(AbstractTerm):
         at = state.rows(index)
         excess = state.array(tracked.value) - state.limit(at)
         slope = self._slopes(state, at, excess)
-        excess = state.from_side(at, excess, slope)
+        if state.sides is not None:
+            excess = state.from_side(at, excess, slope)
         slope = torch.as_tensor(slope * (self.tracker.num_inner / max(index.shape[0], 1)))
         return tracked.as_loss(torch.dot(slope, torch.as_tensor(excess)), slope)
 
@@ -306,18 +307,22 @@ class MultiplierTerm(AbstractTerm):
         known = None if step.seen is None else state.array(step.seen) * 1.0
         if known is not None:  # a first value is no surprise
             innovation = innovation * known
-        relative = state.towards_limit(at, innovation) / noise
+        relative = innovation / noise
+        if state.sides is not None:  # towards the limit, which is below for lower ones
+            relative = relative * (2 * state.sides[2][at] - 1)
         total, squares = state.number(relative.sum()), state.number((relative**2).sum())
         scales = scales._replace(sampling=state.constant(sampling))
         scales = scales.with_innovations(total, squares, self.tracker.steps)
         margin = self._share * scales.room() * (noise * (variance < HUGE)) + self.limits.margin
-        margin = state.within(at, margin)
+        if state.sides is not None:  # at most to the middle of the interval
+            margin = margin.clip(max=state.sides[4][at])
         state.variance[at], state.margin[at] = variance * again, margin
         if self.tracker.steps < WARM_UP:
             return scales
         excess = after - limit
         measured = choose(state.pooled[2] > 0, 1.0, 0.0)  # some constraint came twice
-        violation = abs(state.outside(at, excess + margin, 1.0)) * (measured / noise)
+        violation = state.outside(at, excess + margin, 1.0) * (measured / noise)
+        violation = violation if state.sides is None else abs(violation)
         largest = worst = state.number(violation.max())
         if known is not None:
             worst = state.number((violation * known).max())
@@ -413,10 +418,10 @@ class _State:
         )
         self._scales, self._limit = self.array(buffers["scales"]), self.array(limit)
         self.pooled = self.array(estimate.pooled)
-        self._sides: Any = buffers["sides"]
-        if self._sides is not None:
-            self._sides = self.array(self._sides)
-            self._limit = self._sides[0]
+        self.sides: Any = buffers["sides"]
+        if self.sides is not None:
+            self.sides = self.array(self.sides)
+            self._limit = self.sides[0]
 
     def noise(self) -> Numbers:
         """sigma^2 over all constraints."""
@@ -445,23 +450,15 @@ class _State:
     def outside(self, at: Any, values: Numbers, factor: Numbers) -> Numbers:
         """[nu + k (g - high)]_+ - [-nu - k (g - low)]_+, from nu + k (g - limit + margin) and k."""
         above = values.clip(0)
-        if self._sides is None:
+        if self.sides is None:
             return above
-        _, width, has_upper, has_lower, _ = self._sides[:, at]
+        _, width, has_upper, has_lower, _ = self.sides[:, at]
         below = values + factor * (width - 2 * self.margin[at])
         return above * has_upper + below.clip(max=0) * has_lower
 
     def from_side(self, at: Any, excess: Numbers, slope: Numbers) -> Numbers:
         """The g - limit of some blocks, or g - low where the slope says that this is the limit."""
-        return excess if self._sides is None else excess + self._sides[1][at] * (slope < 0)
-
-    def towards_limit(self, at: Any, changes: Numbers) -> Numbers:
-        """Changes of some blocks, positive towards their limit."""
-        return changes if self._sides is None else changes * (2 * self._sides[2][at] - 1)
-
-    def within(self, at: Any, margin: Numbers) -> Numbers:
-        """Margins of some blocks, to the middle of the interval at most."""
-        return margin if self._sides is None else margin.clip(max=self._sides[4][at])
+        return excess if self.sides is None else excess + self.sides[1][at] * (slope < 0)
 
     def scales(self) -> Scales:
         """The numbers of the term."""
