@@ -80,7 +80,7 @@ def train(objective: Any, problem: Noisy, steps: range, copies: int = 1, scale=(
 # The rule, once more.
 
 
-def outside(nu: float, k: float, g: float, low: float, high: float) -> float:
+def outside(nu: Any, k: Any, g: Any, low: float, high: float) -> Any:
     """nu + k (g - clip(g + nu/k, low, high)), exactly 0 inside."""
     shifted = g + nu / k if k else 0.0
     return k * (shifted - min(max(shifted, low), high)) if k else nu

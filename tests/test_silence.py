@@ -408,19 +408,15 @@ def test_groups_have_names():
         visit(few, model, [[1, 2, 3]] * 20)
     by_name = fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, names=names)
     take_step(by_name, lambda: {"dan": model.weight.sum(), "bob": model.bias.sum()})
-    assert [row.name for row in by_name.report().rows if not math.isnan(row.value)] == [
-        "bob",
-        "dan",
-    ]
-    for wrong, message in (
-        ({"num_groups": 3, "names": names}, "3 different names"),
-        ({"names": ["a", "a"]}, "2 different names"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, **wrong)
-    for missing in ({"names": names}, {"ratio": 0.5}):
-        with pytest.raises(TypeError, match=r"such as 0\.2"):
-            fcco.CVaRGroupDRO(model, sgd(model), **missing)  # type: ignore[arg-type]
+    known = [row.name for row in by_name.report().rows if not math.isnan(row.value)]
+    assert known == ["bob", "dan"]
+    for number, wrong in ((3, names), (2, ["a", "a"])):
+        with pytest.raises(ValueError, match=f"{number} different names"):
+            fcco.CVaRGroupDRO(model, sgd(model), number, ratio=0.5, names=wrong)
+    with pytest.raises(TypeError, match=r"such as 0\.2"):
+        fcco.CVaRGroupDRO(model, sgd(model), names=names)
+    with pytest.raises(TypeError, match="num_groups or names"):
+        fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5)
 
 
 def test_a_ratio_of_less_than_one_group_is_noticed():

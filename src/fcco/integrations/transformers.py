@@ -267,6 +267,7 @@ class RobustTrainer(Trainer):
                 f"but it has {number}."
             )
         given = objective.term.names
+        objective.term.tracker.names = tuple(map(str, names))  # for errors
         numbered = names == list(range(number))  # the column says which constraint by its number
         if given is not None and not numbered and list(given) != [str(name) for name in names]:
             raise ValueError(

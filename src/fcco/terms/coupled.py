@@ -60,7 +60,6 @@ Limit = float | AtLeast | Equal | tuple[float | None, float | None]
 """The limit of a constraint: a number (at most), `AtLeast`, `Equal`, or (low, high)."""
 
 Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
-"""One limit for all constraints, or one for each."""
 
 
 def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
