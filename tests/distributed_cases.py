@@ -336,10 +336,10 @@ def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
         own = fcco.ema_tracker(GROUPS, gamma=0.7, dtype=torch.float64)
         objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
         gamma: Any = "auto" if corrected else 0.7
+        more: dict[str, Any] = {"tolerance": 0.2} | settings
         return fcco.constrained(
-            model, momentum(model, lr=0.2), constraints, tolerance=0.2, gamma=gamma,
-            objective=objective, **settings,
-        )  # fmt: skip
+            model, momentum(model, lr=0.2), constraints, gamma=gamma, objective=objective, **more
+        )
 
     return build
 
@@ -489,6 +489,8 @@ ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
 INDIVIDUAL: dict[str, Any] = {
     "temperature": "individual", "first_temperature": 0.4, "radius": 1.0, "temperature_lr": 0.05
 }  # fmt: skip
+KINDS = [fcco.Equal(0.0), fcco.AtLeast(1.2), (0.1, 0.2), 0.2]
+MIXED = [KINDS[k % 4] for k in range(GROUPS)]
 SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
     "sonex": Case(sonex(), per_sample),
@@ -508,7 +510,7 @@ CASES: dict[str, Case] = {
     "penalized-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
     "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
     "automatic-scalar": Case(automatic(GROUPS), with_scalar_g0),
-    "automatic-named": Case(automatic(NAMES, equality=True), named, sizes=sometimes_empty),
+    "automatic-named": Case(automatic(NAMES, tolerance=MIXED), named, sizes=sometimes_empty),
     "automatic-coupled": Case(automatic(GROUPS, coupled=True), with_coupled_objective),
     "automatic-accumulation": Case(automatic(GROUPS), with_g0, micro=2),
     "alexr2": Case(alexr2, per_sample),

@@ -307,7 +307,7 @@ def test_micro_batches_of_one_step_make_one_dual_step():
             ids, rows = np.repeat(rng.permutation(4)[:2], 6), tensor(rng.normal(size=(12, 2)))
             for k in range(parts):  # every part holds both blocks
                 few, index = rows[k::parts], torch.as_tensor(ids[k::parts])
-                objective(lambda few=few, w=model.w: (few @ w).square(), index)
+                objective(lambda few=few, w=model.w: (few @ w).square(), index).backward()
             model.w.grad = tensor(rng.normal(size=2))  # the same motion of w in both runs
             optimizer.step()
         ends.append(objective.term.dual())

@@ -153,8 +153,11 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("sonex", PENALTY | {"penalty": -1.0}, "must be positive"),
     ("sonex", PENALTY | {"outer": fcco.Hinge()}, "has its own weight"),
     ("sonex", {"outer": fcco.CVaR(0.5), "smoothing": 0.1}, "dimension two or more"),
-    ("squared-hinge", {"equality": True, "penalty": 1.0}, "`equality` is a setting (for sonex, "),
-    ("sonex", PENALTY | {"equality": True, "margin": 0.1}, "would be moved, not made stricter"),
+    ("sonex", {"equality": [True, False]}, "`equality` is said by the limit itself, `fcco.Equal("),
+    ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "no meaning for equalities"),
+    ("sonex", {"outer": fcco.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
+    ("sonnex", {}, "but is: 'sonnex' (did you mean `sonex`?)"),
+    ("sonex", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
     ("sonex", {"outer": fcco.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
@@ -181,7 +184,7 @@ def test_every_accepted_setting_reaches_the_method(method):
     values: dict[str, Any] = {
         "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "tolerance": 0.1,
         "margin": 0.01, "process_group": None, "read": "old", "correction": 0.1,
-        "theta": 0.1, "gamma": 0.3, "equality": False, "outer": None, "dim": None,
+        "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
         "average": 10, "ramp_steps": 3, "inner_steps": 4, "schedule": None,
         "constraint_optimizer": None, "objective": None, "offload": True,
     }  # fmt: skip

@@ -59,7 +59,7 @@ def test_below_the_exact_penalty_threshold_a_constraint_is_not_enforced():
     ({"word": "hinge", "penalty": 6.0, "gamma": 0.03}, 0.0),
     # about m nu* / rho
     ({"word": "squared-hinge", "read": "old", "penalty": 60.0}, (A - B) / (1 + 60 / M)),
-    ({"equality": True, "penalty": 6.0, "smoothing": 0.02}, (A - B) * 0.06 / 1.06),
+    ({"tolerance": fcco.Equal(0.0), "penalty": 6.0, "smoothing": 0.02}, (A - B) * 0.06 / 1.06),
 
     ({"smoothing": 0.02, "outer": DeadZone(0.1, 6.0)}, 0.1 + (A - B - 0.1) * 0.06 / 1.06),
 
@@ -72,7 +72,9 @@ def test_residual_violation_of_each_kind(options, residual):
 
 
 def test_equality_holds_from_below_too():
-    model, objective = run(box(-0.4, B, M, 0.03), penalty=6.0, smoothing=0.02, equality=True)
+    model, objective = run(
+        box(-0.4, B, M, 0.03), penalty=6.0, smoothing=0.02, tolerance=fcco.Equal(0.0)
+    )
     np.testing.assert_allclose(B - model.w.detach(), 0.7 * 0.06 / 1.06, atol=0.006)
     assert (objective.violation() > 0).all() and (objective.multipliers() < 0).all()
 
@@ -176,7 +178,7 @@ def test_named_constraints_may_be_absent():
     loss = take_step(objective, lambda: (0 * model.w.sum(), {"rate": model.w[1]}))
     assert loss == 0 and not np.isnan(objective.violation()["rate"])
     for wrong, message in (
-        ({"gab": model.w[0]}, "given for .'gab'.*named: gap, rate"),
+        ({"gab": model.w[0]}, "given for .'gab'.*names are: gap, rate"),
         ({"gap": 0.5}, "must be a tensor"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):

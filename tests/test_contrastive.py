@@ -408,7 +408,7 @@ def test_pairs_with_values_that_are_not_finite_keep_their_temperature(handling):
         # Pair 1 is a negative of 2 to 5, but not of 0, which has the same label.
         spoiled = torch.zeros(6, 1, dtype=torch.float64)
         spoiled[1] = torch.nan if bad else 0.0
-        objective(lambda s=spoiled: (model(ids)[0] + s, model(ids)[1]), ids, label=label)
+        objective(lambda s=spoiled: (model(ids)[0] + s, model(ids)[1]), ids, label=label).backward()
         optimizer.step()
         moved = (objective.term.temperature() != before).any(1)
         assert moved.tolist() == [True, *[not bad] * 5]

@@ -195,8 +195,8 @@ def test_multipliers_of_equalities_have_a_sign():
     target = torch.tensor([2.0, -2.0], dtype=F64)
     optimizer = sgd(model, 0.02)
     objective = fcco.constrained(
-        model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0, equality=True,
-        tolerance=[0.5, -0.5],
+        model, optimizer, 2, penalty=8.0, smoothing=0.05, gamma=1.0,
+        tolerance=[fcco.Equal(0.5), fcco.Equal(-0.5)],
     )  # fmt: skip
     for _ in range(300):
         objective(lambda: ((model.w - target).square().sum() / 2, model.w)).backward()
@@ -313,14 +313,14 @@ def test_two_threads_in_one_objective_are_refused():
         leave.wait(10)
         return model.w
 
-    first = threading.Thread(target=lambda: objective(slow, [0]))
+    first = threading.Thread(target=lambda: objective(slow, [0]).backward())
     first.start()
     inside.wait(10)
     with pytest.raises(RuntimeError, match="another thread"):
         objective(lambda: model.w, [0])
     leave.set()
     first.join()
-    objective(lambda: model.w, [0])  # free again
+    objective(lambda: model.w, [0]).backward()  # free again
     with pytest.raises(RuntimeError, match="inside the function"):
         objective(lambda: objective(lambda: model.w, [0])[None], [0])
 

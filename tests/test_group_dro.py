@@ -81,6 +81,7 @@ def dro(model: torch.nn.Module, number: int, ratio: float, **options: Any) -> fc
     return fcco.CVaRGroupDRO(model, optimizer, number, ratio, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.*is less than one")
 @settings(max_examples=15, deadline=None)
 @given(losses_and_ratios(), st.sampled_from([1e-2, 0.3, 4.0]))
 def test_eliminated_threshold_is_the_vector_cvar_of_n_lambda(case, lam):
@@ -223,7 +224,7 @@ def test_logistic_regression_ends_within_one_percent_of_cvxpy(method):
     objective = fcco.CVaRGroupDRO(
         model, optimizer, problem.number, problem.ratio, smoothing=0.01, **options
     )
-    sampler = fcco.GroupBatchSampler(problem.group, groups_per_batch=4, per_group=32)
+    sampler = fcco.GroupBatchSampler(problem.group, groups_per_batch=4, per_group=32, seed=0)
     for step in range(steps):
         decay(optimizer, (1 - step / steps) ** 1.5)
         index = torch.as_tensor(sampler.draw())

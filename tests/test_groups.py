@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
-from fcco.groups import BlockSampler, GroupBatchSampler, group_mean
+from fcco.groups import BlockSampler, GroupBatchSampler, PositiveBatchSampler, group_mean
 
 # ---------------------------------------------------------------------------------------- means
 
@@ -138,14 +138,19 @@ def test_each_batch_has_distinct_groups_with_the_right_number_of_samples_in_orde
 @pytest.mark.parametrize(
     ("number", "samples", "options", "shape"),
     [
-        (16, 100, {}, (16, 4)),  # the shape that did best of 2x32, 4x16, 8x8 and 16x4
-        (10, 100, {}, (10, 6)),  # a batch of 60: never more than 64
-        (40, 100, {}, (32, 2)),  # two samples of each before one more group
-        (164, 1, {}, (64, 1)),  # there is no second sample
-        (3, 5, {}, (3, 5)),  # no sample twice: the batch is all there is
+        (
+            16,
+            100,
+            {"batch_size": 64},
+            (16, 4),
+        ),  # the shape that did best of 2x32, 4x16, 8x8 and 16x4
+        (10, 100, {"batch_size": 64}, (10, 6)),  # a batch of 60: never more than 64
+        (40, 100, {"batch_size": 64}, (32, 2)),  # two samples of each before one more group
+        (164, 1, {"batch_size": 64}, (64, 1)),  # there is no second sample
+        (3, 5, {"batch_size": 64}, (3, 5)),  # no sample twice: the batch is all there is
         (9, 100, {"batch_size": 256}, (9, 28)),
-        (9, 100, {"groups_per_batch": 4}, (4, 16)),
-        (9, 100, {"per_group": 16}, (4, 16)),
+        (9, 100, {"groups_per_batch": 4, "batch_size": 64}, (4, 16)),
+        (9, 100, {"per_group": 16, "batch_size": 64}, (4, 16)),
         (9, 3, {"per_group": 5, "batch_size": 10}, (2, 5)),
         (9, 100, {"groups_per_batch": 9, "per_group": 80}, (9, 80)),
     ],
@@ -167,9 +172,9 @@ def test_a_chosen_shape_with_small_groups_and_ranks() -> None:
     assert Counter(ids[repeat.draw()].tolist()) == {0: 10, 1: 10, 2: 10}
     everything = GroupBatchSampler(ids, batch_size=30, small_groups="all")
     assert Counter(ids[everything.draw()].tolist()) == {0: 1, 1: 3, 2: 10}
-    parts = [GroupBatchSampler(ids, batch_size=30, rank=r, world_size=4) for r in range(4)]
+    parts = [GroupBatchSampler(ids, batch_size=30, seed=0, rank=r, world_size=4) for r in range(4)]
     together = list(itertools.chain.from_iterable(part.draw() for part in parts))
-    assert together == GroupBatchSampler(ids, batch_size=30).draw()
+    assert together == GroupBatchSampler(ids, batch_size=30, seed=0).draw()
 
 
 @pytest.mark.parametrize("small_groups", ["repeat", "all"])
@@ -231,10 +236,13 @@ def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    sampler = GroupBatchSampler(ids, 2, 4)
+    sampler = GroupBatchSampler(ids, 2, 4, seed=0)
     assert (sampler.rank, sampler.world_size) == (2, 3)
-    given_ranks = GroupBatchSampler(ids, 2, 4, rank=0, world_size=2)
+    given_ranks = GroupBatchSampler(ids, 2, 4, seed=0, rank=0, world_size=2)
     assert (given_ranks.rank, given_ranks.world_size) == (0, 2)
+    for make in (lambda: GroupBatchSampler(ids, 2, 4), lambda: BlockSampler(9, 4)):
+        with pytest.raises(ValueError, match=r"seed=.* several ranks, the same"):
+            make()
 
 
 def test_batches_depend_on_seed_and_epoch_only() -> None:
@@ -252,7 +260,29 @@ def test_batches_depend_on_seed_and_epoch_only() -> None:
     assert walk(as_tensor) == walk(as_list) == epochs[0]
 
 
-def test_global_random_state_is_neither_read_nor_changed() -> None:
+@pytest.mark.parametrize("make", [
+    lambda: GroupBatchSampler(uneven(), 3, 4),
+    lambda: PositiveBatchSampler(np.arange(60) % 5 == 0, 12),
+    lambda: BlockSampler(9, 4),
+])  # fmt: skip
+def test_a_sampler_made_anew_draws_other_batches(make: Any) -> None:
+    """In each epoch, say; the same program draws the same, and a state holds the seed."""
+
+    def drawn() -> list[Any]:
+        return [[np.asarray(batch).tolist() for batch in make()] for _ in range(3)]
+
+    torch.manual_seed(0)
+    first = drawn()
+    assert first[0] != first[1] != first[2]
+    torch.manual_seed(0)
+    assert drawn() == first
+    sampler, other = make(), make()
+    sampler.draw()
+    other.load_state_dict(sampler.state_dict())
+    assert np.array_equal(other.draw(), sampler.draw())
+
+
+def test_global_random_state_is_neither_read_nor_changed_by_a_seed() -> None:
     ids = uneven()
 
     def reseed(seed: int) -> None:
@@ -261,8 +291,8 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
         random.seed(seed)
 
     def draws() -> list[Any]:
-        blocks = BlockSampler(9, 4)
-        return [walk(GroupBatchSampler(ids, 3, 4), 2), [b.tolist() for b in blocks]]
+        blocks = BlockSampler(9, 4, seed=0)
+        return [walk(GroupBatchSampler(ids, 3, 4, seed=0), 2), [b.tolist() for b in blocks]]
 
     reseed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
@@ -306,25 +336,27 @@ def test_consume_counts_what_the_loop_has_seen(workers: int) -> None:
 @workers_may_fork
 def test_plain_loop_is_exact_without_workers_and_ahead_with_them() -> None:
     ids = uneven()
-    whole = walk(GroupBatchSampler(ids, 2, 3))
+    whole = walk(GroupBatchSampler(ids, 2, 3, seed=0))
     for workers in (0, 2):
-        sampler = GroupBatchSampler(ids, 2, 3)
+        sampler = GroupBatchSampler(ids, 2, 3, seed=0)
         iterator = iter(loader_of(sampler, len(ids), workers))
         assert [next(iterator).tolist() for _ in range(4)] == whole[:4]
         assert (sampler.consumed == 4) if workers == 0 else (4 < sampler.consumed <= 4 + 2 * 3)
-    sampler = GroupBatchSampler(ids, 2, 3)
+    sampler = GroupBatchSampler(ids, 2, 3, seed=0)
     loader = loader_of(sampler, len(ids), 2)
     both = [[batch.tolist() for batch in loader] for _ in range(2)]
-    assert both[0] == whole and both[1] == walk(GroupBatchSampler(ids, 2, 3), 2)[len(whole) :]
+    assert (
+        both[0] == whole and both[1] == walk(GroupBatchSampler(ids, 2, 3, seed=0), 2)[len(whole) :]
+    )
     assert sampler.state_dict() == {"seed": 0, "epoch": 2, "consumed": 0}
 
 
 @workers_may_fork
 def test_advance_takes_over_the_counting() -> None:
     ids = uneven()
-    whole = walk(GroupBatchSampler(ids, 2, 3), epochs=2)
+    whole = walk(GroupBatchSampler(ids, 2, 3, seed=0), epochs=2)
     length = len(whole) // 2
-    sampler = GroupBatchSampler(ids, 2, 3)
+    sampler = GroupBatchSampler(ids, 2, 3, seed=0)
     sampler.advance(0)
     step = 0
     for _ in range(2):
@@ -352,8 +384,8 @@ def test_consume_hands_the_counting_back() -> None:
 def test_a_copy_goes_on_from_the_position_of_the_original() -> None:
     """Made inside a `consume` loop and after draws, whose streams cannot be copied."""
     ids = np.arange(12) % 3
-    whole = list(GroupBatchSampler(ids, 2, 2))
-    sampler = GroupBatchSampler(ids, 2, 2)
+    whole = list(GroupBatchSampler(ids, 2, 2, seed=0))
+    sampler = GroupBatchSampler(ids, 2, 2, seed=0)
     for _ in sampler.consume(DataLoader(ids, batch_sampler=sampler)):  # type: ignore[arg-type]
         made = copy.deepcopy(sampler)
         break
@@ -402,8 +434,11 @@ IDS = [0, 0, 1, 1, 2, 2]
         ((IDS, 2, 1), {"rank": 0, "world_size": 3}, "smallest batch, 2, but is: 3"),
         ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
         ((IDS, 2, 1), {"batch_size": 2}, "batch_size=2.*leave it out.*groups_per_batch=2"),
-        ((IDS, None, 70), {}, r"per_group=70.*batch_size=64.*groups_per_batch=\.\.\."),
-        ((IDS, 3), {"batch_size": 2}, r"groups_per_batch=3.*batch_size=2.*per_group=\.\.\."),
+        ((IDS, None, 7), {"batch_size": 6}, r"per_group=7.*batch_size=6"),
+        ((IDS,), {}, "how large .*batch_size="),
+        ((IDS, 2), {}, "how large .*groups_per_batch=8, per_group=8"),
+        ((IDS,), {"per_group": 2}, "how large .*batch_size="),
+        ((IDS, 3), {"batch_size": 2}, r"groups_per_batch=3.*batch_size=2"),
     ],
 )
 def test_group_sampler_errors(arguments: Any, options: Any, message: str) -> None:

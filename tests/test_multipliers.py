@@ -21,6 +21,24 @@ M, DIM = 5, 3
 RNG = np.random.default_rng(3)
 A, TARGET = RNG.normal(size=(M, DIM)), np.array([1.0, -0.5, 0.8])
 LIMIT = np.array([0.1, -0.2, 0.0, 0.3, -0.1])
+NONE = np.inf
+KINDS: dict[str, tuple[Any, Any]] = {  # low and high of each constraint
+    "upper": (np.full(M, -NONE), LIMIT),
+    "lower": (LIMIT - 0.3, np.full(M, NONE)),
+    "equality": (LIMIT, LIMIT),
+    "interval": (LIMIT - 0.2, LIMIT),
+    "mixed": (np.array([-NONE, -0.4, 0.0, 0.3, -0.1]), np.array([0.1, -0.2, 0.0, NONE, 0.3])),
+}
+
+
+def limits_of(low: Any, high: Any, scale: float = 1.0) -> list[Any]:
+    """The same limits in the words of a user."""
+    words = []
+    for a, b in zip(scale * np.asarray(low), scale * np.asarray(high), strict=True):
+        one_sided = float(b) if np.isinf(a) else fcco.AtLeast(float(a))
+        two_sided = fcco.Equal(float(a)) if a == b else (float(a), float(b))
+        words.append(two_sided if np.isfinite([a, b]).all() else one_sided)
+    return words
 
 
 class Noisy:
@@ -62,15 +80,21 @@ def train(objective: Any, problem: Noisy, steps: range, copies: int = 1, scale=(
 # The rule, once more.
 
 
-def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tuple[Any, Any, Any]:
+def outside(nu: Any, k: Any, g: Any, low: float, high: float) -> Any:
+    """nu + k (g - clip(g + nu/k, low, high)), exactly 0 inside."""
+    shifted = g + nu / k if k else 0.0
+    return k * (shifted - min(max(shifted, low), high)) if k else nu
+
+
+def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) -> Any:
     """The rule in plain loops over constraints, from its description alone."""
-    positive = (lambda v: v) if equality else (lambda v: max(v, 0.0))
     w = np.zeros(DIM)
     u, latest, d, visits, nu = (np.zeros(M) for _ in range(5))
     sigma2, margin = np.zeros(M), np.zeros(M)
     pooled_d = pooled_v = pooled_n = 0.0
     gain, omega, a2, active, d0, last, nf = 0.5, 0.0, 0.0, 0, 0.0, 0.0, 1.0
-    reach = 0.0 if equality else 0.06 * math.sqrt(2 * math.log(M))
+    reach = 0.06 * math.sqrt(2 * math.log(M))
+    sign = np.where(np.isinf(high), -1.0, 1.0)
     joint = separate = 0.0
     path = []
     for t in range(steps):
@@ -85,8 +109,8 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
             u[i] = fresh[i] if visits[i] == 0 else u[i] + weight * (fresh[i] - u[i])
             own = sigma2[i] if sigma2[i] > 0 else pooled_d
             kappa = math.sqrt(d0 / a2) / (own * max(omega, 1)) if a2 > 0 else 0.0
-            x = u[i] - LIMIT[i] + margin[i]
-            gradient += share * positive(nu[i] + kappa / 4 * math.sqrt(nf) * x) * A[i]
+            near, far = low[i] + margin[i], high[i] - margin[i]
+            gradient += share * outside(nu[i], kappa / 4 * math.sqrt(nf), u[i], near, far) * A[i]
         w = w - lr * gradient
         path.append(w.copy())
         # The step ends: noise and error of the constraints,
@@ -119,22 +143,21 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
             sigma2[i] = d[i]
             if visits[i] <= 10:
                 sigma2[i] = (d[i] * (visits[i] - 1) + 5 * pooled_d) / (visits[i] + 4)
-        new = [(fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
+        new = [sign[i] * (fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
         joint += max(0.02, 1 / (t + 1)) * (sum(new) ** 2 - joint)
         separate += max(0.02, 1 / (t + 1)) * (sum(e**2 for e in new) - separate)
         room = min(joint / separate, 1) if separate > 0 else 0.0
         for i in index:
-            margin[i] = reach * room * sigma2[i] ** 0.5
+            margin[i] = min(reach * room * sigma2[i] ** 0.5, (high[i] - low[i]) / 2)
         if t + 1 >= 10 and pooled_n > 0:
-            size = {i: u[i] - LIMIT[i] + margin[i] for i in index}
-            size = {i: (abs(x) if equality else max(x, 0)) / sigma2[i] ** 0.5
-                    for i, x in size.items()}  # fmt: skip
+            near, far = low + margin, high - margin
+            size = {i: max(u[i] - far[i], near[i] - u[i], 0) / sigma2[i] ** 0.5 for i in index}
             omega = max(omega * 0.99, max([size[i] for i in seen], default=0.0))
             if a2 == 0 and max(size.values()) > 0:
                 a2 = max((share * sum(size.values()) / max(size.values())) ** 2, 0.1)
             kappa = {i: math.sqrt(d0 / a2) / sigma2[i] / max(omega, 1) if a2 else 0 for i in index}
-            x = {i: u[i] - LIMIT[i] + margin[i] for i in index}
-            c = {i: positive(nu[i] + kappa[i] / 4 * math.sqrt(share) * x[i]) for i in index}
+            part = math.sqrt(share) / 4
+            c = {i: outside(nu[i], kappa[i] * part, u[i], near[i], far[i]) for i in index}
             largest = max(abs(c[i]) * sigma2[i] ** 0.5 for i in index)
             if largest > 0:
                 active += 1
@@ -143,7 +166,7 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
                 a2 = max(a2, 0.1)
             for i in index:
                 rate = min(0.01 * share, 0.03) * kappa[i]
-                nu[i] = positive(nu[i] + rate * (fresh[i] - LIMIT[i] + margin[i]))
+                nu[i] = outside(nu[i], rate, fresh[i], near[i], far[i])
         for i in index:  # one value alone tells no noise
             if visits[i] == 1:
                 sigma2[i] = 0.0
@@ -151,13 +174,13 @@ def transcription(problem: Noisy, steps: int, lr: float, equality: bool) -> tupl
 
 
 @pytest.mark.parametrize("blocks", [M, 2])
-@pytest.mark.parametrize("equality", [False, True])
-def test_the_rule_equals_its_transcription(blocks, equality):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rule_equals_its_transcription(blocks, kind):
     problem, steps, lr = Noisy(200, blocks), 200, 0.05
-    if equality and blocks < M:
+    if kind != "upper" and blocks < M:
         lr = 0.01  # five equalities in three dimensions cannot hold
-    path, nu, scales = transcription(problem, steps, lr, equality)
-    objective = objective_of(lr=lr, equality=equality, gamma="auto")
+    path, nu, scales = transcription(problem, steps, lr, *KINDS[kind])
+    objective = objective_of(limits_of(*KINDS[kind]), lr=lr, gamma="auto")
     ours = []
     for t in range(steps):
         train(objective, problem, range(t, t + 1))
@@ -165,30 +188,34 @@ def test_the_rule_equals_its_transcription(blocks, equality):
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-10)
     np.testing.assert_allclose(objective.term.multiplier, nu, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(objective.term.scales[:3], scales, rtol=1e-8)
-    assert np.abs(nu).max() > 0.1 and scales[2] > 100, "the constraints act"
+    assert np.abs(nu).max() > 0.1 and scales[2] > 50, "the constraints act"
 
 
 # Units.
 
 
-def end(lr: float = 0.05, blocks: int = M, copies: int = 1, scale=(1.0, 1.0), **settings) -> Any:
-    limit = scale[1] * np.tile(LIMIT, copies)
-    objective = objective_of(limit, M * copies, lr, **settings)
+def end(
+    lr: float = 0.05, blocks: int = M, copies: int = 1, scale=(1.0, 1.0), kind: str = "upper"
+) -> Any:
+    limits = copies * limits_of(*KINDS[kind], scale[1])
+    objective = objective_of(limits, M * copies, lr)
     train(objective, Noisy(200, blocks), range(200), copies, scale)
     return objective
 
 
-def test_units_of_loss_and_values_change_nothing():
-    expected = end(blocks=2).model.w.detach()
-    assert expected.norm() > 0.1
+@pytest.mark.parametrize("kind", ["upper", "mixed"])
+def test_units_of_loss_and_values_change_nothing(kind):
+    plain = end(blocks=2, kind=kind, lr=0.02)
+    expected = plain.model.w.detach()
+    assert plain.term.multiplier.abs().max() > 0.1
     for scale in ((1.0, 100.0), (0.01, 0.1)):
-        ours = end(lr=0.05 / scale[0], blocks=2, scale=scale).model.w.detach()
+        ours = end(lr=0.02 / scale[0], blocks=2, scale=scale, kind=kind).model.w.detach()
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-9)
 
 
 def test_constraints_listed_ten_times_change_nothing_but_the_margin():
     """The largest of more estimates is further off: the margin grows like sqrt(2 ln m)."""
-    settings: dict[str, Any] = {"blocks": 2, "equality": True, "lr": 0.01}
+    settings: dict[str, Any] = {"blocks": 2, "kind": "equality", "lr": 0.01}
     one, ten = end(**settings), end(copies=10, **settings)
     np.testing.assert_allclose(ten.model.w.detach(), one.model.w.detach(), rtol=0, atol=1e-9)
     shared = ten.term.multiplier.view(10, M)
@@ -222,8 +249,9 @@ def test_accumulated_batches_are_one_step():
                     return losses.mean(), (torch.as_tensor(A) @ w + 0.3 * noise).flatten()
 
                 index = torch.arange(M).repeat(len(rows))
-                objective(function, index)
+                objective(function, index).backward()
             objective.close()
+            w.grad = None
             with torch.no_grad():
                 w -= 0.01
             states.append(state_of(objective))
@@ -270,10 +298,12 @@ def test_a_step_that_is_rolled_back_leaves_no_trace():
         assert torch.equal(value, state_of(other)[name]), name
 
 
-def test_a_resumed_run_is_the_same_bit_by_bit():
-    problem, whole = Noisy(80, blocks=2), objective_of()
+@pytest.mark.parametrize("kind", ["upper", "mixed"])
+def test_a_resumed_run_is_the_same_bit_by_bit(kind):
+    limits = limits_of(*KINDS[kind])
+    problem, whole = Noisy(80, blocks=2), objective_of(limits)
     train(whole, problem, range(80))
-    first, second = objective_of(), objective_of()
+    first, second = objective_of(limits), objective_of(limits)
     train(first, problem, range(37))
     second.model.load_state_dict(copy.deepcopy(first.model.state_dict()))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -355,9 +385,151 @@ def test_a_constraint_that_cannot_move_does_not_silence_the_others(constant, blo
     assert 1 / 3 < ours / theirs < 3
 
 
+LINES = np.array(
+    [[1.0, 0, 0, 0], [0, 1, 0, 0.3], [0, 0.2, 1, 0], [0.1, 0, 0, 1], [0, 0, 0.5, -0.5]]
+)
+AIM = np.array([1.0, -0.5, 0.8, 0.2])
+IN_WORDS: dict[str, dict[str, Any]] = {
+    "at most": {"a": 0.4},
+    "at least": {"b": fcco.AtLeast(0.1)},
+    "interval, from above": {"c": (0.2, 0.45)},
+    "interval, from below": {"b": (0.1, 0.3)},
+    "interval, inside": {"e": (-0.6, 0.6)},
+    "equality": {"d": fcco.Equal(-0.1)},
+    "open sides": {"a": (None, 0.4), "b": (0.1, None)},
+    "mixture": {
+        "a": 0.4, "b": fcco.AtLeast(0.1), "c": (0.2, 0.45), "d": fcco.Equal(-0.1), "e": (-0.6, 0.6)
+    },
+}  # fmt: skip
+
+
+def optimum(limits: dict[str, Any], penalty: Callable[[Any], Any] | None = None) -> Any:
+    """w and multipliers of min |w - aim|^2 / 2 under limits, or with a penalty of the distance."""
+    cp = pytest.importorskip("cvxpy")
+    w, total, held, distances = cp.Variable(4), 0, {}, []
+    for name, limit in limits.items():
+        g = LINES[ord(name) - ord("a")] @ w
+        low, high = limit if isinstance(limit, tuple) else (None, limit)
+        if isinstance(limit, fcco.AtLeast | fcco.Equal):
+            low, high = limit.limit, limit.limit if isinstance(limit, fcco.Equal) else None
+        above = [] if high is None else [g <= high]
+        below = [] if low is None else [g >= low]
+        held[name] = (above, below)
+        distances.append(sum(cp.pos(c.args[0] - c.args[1]) for c in (*above, *below)))
+    total = cp.sum_squares(w - AIM) / 2
+    sides = [side for pair in held.values() for each in pair for side in each]
+    if penalty is not None:
+        total, sides = total + sum(map(penalty, distances)) / len(limits), []
+    cp.Problem(cp.Minimize(total), sides).solve()
+    if penalty is not None:
+        return w.value, None
+    duals = [sum(s.dual_value for s in a) - sum(s.dual_value for s in b) for a, b in held.values()]
+    return w.value, np.array(duals, dtype=float)
+
+
+def solve(limits: dict[str, Any], noise: float, steps: int, **settings: Any) -> Any:
+    model, rng = Point(np.zeros(4)), np.random.default_rng(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective: Any = fcco.constrained(model, optimizer, limits, **settings)
+    rows, tail, found = [ord(name) - ord("a") for name in limits], [], []
+    for t in range(steps):
+        off = torch.as_tensor(rng.normal(size=4 + len(rows)) * noise)
+
+        def function(off=off):
+            values = torch.as_tensor(LINES[rows]) @ model.w + off[4:]
+            loss = (model.w - torch.as_tensor(AIM) - off[:4]).square().sum() / 2
+            return loss, dict(zip(limits, values, strict=True))
+
+        take_step(objective, function)
+        if t > steps // 2:
+            tail.append(model.w.detach().numpy().copy())
+            found.append(list(objective.multipliers().values()))
+    return np.mean(tail, axis=0), np.mean(found, axis=0), objective
+
+
+@pytest.mark.parametrize("words", IN_WORDS)
+def test_limits_of_every_kind_end_at_the_optimum(words):
+    limits = IN_WORDS[words]
+    w, nu = optimum(limits)
+    exact, found, _ = solve(limits, noise=0.0, steps=1500)
+    np.testing.assert_allclose(exact, w, atol=2e-3)
+    np.testing.assert_allclose(found, nu, atol=5e-3)
+    assert words == "interval, inside" or np.abs(nu).min() > 0.1 or words == "mixture"
+    noisy, *_ = solve(limits, noise=0.2, steps=1500)
+    reach = 0.06 * math.sqrt(2 * math.log(max(len(limits), 2))) * 0.2  # the margin
+    np.testing.assert_allclose(noisy, w, atol=1.5 * reach + 0.015)
+
+
+@pytest.mark.parametrize("method, settings, penalty", [
+    ("sonex", {"penalty": 6.0, "smoothing": 0.1}, lambda cp, d: cp.huber(d, 0.6) / 0.2),
+    ("alexr2", {"penalty": 6.0, "smoothing": 0.1, "nu": 0.1, "eta": 0.02, "theta": 0.0},
+     lambda cp, d: cp.huber(d, 0.6) / 0.2),
+    ("squared-hinge", {"penalty": 40.0}, lambda cp, d: 20 * cp.square(d)),
+])  # fmt: skip
+def test_penalties_take_every_kind(method, settings, penalty):
+    """The minimiser of the penalised problem, from a convex solver."""
+    cp, limits = pytest.importorskip("cvxpy"), IN_WORDS["mixture"]
+    w, _ = optimum(limits, lambda distance: penalty(cp, distance))
+    ours, _, objective = solve(limits, 0.0, 1500, method=method, gamma=1.0, **settings)
+    np.testing.assert_allclose(ours, w, atol=2e-3)
+    assert objective.multipliers()["b"] < -0.3 and objective.multipliers()["a"] > 0.3
+    assert objective.report().rows[1].excess == pytest.approx(0.1 - LINES[1] @ w, abs=2e-3)
+
+
+BASELINES: dict[str, Any] = {
+    "ssg": {"threshold": 0.01}, "oss": {"proximal": 0.5, "inner_steps": 20},
+    "icppac": {"proximal": 0.5, "inner_steps": 20},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_a_lower_limit_is_an_upper_one_of_minus_the_value(method):
+    runs = []
+    for sign, limit in ((1.0, fcco.AtLeast(0.1)), (-1.0, -0.1)):
+        model = Point(np.zeros(4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        objective: Any = fcco.constrained(
+            model, optimizer, {"a": 0.4, "b": limit}, method, **BASELINES[method]
+        )
+        for _ in range(100):
+
+            def function(sign=sign, model=model):
+                a, b = torch.as_tensor(LINES[:2]) @ model.w
+                loss = (model.w - torch.as_tensor(AIM)).square().sum() / 2
+                return loss, {"a": a, "b": sign * b}
+
+            take_step(objective, function)
+        runs.append((model.w.detach().clone(), objective))
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=1e-12)
+    assert runs[0][1].violation() == pytest.approx(runs[1][1].violation(), abs=1e-12)
+    lower, upper = (each.multipliers()["b"] for _, each in runs)
+    assert lower == pytest.approx(-upper) and lower < -0.1
+
+
+def test_what_has_no_limits_on_both_sides_says_how_to_write_them():
+    model = Point(np.zeros(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for method, settings in BASELINES.items():
+        for limit in ((0.2, 0.26), fcco.Equal(0.0)):
+            with pytest.raises(ValueError, match=r"one side.*two limits, `AtLeast"):
+                fcco.constrained(model, optimizer, {"a": limit}, method, **settings)
+    with pytest.raises(ValueError, match="-value <= -b"):
+        fcco.constrained(
+            model, optimizer, {"a": fcco.AtLeast(0.1)}, "alexr", penalty=1.0, dual_step=0.1
+        )
+    objective = fcco.constrained(
+        model, optimizer, {"a": fcco.AtLeast(0.1)}, "sonex", penalty=1.0, smoothing=0.1
+    )
+    with pytest.raises(Unsupported, match="upper limits alone"):
+        signature_of(Member(model, optimizer, objective))
+    for outer in (fcco.Absolute(2.0), fcco.TwoSidedHinge(0.1)):
+        with pytest.raises(ValueError, match="non-decreasing outer function of one number"):
+            fcco.constrained(model, optimizer, {"a": (0.1, 0.2)}, outer=outer, smoothing=0.1)
+
+
 def test_equalities_are_met_from_both_sides():
     goal = np.array([0.7, -0.6])
-    objective = objective_of(goal, 2, lr=0.02, equality=True)
+    objective = objective_of([fcco.Equal(each) for each in goal], 2, lr=0.02)
     draw = torch.Generator().manual_seed(0)
     tail = []
     for t in range(1200):
@@ -398,7 +570,7 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="measures its noise"):
         MultiplierTerm(fcco.ema_tracker(3))
     with pytest.raises(ValueError, match="no meaning for equalities"):
-        MultiplierTerm(fcco.InnerTracker(3, **automatic), equality=True, margin=0.1)
+        MultiplierTerm(fcco.InnerTracker(3, **automatic), tolerance=fcco.Equal(0.0), margin=0.1)
     objective = objective_of()
     with pytest.raises(ValueError, match="needs the objective too"):
         objective(lambda: torch.as_tensor(A) @ objective.model.w)

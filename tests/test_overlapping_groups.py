@@ -439,7 +439,7 @@ def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
     members = GroupMemberships(Numbers(7), SMALL)
 
     def drawn(rank: int, world: int, resume: bool = False) -> list[list[tuple[int, int]]]:
-        ranks: Any = {"rank": rank, "world_size": world}
+        ranks: Any = {"rank": rank, "world_size": world, "seed": 0}
         sampler = GroupBatchSampler(members.group, 2, 2, batches_per_epoch=6, **ranks)
         loader = DataLoader(members, batch_sampler=sampler)
         if not resume:

@@ -60,7 +60,7 @@ MAY_USE = {
     "diagnostics": {"_checks", "outer", "tracker"},
     "optim": CHECKS | {"_state", "previous"},
     "terms": VALUES,
-    "inputs": {"_distributed", "tracker", "terms"},
+    "inputs": {"_checks", "_distributed", "tracker", "terms"},
     "objective": CALLS,
     "report": VALUES | {"inputs"},
     "group_dro": CALLS | {"report"},

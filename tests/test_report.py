@@ -101,6 +101,33 @@ def test_the_rows_of_constraints(known_error: Any) -> None:
     assert str(objective.report(values)).splitlines()[2].endswith("no")  # known exactly
 
 
+LIMITS: dict[str, Any] = {  # a limit, as it is shown, and the excess of the value 0.3
+    "at most": (0.25, "0.25", 0.05),
+    "at least": (fcco.AtLeast(0.4), "at least 0.4", 0.1),
+    "at least, met": (fcco.AtLeast(0.1), "at least 0.1", -0.2),
+    "above": ((0.1, 0.25), "0.1 to 0.25", 0.05),
+    "below": ((0.4, 0.5), "0.4 to 0.5", 0.1),
+    "between": ((0.2, 0.6), "0.2 to 0.6", -0.1),
+    "equal": (fcco.Equal(0.0), "= 0", 0.3),
+    "open below": ((None, 0.25), "0.25", 0.05),
+    "open above": ((0.1, None), "at least 0.1", -0.2),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"penalty": 6.0, "smoothing": 0.05}])
+def test_limits_are_shown_as_they_are_written(settings: Any) -> None:
+    limits = {name: limit for name, (limit, _, _) in LIMITS.items()}
+    objective = constraints(torch.full((len(limits),), 0.3), limits, **settings)
+    report = objective.report()
+    lines = {row.name: line for row in report.rows for line in str(report).splitlines()
+             if line.startswith(f"{row.name}  ")}  # fmt: skip
+    for row, (_, shown, excess) in zip(report.rows, LIMITS.values(), strict=True):
+        assert row.excess == pytest.approx(excess, abs=1e-6) and row.met is (excess < 0)
+        assert f"  {shown}  " in lines[str(row.name)]
+    assert report.violated == 6 and report.violation == pytest.approx(0.3)
+    assert objective.violation() == pytest.approx({k: v[2] for k, v in LIMITS.items()}, abs=1e-6)
+
+
 def test_values_of_equalities_vectors_and_dual_variables() -> None:
     equal = constraints(
         torch.tensor([0.1, 0.6]), outer=Absolute(4.0), smoothing=0.1, tolerance=0.5
@@ -165,6 +192,39 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     assert "multiplier-at-cap" in kinds(objective.report())
     known_error(0.2)
     assert "multiplier-at-cap" not in kinds(objective.report())
+
+
+def limited(limit: float, value: Any, steps: int = 300) -> Any:
+    """The objective after minimising (w - 1)^2 / 2 under a limit of a value with noise."""
+    model, draw = Point([0.0]), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = fcco.constrained(model, optimizer, {"a": limit})
+    for _ in range(steps):
+        noise = 0.1 * torch.randn(2, generator=draw).double()
+
+        def function(noise: Tensor = noise) -> Any:
+            return (model.w.sum() - 1 + noise[0]).square() / 2, {"a": value(model.w, noise[1])}
+
+        take_step(objective, function)
+    return objective
+
+
+def test_limits_that_cannot_be_kept() -> None:
+    """A value of at least 0.5 + w^2 and a limit of 0.2; and a limit that can be kept."""
+    report = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise).report()
+    text = finding(report, "multiplier-rising")
+    assert "'a'" in text and "0.3" in text and "loosen" in text
+    early = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise, steps=50).report()
+    assert kinds(early) == []
+    kept = limited(0.7, lambda w, noise: 0.5 + w.square().sum() + noise, steps=1000).report()
+    assert abs(kept.violation) < 0.1 and kinds(kept) == []
+
+
+def test_limits_that_nothing_pulls_at() -> None:
+    """A hard rate of 1 that never changes has no noise, and so no unit."""
+    report = limited(0.5, lambda w, noise: torch.ones(()).double() + 0 * w.sum()).report()
+    assert report.rows[0].weight == pytest.approx(0) and report.violated == 1
+    assert "Measured" in finding(report, "multiplier-zero")
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.05])
@@ -307,6 +367,25 @@ def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | 
     else:
         assert found in finding(report, "constraints-oppose")
     assert model.w.grad is None
+
+
+def test_limits_that_are_met_need_not_be_loosened(known_error: Any) -> None:
+    """Opposite gradients; violated by less than two errors, or by the tracked values alone."""
+    model = Point([0.0])
+    optimizer = sgd(model)
+    objective = fcco.constrained(
+        model, optimizer, ["a", "b"], penalty=9.0, smoothing=1.0, gamma=1.0, correction=0.0,
+        tolerance=0.5,
+    )  # fmt: skip
+
+    def inner(value: float) -> Any:
+        return lambda: (model.w.sum(), value + torch.stack([model.w[0], -model.w[0]]))
+
+    take_step(objective, inner(0.6))
+    assert "constraints-oppose" in kinds(objective.report(function=inner(0.6)))
+    assert "constraints-oppose" not in kinds(objective.report(function=inner(0.4)))
+    known_error(0.1)
+    assert "constraints-oppose" not in kinds(objective.report(function=inner(0.6)))
 
 
 def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:

@@ -101,10 +101,10 @@ def stepped_elsewhere(case: str) -> tuple[Any, nn.Module, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("case, message", [
-    ("made anew", r"AdamW steps .* given, SGD, .*RobustTrainer"),
-    ("fused", r"AdamW steps .* given, SGD, .*RobustTrainer"),
+    ("made anew", r"SGD, made no step.*with the optimizer that is stepped .*RobustTrainer"),
+    ("fused", "SGD, made no step.*another optimizer is stepped"),
     ("by hand", r"`objective.close\(\)` after each update"),
-    ("copied", "SGD, made no step, and its parameters have no gradient"),
+    ("copied", "SGD, made no step, and its parameters have no gradient.*a copy of the model"),
     ("exchanged", "holds no parameter of the model any more"),
 ])  # fmt: skip
 def test_steps_of_something_else_are_noticed(case, message):
@@ -122,15 +122,87 @@ def test_an_optimizer_of_another_model_is_refused_or_noticed():
         dro(model, sgd(other), correction=0.0)
 
 
-def test_evaluations_that_are_tracked_as_training_are_noticed():
-    model = network()
+@pytest.mark.parametrize("correction", [0.4, 0.0])
+@pytest.mark.parametrize("kept", [False, True])
+def test_evaluations_that_are_tracked_as_training_are_noticed(correction, kept):
+    """At once; and they do not enter the estimates, unless their losses are kept."""
+    model = network().eval()  # without dropout
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, correction)
+    train(objective, model, optimizer.step, 5)
+    before, data, sums = objective.group_losses(), Data(), []
+    with warns(match=r"evaluations, use `objective.eval\(\)`") as said:
+        for _ in range(4):
+            loss = call(objective, model, data)
+            sums.append(loss if kept else loss.item())
+        del loss
+        if not kept:
+            last = call(objective, model, data)
+            inside = objective.group_losses()
+            last.backward()
+        optimizer.step()
+    assert len(said) == 1 and said[0].filename == __file__
+    if kept:
+        return
+    model.zero_grad()
+    twin = network().eval()
+    other = sgd(twin)
+    plain = dro(twin, other, correction)
+    train(plain, twin, other.step, 5)
+    assert torch.equal(plain.group_losses(), before)
+    data = Data()
+    for _ in range(4):
+        data.batch()
+    call(plain, twin, data).backward()
+    torch.testing.assert_close(inside, plain.group_losses(), equal_nan=True)
+
+
+def test_a_single_loss_that_is_dropped_and_losses_that_are_summed_are_fine():
+    model, data = network(), Data()
     optimizer = sgd(model)
     objective = dro(model, optimizer)
-    train(objective, model, optimizer.step, 5)
-    with warns(match=r"evaluations, use `objective.eval\(\)`"):
-        data = Data()
-        for _ in range(110):
-            call(objective, model, data).item()
+    call(objective, model, data)  # a look at the first loss, say
+    for _ in range(3):
+        sum(call(objective, model, data) for _ in range(3)).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    for _ in range(3):
+        gradients = torch.autograd.grad(call(objective, model, data), list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+@pytest.mark.parametrize("order", ["before the call", "before backward", "at the end", "to zero"])
+def test_a_missing_step_is_noticed_within_25_calls(order):
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, 0.0)
+    with warns(match=r"`optimizer.step\(\)` missing") as said:
+        for _ in range(25):
+            if order == "before the call":
+                optimizer.zero_grad()
+            loss = call(objective, model, data)
+            if order == "before backward":
+                optimizer.zero_grad()
+            loss.backward()
+            if order in ("at the end", "to zero"):
+                optimizer.zero_grad(set_to_none=order == "at the end")
+    assert len(said) == 1
+
+
+def test_a_copy_of_the_objective_alone_is_noticed_at_its_first_call():
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, 0.0)
+    train(objective, model, optimizer.step, 3)
+    alone = copy.deepcopy(objective)
+    with warns(match="copy.*runs another model.*deepcopy"):
+        call(alone, model, data).backward()
+    own = copy.deepcopy(objective)
+    call(own, own.model, data).backward()
+    objective, model, optimizer = copy.deepcopy((objective, model, optimizer))
+    train(objective, model, optimizer.step, 30)
 
 
 @pytest.mark.parametrize("method", ["alexr2", "ssg", "oss"])
@@ -148,7 +220,7 @@ def test_the_optimizer_inside_a_method_is_refused(method):
         optimizer.step()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     with warns(match=r"Step `objective.optimizer`"):
-        for _ in range(20):
+        for _ in range(25):
             objective(lambda: (model.w.square().sum(), model.w)).backward()
             other.step()
 
@@ -369,10 +441,45 @@ def test_groups_that_never_come_are_noticed(number, draw, message):
     model, random = nn.Linear(3, 1), np.random.default_rng(0)
     objective = fcco.CVaRGroupDRO(model, sgd(model), number, 0.5, correction=0.0)
     with warns(match=message):
-        visit(objective, model, (random.integers(*draw, size=8) for _ in range(60)))
+        visit(objective, model, (random.integers(*draw, size=8) for _ in range(20)))
     for group, message in ([1, 2, number], "start at 1"), ([0, number + 1], rf": {number + 1}\.$"):
         with pytest.raises(IndexError, match=message):
             visit(objective, model, [group])
+
+
+def test_groups_have_names():
+    names = ["ann", "bob", "cid", "dan"]
+    model = nn.Linear(3, 1)
+    objective = fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, names=names)
+    with warns(match="group ann .* as group dan.*one sampler for all epochs"):
+        visit(objective, model, shuffled([60, 30, 8, 2], 8, 250))
+    report = objective.report()
+    assert [row.name for row in report.rows] == names and report.worst in names
+    assert all(name in str(report) for name in names)
+    with pytest.raises(fcco.NonFiniteValue, match="for `cid`; nothing"):
+        visit(objective, model, [[0, 1]])
+        objective(lambda: model.weight.sum() * torch.tensor([1.0, torch.nan]), [0, 2])
+    few = fcco.CVaRGroupDRO(model, sgd(model), 4, 0.5, names=names)
+    with warns(match="Group ann of 4"):
+        visit(few, model, [[1, 2, 3]] * 20)
+    by_name = fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5, names=names)
+    take_step(by_name, lambda: {"dan": model.weight.sum(), "bob": model.bias.sum()})
+    known = [row.name for row in by_name.report().rows if not math.isnan(row.value)]
+    assert known == ["bob", "dan"]
+    for number, wrong in ((3, names), (2, ["a", "a"])):
+        with pytest.raises(ValueError, match=f"{number} different names"):
+            fcco.CVaRGroupDRO(model, sgd(model), number, ratio=0.5, names=wrong)
+    with pytest.raises(TypeError, match=r"such as 0\.2"):
+        fcco.CVaRGroupDRO(model, sgd(model), names=names)
+    with pytest.raises(TypeError, match="num_groups or names"):
+        fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5)
+
+
+def test_a_ratio_of_less_than_one_group_is_noticed():
+    model = nn.Linear(3, 1)
+    with warns(match=r"ratio=0.1\)` of 6 groups .* the worst group"):
+        fcco.CVaRGroupDRO(model, sgd(model), 6, 0.1)
+    fcco.CVaRGroupDRO(model, sgd(model), 6, 1 / 6)
 
 
 # Right loops are silent.
@@ -477,6 +584,7 @@ def test_losses_in_place_of_a_function_are_refused_with_the_line_to_write(given)
     (lambda v: v[:2], [0, 1, 2], r"shape \(3,\), one row per entry of `index`, but .*\(2,\)"),
     (lambda v: list(v), [0, 1, 2], "list.*torch.stack"),
     (lambda v: (v.mean(), v.mean()), [0, 1, 2], "reduction="),
+    (lambda v: v.detach(), [0, 1, 2], r"no gradient.*`.detach\(\)`.*`objective.eval\(\)`"),
     (lambda v: v, None, r"shape \(6,\).* has no `index`, but have shape \(3,\)"),
 ])  # fmt: skip
 def test_wrong_values_are_refused_with_the_line_to_write(returned, index, message):
@@ -503,6 +611,57 @@ def test_a_misspelt_setting_is_refused_with_the_nearest(wrong, near, build):
         build(model, sgd(model), **{wrong: 0.5})
     with pytest.raises(ValueError, match=r"did you mean `inner_steps`\?.*`proximal`"):
         constrained(model, sgd(model), 2, "icppac", inner_step=3)
+
+
+@pytest.mark.parametrize("returned, message", [
+    (lambda w: w.sum(), r"pair \(loss, values\)"),
+    (lambda w: {"women": w[0], "men": w[1]}, r"pair \(loss, values\)"),
+    (lambda w: (w.sum(), {"women": w, "men": w[1]}), r"`women` must be one number .*\.mean\(\)"),
+    (lambda w: (w.sum(), {"woman": w[0], "men": w[1]}), "woman.*are: women, men .*mean `women`"),
+    (lambda w: (w.sum(), {"women": w[0].item(), "men": w[1]}), "`women` must be a tensor.*float"),
+    (lambda w: (w.sum(), {"women": w[:0].mean(), "men": w[1]}), "`women`; nothing was updated.*no "
+     "samples"),
+    (lambda w: (w.sum().detach(), {"women": w[0].detach(), "men": w[1].detach()}), "no gradient"),
+])  # fmt: skip
+@pytest.mark.parametrize("settings", [{}, {"penalty": 6.0, "smoothing": 0.1}])
+def test_wrong_values_of_constraints_are_refused_in_their_names(returned, message, settings):
+    model = Point([1.0, 2.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective: Any = constrained(model, optimizer, {"women": 0.5, "men": 0.5}, **settings)
+    if settings and "pair" in message and isinstance(returned(model.w), dict):
+        return  # a penalty may stand alone
+    with pytest.raises((TypeError, ValueError), match=message):
+        objective(lambda: returned(model.w))
+    assert not objective.term.tracker.seen.any()
+    constant = lambda: (model.w.sum(), {"women": torch.tensor(0.3), "men": model.w[1]})  # noqa: E731
+    measured = lambda: (  # noqa: E731
+        model.w.sum(), {"women": fcco.Measured(torch.tensor(0.3), model.w[0]), "men": model.w[1]}
+    )  # fmt: skip
+    for right in (constant, measured):
+        take_step(objective, right)
+    assert objective.term.tracker.seen.all()
+
+
+def test_model_and_optimizer_in_the_wrong_order():
+    model = nn.Linear(3, 1)
+    optimizer: Any = sgd(model)
+    for make in (
+        lambda m, o: fcco.CVaRGroupDRO(m, o, 3, 0.5),
+        lambda m, o: fcco.sonex(m, o, fcco.Hinge(), 3),
+        lambda m, o: fcco.alexr2(m, o, fcco.Hinge(), 3, smoothing=0.1),
+        lambda m, o: fcco.ooa(m, o, 3),
+        lambda m, o: fcco.xrisk.AveragePrecision(m, o, [0, 1, 1]),
+        lambda m, o: fcco.GlobalContrastive(m, o, 3),
+        *(lambda m, o, k=k: constrained(m, o, {"a": 0.5}, k, **LIMITED[k]) for k in LIMITED),
+    ):
+        with pytest.raises(TypeError, match="model comes first"):
+            make(optimizer, model)
+
+
+def test_a_misspelt_name_of_the_module_is_answered_with_the_nearest():
+    for wrong in ("GroupDRO", "CVarGroupDRO"):
+        with pytest.raises(AttributeError, match=f"{wrong}.*did you mean `CVaRGroupDRO`"):
+            getattr(fcco, wrong)
 
 
 # Limits by name.
@@ -544,14 +703,17 @@ def test_wrong_limits_are_refused():
     settings: dict[str, Any] = {"penalty": 1.0, "smoothing": 0.1}
     with pytest.raises(ValueError, match="leave `tolerance` out"):
         constrained(model, sgd(model), {"a": 0.5}, tolerance=0.1, **settings)
-    for limit in ("0.5", None, [0.5]):
+    for limit in ("0.5", None, [0.5], (0.1, 0.2, 0.3), ("0.1", 0.2), fcco.AtLeast("0.9")):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="that of `a` is"):
             constrained(model, sgd(model), {"a": limit}, **settings)  # type: ignore[dict-item]
     for limit in (math.inf, torch.tensor(math.nan)):
-        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (inf|nan)"):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: .*(inf|nan)"):
             constrained(model, sgd(model), {"a": limit})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"tolerance=...\)` must be finite"):
             constrained(model, sgd(model), ["a"], tolerance=limit)
+    for limit in ((0.3, 0.2), (None, None), fcco.Equal(math.nan), fcco.AtLeast(-math.inf)):
+        with pytest.raises(ValueError, match=r"finite limit .* that of `a` is: (\(|Eq|AtL)"):
+            constrained(model, sgd(model), {"a": limit})
     with pytest.raises(ValueError, match="must be at least 1"):
         constrained(model, sgd(model), {}, **settings)
     with pytest.raises(ValueError, match=r"fcco\.constrained"):

@@ -598,6 +598,13 @@ def test_report_and_log(tmp_path):
     assert entries[-1]["worst_group_loss"] == losses.max() and entries[-1]["cvar"] == report.cvar
 
 
+def test_an_error_names_the_group(tmp_path):
+    spoiled = lambda outputs, inputs: outputs.logits.sum(1) * torch.nan  # noqa: E731
+    trainer = robust(tmp_path, losses=spoiled)
+    with pytest.raises(fcco.NonFiniteValue, match=f"for `({'|'.join(NAMES)})`"):
+        trainer.train()
+
+
 def test_log_of_constraints(tmp_path):
     def automatic(model, optimizer):
         return fcco.constrained(model, optimizer, NAMES, tolerance=0.3)

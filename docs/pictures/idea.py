@@ -73,7 +73,7 @@ def train(seed: int = 4) -> Run:
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
-    sampler = fcco.GroupBatchSampler(group, batch_size=GROUPS * PER_GROUP)
+    sampler = fcco.GroupBatchSampler(group, batch_size=GROUPS * PER_GROUP, seed=0)
     dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=GROUPS, ratio=RATIO)
 
     def losses(rows: Any) -> torch.Tensor:

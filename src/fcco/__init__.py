@@ -34,7 +34,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from . import constraints, continual, groups, methods, optim, outer, terms, tracker
+from . import _checks, constraints, continual, groups, methods, optim, outer, terms, tracker
 from ._schedules import Annealed, Width
 from ._watch import UsageWarning
 from .constraints import ConstrainedObjective
@@ -56,7 +56,7 @@ from .outer import (
     TwoSidedHinge,
 )
 from .previous import PreviousParameters
-from .terms import CoupledTerm, CVaRTerm
+from .terms import AtLeast, CoupledTerm, CVaRTerm, Equal
 from .tracker import (
     InnerTracker,
     NonFiniteValue,
@@ -86,6 +86,7 @@ _LAZY = {
 __all__ = [
     "Absolute",
     "Annealed",
+    "AtLeast",
     "BlockSampler",
     "CVaR",
     "CVaRGroupDRO",
@@ -95,6 +96,7 @@ __all__ = [
     "ConstrainedObjective",
     "ContrastiveTerm",
     "CoupledTerm",
+    "Equal",
     "GlobalContrastive",
     "GroupBatchSampler",
     "Hinge",
@@ -144,7 +146,8 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'fcco' has no attribute {name!r}")
+        near = _checks.meant(name, __all__)
+        raise AttributeError(f"module 'fcco' has no attribute {name!r}{near and f': {near}'}")
     module = _importlib.import_module(f".{_LAZY[name]}", __name__)
     return module if name == _LAZY[name] else getattr(module, name)
 

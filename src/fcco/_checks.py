@@ -6,8 +6,10 @@ The value of a tensor is never looked at, so that the same classes can be built 
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ __all__ = [
     "below",
     "in_interval",
     "integer",
+    "meant",
     "number",
     "one_of",
     "positive",
@@ -97,11 +100,19 @@ def below(call: str, name: str, value: Any, limit: float, limit_name: str, reaso
         )
 
 
+def meant(name: str, names: Collection[str]) -> str:
+    """A question for a misspelt name; empty when no name is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
 def one_of(call: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the allowed words."""
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
-        raise ValueError(f"`{call}({name}=...)` must be one of {words} but is: {value!r}.")
+        near = meant(str(value), allowed)
+        given = f"{value!r} ({near})" if near else f"{value!r}"
+        raise ValueError(f"`{call}({name}=...)` must be one of {words} but is: {given}.")
 
 
 def requires(method: str, outer: Any, *facts: str) -> None:

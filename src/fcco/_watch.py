@@ -8,33 +8,32 @@ with its first calls.
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .optim import MethodOptimizer
 from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
-from .tracker import Blocks
+from .tracker import Blocks, Entries
 
 __all__ = [
     "MOVES",
     "WAITS",
     "WINDOW",
     "FirstCalls",
-    "Listener",
+    "Losses",
     "UsageWarning",
     "foreign_optimizers",
     "moved_by_hand",
-    "moved_by_other",
     "never_stepped",
     "only_made_before",
+    "refuse_without_gradient",
     "sequence_number",
     "stepped_in_eval",
     "warn",
@@ -44,17 +43,15 @@ MOVES = 20
 """So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
 the ascent steps of SAM, or weights that were swapped for an evaluation."""
 
-WAITS = (10, 100, 1000)
-"""After so many calls without a step it is asked why. From the first on, other optimizers are
-listened to; at the second it matters whether there are gradients (they may be accumulated over
-hundreds of calls); the third is too long for anything."""
+WAITS = (20, 1000)
+"""After so many calls without a step it is asked why: at the first, whether gradients are
+accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
+second is too long for anything."""
 
-WINDOW = 25
+WINDOW = 10
 """Calls between two looks at what was noted of them."""
 
-_LOOKS = 40
-_VISITS = 10
-"""Visits per group from which on a group that was not visited once is missing: exp(-10)."""
+_LOOKS = 100
 
 _NODES = 20_000
 """Nodes of a graph that are looked at, at most."""
@@ -102,80 +99,88 @@ def foreign_optimizers(
     warn(f"{message} (Master copies of its parameters are fine.)")
 
 
-class Listener:
-    """Hears the steps of all optimizers, in search of another one that moves the same parameters.
-
-    Versions of tensors would not tell: fused optimizers leave them as they are.
-
-    Args:
-        optimizers: whose parameters these are.
-
-    Attributes:
-        other: the name of the other optimizer, once it has made a step.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.other = ""
-        self._own = weakref.WeakSet(optimizers)
-        for each in optimizers:
-            self._own.update(each.wrapped if isinstance(each, MethodOptimizer) else ())
-        # Not to be removed inside of a hook, while torch goes through all of them.
-        self.stop = register_optimizer_step_post_hook(self._after_step).remove
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.other or optimizer in self._own:
-            return
-        held = {id(p) for each in self._own for p in parameters_of(each)}
-        if any(id(p) in held for p in parameters_of(optimizer)):
-            self.other = type(optimizer).__name__
-
-
-def moved_by_other(optimizers: Sequence[torch.optim.Optimizer], other: str) -> None:
-    """Say that another optimizer makes the steps."""
-    warn(
-        f"{other} steps the parameters of this objective, but the optimizer that it was given, "
-        f"{_names(optimizers)}, makes no step: the objective does not know where a step ends nor "
-        "what w_{t-1} is. Step `objective.optimizer`, or build the objective with the optimizer "
-        "that is stepped (not one that was replaced or copied later). A Hugging Face trainer makes "
-        "its own: use `fcco.integrations.transformers.RobustTrainer`."
-    )
-
-
 def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Say that the parameters change without a step of any optimizer."""
+    """Say that the parameters change without a step of the objective's optimizer."""
     warn(
         f"The parameters have changed {MOVES} times between calls of this objective, but its "
         f"optimizer, {_names(optimizers)}, made no step: the objective does not know where a step "
-        "ends nor what w_{t-1} is. Step `objective.optimizer`, or call `objective.close()` after "
-        "each update by hand."
+        "ends nor what w_{t-1} is. Step `objective.optimizer`, or build the objective with the "
+        "optimizer that is stepped (a Hugging Face trainer makes its own: use "
+        "`fcco.integrations.transformers.RobustTrainer`), or call `objective.close()` after each "
+        "update by hand."
     )
 
 
+@dataclass(slots=True)
+class Losses:
+    """What became of the losses of the calls since the last step.
+
+    A hook costs as much as ten operations: the first call of a step, mostly the only one, has none,
+    and the second looks whether there are gradients since (`trained`). Of the losses watched, some
+    are used (differentiated) and some dropped without. `cleared`: when loss number WAITS[0] was
+    differentiated, the gradients of those before were gone.
+    """
+
+    made: int = 0
+    watched: int = 0
+    used: int = 0
+    dropped: int = 0
+    trained: bool = False
+    cleared: bool = False
+
+    def watch(self, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Put a hook on the graph of a loss."""
+        if self.made == 2 and not self.watched:
+            self.trained = not _without_gradient(optimizers)
+        self.watched += 1
+        hook = _LossHook(self, optimizers if self.made == WAITS[0] else ())
+        loss.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
+
+
+@dataclass(slots=True, eq=False)
+class _LossHook:
+    """Lives as long as the graph of a loss, and is called when that is differentiated."""
+
+    losses: Losses
+    optimizers: Sequence[torch.optim.Optimizer]
+    used: bool = False
+
+    def __call__(self, _: Any) -> None:
+        if not self.used:
+            self.used = True
+            self.losses.used += 1
+            self.losses.cleared = bool(self.optimizers) and _without_gradient(self.optimizers)
+
+    def __del__(self) -> None:
+        if not self.used:
+            self.losses.dropped += 1
+
+
+def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    grads = (p.grad for each in optimizers for p in parameters_of(each))
+    return all(g is None or (g.device.type == "cpu" and not g.any()) for g in grads)
+
+
 def never_stepped(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], calls: int
-) -> bool:
-    """Say that no step was made in many calls; return whether there was reason to."""
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], calls: int, cleared: bool
+) -> None:
+    """Say that no step was made in many calls; `cleared`: gradients do not accumulate either."""
     held = [p for each in optimizers for p in parameters_of(each)]
-    without_gradient = all(p.grad is None for p in held)
-    if calls < WAITS[-1] and not without_gradient:
-        return False
     message = f"In {calls} calls of this objective its optimizer, {_names(optimizers)}, made no "
     if set(held).isdisjoint(model.parameters()):
         message += (
             "step, and it holds no parameter of the model any more. Build the objective after the "
             "model has its final parameters."
         )
-    elif without_gradient:
+    elif cleared:
         message += (
-            "step, and its parameters have no gradient. If these calls are evaluations, use "
-            "`objective.eval()` or `torch.no_grad()`: otherwise they are tracked as training. If "
-            "your function runs a copy of the model, or you step a copy of the optimizer, build "
-            "the objective with those."
+            "step, and its parameters have no gradient from the calls before. Is `optimizer.step()`"
+            " missing before `zero_grad()`? If your function runs a copy of the model, or another "
+            "optimizer is stepped, build the objective with those."
         )
     else:
         message += "step. Step `objective.optimizer` after `loss.backward()`."
     warn(message)
-    return True
 
 
 def stepped_in_eval() -> None:
@@ -208,24 +213,38 @@ def only_made_before(number: int, results: Iterable[Tensor], parameters: Iterabl
     other parameters. A node that was made in another thread has a number of its own count; one
     parameter that is used directly by a new node is enough for False.
     """
-    nodes = {result.grad_fn for result in results if result.grad_fn is not None}
-    stack, held, found = list(nodes), {id(p) for p in parameters}, False
+    uses, held = _uses(results), {id(p) for p in parameters}
+    numbers = [node._sequence_nr() for node, leaf in uses or () if id(leaf) in held]
+    return bool(numbers) and max(numbers) <= number
+
+
+def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]] | None:
+    """The leaves that results depend on, with the node that uses each; None if there are many."""
+    nodes: set[Any] = {result.grad_fn for result in results if result.grad_fn is not None}
+    stack, found = list(nodes), []
     while stack:
         if len(nodes) > _NODES:
-            return False
+            return None
         node = stack.pop()
         for below, _ in node.next_functions:
             if below is None:
                 continue
             if below.name() == "torch::autograd::AccumulateGrad":
-                if id(below.variable) in held:  # type: ignore[attr-defined]
-                    if node._sequence_nr() > number:  # type: ignore[attr-defined]
-                        return False
-                    found = True
+                found.append((node, below.variable))
             elif below not in nodes:
                 nodes.add(below)
                 stack.append(below)
     return found
+
+
+def refuse_without_gradient(entries: Iterable[Entries]) -> None:
+    """Raise if no value of a call in training mode carries a gradient."""
+    if not any(each.carrier.requires_grad for each in entries):
+        raise ValueError(
+            "What your function returned has no gradient, in training mode: was it computed by "
+            "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For "
+            "an evaluation call `objective.eval()` first."
+        )
 
 
 class FirstCalls:
@@ -233,6 +252,7 @@ class FirstCalls:
 
     Args:
         terms: the terms by name.
+        copied: whether the objective is a copy, with copies of its model and optimizer.
 
     Attributes:
         noted: per call, for each term of it: its name, the blocks of its values, and whether the
@@ -240,30 +260,45 @@ class FirstCalls:
         evaluations: evaluations at w_{t-1} after which the function is still to be checked.
     """
 
-    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
+    def __init__(self, terms: Mapping[str, AbstractTerm], copied: bool = False) -> None:
+        self.copied = copied
         self.noted: list[list[tuple[str, Blocks, bool]]] = []
         self.evaluations = 3
-        self._numbers = {
-            name: term.tracker.num_inner
+        self._groups: dict[str, Sequence[Any]] = {
+            name: term.names or range(term.tracker.num_inner)
             for name, term in terms.items()
             # With "batch" a group counts as often as it is there, by intention.
             if isinstance(term, CVaRTerm)
             or (isinstance(term, GroupWeights) and term.scaling == "unbiased")
         }
-        self._visits = {name: Counter[int]() for name in self._numbers}
+        self._visits = {name: Counter[int]() for name in self._groups}
         self._constant = set(terms)  # terms whose values never had a gradient
         self._overlapping = False  # samples came with several groups
         self._looks = 0
 
     def check_function(
         self,
-        number: int,
-        results: Iterable[Tensor],
+        number: int | None,
+        results: Sequence[Tensor],
         optimizers: Iterable[torch.optim.Optimizer],
     ) -> None:
-        """Say that the function returns what was computed before `number` was drawn."""
-        self.evaluations -= 1
+        """Say that the function returns what was computed before `number` was drawn.
+
+        Of a copy of an objective, also that it runs another model.
+        """
         parameters = [p for each in optimizers for p in parameters_of(each)]
+        if self.copied:
+            self.copied = False
+            leaves = {id(leaf) for _, leaf in _uses(results) or ()}
+            if leaves and leaves.isdisjoint(map(id, parameters)):
+                warn(
+                    "This objective is a copy, with copies of its model and optimizer, but your "
+                    "function runs another model. Copy them together, `copy.deepcopy((model, "
+                    "optimizer, objective))`, or use `objective.model` and `objective.optimizer`."
+                )
+        if number is None:
+            return
+        self.evaluations -= 1
         if only_made_before(number, results, parameters):
             self.evaluations = 0
             warn(
@@ -286,7 +321,7 @@ class FirstCalls:
             self._overlapping = self._overlapping or blocks.rows is not None
             if name not in self._visits:
                 continue
-            ids = range(self._numbers[name]) if blocks.inverse is None else blocks.ids
+            ids = range(len(self._groups[name])) if blocks.inverse is None else blocks.ids
             if ids is None or not one_rank:  # many blocks, or others are on other ranks
                 del self._visits[name]
             else:
@@ -296,7 +331,7 @@ class FirstCalls:
             self._say_constant(sorted(self._constant & present))
         self._looks += 1
         for name, visits in list(self._visits.items()):
-            if visits and self._say_unequal(visits, self._numbers[name]):
+            if visits and self._say_unequal(visits, self._groups[name]):
                 del self._visits[name]
         return bool(self._visits) and self._looks < _LOOKS
 
@@ -310,8 +345,9 @@ class FirstCalls:
             "`fcco.Measured(value, surrogate)`."
         )
 
-    def _say_unequal(self, visits: Counter[int], number: int) -> bool:
+    def _say_unequal(self, visits: Counter[int], names: Sequence[Any]) -> bool:
         """Say that groups are visited unequally, or not at all; return whether it was said."""
+        number = len(names)
         most, least = max(visits.values()), min(visits.values())
         often, seldom = visits.most_common(1)[0][0], min(visits, key=visits.__getitem__)
         # Far apart in size, and by six standard deviations: chance among a thousand groups is not.
@@ -321,18 +357,20 @@ class FirstCalls:
                 data, groups = "members", "members.group"
                 first = "`members = fcco.groups.GroupMemberships(data, groups)` and "
             warn(
-                f"The batches hold group {often} {most / least:.1f} times as often as group "
-                f"{seldom}: groups count by how often they come. Draw groups equally, {first}"
-                f"`DataLoader({data}, batch_sampler=fcco.GroupBatchSampler({groups}, "
-                "groups_per_batch, per_group))`."
+                f"The batches hold group {names[often]} {most / least:.1f} times as often as group "
+                f"{names[seldom]}: groups count by how often they come. Draw groups equally, "
+                f"{first}`DataLoader({data}, batch_sampler=fcco.GroupBatchSampler({groups}, "
+                "batch_size=...))`, with one sampler for all epochs: a new one with the same seed "
+                "repeats its batches."
             )
             return True
         absent = [group for group in range(number) if group not in visits]
-        if not absent or visits.total() < _VISITS * len(visits):
+        # By chance so many visits leave out one of n groups in one of e^4 = 55 runs.
+        if not absent or visits.total() < (math.log(number) + 4) * len(visits):
             return False
-        first = f"Group 0 of {number} has"
+        first = f"Group {names[0]} of {number} has"
         if absent != [0]:
-            few = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            few = ", ".join(str(names[k]) for k in absent[:5]) + ", ..." * (len(absent) > 5)
             first = f"{len(absent)} of {number} groups ({few}) have"
         one = " Ids start at 0: do yours start at 1?" if absent == [0] else ""
         warn(

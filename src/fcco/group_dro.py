@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import _checks
+from . import _checks, _watch
 from ._schedules import Smoothing
 from .inputs import Index, known_settings
 from .objective import Compositional
@@ -74,7 +74,7 @@ class CVaRGroupDRO(GroupObjective):
     Args:
         model: your model.
         optimizer: your optimizer.
-        num_groups: n.
+        num_groups: n; not needed with `names`.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
         smoothing: how far the kink at s is rounded. `"auto"`: as far as the estimates are off, see
             `OuterTerm`. `fcco.Width(0.1)` in units of the loss; a number is lambda, and the zone
@@ -84,6 +84,7 @@ class CVaRGroupDRO(GroupObjective):
             It needs a number for `gamma`.
         read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
             on losses that are n/B1 steps older.
+        names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`.
         offload: see `Compositional`.
         options: further options of `InnerTracker` (`on_nonfinite`, `dtype`, ...).
@@ -107,29 +108,42 @@ class CVaRGroupDRO(GroupObjective):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        num_groups: int,
-        ratio: float,
+        num_groups: int | None = None,
+        ratio: float | None = None,
         *,
         smoothing: Smoothing = "auto",
         gamma: float | Literal["auto"] = "auto",
         correction: float | Literal["theory", "auto"] = 0.0,
         read: Literal["old", "new"] = "new",
+        names: Sequence[str] | None = None,
         process_group: Any = "auto",
         offload: bool = False,
         **options: Any,
     ) -> None:
-        _checks.integer("CVaRGroupDRO", "num_groups", num_groups, 1)
+        named = None if names is None else tuple(names)
+        number: Any = len(named) if named and num_groups is None else num_groups
+        if number is None or ratio is None:
+            raise TypeError("`CVaRGroupDRO` needs num_groups or names, and a ratio, such as 0.2.")
+        _checks.integer("CVaRGroupDRO", "num_groups", number, 1)
         _checks.in_interval("CVaRGroupDRO", "ratio", ratio, 0.0, 1.0, open_low=True)
+        if named is not None and {len(named), len(set(named))} != {number}:
+            raise ValueError(f"`CVaRGroupDRO(names=...)` must be {number} different names: {names}")
+        if ratio * number < 1 - 1e-6:
+            _watch.warn(
+                f"`CVaRGroupDRO(ratio={ratio:g})` of {number} groups is less than one: the worst "
+                f"group counts, as with ratio=1/{number}."
+            )
         if gamma == "auto" and correction != 0:
             raise ValueError(
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
                 "'auto' the lag of the estimates is weighed without a second forward pass."
             )
         tracker = for_model(
-            model, num_groups, gamma=gamma, correction=correction, read=read,
+            model, number, gamma=gamma, correction=correction, read=read,
             **{"measure": gamma != 0, **options},
         )  # fmt: skip
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
+        term.names = named
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ._checks import meant
 from ._distributed import Group, sum_over_ranks
 from .terms import AbstractTerm
 from .tracker import Blocks, Entries, InnerTracker, NonFiniteValue
@@ -22,7 +22,6 @@ __all__ = [
     "Measured",
     "known_settings",
     "mean_loss",
-    "meant",
     "parse",
     "split",
 ]
@@ -63,7 +62,7 @@ def split(result: Any) -> tuple[Tensor | None, Any]:
 
 
 def parse(
-    term: str, names: Sequence[str] | None, values: Any
+    term: str, names: Sequence[str] | None, values: Any, dim: int = 1
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Bring the inner values of one term to tensors.
 
@@ -71,6 +70,7 @@ def parse(
         term: the term's name, for the error text.
         names: the names of its blocks, or None.
         values: a tensor, a `Measured` pair, or either by block name; absent blocks are left alone.
+        dim: how many numbers a block has.
 
     Returns:
         The values to track, the values that carry the gradient (None when they are the same), and
@@ -82,24 +82,37 @@ def parse(
         return values.value, values.surrogate, None
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"Inner values of `{term}` must be a tensor, fcco.Measured of two tensors or a dict by "
+            f"The values{_of(term)} must be a tensor, fcco.Measured of two tensors or a dict by "
             f"name but are: {type(values).__name__}."
             + (" Write `torch.stack(values)`." if isinstance(values, (list, tuple)) else "")
         )
     known = {name: k for k, name in enumerate(names or ())}
     unknown = [name for name in values if name not in known]
     if unknown or not values:
+        near = meant(str(unknown[0]), known) if unknown else ""
         raise ValueError(
-            f"Inner values of `{term}` are given for {unknown or 'no name'}, but its blocks are "
-            f"named: {', '.join(known) or 'not at all (pass names=... or a tensor)'}."
+            f"The values{_of(term)} are given for {unknown or 'no name'}, but the names are: "
+            f"{', '.join(known) or 'not given (pass names=... or a tensor)'}"
+            + (f" ({near})." if near else ".")
         )
     index = torch.tensor([known[name] for name in values])
-    parts = [parse(term, None, value) for value in values.values()]
+    parts = [parse(name, None, value) for name, value in values.items()]
+    for name, part in zip(values, parts, strict=True):
+        for each in part[:2]:
+            if each is not None and each.numel() != dim:
+                raise ValueError(
+                    f"The value of `{name}` must be {'one number' if dim == 1 else dim} but has "
+                    f"shape {tuple(each.shape)}: return the mean over the samples, `.mean()`."
+                )
     tracked = torch.stack([value for value, _, _ in parts])
     if all(surrogate is None for _, surrogate, _ in parts):
         return tracked, None, index
     carriers = [value if surrogate is None else surrogate for value, surrogate, _ in parts]
     return tracked, torch.stack(carriers), index
+
+
+def _of(name: str) -> str:
+    return "" if name == ONLY else f" of `{name}`"
 
 
 def mean_loss(loss: Any, group: Group | None = None, *, check: bool = False) -> Tensor:
@@ -252,15 +265,15 @@ class CallReader:
         if term.names is not None and isinstance(values, Mapping) and not values:
             nothing = term.tracker.value[:0]  # every named block is absent from this batch
             return nothing, None, torch.empty(0, dtype=torch.int64)
-        return parse(name, term.names, values)
+        return parse(name, term.names, values, term.tracker.dim)
 
     def _own_blocks(self, name: str, blocks: Blocks | None, ids: Tensor | None) -> Blocks:
         if ids is None and blocks is not None:
             return blocks
         if blocks is not None:
             raise ValueError(
-                f"Inner values of `{name}` are given by name, which says their blocks: leave "
-                "`index` out."
+                f"The values{_of(name)} are given by name, which says their blocks: leave `index` "
+                "out."
             )
         return self.terms[name].tracker.blocks(ids)
 
@@ -272,24 +285,18 @@ def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
     if blocks.inverse is None:
         each = "one row for each of all blocks in order, because the call has no `index`"
     text = (
-        f"The values{'' if name == ONLY else f' of `{name}`'} must have shape {shape}, {each}, but "
+        f"The values{_of(name)} must have shape {shape}, {each}, but "
         f"have shape {tuple(values.shape)}."
     )
     if values.dim():
         return text
     return (
         f"{text} Return the losses of the samples themselves, not their mean: "
-        '`cross_entropy(model(x), y, reduction="none")`.'
+        '`cross_entropy(model(x), y, reduction="none")`; for limits, the pair (loss, values).'
     )
 
 
 # Settings.
-
-
-def meant(name: str, names: Collection[str]) -> str:
-    """A question for a misspelt name; empty when no name is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{near[0]}`?" if near else ""
 
 
 def known_settings(

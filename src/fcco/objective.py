@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,8 +42,9 @@ class _CallState:
         stepping: an optimizer is inside its step (it runs a closure).
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
-        listener: hears other optimizers, when there was no step for long.
-        said_moves, said_steps, said_eval: what was warned of.
+        losses: of the calls since the last step.
+        unused: how many losses were never differentiated.
+        said_moves, said_steps, said_eval, said_unused: what was warned of.
     """
 
     calls: int = 0
@@ -54,14 +54,27 @@ class _CallState:
     stepping: bool = False
     stepped: bool = False
     from_eval: bool = False
-    listener: _watch.Listener | None = None
+    losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
+    unused: int = 0
     said_moves: bool = False
     said_steps: bool = False
     said_eval: bool = False
+    said_unused: bool = False
 
     def differentiated(self, _: Tensor) -> None:
         """To be called when a loss of `eval()` mode is differentiated."""
         self.from_eval = True
+
+    def note_unused(self, number: int) -> None:
+        """Count losses of training that were not differentiated; warn from the second on."""
+        self.unused += number
+        if self.unused > 1 and not self.said_unused:
+            self.said_unused = True
+            _watch.warn(
+                "Losses of this objective in training mode were never differentiated. If these are "
+                "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values "
+                "are tracked as those of training."
+            )
 
 
 class _Terms(nn.ModuleDict):
@@ -155,6 +168,8 @@ class Compositional(CheckedState):
             type(self).__name__, model, self._optimizers, self.previous is not None
         )
         self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
+        for term in named.values():
+            term.tracker.names = term.names
         self._watchers = [name for name, term in named.items() if term.watches_objective]
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
@@ -292,19 +307,22 @@ class Compositional(CheckedState):
             with torch.no_grad():
                 values = split(function())[1]
             loss, carriers = split(gradient())
+        if loss is None and self._needs_objective:
+            raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
         entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
-        elif not entries or self._needs_objective:
-            self._require_objective(entries)
+        elif not entries:
+            raise ValueError("Your function returned neither a loss nor any inner value.")
         if watch is not None:
-            if number is not None:
+            alone = loss is None or not loss.requires_grad
+            if alone and group is None:
+                _watch.refuse_without_gradient(entries.values())
+            if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
                 watch.check_function(number, results, self._optimizers)
-            # Without a loss beside them, values without gradient are noticed by `backward()`.
-            alone = loss is None or not loss.requires_grad
             watch.noted.append(
                 [(n, e.blocks, alone or e.carrier.requires_grad) for n, e in entries.items()]
             )
@@ -320,7 +338,12 @@ class Compositional(CheckedState):
                 for tracker, update in updates:
                     tracker.write(update)
                 combined = self._combined(loss, tracked, group, updating)
-        if not self.training and combined.requires_grad:
+        if updating and combined.grad_fn is not None:
+            state = self._state
+            state.losses.made += 1
+            if state.losses.made > 1 or state.unused:
+                state.losses.watch(combined, self._optimizers)
+        elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
         return combined
 
@@ -376,13 +399,6 @@ class Compositional(CheckedState):
             "`objective(lambda: (loss_of(model), values_of(model)))`."
         )
 
-    def _require_objective(self, entries: dict[str, Entries]) -> None:
-        if not entries:
-            raise ValueError("Your function returned neither a loss nor any inner value.")
-        raise ValueError(
-            "This method needs the objective too: the function must return (loss, values)."
-        )
-
     def _end_step_if_parameters_moved(self) -> None:
         """End or undo the open step if the parameters have changed since it was evaluated.
 
@@ -390,12 +406,17 @@ class Compositional(CheckedState):
         which costs nothing to read; the sum of all versions changes if any parameter does.
         """
         state, count = self._state, 0 if self.previous is None else self.previous.snapshots
+        if state.losses.dropped:  # before anything is pooled with them
+            self._forget_unused()
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
         here = (sum(p._version for group in groups for p in group), count)
         there, state.open_at = state.open_at, here
         state.waiting += 1
-        if state.listener is not None or state.waiting in _watch.WAITS:
-            self._ask_for_steps()
+        cleared = state.losses.cleared
+        if (cleared or state.waiting == _watch.WAITS[-1]) and self._handles:
+            if not (state.said_moves or state.said_steps):
+                _watch.never_stepped(self.model, self._optimizers, state.waiting, cleared)
+            state.said_steps = True
         if there is None or there[0] == here[0]:
             return
         waiting, moves = state.waiting, state.moves + 1
@@ -410,26 +431,21 @@ class Compositional(CheckedState):
             self.close()
             state.open_at = here
         else:
+            state.losses = _watch.Losses()
             for term in self._terms.values():
                 term.rollback()  # the step is still to come (SAM): this evaluation is the one
         state.waiting, state.moves = waiting, moves
 
-    def _ask_for_steps(self) -> None:
-        """Find out why no optimizer of this objective has stepped for many calls."""
-        state, listener, optimizers = self._state, self._state.listener, self._optimizers
-        if not self._handles:
-            return
-        if listener is None and state.waiting == _watch.WAITS[0] and not state.said_moves:
-            state.listener = listener = _watch.Listener(optimizers)
-            weakref.finalize(self, listener.stop)
-        elif listener is not None and (listener.other or state.waiting == 1):
-            listener.stop()
-            state.listener = None
-            if state.waiting > 1:  # or it was a part of our optimizer, whose step has ended
-                state.said_moves = True
-                _watch.moved_by_other(optimizers, listener.other)
-        elif state.waiting in _watch.WAITS[1:] and not (state.said_moves or state.said_steps):
-            state.said_steps = _watch.never_stepped(self.model, optimizers, state.waiting)
+    def _forget_unused(self) -> None:
+        """Note losses that went without being differentiated, and undo a step of such alone."""
+        state, losses = self._state, self._state.losses
+        state.note_unused(losses.dropped)
+        losses.watched, losses.dropped = losses.watched - losses.dropped, 0
+        # One rank must not undo what others keep.
+        if not (losses.used or losses.trained) and self.group is None:
+            for term in self._terms.values():
+                term.rollback()
+            state.losses, state.open_at = _watch.Losses(), None
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
@@ -494,6 +510,8 @@ class Compositional(CheckedState):
                 state.said_eval = True
                 _watch.stepped_in_eval()
         state.stepping, state.stepped = False, True
+        if state.losses.watched > state.losses.used:
+            state.note_unused(state.losses.watched - state.losses.used)
         self.close()
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
@@ -505,6 +523,8 @@ class Compositional(CheckedState):
         state = self._state
         with Uninterrupted():
             state.open_at, state.waiting, state.moves = None, 0, 0
+            if state.losses.made:
+                state.losses = _watch.Losses()
             for term in self._terms.values():
                 term.close()
             for action in self._after_close:
@@ -590,12 +610,13 @@ class Compositional(CheckedState):
                 "own; use `state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, listener=None)
+        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses())
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         listens = state.pop("_listens")
         super().__setstate__(state)
         self._busy, self._handles = threading.Lock(), []
+        self._watch = _watch.FirstCalls(self._terms, copied=True)
         if listens:
             self._attach()

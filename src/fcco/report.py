@@ -10,11 +10,13 @@
 | `estimates-lag` (function) | they differ from its values by more than the kink's width |
 | `collapse` | the group losses spread by less than their median error |
 | `collapse` (function) | its losses spread by less than 1 % within every group |
+| `multiplier-rising` | a constraint is violated, and its multiplier still grows |
+| `multiplier-zero` | a constraint is violated, and nothing pulls at it |
 | `constraints-oppose` (function) | gradients of violated constraints point against each other |
 
 Those marked so need the user's function, as `report(function=..., index=...)`. The lag is
-n/(gamma B1) - gamma'/gamma steps. A report reads numbers from the device: make one now and then,
-not in every step.
+n/(gamma B1) - gamma'/gamma steps. For the last three, a violation is more than twice the error. A
+report reads numbers from the device: make one now and then, not in every step.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from torch import Tensor
 
 from .inputs import CallReader, Index, split
 from .outer import project_simplex
-from .terms import AbstractTerm, CoupledTerm, DualTerm, OuterTerm
-from .terms.cvar import CVaRTerm
+from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
+from .terms.coupled import Limit
 from .tracker import Entries, InnerTracker
 from .tracker.update import correction_weight
 
@@ -75,8 +77,8 @@ class Row:
         error: the standard error of the value; NaN where it is unknown, 0 for given values.
         weight: of a group in the gradient; of a constraint, its multiplier.
         capped: whether the weight is the largest possible.
-        limit: of a constraint (0 for one on vectors), None for a group.
-        excess: how far a constraint is violated, None for a group.
+        limit: of a constraint, as it is written (0 for one on vectors), None for a group.
+        excess: how far a constraint is violated, on the side where it is, None for a group.
     """
 
     name: Name
@@ -84,13 +86,18 @@ class Row:
     error: float
     weight: float
     capped: bool
-    limit: float | None = None
+    limit: Limit | None = None
     excess: float | None = None
 
     @property
     def met(self) -> bool | None:
         """Whether the constraint holds; None for a group, or before it was seen."""
         return None if self.excess is None or math.isnan(self.excess) else self.excess <= 0
+
+    @property
+    def violated(self) -> bool:
+        """Whether the constraint is violated by more than two errors, if its error is known."""
+        return self.met is False and not (self.excess or 0) <= 2 * self.error
 
 
 _SHOWN = 20
@@ -154,9 +161,9 @@ class ConstraintReport(Report):
     """The values of constraints.
 
     Attributes:
-        violation: the largest g_i - tolerance_i; above 0 it is violated.
+        violation: how far a value is outside its limit at most; above 0 that is violated.
         worst: the constraint it belongs to, by name or by number.
-        violated: how many constraints are above their limit.
+        violated: how many constraints are outside their limits.
         seen: out of how many; a constraint that was never seen has no value yet.
         multiplier: the largest multiplier, in absolute value (those of equalities have a sign).
     """
@@ -168,10 +175,11 @@ class ConstraintReport(Report):
     multiplier: float
 
     def __str__(self) -> str:
+        upper = all(isinstance(row.limit, float) for row in self.rows)
         return self._text(
             ["constraint", "value", "limit", "multiplier", "", "met"],
-            f"{self.violated} of {self.seen} constraints above their limits; {self.worst!r} has "
-            f"the largest excess, {self.violation:.3g}",
+            f"{self.violated} of {self.seen} constraints {'above' if upper else 'outside'} their "
+            f"limits; {self.worst!r} has the largest excess, {self.violation:.3g}",
         )
 
 
@@ -187,7 +195,10 @@ def _cells(row: Row) -> list[str]:
         return cells
     met = {True: "yes", False: "no", None: ""}[row.met]
     unsure = row.excess is not None and abs(row.excess) < 2 * row.error  # no with an unknown error
-    return [*cells[:2], f"{row.limit:.4g}", *cells[2:], met + "?" * unsure]
+    limit = f"{row.limit:.4g}" if isinstance(row.limit, float) else str(row.limit)
+    if isinstance(row.limit, tuple):
+        limit = f"{row.limit[0]:.4g} to {row.limit[1]:.4g}"
+    return [*cells[:2], limit, *cells[2:], met + "?" * unsure]
 
 
 def _aligned(table: list[list[str]]) -> list[str]:
@@ -217,17 +228,8 @@ def group_report(
     error = tracker.error()
     cap = min(1.0, 1 / (term.ratio * number))
     capped = weights >= cap * (1 - 1e-5)
-    rows = [
-        Row(*row)
-        for row in zip(
-            range(number),
-            losses.tolist(),
-            error.tolist(),
-            weights.tolist(),
-            capped.tolist(),
-            strict=True,
-        )
-    ]
+    columns = (each.tolist() for each in (losses, error, weights, capped))
+    rows = [Row(*row) for row in zip(term.names or range(number), *columns, strict=True)]
     findings = [
         _never_seen(rows, tracker, "group"),
         _no_group_at_cap(term, known, capped),
@@ -243,7 +245,7 @@ def group_report(
         findings=tuple(each for each in findings if each is not None),
         cvar=term.value().item(),
         mean=known.mean().item(),
-        worst=int(losses.nan_to_num(nan=-torch.inf).argmax()),
+        worst=rows[int(losses.nan_to_num(nan=-torch.inf).argmax())].name,
         seen=len(known),
         at_cap=int(capped.sum()),
     )
@@ -276,19 +278,21 @@ def constraint_report(
     seen = int((~excess.isnan()).sum())
     if not seen:
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
-    shown, limit = excess, torch.zeros_like(excess)
+    shown, limits = excess, [0.0] * tracker.num_inner
     if tracker.dim == 1:
-        limit = term.limits.tolerance.expand(tracker.num_inner)
-        shown = values
+        limits, shown = term.limits.written(), values
         if shown is None:  # an excess does not tell it: that of an equality is a distance
-            dual = isinstance(term, DualTerm)  # keeps the last excess beside v
-            shown = tracker.latest + limit - term.limits.margin if dual else tracker.rows
+            shown = tracker.rows
+            if isinstance(term, DualTerm):  # keeps the last excess beside v
+                shown = tracker.latest + term.limits.of(None) - term.limits.margin
         shown = torch.where(excess.isnan(), torch.nan, shown)
     capped = _capped(term, values, excess, average)
     names = term.limits.names or range(tracker.num_inner)
-    columns = (shown, error, multipliers, capped, limit, excess)
-    rows = [Row(*row) for row in zip(names, *(each.tolist() for each in columns), strict=True)]
+    columns = [each.tolist() for each in (shown, error, multipliers, capped)]
+    rows = [Row(*row) for row in zip(names, *columns, limits, excess.tolist(), strict=True)]
     findings = [_never_seen(rows, tracker, "constraint"), _too_small_penalty(rows)]
+    if isinstance(term, MultiplierTerm):
+        findings += _not_kept(term, rows)
     if values is None:
         findings += [_zone_below_noise(term, error), _behind(tracker)]
     if function is not None:
@@ -539,6 +543,36 @@ def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
     )
 
 
+def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
+    """Violated constraints whose multipliers still grow, or are 0."""
+    # One that settles grows less and less; one that grows evenly doubles in as many steps.
+    growth = (term.rise() * term.step).tolist()
+    late = [each for each in zip(rows, growth, strict=True) if each[0].violated]
+    rising = [row for row, each in late if each > 0.2 * abs(row.weight) > 1e-20]
+    idle = [row for row, _ in late if abs(row.weight) < 1e-20]
+    findings = []
+    for kind, found, state, remedy in (
+        (
+            "multiplier-rising", rising, "its multiplier still grows",
+            "Train longer; if the value stays while its multiplier grows, the model cannot keep "
+            "this limit beside the others: loosen it.",
+        ),
+        (
+            "multiplier-zero", idle, "nothing pulls at it",
+            "A value that never changes from batch to batch has no unit to act in: return "
+            "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
+        ),
+    ):  # fmt: skip
+        if found and term.step >= 100:  # before, none is expected to have settled
+            worst, more = max(found, key=lambda row: row.excess or 0), len(found) - 1
+            text = f"After {term.step} steps the limit of {worst.name!r}"
+            text += (
+                f" (and of {more} more)" * (more > 0) + f" is exceeded by {worst.excess:.2g}, and"
+            )
+            findings.append(Finding(kind, f"{text} {state}.", remedy))
+    return findings
+
+
 def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entries:
     """What the function returns for the term of the report."""
     terms = dict(objective.terms.items())
@@ -560,16 +594,17 @@ def _opposing(
 ) -> Finding | None:
     """Violated constraints of which no direction of the parameters lowers all."""
     blocks, tracker = entries.carrier_blocks, term.tracker
-    present = set(blocks.index.tolist())
-    violated = [k for k, row in enumerate(rows) if row.met is False and k in present]
-    violated.sort(key=lambda k: rows[k].excess or 0, reverse=True)
-    if len(violated) < 2 or not entries.carrier.requires_grad:
+    if not entries.carrier.requires_grad:
         return None
     sums = blocks.sums(entries.carrier, tracker.log_space)
     count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
     means = sums - count.log() if tracker.log_space else sums / count
     values = tracker.rows.detach().clone().index_copy(0, blocks.index, means.to(tracker.rows))
     excess = _per_block(term.at(values)[0], "amax")
+    # Of a limit that is met, or was by this batch, nothing has to be said.
+    present = set(blocks.index[excess[blocks.index] > 0].tolist())
+    violated = [k for k, row in enumerate(rows) if row.violated and k in present]
+    violated.sort(key=lambda k: rows[k].excess or 0, reverse=True)
     units, chosen = [], []
     for k in violated[:_MOST_GRADIENTS]:
         parts = torch.autograd.grad(excess[k], parameters, retain_graph=True, allow_unused=True)
@@ -609,7 +644,7 @@ def _opposing(
     return Finding(
         "constraints-oppose",
         text,
-        "Loosen one of their tolerances, or use a model that can tell their samples apart.",
+        "Loosen one of their limits, or use a model that can tell their samples apart.",
     )
 
 

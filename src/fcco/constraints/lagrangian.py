@@ -131,7 +131,8 @@ class LagrangianTerm(UnsampledTerm):
             elif self.ahead is not None:
                 self._ascend(self.ahead)
         excess = self.limits.excess(tracked.value, tracked.index)
-        return tracked.as_loss(torch.dot(self.multiplier, excess), self.multiplier)
+        slope = self.signed(self.multiplier)
+        return tracked.as_loss(torch.dot(self.multiplier, excess), slope)
 
     def _follow(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> None:
         """Move y after a primal step, with the samples that it used."""
@@ -170,7 +171,7 @@ class LagrangianTerm(UnsampledTerm):
 
     def multipliers(self) -> Tensor:
         """y, or Q/V; NaN before the first call."""
-        return torch.where(self.tracker.seen, self.multiplier, torch.nan)
+        return torch.where(self.tracker.seen, self.signed(self.multiplier), torch.nan)
 
 
 class ProximalLagrangian(ConstrainedObjective):

@@ -198,7 +198,7 @@ class ConstrainedObjective(Compositional):
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Given values of all constraints as a tensor."""
         limits = self.term.limits
-        rows, _, index = parse("constraints", limits.names, values)
+        rows, _, index = parse("constraints", limits.names, values, self.term.tracker.dim)
         rows = rows if index is None else rows[index.argsort()]
         if rows.shape[:1] != (limits.number,):
             raise ValueError(

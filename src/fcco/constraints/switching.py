@@ -84,7 +84,7 @@ class SwitchingTerm(UnsampledTerm):
             return torch.zeros_like(excess[0])
         slope = torch.zeros_like(excess)
         slope[decision.constraint] = 1.0
-        return tracked.as_loss(excess[decision.constraint], slope)
+        return tracked.as_loss(excess[decision.constraint], self.signed(slope))
 
     def taken(self, size: float) -> None:
         """Note the size of the step that was made."""
@@ -112,7 +112,8 @@ class SwitchingTerm(UnsampledTerm):
     def multipliers(self) -> Tensor:
         """Steps for each constraint over steps for the objective; NaN before one of these."""
         some = self.objective_steps > 0
-        return torch.where(some, self.constraint_steps / self.objective_steps, torch.nan)
+        steps = self.signed(self.constraint_steps)
+        return torch.where(some, steps / self.objective_steps, torch.nan)
 
 
 class Switching(ConstrainedObjective):

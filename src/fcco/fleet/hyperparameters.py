@@ -51,6 +51,8 @@ class LimitHyperparameters(NamedTuple):
     @classmethod
     def of(cls, limits: Limits) -> LimitHyperparameters:
         """Those of some limits, with one tolerance per block."""
+        if not limits.upper:
+            raise Unsupported("A fleet has upper limits alone: write value >= b as -value <= -b.")
         return cls(limits.tolerance.expand(limits.number), limits.margin)
 
     def excess(self, values: Tensor) -> Tensor:

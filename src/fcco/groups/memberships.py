@@ -20,8 +20,8 @@ class GroupMemberships(Dataset[Any]):
 
     A sample that is drawn for one group must count for that group alone: the samples that a group
     shares with others would else come too often in it, and its mean would be biased. Here each item
-    carries the group that it is drawn for by `GroupBatchSampler(members.group)`; the groups of a
-    batch are the index of the objective. Samples without a group are never drawn.
+    carries the group that it is drawn for by `GroupBatchSampler(members.group, ...)`; the groups of
+    a batch are the index of the objective. Samples without a group are never drawn.
 
     Args:
         dataset: your map-style data set of N samples.
@@ -55,7 +55,7 @@ class GroupMemberships(Dataset[Any]):
             raise ValueError(
                 f"{call} must be a boolean matrix with a row per sample and a column per group, or "
                 f"a list with the list of ids of each sample, but is: {_described(groups)}. One "
-                "group for each sample needs no memberships: `GroupBatchSampler(groups)`."
+                "group for each sample needs no memberships: `GroupBatchSampler(groups, ...)`."
             )
         members = read_memberships(call, groups)
         self.sample, self.group = members.sample.cpu(), members.group.cpu()

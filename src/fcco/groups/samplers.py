@@ -2,9 +2,9 @@
 
 Every batch is a function of (seed, epoch, batch number) alone, so the state of a sampler is its
 seed, the epoch and the number of batches *consumed* in it. A resumed sampler repeats the draws of
-the epoch up to there, which reads no data. The draws come from a private NumPy generator; no global
-random state is read or changed. (NumPy keeps its streams the same across machines, but not across
-all of its versions.)
+the epoch up to there, which reads no data. The draws come from a private NumPy generator; only a
+seed that is not given comes from torch's. (NumPy keeps its streams the same across machines, but
+not across all of its versions.)
 """
 
 from __future__ import annotations
@@ -49,8 +49,15 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
     """
 
-    def __init__(self, call: str, batches_per_epoch: int, seed: int) -> None:
+    def __init__(self, call: str, batches_per_epoch: int, seed: int | None, ranks: int) -> None:
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
+        if seed is None and ranks > 1:
+            raise ValueError(
+                f"`{call}(seed=...)` is needed on several ranks, the same number on all: they draw "
+                "one batch together."
+            )
+        if seed is None:  # as torch's own samplers do; another one draws other batches
+            seed = int(torch.randint(2**31, (), device="cpu"))
         _checks.integer(call, "seed", seed, 0)
         self.seed, self.batches_per_epoch = int(seed), int(batches_per_epoch)
         self._epoch = self._consumed = 0
@@ -169,7 +176,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
     single process: a run may be resumed with another number of ranks.
 
-    The shape, unless given: as many groups as `batch_size` has room for with two samples of each,
+    The shape, from `batch_size`: as many groups as it has room for with two samples of each,
     B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down. Many groups, because
     the estimate of a group that is not in the batch grows old (64 samples of 16 groups trained
     best as 16 x 4, worst as 2 x 32); two of each, because their spread tells the noise.
@@ -183,10 +190,11 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         groups_per_batch: B1; unless given, it follows from `batch_size`, and from `per_group` if
             that is given.
         per_group: B2; likewise. One that is not given is at most the size of the largest group.
-        batch_size: the most samples in a batch, on all ranks together; 64 unless given. Not
-            together with both numbers above.
+        batch_size: the most samples in a batch, on all ranks together. Give it, or both numbers
+            above.
         batches_per_epoch: ceil(N / (B1 B2)) unless given.
-        seed: seed of all draws.
+        seed: seed of all draws; unless given, a number from torch's global generator. Needed on
+            several ranks.
         rank: this process; taken from `torch.distributed`, if initialised, unless given.
         world_size: number of processes; likewise.
         small_groups: what to do with a group of fewer than B2 samples: "repeat" goes through it
@@ -215,7 +223,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         *,
         batch_size: int | None = None,
         batches_per_epoch: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         small_groups: str = "repeat",
@@ -251,7 +259,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             )
         if batches_per_epoch is None:
             batches_per_epoch = -(-len(ids) // (groups_per_batch * per_group))
-        super().__init__(call, batches_per_epoch, seed)
+        super().__init__(call, batches_per_epoch, seed, self.world_size)
 
     @property
     def num_groups(self) -> int:
@@ -314,7 +322,7 @@ class PositiveBatchSampler(GroupBatchSampler):
         positives: how many of them are positives; half of them, at most all there are, unless
             given.
         batches_per_epoch: one pass over the negatives unless given.
-        seed: seed of all draws.
+        seed: as in `GroupBatchSampler`.
         rank: this process; taken from `torch.distributed`, if initialised, unless given.
         world_size: number of processes; likewise.
 
@@ -333,7 +341,7 @@ class PositiveBatchSampler(GroupBatchSampler):
         positives: int | None = None,
         *,
         batches_per_epoch: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -385,7 +393,7 @@ class BlockSampler(ResumableSampler[Tensor]):
     Args:
         num_blocks: n, the number of blocks (m constraints).
         blocks_per_batch: B1.
-        seed: seed of all draws; the same on all ranks gives the same blocks.
+        seed: as in `GroupBatchSampler`; the same on all ranks gives the same blocks.
         batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
 
     Example:
@@ -400,7 +408,7 @@ class BlockSampler(ResumableSampler[Tensor]):
         self,
         num_blocks: int,
         blocks_per_batch: int,
-        seed: int = 0,
+        seed: int | None = None,
         *,
         batches_per_epoch: int | None = None,
     ) -> None:
@@ -411,7 +419,7 @@ class BlockSampler(ResumableSampler[Tensor]):
         self.blocks_per_batch = blocks_per_batch
         if batches_per_epoch is None:
             batches_per_epoch = -(-num_blocks // blocks_per_batch)
-        super().__init__(call, batches_per_epoch, seed)
+        super().__init__(call, batches_per_epoch, seed, _rank_and_world_size(call, None, None)[1])
 
     def _stream(self, generator: np.random.Generator) -> Iterator[Tensor]:
         while True:
@@ -473,16 +481,15 @@ def _shape(
                 f"one of groups_per_batch={blocks} and per_group={each}."
             )
         return blocks, each
-    size = 64 if size is None else size
-    if max(blocks or 1, each or 1) > size:
-        given, other = (
-            (f"groups_per_batch={blocks}", "per_group")
-            if each is None
-            else (f"per_group={each}", "groups_per_batch")
-        )
+    if size is None:
         raise ValueError(
-            f"`{call}({given})` does not fit into a batch of batch_size={size} samples; give a "
-            f"larger batch_size, or `{call}(groups, {given}, {other}=...)`."
+            f"`{call}` must know how large a batch is: `{call}(groups, batch_size=64)`, or "
+            f"`{call}(groups, groups_per_batch=8, per_group=8)`."
+        )
+    if max(blocks or 1, each or 1) > size:
+        given = f"groups_per_batch={blocks}" if each is None else f"per_group={each}"
+        raise ValueError(
+            f"`{call}({given})` does not fit into a batch of batch_size={size} samples."
         )
     if blocks is None:
         wanted = min(2, largest) if each is None else each

@@ -267,6 +267,7 @@ class RobustTrainer(Trainer):
                 f"but it has {number}."
             )
         given = objective.term.names
+        objective.term.tracker.names = tuple(map(str, names))  # for errors
         numbered = names == list(range(number))  # the column says which constraint by its number
         if given is not None and not numbered and list(given) != [str(name) for name in names]:
             raise ValueError(
@@ -743,7 +744,7 @@ class _Batches(Sampler[list[int]]):
         if shape.ungrouped:
             self._length = math.ceil(len(others) / shape.ungrouped)
         make = functools.partial(  # the whole batch: it is divided below
-            GroupBatchSampler, batches_per_epoch=self._length, rank=0, world_size=1
+            GroupBatchSampler, batches_per_epoch=self._length, seed=seed, rank=0, world_size=1
         )
         self._parts = [(grouped, make(ids[grouped], shape.groups, shape.per_group))]
         if shape.ungrouped:

@@ -12,7 +12,7 @@ from .. import _checks
 from .._schedules import Schedule, Smoothing
 from ..constraints import ConstrainedObjective
 from ..objective import Compositional
-from ..outer import Absolute, AbstractOuter, Hinge
+from ..outer import AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm, MultiplierTerm
 from ..terms.coupled import Tolerance, number_and_names
 from ..tracker import InnerTracker, for_model, like_model
@@ -126,7 +126,6 @@ def multiplied(
     optimizer: torch.optim.Optimizer,
     constraints: int | Sequence[str],
     *,
-    equality: bool = False,
     tolerance: Tolerance = 0.0,
     margin: float = 0.0,
     dim: int | None = None,
@@ -146,7 +145,7 @@ def multiplied(
     options |= {name: value for name, value in tracker.items() if value is not None}
     term = MultiplierTerm(
         InnerTracker(number, **like_model(model, options)),
-        tolerance=tolerance, margin=margin, names=names, equality=equality,
+        tolerance=tolerance, margin=margin, names=names,
     )  # fmt: skip
     problem = ConstrainedObjective(
         model, optimizer, term, objective=objective, process_group=process_group, offload=offload
@@ -156,17 +155,17 @@ def multiplied(
 
 
 def penalty_function(
-    method: str, outer: AbstractOuter | None, penalty: float | None, equality: bool
+    method: str, outer: AbstractOuter | None, penalty: float | None
 ) -> AbstractOuter:
-    """The exact penalty rho [.]_+ or, for equalities, rho |.|; or the caller's own function."""
+    """The exact penalty rho [.]_+, or the caller's own function."""
     if outer is not None:
-        if penalty is not None or equality:
+        if penalty is not None:
             raise ValueError(
-                f"`{method}(outer=...)` has its own weight and shape: leave `penalty` and "
-                f"`equality` out, or {outer!r} would silently win over them."
+                f"`{method}(outer=...)` has its own weight and shape: leave `penalty` out, or "
+                f"{outer!r} would silently win over it."
             )
         return outer
     if penalty is None:
         raise ValueError(f"`{method}(penalty=...)` is needed unless `outer` is given.")
     _checks.positive(method, "penalty", penalty)
-    return Absolute(penalty) if equality else Hinge(penalty)
+    return Hinge(penalty)

@@ -100,7 +100,6 @@ def constrained_alexr2(
     inner_steps: int | Callable[[int], int] | Auto = "auto",
     gamma: float | Auto | None = None,
     theta: float | None = None,
-    equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
     tolerance: Tolerance = 0.0,
@@ -136,11 +135,8 @@ def constrained_alexr2(
         "process_group": process_group, "offload": offload,
     }  # fmt: skip
     if alone:
-        return multiplied(
-            "alexr2", model, proximal, constraints, equality=equality, gamma=gamma,
-            **shared, **options,
-        )  # fmt: skip
-    function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty, equality)
+        return multiplied("alexr2", model, proximal, constraints, gamma=gamma, **shared, **options)
+    function = penalty_function("alexr2", outer, None if penalty == "auto" else penalty)
     number: Any = smoothing
     tracker = _tracker_options(
         function,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +11,9 @@ import torch
 from torch import nn
 
 from .. import _checks
+from .._checks import meant
 from ..constraints import ConstrainedObjective
-from ..inputs import meant
+from ..terms.coupled import Limit, bounds
 from .alexr import constrained_alexr
 from .alexr2 import constrained_alexr2
 from .icppac import icppac
@@ -66,17 +65,27 @@ _MEANING = {
     "objective": "a coupled term of the objective, which needs a penalty on tracked values",
     "offload": "where the copy of w_{t-1} is kept that a correction needs",
     "refresh_every": "how often a recursive estimate starts afresh",
+    "equality": "said by the limit itself, `fcco.Equal(0.0)`",
 }
 
 
 def constrained(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    constraints: int | Sequence[str] | Mapping[str, float],
+    constraints: int | Sequence[str] | Mapping[str, Limit],
     method: str = "sonex",
     **settings: Any,
 ) -> ConstrainedObjective:
-    r"""Minimise g0(w) subject to g_i(w) <= tolerance_i, by the method of your choice.
+    r"""Minimise g0(w) while values g_i(w) keep their limits, by the method of your choice.
+
+    | limit | meaning |
+    |---|---|
+    | `{"women": 0.5}` | at most 0.5 |
+    | `{"recall": fcco.AtLeast(0.9)}` | at least 0.9 |
+    | `{"mean": (0.20, 0.26)}` | between the two; None for a side that is open |
+    | `{"calibration": fcco.Equal(0.0)}` | equal to 0 |
+
+    Limits of all kinds may be mixed. The multiplier of a lower limit is negative.
 
     Every method is called in the same way: with a function that returns `(loss, values)`. Then
     `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
@@ -98,15 +107,15 @@ def constrained(
     Args:
         model: your model.
         optimizer: your optimizer.
-        constraints: their limits by name, g_i <= limit_i, as `{"women": 0.5, "men": 0.5}`; or
-            their names, or their number m, with `tolerance` as the limit.
+        constraints: their limits by name, as above; or their names, or their number m, with
+            `tolerance` as the limit.
         method: the method.
         settings: those of the method; a wrong or missing one gives an error that lists them all.
 
     Settings of several methods:
 
-    * `tolerance`, one number or one per constraint, and `margin`: train for tolerance - margin (not
-      for equalities).
+    * `tolerance`, one limit or one per constraint, and `margin`: train for that much less than an
+      upper limit and more than a lower one (not for equalities).
     * `process_group`: see `Compositional`.
     * Penalties and alexr: `penalty` (rho). sonex, alexr2 and recursive-hinge: `smoothing` (lambda).
       sonex, alexr2, hinge and squared-hinge: `offload` (see `Compositional`), and `objective`, a
@@ -149,26 +158,14 @@ def constrained(
     return recipe(model, optimizer, constraints, **settings)
 
 
-def _limits(constraints: Mapping[str, Any], settings: Mapping[str, Any]) -> list[float]:
+def _limits(constraints: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Limit]:
     """The limits of constraints that were given by name."""
     if "tolerance" in settings:
         raise ValueError(
             "`constrained(constraints={...})` says the limit of each constraint already: leave "
             "`tolerance` out."
         )
-    for name, limit in constraints.items():
-        one = isinstance(limit, torch.Tensor) and limit.numel() == 1
-        if not one and (isinstance(limit, bool) or not isinstance(limit, numbers.Real)):
-            raise TypeError(
-                "`constrained(constraints={...})` must give a number as the limit of each "
-                f"constraint but that of `{name}` is: {limit!r} ({type(limit).__name__})."
-            )
-        if not math.isfinite(limit):
-            raise ValueError(
-                "`constrained(constraints={...})` must give a finite limit of each constraint but "
-                f"that of `{name}` is: {float(limit)}. Leave out what has no limit."
-            )
-    return [float(limit) for limit in constraints.values()]
+    return [bounds("constrained(constraints={...})", *each) for each in constraints.items()]
 
 
 @functools.cache
@@ -186,7 +183,7 @@ def _explained(
 ) -> str:
     parts = []
     if wrong:
-        near = {n: meant(n, accepted) for n in wrong if not _owners(n)}
+        near = {n: meant(n, accepted) for n in wrong if not _owners(n) and n not in _MEANING}
         reasons = [f"`{n}` {near.get(n) or f'is {_reason(n)}'}" for n in wrong]
         parts.append("has no such setting: " + "; ".join(reasons))
     if missing:

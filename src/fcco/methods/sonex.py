@@ -106,7 +106,6 @@ def constrained_sonex(
     gamma: float | Auto | None = None,
     correction: float | Literal["theory", "auto"] | None = None,
     read: Literal["old", "new"] | None = None,
-    equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
     tolerance: Tolerance = 0.0,
@@ -140,8 +139,6 @@ def constrained_sonex(
         gamma: as in `sonex`; None: 0.2 without settings, 0.1 with.
         correction: None: 0 without settings, `"auto"` with.
         read: None: `"new"` without settings, `"old"` with.
-        equality: for g_i = tolerance_i; the penalty is that of |g_i - tolerance_i|. (For
-            |g_i| <= kappa give `outer=DeadZone(kappa, rho)`.)
         outer: an outer function of your own, such as `TwoSidedHinge`; it holds its own weight rho,
             and `smoothing` is needed, which may be 0 for it.
 
@@ -156,11 +153,11 @@ def constrained_sonex(
     }  # fmt: skip
     if automatic("sonex", {"smoothing": smoothing, "penalty": penalty}, outer):
         return multiplied(
-            "sonex", model, optimizer, constraints, equality=equality, gamma=gamma,
-            correction=correction, read=read, **shared,
+            "sonex", model, optimizer, constraints, gamma=gamma, correction=correction, read=read,
+            **shared,
         )  # fmt: skip
     weight: Any = None if penalty == "auto" else penalty
-    function = penalty_function("sonex", outer, weight, equality)
+    function = penalty_function("sonex", outer, weight)
     return penalized(
         "sonex", model, optimizer, constraints, function,
         smoothing=smoothing,  # type: ignore[arg-type]

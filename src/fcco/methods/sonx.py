@@ -82,7 +82,6 @@ def hinge_penalty(
     correction: float | Literal["theory", "auto"] = "auto",
     read: Literal["old", "new"] = "old",
     average: int | None = None,
-    equality: bool = False,
     outer: AbstractOuter | None = None,
     dim: int | None = None,
     tolerance: Tolerance = 0.0,
@@ -123,7 +122,7 @@ def hinge_penalty(
         constraints' subgradients at least delta wherever one is violated.
     """
     problem = penalized(
-        "hinge", model, optimizer, constraints, penalty_function("hinge", outer, penalty, equality),
+        "hinge", model, optimizer, constraints, penalty_function("hinge", outer, penalty),
         gamma=gamma, correction=correction, read=read, dim=dim, tolerance=tolerance,
         margin=margin, objective=objective, process_group=process_group, offload=offload,
         **options,

@@ -47,7 +47,8 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer:
         return unwrap(inner)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}."
+            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}. The "
+            "model comes first, then the optimizer."
         )
     return optimizer
 

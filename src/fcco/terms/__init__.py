@@ -13,7 +13,7 @@
 """
 
 from .base import AbstractTerm
-from .coupled import CoupledTerm, Limits, OuterTerm
+from .coupled import AtLeast, CoupledTerm, Equal, Limits, OuterTerm
 from .cvar import CVaRTerm, exact_threshold
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
@@ -23,11 +23,13 @@ from .parameters import BlockParameters
 
 __all__ = [
     "AbstractTerm",
+    "AtLeast",
     "BlockParameters",
     "CVaRTerm",
     "CoupledTerm",
     "DualAscent",
     "DualTerm",
+    "Equal",
     "GroupWeights",
     "Limits",
     "MultiplierTerm",

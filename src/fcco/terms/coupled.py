@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,18 +19,75 @@ from ..tracker import InnerTracker, Tracked
 from .base import AbstractTerm
 
 __all__ = [
+    "AtLeast",
     "CoupledTerm",
+    "Equal",
+    "Limit",
     "Limits",
     "OuterTerm",
     "Tolerance",
     "as_lambda",
     "automatic_width",
+    "bounds",
     "number_and_names",
     "weighted_mean",
     "widest",
 ]
 
-Tolerance = float | Sequence[float] | Tensor
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A lower limit: the value of a constraint shall be at least `limit`."""
+
+    limit: float
+
+    def __str__(self) -> str:
+        return f"at least {self.limit:.4g}"
+
+
+@dataclass(frozen=True)
+class Equal:
+    """An equality: the value of a constraint shall be `limit`."""
+
+    limit: float
+
+    def __str__(self) -> str:
+        return f"= {self.limit:.4g}"
+
+
+Limit = float | AtLeast | Equal | tuple[float | None, float | None]
+"""The limit of a constraint: a number (at most), `AtLeast`, `Equal`, or (low, high)."""
+
+Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
+
+
+def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
+    """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
+    low, high = -math.inf, limit
+    if isinstance(limit, AtLeast):
+        low, high = limit.limit, math.inf
+    elif isinstance(limit, Equal):
+        low = high = limit.limit
+    elif isinstance(limit, (tuple, list)) and len(limit) == 2:
+        low = low if limit[0] is None else limit[0]
+        high = math.inf if limit[1] is None else limit[1]
+    if not (_is_number(low) and _is_number(high)):
+        raise TypeError(
+            f"`{call}` must give each constraint a number (at most), `fcco.AtLeast(b)`, "
+            f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
+        )
+    low, high = float(low), float(high)
+    if not low <= high or (math.isinf(low) and math.isinf(high)):
+        raise ValueError(
+            f"`{call}` must give a finite limit of each constraint, low <= high, but that of "
+            f"`{name}` is: {limit!r}. Leave out what has no limit."
+        )
+    return low, high
+
+
+def _is_number(value: Any) -> bool:
+    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, numbers.Real)
+    return one and not isinstance(value, bool)
 
 
 def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, Any]:
@@ -50,26 +109,28 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
 
 
 class Limits(KeepsPrecision):
-    """The limits of constraints, g_i(w) <= tolerance_i, with a margin and names.
+    """The limits of constraints, low_i <= g_i(w) <= high_i, with a margin and names.
 
     Args:
         number: m, the number of blocks.
         like: a tensor whose precision and device the limits take.
-        tolerance: g_i <= tolerance_i, one number or one per block.
-        margin: train for g_i <= tolerance_i - margin, to land on the safe side.
+        tolerance: g_i <= tolerance_i, one number or one per block; or other limits, see `Limit`.
+        margin: train for so much less than high_i and more than low_i, to land on the safe side; at
+            most to the middle of the two.
         names: names of the blocks, for values given by name and for reports.
         call: the caller's name, for the error text.
 
     Example:
         >>> import torch
-        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, 0.2], names=("a", "b"))
-        >>> limits.excess(torch.tensor([0.5]), torch.tensor([1]))
-        tensor([0.3000])
+        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, (0.2, 0.3)], names=("a", "b"))
+        >>> limits.excess(torch.tensor([0.5, 0.1]))
+        tensor([0.4000, 0.1000])
         >>> limits.named(torch.tensor([1.0, 2.0]))
         {'a': 1.0, 'b': 2.0}
     """
 
-    tolerance: Tensor
+    tolerance: Tensor  # high_i
+    low: Tensor | None  # low_i, unless all limits are upper ones
 
     def __init__(
         self,
@@ -94,29 +155,67 @@ class Limits(KeepsPrecision):
                 f"`{call}(tolerance=...)` must be a number or {number} numbers but is: "
                 f"{tolerance!r}."
             )
-        limit = torch.as_tensor(tolerance, dtype=like.dtype, device=like.device)
+        low = None
+        if isinstance(tolerance, (AtLeast, Equal)):
+            tolerance = [tolerance] * number
+        limit: Any = tolerance
+        if isinstance(tolerance, (list, tuple)) and len(tolerance) == number:
+            argument = f"{call}(tolerance=...)"
+            pairs = [bounds(argument, *each) for each in zip(named, tolerance, strict=True)]
+            low, limit = zip(*pairs, strict=True)
+            low = like.new_tensor(low) if max(low) > -math.inf else None
+        elif isinstance(tolerance, (list, tuple)):  # refused below
+            limit = torch.zeros(len(tolerance))
+        limit = torch.as_tensor(limit, dtype=like.dtype, device=like.device)
         if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != number):
             raise ValueError(
                 f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
                 f"shape {tuple(limit.shape)}."
             )
-        if not bool(limit.isfinite().all()):
+        if low is None and not bool(limit.isfinite().all()):
             raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
+        if low is not None and margin != 0 and bool((low == limit).all()):
+            raise ValueError(f"`{call}(margin=...)` has no meaning for equalities.")
+        self.upper = low is None
+        self.register_buffer("low", low, persistent=False)
         self.moved = bool((limit != 0).any())
         self.plain = limit.dim() == 0 and not self.moved and margin == 0
         # A setting: a checkpoint must not replace the limits of the program that loads it.
         self.register_buffer("tolerance", limit, persistent=False)
 
-    def of(self, index: Tensor | None, dim: int = 1) -> Tensor:
-        """The tolerances of some blocks (None: all), to subtract from values of dimension `dim`."""
-        limit = self.tolerance
+    def of(self, index: Tensor | None, dim: int = 1, low: bool = False) -> Tensor:
+        """high_i or low_i of some blocks (None: all), for values of dimension `dim`."""
+        limit: Any = self.low if low else self.tolerance
         if limit.dim() and index is not None:
             limit = limit[index]
         return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
 
     def excess(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
-        """How far values are above their limits, margin included: <= 0 is wanted."""
-        return values if self.plain else values - self.of(index, dim) + self.margin
+        """How far values are outside their limits, margin included: <= 0 is wanted."""
+        if self.upper:
+            return values if self.plain else values - self.of(index, dim) + self.margin
+        half = (self.of(index) - self.of(index, low=True)) / 2
+        return self.violation(values, index) + half.clip(max=self.margin)
+
+    def violation(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
+        """How far values are outside their limits; inside, minus the way to the nearer one."""
+        above = values - self.of(index, dim)
+        return above if self.upper else torch.maximum(above, self.of(index, low=True) - values)
+
+    def side(self, values: Tensor, index: Tensor | None = None) -> Any:
+        """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
+        if self.upper:
+            return 1.0
+        return 2 * (values - self.of(index) >= self.of(index, low=True) - values).to(values) - 1
+
+    def written(self) -> list[Limit]:
+        """The limits, one per block, as they would be written."""
+        high = self.tolerance.expand(self.number).tolist()
+        low = [-math.inf] * self.number if self.low is None else self.low.tolist()
+        return [
+            Equal(a) if a == b else AtLeast(a) if math.isinf(b) else b if math.isinf(a) else (a, b)
+            for a, b in zip(low, high, strict=True)
+        ]
 
     def named(self, values: Tensor) -> Any:
         """One value per block: the tensor itself, or a dict when the blocks have names."""
@@ -311,7 +410,8 @@ class CoupledTerm(OuterTerm):
         tracker: the tracker of g_i.
         smoothing: lambda, 0 for f itself, or a function of the step (annealing); or a `Width`.
         weight: factor in front of the sum, or a function of the step (a ramp).
-        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
+        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i. For other
+            limits (see `Limit`) f must not decrease, and is applied to how far g_i is outside.
         margin: train for g_i <= tolerance_i - margin, to land on the safe side.
         names: names of the blocks, for values given by name and for reports.
 
@@ -350,6 +450,11 @@ class CoupledTerm(OuterTerm):
                 f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {outer!r} "
                 "would be moved, not made stricter. Lower its own tolerance instead."
             )
+        if not self.limits.upper and not (outer.monotone and tracker.dim == 1):
+            raise ValueError(
+                "`CoupledTerm(tolerance=...)`: `AtLeast`, `Equal` and (low, high) need a "
+                f"non-decreasing outer function of one number, which {outer!r} is not."
+            )
         if self.limits.moved and outer.dim != 1 and not outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(tolerance=...)` is subtracted from every component of g_i, which "
@@ -373,12 +478,15 @@ class CoupledTerm(OuterTerm):
         smoothing, weight = self.smoothing, self.weight
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.index.shape[0], 1)
-        return tracked.as_loss(*weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks))
+        value, slope = weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks)
+        if not self.limits.upper:
+            slope = slope * self.limits.side(tracked.value, tracked.index)
+        return tracked.as_loss(value, slope)
 
     def value(self) -> Tensor:
         """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
-        limit = self.limits.of(self.tracker.seen, self.tracker.dim)
-        return self.weight * self.outer(self.table() - limit).mean()
+        beyond = self.limits.violation(self.table(), self.tracker.seen, self.tracker.dim)
+        return self.weight * self.outer(beyond).mean()
 
     def violation(self) -> Tensor:
         """How far each constraint is exceeded (positive: violated), NaN where never seen."""
@@ -394,9 +502,10 @@ class CoupledTerm(OuterTerm):
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations and multipliers of all constraints at given values g_i."""
-        excess = values - self.limits.of(None, self.tracker.dim)
-        slope = self.smoothed.multiplier(excess + self.limits.margin)
-        return self.outer.violation(excess), slope * (self.weight / self.tracker.num_inner)
+        limits, dim = self.limits, self.tracker.dim
+        slope = self.smoothed.multiplier(limits.excess(values, dim=dim)) * limits.side(values)
+        violation = self.outer.violation(limits.violation(values, dim=dim))
+        return violation, slope * (self.weight / self.tracker.num_inner)
 
     def where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function of the table, NaN for blocks that were never seen."""

@@ -170,6 +170,11 @@ class DualTerm(CoupledTerm):
         rule = DualAscent(outer, dual_step)
         like = torch.zeros((), dtype=dtype, device=device)
         limits = Limits(num_inner, like, tolerance, margin, names, call="DualTerm")
+        if not limits.upper:
+            raise ValueError(
+                "`alexr` with `penalty` and `dual_step` has upper limits alone: write "
+                "value >= b as -value <= -b, an interval as two limits; or leave the two out."
+            )
         # The limit is part of what is tracked: v_i holds the excess over it.
         offset = None if limits.plain else limits.tolerance - margin
         tracker = _KeepsLatest(

@@ -136,17 +136,21 @@ class Scales(NamedTuple):
 
 
 class MultiplierTerm(AbstractTerm):
-    r"""Constraints g_i <= tolerance_i by the method of multipliers on tracked values; no settings.
+    r"""Constraints low_i <= g_i <= high_i by the method of multipliers; no settings.
 
-    With m constraints of which B1 are in a batch, and :math:`x_i = u_i - \text{tolerance}_i +
-    \text{margin}_i`,
+    With m constraints of which B1 are in a batch, upper limits, and :math:`x_i = u_i -
+    \text{high}_i + \text{margin}_i` from the tracked u_i,
 
     .. math::
         c_i &= \bigl[\nu_i + \tfrac14\sqrt{m/B_1}\,\kappa_i x_i\bigr]_+, \qquad
         G_t = \nabla g_0 + \frac m{B_1}\sum_{i\in\mathcal B_1} c_i\nabla g_i \\
         \nu_i &\leftarrow \bigl[\nu_i + \min(0.01\,m/B_1,\,0.03)\,\kappa_i\,
-            (g_i(w_t;\mathcal B) - \text{tolerance}_i + \text{margin}_i)\bigr]_+ \\
+            (g_i(w_t;\mathcal B) - \text{high}_i + \text{margin}_i)\bigr]_+ \\
         \kappa_i &= \frac{\sigma_0}{A\,\sigma_i W_i}, \qquad W_i = \sigma_i\max(\omega, 1)
+
+    Where there is a lower limit, :math:`-[-\nu_i - k\,(u_i - \text{low}_i -
+    \text{margin}_i)]_+` is added, with the same factor k of x_i (or of its batch value): one
+    signed multiplier serves both sides, and an equality has :math:`\nu_i + k x_i`.
 
     The first line is a smoothed hinge whose limit is shifted by nu_i, so that no violation is left
     when nu_i has found the multiplier. Every factor is measured: nothing changes when losses or
@@ -165,17 +169,17 @@ class MultiplierTerm(AbstractTerm):
     * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, because the largest of m values that
       fluctuate about their limits is above its own. Constraints that come in opposite pairs have
       no room for it: their noise cancels in :math:`\sum_i (g_i(w_t;\mathcal B) - u_i)/\sigma_i`,
-      and the margin is multiplied by the square of that sum over the sum of squares, at most 1.
-      Equalities have none.
+      and the margin is multiplied by the square of that sum over the sum of squares, at most 1
+      (lower limits count with their sign). It goes at most to the middle of an interval.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
     Args:
         tracker: of scalar values, with `gamma="auto"` or `measure=True`.
-        tolerance: g_i <= tolerance_i, one number or one per constraint.
-        margin: train for g_i <= tolerance_i - margin, beside the margin above.
+        tolerance: the limits, one or one per constraint: a number is high_i, others as in
+            `fcco.terms.coupled.Limit`.
+        margin: train for g_i <= high_i - margin, beside the margin above; likewise for low_i.
         names: names of the constraints, for values given by name and for reports.
-        equality: g_i = tolerance_i; without [.]_+, multipliers have a sign.
 
     Attributes:
         multiplier: nu_i.
@@ -210,6 +214,7 @@ class MultiplierTerm(AbstractTerm):
     variance: Tensor
     margin: Tensor
     scales: Tensor
+    sides: Tensor | None
     watches_objective = True
 
     def __init__(
@@ -219,7 +224,6 @@ class MultiplierTerm(AbstractTerm):
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         names: Sequence[str] | None = None,
-        equality: bool = False,
     ) -> None:
         super().__init__(tracker)
         if tracker.dim != 1:
@@ -233,17 +237,28 @@ class MultiplierTerm(AbstractTerm):
                 "`MultiplierTerm(tracker=...)` needs a tracker that measures its noise: "
                 "`InnerTracker(..., gamma='auto')`, or `measure=True`."
             )
-        if equality and margin:
-            raise ValueError("`MultiplierTerm(margin=...)` has no meaning for equalities.")
         number, table = tracker.num_inner, tracker.rows
         self.limits = Limits(number, table, tolerance, margin, names, call="MultiplierTerm")
-        self.names, self.equality = self.limits.names, equality
-        self._share = 0.0 if equality else MARGIN * math.sqrt(2 * math.log(max(number, 2)))
+        self.names = self.limits.names
+        self._share = MARGIN * math.sqrt(2 * math.log(max(number, 2)))
         self._losses: tuple[Tensor, int] | None = None  # of the open step: their sum and number
         self.register_buffer("multiplier", torch.zeros_like(table))
         self.register_buffer("variance", torch.zeros_like(table))
         self.register_buffer("margin", torch.zeros_like(table))
         self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
+        self.register_buffer("sides", self._sides(), persistent=False)
+
+    def _sides(self) -> Tensor | None:
+        """None for upper limits; else a limit to measure from, the width of the interval (0 with an
+        open side), whether there are an upper and a lower limit, the largest margin.
+        """
+        low, high = self.limits.low, self.limits.tolerance
+        if low is None:
+            return None
+        above, below = high.isfinite(), low.isfinite()
+        width = torch.where(above & below, high - low, 0)
+        limit, most = torch.where(above, high, low), torch.where(above & below, width / 2, HUGE)
+        return torch.stack([limit, width, above.to(low), below.to(low), most])
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
@@ -264,6 +279,8 @@ class MultiplierTerm(AbstractTerm):
         at = state.rows(index)
         excess = state.array(tracked.value) - state.limit(at)
         slope = self._slopes(state, at, excess)
+        if state.sides is not None:
+            excess = state.from_side(at, excess, slope)
         slope = torch.as_tensor(slope * (self.tracker.num_inner / max(index.shape[0], 1)))
         return tracked.as_loss(torch.dot(slope, torch.as_tensor(excess)), slope)
 
@@ -300,26 +317,31 @@ class MultiplierTerm(AbstractTerm):
         if known is not None:  # a first value is no surprise
             innovation = innovation * known
         relative = innovation / noise
+        if state.sides is not None:  # towards the limit, which is below for lower ones
+            relative = relative * (2 * state.sides[2][at] - 1)
         total, squares = state.number(relative.sum()), state.number((relative**2).sum())
         scales = scales._replace(sampling=state.constant(sampling))
         scales = scales.with_innovations(total, squares, self.tracker.steps)
         margin = self._share * scales.room() * (noise * (variance < HUGE))
+        if state.sides is not None:  # at most to the middle of the interval
+            margin = margin.clip(max=state.sides[4][at] - self.limits.margin)
         state.variance[at], state.margin[at] = variance * again, margin
         margin = margin + self.limits.margin
         if self.tracker.steps < WARM_UP:
             return scales
         excess = after - limit
         measured = choose(state.pooled[2] > 0, 1.0, 0.0)  # some constraint came twice
-        violation = self._violation(excess + margin) * (measured / noise)
+        violation = state.outside(at, excess + margin, 1.0) * (measured / noise)
+        violation = violation if state.sides is None else abs(violation)
         largest = worst = state.number(violation.max())
         if known is not None:
             worst = state.number((violation * known).max())
         scales = scales.with_violation(worst, largest, state.number(violation.sum()))
-        slope = self._coefficients(state.multiplier[at], variance, excess + margin, scales)
+        slope = self._coefficients(state, at, variance, excess + margin, scales)
         slope = slope * (variance < HUGE)
         rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
         moved = state.multiplier[at] + (fresh - limit + margin) * rate
-        state.multiplier[at] = self._positive(moved)
+        state.multiplier[at] = state.outside(at, moved, rate)
         return scales.with_action(
             state.number((slope * innovation).sum()), state.number((abs(slope) * noise).max())
         )
@@ -341,41 +363,41 @@ class MultiplierTerm(AbstractTerm):
         return variance + (variance == 0) * HUGE, own > 0
 
     def _coefficients(
-        self, multiplier: Numbers, variance: Numbers, x: Numbers, scales: Scales
+        self, state: _State, at: Any, variance: Numbers, x: Numbers, scales: Scales
     ) -> Numbers:
         """The c_i of some constraints."""
-        gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit()
-        return self._positive(multiplier + x * (gain / variance))
+        gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
+        return state.outside(at, state.multiplier[at] + x * gain, gain)
 
     def _slopes(self, state: _State, at: Any, excess: Numbers) -> Numbers:
-        """The c_i of some constraints at u_i - tolerance_i, from the state of the last step."""
+        """The c_i of some constraints at u_i - high_i, from the state of the last step."""
         variance = state.variance[at]
         variance = variance + (variance == 0) * (state.noise() + TINY)
         x = excess + (state.margin[at] + self.limits.margin)
-        return self._coefficients(state.multiplier[at], variance, x, state.scales())
-
-    def _positive(self, values: Numbers) -> Numbers:
-        return values if self.equality else values.clip(0)
-
-    def _violation(self, values: Numbers) -> Numbers:
-        return abs(values) if self.equality else values.clip(0)
+        return self._coefficients(state, at, variance, x, state.scales())
 
     def excess(self, values: Tensor | None = None) -> Tensor:
-        """The u_i - tolerance_i + margin, or those of given values of all constraints."""
-        return (
-            (self.tracker.rows if values is None else values)
-            - self.limits.of(None)
-            + (self.margin + self.limits.margin)
-        )
+        """How far u_i, or given values, are outside their limits, margin included."""
+        outside = self.limits.violation(self.tracker.rows if values is None else values)
+        return outside + (self.margin + self.limits.margin)
 
     def width(self) -> Tensor:
         """W_i: a violation of this size adds sigma_0/(4 A sigma_i) sqrt(m/B1) to c_i."""
         return self.variance.sqrt() * self.scales[0].clip(1)
 
+    def rise(self) -> Tensor:
+        """By how much each nu_i grows in a step at the tracked values."""
+        scales, variance = Scales(*self.scales.unbind()), self.variance
+        often = scales.sampling.clip(1)  # a constraint comes every so many steps
+        rate = (INTEGRAL * often).clip(max=FASTEST) / often * scales.unit()
+        return torch.where(variance > 0, self.excess().clip(0) * rate / variance, 0.0)
+
     def value(self) -> Tensor:
-        """The constraints' part of the Lagrangian: the sum of c_i (u_i - tolerance_i)."""
-        excess = self.tracker.rows - self.limits.of(None)
-        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[1] * excess, 0).sum()
+        """The constraints' part of the Lagrangian: the sum of c_i (u_i - high_i), or low_i."""
+        state, every, slope = _State(self), slice(None), self.at(self.tracker.rows)[1]
+        excess = state.array(self.tracker.rows) - state.limit(every)
+        part = torch.as_tensor(state.from_side(every, excess, state.array(slope)))
+        return torch.where(self.tracker.seen, slope * part, 0).sum()
 
     def violation(self) -> Tensor:
         """How far each constraint is exceeded (positive: violated), NaN where never seen."""
@@ -387,10 +409,10 @@ class MultiplierTerm(AbstractTerm):
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations and multipliers c_i of all constraints at given values g_i."""
-        excess = values - self.limits.of(None)
-        state = _State(self)
-        slope = self._slopes(state, slice(None), state.array(excess.detach()))
-        return excess.abs() if self.equality else excess, torch.as_tensor(slope)
+        state, every = _State(self), slice(None)
+        excess = state.array(values.detach()) - state.limit(every)
+        slope = self._slopes(state, every, excess)
+        return self.limits.violation(values), torch.as_tensor(slope)
 
 
 class _State:
@@ -407,6 +429,10 @@ class _State:
         )
         self._scales, self._limit = self.array(buffers["scales"]), self.array(limit)
         self.pooled = self.array(estimate.pooled)
+        self.sides: Any = buffers["sides"]
+        if self.sides is not None:
+            self.sides = self.array(self.sides)
+            self._limit = self.sides[0]
 
     def noise(self) -> Numbers:
         """sigma^2 over all constraints."""
@@ -429,8 +455,21 @@ class _State:
         return slice(None) if len(index) == self._number else self.array(index)
 
     def limit(self, at: Any) -> Numbers:
-        """The tolerances of some blocks."""
+        """The limits to measure from of some blocks: the upper one, or the only one."""
         return self._limit[at] if self._limit.ndim else self._limit
+
+    def outside(self, at: Any, values: Numbers, factor: Numbers) -> Numbers:
+        """[nu + k (g - high)]_+ - [-nu - k (g - low)]_+, from nu + k (g - limit + margin) and k."""
+        above = values.clip(0)
+        if self.sides is None:
+            return above
+        _, width, has_upper, has_lower, _ = self.sides[:, at]
+        below = values + factor * (width - 2 * self.margin[at])
+        return above * has_upper + below.clip(max=0) * has_lower
+
+    def from_side(self, at: Any, excess: Numbers, slope: Numbers) -> Numbers:
+        """The g - limit of some blocks, or g - low where the slope says that this is the limit."""
+        return excess if self.sides is None else excess + self.sides[1][at] * (slope < 0)
 
     def scales(self) -> Scales:
         """The numbers of the term."""

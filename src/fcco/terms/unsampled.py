@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..tracker import for_model
 from .base import AbstractTerm
-from .coupled import Limits, Tolerance, number_and_names
+from .coupled import Equal, Limits, Tolerance, number_and_names
 
 __all__ = ["UnsampledTerm"]
 
@@ -43,15 +43,23 @@ class UnsampledTerm(AbstractTerm):
         super().__init__(tracker)
         self.limits = Limits(number, tracker.value, tolerance, margin, names, call=call)
         self.names = self.limits.names
+        if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
+            raise ValueError(
+                f"`{call}(tolerance=...)` takes limits on one side: write (low, high) and `Equal` "
+                "as two limits, `AtLeast(low)` and high, of one value, or use the default method."
+            )
 
     def violation(self) -> Tensor:
         """g_i - tolerance_i in the last batch (positive: violated), NaN before the first."""
-        excess = self.tracker.rows - self.limits.of(None)
-        return torch.where(self.tracker.seen, excess, torch.nan)
+        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[0], torch.nan)
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations at given values; the multipliers do not depend on them."""
-        return values - self.limits.of(None), self.multipliers()
+        return self.limits.violation(values), self.multipliers()
+
+    def signed(self, multipliers: Tensor) -> Tensor:
+        """Multipliers of g_i, from those of the violations: negative for lower limits."""
+        return multipliers * self.limits.side(self.tracker.rows)
 
     @abc.abstractmethod
     def multipliers(self) -> Tensor:

@@ -96,6 +96,8 @@ def spider_tracker(num_inner: int, refresh_every: int, **options: Any) -> InnerT
 
 def like_model(model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
     """Options of a tracker with the model's device, and its precision but not below float32."""
+    if isinstance(model, torch.optim.Optimizer):
+        raise TypeError(f"The model comes first, then the optimizer: {type(model).__name__}.")
     parameter = next(iter(model.parameters()), None)
     if parameter is None:
         return options

@@ -159,6 +159,7 @@ class InnerTracker(KeepsPrecision):
     value: Tensor
     seen: Tensor
     offset: Tensor | None
+    names: tuple[str, ...] | None = None  # of the blocks, for errors
 
     def __init__(
         self,
@@ -675,9 +676,17 @@ class InnerTracker(KeepsPrecision):
         self.check_batch(batch)
         self.set_batch(batch)
 
-    def check_batch(self, batch: Batch, name: str = "") -> None:
-        """Raise unless all values of a batch are finite; `name` is that of the term."""
-        _refuse_blocks(batch, name)
+    def check_batch(self, batch: Batch, name: str = "", after: Tensor | None = None) -> None:
+        """Raise unless all values of a batch, and u after it, are finite; `name`: of the term."""
+        finite = batch.finite()
+        if after is not None:
+            limit = torch.finfo(after.dtype).max if self.estimate is None else largest(after)
+            grown = after.abs() <= limit
+            finite = finite & (grown if grown.dim() == 1 else grown.all(1))
+        bad = batch.index[~finite].tolist()[:10]
+        if bad:
+            names = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
+            raise NonFiniteValue(_message(name, names))
 
     def set_batch(self, batch: Batch) -> None:
         """Set u_i to the means of a batch."""
@@ -758,9 +767,7 @@ def refuse_nonfinite(
     ):
         return
     for name, (tracker, update) in checked.items():
-        after = update.after
-        limit = torch.finfo(after.dtype).max if tracker.estimate is None else largest(after)
-        _refuse_blocks(update.batch, name, after, limit)
+        tracker.check_batch(update.batch, name, update.after)
     for name, carrier in apart.items():
         if not bool(torch.isfinite(carrier).all()):
             raise NonFiniteValue(_message(name, "the values that carry the gradient"))
@@ -771,23 +778,12 @@ def refuse_nonfinite(
         )
 
 
-def _refuse_blocks(
-    batch: Batch, name: str, after: Tensor | None = None, limit: float = math.inf
-) -> None:
-    finite = batch.finite()
-    if after is not None:
-        grown = after.abs() <= limit
-        finite = finite & (grown if grown.dim() == 1 else grown.all(1))
-    bad = batch.index[~finite].tolist()
-    if bad:
-        raise NonFiniteValue(_message(name, f"blocks {bad[:10]}"))
-
-
 def _message(name: str, place: str) -> str:
     of = f" of `{name}`" if name not in ("", "inner") else ""
     return (
-        f"Inner values{of} are NaN or infinite, or so large that u would overflow, for {place}; "
-        "nothing was updated. Use on_nonfinite='skip' in the tracker to drop such entries instead."
+        f"The values{of} are NaN or infinite, or so large that their average overflows, for "
+        f"{place}; nothing was updated. A mean over no samples is NaN: leave out what a batch has "
+        "none of. `on_nonfinite='skip'` drops such values."
     )
 
 

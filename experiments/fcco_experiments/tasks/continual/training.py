@@ -28,7 +28,7 @@ CONSTRAINED = ("automatic", "sonex", "sox", "sonx", "alexr2")
 METHODS = (*CONSTRAINED, "finetune", "weighted", "replay")
 MORE = {"automatic": ("margin",), "weighted": ("weight",)}
 """Settings of methods whose settings are not all those of `fcco.constrained`."""
-OURS = ("objective", "outer", "dim", "equality", "tolerance", "process_group")
+OURS = ("objective", "outer", "dim", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the task decides."""
 
 

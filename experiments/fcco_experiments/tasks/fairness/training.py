@@ -26,7 +26,7 @@ PAIRED = ("sonex", "alexr2", "hinge")
 """Methods with an outer function of our choice: the two-sided hinge on pairs of rates."""
 AVERAGED = (*PAIRED, "squared-hinge")
 """Methods whose multipliers follow from moving averages."""
-OURS = ("outer", "dim", "equality", "tolerance", "schedule", "project", "process_group")
+OURS = ("outer", "dim", "tolerance", "schedule", "project", "process_group")
 """Settings of `fcco.constrained` that the constraints of the task decide."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,9 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
         settings["smoothing"] = fcco.Annealed(settings["smoothing"], end, steps)
     if "smoothing" in settings:  # the rest as the paper has it; without it the library's defaults
         settings = {"gamma": 0.1, "correction": "auto", "read": "old", **settings}
-    objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **settings)
+    with warnings.catch_warnings():  # few groups: the worst alone may be more than the ratio
+        warnings.filterwarnings("ignore", ".*is less than one", fcco.UsageWarning)
+        objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **settings)
     return Stepped(objective, stepped, optimizer)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,18 +25,21 @@ class WorstGroupTask(Task):
 
     name = "worst-group loss"
 
-    def __init__(self, worst: float) -> None:
-        self.worst = worst
+    def __init__(self, worst: float, names: Sequence[str]) -> None:
+        self.worst, self.names = worst, names
         self.asked = f"smallest mean loss of the worst {worst:g} of the groups"
         self.pairs = torch.zeros(0, 2, dtype=torch.int64)
 
     def objective(self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> Any:
         """The objective of the groups that have samples."""
-        members = part.members[:, part.members.any(0)]
+        present = part.members.any(0)
+        members = part.members[:, present]
         if members.shape[1] < 2:
             return None
         self.pairs = members.nonzero()  # a sample counts in each of its groups
-        return CVaRGroupDRO(module, optimizer, num_groups=members.shape[1], ratio=self.worst)
+        names = list(itertools.compress(self.names, present.tolist()))
+        ratio = max(self.worst, 1 / len(names))  # a share of less than one group is the worst
+        return CVaRGroupDRO(module, optimizer, names=names, ratio=ratio)
 
     def batches(self, part: Part, settings: Settings) -> Batches:
         """Memberships, so that every group comes equally often."""
@@ -128,4 +133,4 @@ class WorstGroupClassifier(GroupClassifier):
         _checks.in_interval("WorstGroupClassifier", "worst", self.worst, 0.0, 1.0, open_low=True)
 
     def _task(self, groups: Groups) -> Task:
-        return WorstGroupTask(self.worst)
+        return WorstGroupTask(self.worst, groups.names)
