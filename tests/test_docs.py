@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,14 @@ def missing_packages(code: str) -> list[str]:
     return sorted(name for name in names & OPTIONAL if importlib.util.find_spec(name) is None)
 
 
-def run_page(name: str, text: str, folder: Path) -> dict[str, Any]:
-    """Run the programs of a page; its namespace."""
+def compare(name: str, block: Block, printed: str) -> None:
+    assert printed == block.output, f"{name}:{block.line}"
+
+
+def run_page(
+    name: str, text: str, folder: Path, check: Callable[[str, Block, str], None] = compare
+) -> dict[str, Any]:
+    """Run the programs of a page and check what they print; its namespace."""
     # A module, because dataclasses and pickle look their own one up.
     module = types.ModuleType("docs_page_" + re.sub(r"\W", "_", name))
     sys.modules[module.__name__] = module
@@ -109,7 +115,7 @@ def run_page(name: str, text: str, folder: Path) -> dict[str, Any]:
         with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
             exec(compile(block.code, f"{name}:{block.line}", "exec"), module.__dict__)
         if block.output is not None:
-            assert printed.getvalue() == block.output, f"{name}:{block.line}"
+            check(name, block, printed.getvalue())
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")  # more than 20 open figures give a warning
     return module.__dict__

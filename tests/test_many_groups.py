@@ -25,7 +25,7 @@ def program(seed: int) -> str:
     code = PAGES[0].read_text().split("```python\n")[1].split("```")[0]
     for old, new in {
         "manual_seed(0)": f"manual_seed({seed})",
-        "per_group=4)": f"per_group=4, seed={seed})",
+        "per_group=4, seed=0)": f"per_group=4, seed={seed})",
     }.items():
         assert code.count(old) == 1
         code = code.replace(old, new)

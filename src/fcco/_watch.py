@@ -365,8 +365,8 @@ class FirstCalls:
             )
             return True
         absent = [group for group in range(number) if group not in visits]
-        # By chance so many visits leave out one of n groups in one of e^4 = 55 runs.
-        if not absent or visits.total() < (math.log(number) + 4) * len(visits):
+        # By chance so many visits leave out one of n groups in one of e^6 = 400 runs.
+        if not absent or visits.total() < (math.log(number) + 6) * len(visits):
             return False
         first = f"Group {names[0]} of {number} has"
         if absent != [0]:
