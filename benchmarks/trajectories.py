@@ -32,7 +32,7 @@ STEPS, GROUPS, ROWS = 50, 6, 24
 TOLERANCE = 1e-12
 DOUBLE = torch.float64
 NAMES = ("a", "b", "c", "d", "e", "f")
-LIMITS = dict(zip(NAMES, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4), strict=True))
+LIMITS: dict[str, Any] = dict(zip(NAMES, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4), strict=True))
 
 Case = Callable[[], Iterator[Any]]
 CASES: dict[str, Case] = {}
@@ -310,7 +310,7 @@ def _() -> Iterator[Any]:
     member = torch.stack([(GROUP + k) % GROUPS < 2 for k in range(GROUPS)], dim=1)
 
     def call(rows: Tensor) -> Tensor:
-        total = 0
+        total: Any = 0
         for part in rows.view(2, -1):
             both = lambda r=part: {"one": losses(model, r), "two": losses(model, r) * 2}  # noqa: E731
             total = total + objective(both, {"one": GROUP[part], "two": member[part]})

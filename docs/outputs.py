@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
 
-import test_docs as pages
+import test_docs as pages  # noqa: E402
 
 
 def renew(path: Path) -> bool:
@@ -46,7 +46,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for path in chosen:
         if renew(path):
-            print(pages.page_id(path))
+            print(pages.page_id(path))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ class BlockStatistics(NamedTuple):
             or pooled.steps < 3
             or max(moved.max(), missed.max()) > clip * pooled.innovation
         ):
-            where = torch.where if isinstance(moved, Tensor) else np.where
+            where: Any = torch.where if isinstance(moved, Tensor) else np.where
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
             third = per_row(self.visits == 2, fresh) & (moved < NEAR * missed) & (before > 0)
