@@ -362,6 +362,8 @@ def test_a_bad_value_is_refused_before_the_dual_variables_move():
         (fcco.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
         (fcco.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
         (fcco.Hinge(), {"version": "v2", "log_space": True}, "log_space"),
+        (fcco.Hinge(), {"version": "v2", "offload": True}, "no `offload`.*version='v1'"),
+        (fcco.Hinge(), {"version": "v2", "read": "new"}, "no `read`.*version='v1'"),
         (fcco.Hinge(), {"version": "v3"}, r"`alexr\(version=...\)` must be one of 'v1', 'v2'"),
         (fcco.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
         (fcco.Hinge(), {"version": "v2", "theta": 1.5}, r"`alexr\(theta=...\)` must lie in"),

@@ -116,6 +116,11 @@ def alexr(
             "`alexr(smoothing=...)` belongs to version='v1'; version='v2' takes f as it is. "
             "Give `outer=MoreauEnvelope(f, smoothing)` if you mean the smoothed one."
         )
+    if other := {"read", "offload"} & options.keys():
+        raise ValueError(
+            f"`alexr(version='v2')` keeps dual variables instead of averages: it has no "
+            f"`{other.pop()}`, a setting of version='v1'."
+        )
     term = DualTerm(
         outer, num_inner, dual_step=dual_step, theta=theta, dim=size, **like_model(model, options)
     )

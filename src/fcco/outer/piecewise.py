@@ -74,7 +74,7 @@ class _PiecewiseLinear(AbstractOuter):
         if isinstance(step, Tensor) or isinstance(low, Tensor) or isinstance(high, Tensor):
             slope = project_box(distance / step, low, high)
             return slope * (distance - slope * (step / 2)), slope
-        if not step > 0:
+        if not 0 < step < math.inf:
             self._check_step(step)
         # In every training step: plain numbers need no checks, and `alpha` saves an operation.
         slope = (distance / step).clamp(low, high)
