@@ -193,12 +193,12 @@ def sweep(
     tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
     plan = sweeps.plan_sweep(task, request.name, request.config, chosen, tuning, quick=quick)
     folder = request.folder(out, "sweep")
-    failed = _train(context, plan, folder, hidden="test", fleets=fleets)
+    _, code = _train(context, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
         final = request.config.seeds
         found = _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
         _conclude_sweep(found, folder, context.params)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(code)
 
 
 @command(
@@ -312,21 +312,21 @@ def data_sets(context: typer.Context) -> None:
 
 
 def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
-    """Train and conclude; exit with 1 when a run failed."""
+    """Train and conclude; exit with 1 when a run failed, or all diverged."""
     from .. import compare, distributed
 
     task = context.params["task"]
     plan = compare.plan(task, request.name, request.config, quick=request.quick)
-    failed = _train(context, plan, out)
+    failed, code = _train(context, plan, out)
     if distributed.is_first() and failed < len(plan.specs):
         _conclude(out, context.params)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(code)
 
 
 def _train(
     context: typer.Context, plan: Any, out: Path, hidden: str | None = None, fleets: Any = None
-) -> int:
-    """Train, and return the number of runs that failed; exit with 130 when the user stopped it.
+) -> tuple[int, int]:
+    """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C.
 
     Of several processes (torchrun) the first alone shows progress; each shows its failures.
     """
@@ -366,11 +366,13 @@ def _train(
         text = f"{stopped} Go on with:\n  {environment.command('--resume')}"
     elif failed:
         text = f"{failed} of {len(kinds)} runs failed, see above."
+    elif set(kinds) == {"diverged"}:
+        text = "All runs diverged: try a smaller learning rate, and look at the data for outliers."
     if text and distributed.is_first():
         typer.echo(printable(text), err=True)
     if stopped:
         raise typer.Exit(o.INTERRUPTED)
-    return failed
+    return failed, 1 if text else 0
 
 
 def _conclude(out: Path, given: Mapping[str, Any]) -> None:
