@@ -28,7 +28,7 @@ from fcco import xrisk
 from fcco.fleet import Fleet, Member, Unsupported, group_members
 from fcco.methods import recursive_penalty, ssg
 from fcco.optim import PolyakStep, project_after_step
-from fcco.terms.cvar import exact_threshold, hard_threshold, smooth_threshold
+from fcco.rules.cvar import threshold
 from fcco.terms.group_weights import GroupWeights
 
 TRACED = ("adam", "sonex-adam", "ssg-polyak")
@@ -368,8 +368,8 @@ def test_masked_thresholds_of_many_runs_are_those_of_the_losses_that_count(ratio
     seen[:, 3] = True
     table, mask = torch.tensor(losses), torch.tensor(seen)
     ratios = torch.full((12,), ratio, dtype=torch.float64)
-    smooth = torch.func.vmap(smooth_threshold)(table, ratios, smoothing * ratios / ratio, mask)
-    hard = torch.func.vmap(hard_threshold)(table, ratios, mask)
+    smooth = torch.func.vmap(threshold)(table, ratios, smoothing * ratios / ratio, mask)[0]
+    hard = torch.func.vmap(lambda u, r, m: threshold(u, r, 0.0, m)[0])(table, ratios, mask)
     for run in range(12):
         own = losses[run][seen[run]]
         low, high = smallest_and_largest(own, ratio, smoothing)
@@ -377,6 +377,6 @@ def test_masked_thresholds_of_many_runs_are_those_of_the_losses_that_count(ratio
         rank = max(1, int(np.ceil(ratio * len(own) - 1e-9)))
         assert hard[run] == np.sort(own)[::-1][rank - 1]
         # Where all of an interval are minimisers, they give the same weights.
-        both = smooth[run].item(), exact_threshold(torch.tensor(own), ratio, smoothing).item()
+        both = smooth[run].item(), threshold(torch.tensor(own), ratio, smoothing)[0].item()
         weights, alone = (np.clip((own - s) / smoothing, 0, 1 / ratio) for s in both)
         np.testing.assert_allclose(weights, alone, rtol=1e-9, atol=1e-9)

@@ -13,7 +13,7 @@ from problems import LogisticGroups, Point, decay, take_step
 from scipy.optimize import linprog, minimize_scalar
 
 import fcco
-from fcco.terms import exact_threshold
+from fcco.rules.cvar import threshold
 
 DOUBLE = torch.float64
 
@@ -44,7 +44,7 @@ def losses_and_ratios(draw: st.DrawFn) -> tuple[np.ndarray, float]:
 @given(losses_and_ratios(), st.sampled_from([0.0, 1e-3, 0.05, 0.7, 6.0]))
 def test_exact_threshold_minimises(case, lam):
     u, ratio = case
-    s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
+    s = threshold(torch.as_tensor(u), ratio, lam)[0].item()
     reached = of_threshold(s, u, ratio, lam)
     low, high = u.min() - lam / ratio - 1, u.max() + 1
     candidates = np.concatenate([np.linspace(low, high, 100), u, u - lam / ratio])
@@ -62,8 +62,8 @@ def test_exact_threshold_minimises(case, lam):
 def test_exact_threshold_survives_single_precision(number, spread, offset, lam):
     """Small differences of large losses, or of long sums of them, must not cancel."""
     u = offset + spread * torch.rand(number, generator=torch.Generator().manual_seed(0))
-    exact = exact_threshold(u.double(), 0.15, lam)
-    assert exact_threshold(u, 0.15, lam).item() == pytest.approx(exact.item(), abs=1e-5)
+    exact = threshold(u.double(), 0.15, lam)[0]
+    assert threshold(u, 0.15, lam)[0].item() == pytest.approx(exact.item(), abs=1e-5)
 
 
 def projected(u: np.ndarray, ratio: float, lam: float) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_the_threshold_by_hand_with_accumulated_batches(lam):
     objective.term.tracker.set_values(None, torch.as_tensor(u))
     slope = lambda x: np.clip(x / lam, 0, 1 / ratio) if lam else (x > 0) / ratio  # noqa: E731
     first = np.array([0, 1, 3])
-    s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
+    s = threshold(torch.as_tensor(u), ratio, lam)[0].item()
     for step in range(6):
         batches = [first, rng.choice(number, 2, replace=False)]
         fresh = [rng.normal(size=len(b)) for b in batches]
@@ -152,7 +152,7 @@ def test_the_threshold_by_hand_with_accumulated_batches(lam):
             samples = np.concatenate([v[b == i] for b, v in zip(batches, fresh, strict=True)])
             u[i] = (1 - gamma) * u[i] + gamma * samples.mean()
         objective.optimizer.step()  # type: ignore[union-attr]
-        s = exact_threshold(torch.as_tensor(u), ratio, lam).item()
+        s = threshold(torch.as_tensor(u), ratio, lam)[0].item()
         assert objective.threshold.item() == pytest.approx(s)
         np.testing.assert_allclose(objective.group_losses(), u)
 
@@ -239,7 +239,7 @@ def test_the_largest_of_several_minimisers_is_taken():
     """r n = 1 and losses 1 apart: every s between 1 and 2 - lambda/r is best, 1.9 is the last."""
     for shift in (0.0, 0.1, 0.3, 1e3, -7.7):
         losses = torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64) + shift
-        s = exact_threshold(losses, ratio=0.25, smoothing=0.025)
+        s = threshold(losses, ratio=0.25, smoothing=0.025)[0]
         assert s.item() == pytest.approx(1.9 + shift, abs=1e-9)
 
 

@@ -19,7 +19,8 @@ from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, tak
 import fcco
 from fcco.group_dro import OnlineGroupDRO
 from fcco.methods import ooa
-from fcco.terms.group_weights import GroupWeights, mirror_ascent, project_kl_capped
+from fcco.rules.group_weights import mirror_ascent, project_kl_capped
+from fcco.terms import GroupWeights
 
 DOUBLE = torch.float64
 GEOMETRIES = ["kl", "euclidean"]

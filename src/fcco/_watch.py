@@ -321,8 +321,8 @@ class FirstCalls:
             self._overlapping = self._overlapping or blocks.rows is not None
             if name not in self._visits:
                 continue
-            ids = range(len(self._groups[name])) if blocks.inverse is None else blocks.ids
-            if ids is None or not one_rank:  # many blocks, or others are on other ranks
+            ids = blocks.index.tolist()
+            if len(ids) > 1000 or not one_rank:  # many blocks, or others are on other ranks
                 del self._visits[name]
             else:
                 self._visits[name].update(ids)

@@ -174,4 +174,4 @@ class OnlineGroupDRO(GroupObjective):
 
     def group_weights(self) -> Tensor:
         """The current weights p of the groups; they sum to 1."""
-        return self.term.current.clone()
+        return self.term.weights.clone()

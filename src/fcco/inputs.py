@@ -237,8 +237,6 @@ class CallReader:
                 apart = own
                 if carrier_blocks is not None or ids is not None:
                     apart = self._own_blocks(name, (carrier_blocks or {}).get(name), ids)
-                if apart is own:  # a new object: `Entries.independent` compares identity
-                    apart = own._replace()
             result[name] = tracker.entries(own, value, previous, carrier, apart)
         return result
 
@@ -246,7 +244,7 @@ class CallReader:
         """The entries of a term that this rank has none of."""
         tracker = self.terms[name].tracker
         nothing, blocks = tracker.value[:0], tracker.blocks(torch.empty(0, dtype=torch.int64))
-        apart = blocks._replace() if independent else None
+        apart = blocks if independent else None
         return tracker.entries(blocks, nothing, nothing if previous else None, nothing, apart)
 
     def _by_term(self, values: Any) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +20,8 @@ from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
 from .terms import AbstractTerm
-from .tracker import Batch, Blocks, Entries, InnerTracker, Tracked
+from .tracker import Batch, Blocks, Entries, NonFiniteValue, OpenStep, Tracked
 from .tracker.blocks import over_ranks
-from .tracker.tracker import NonFiniteValue, Update, refuse_nonfinite
 
 __all__ = ["Compositional"]
 
@@ -176,6 +176,7 @@ class Compositional(CheckedState):
         )
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
+        self._open: OpenStep | None = None  # what the next step of an optimizer makes final
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
@@ -330,14 +331,15 @@ class Compositional(CheckedState):
                 self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        updates, tracked = self._tracked(entries, loss, group, updating)
-        if not updates:
-            combined = self._combined(loss, tracked, group, updating)
-        else:
-            with Uninterrupted():
-                for tracker, update in updates:
-                    tracker.write(update)
-                combined = self._combined(loss, tracked, group, updating)
+        step = OpenStep(self._open) if updating else None
+        tracked, call = {}, self._state.calls
+        for name, each in entries.items():
+            tracked[name] = self._terms[name].tracker.track(each, step, group, call)
+        if step is not None and group is None:
+            self._refuse_nonfinite(entries, loss)
+        combined = self._combined(loss, tracked, group, step)
+        if step is not None:
+            self._open = step
         if updating and combined.grad_fn is not None:
             state = self._state
             state.losses.made += 1
@@ -347,31 +349,32 @@ class Compositional(CheckedState):
             combined.register_hook(self._state.differentiated)
         return combined
 
-    def _tracked(
-        self, entries: dict[str, Entries], loss: Tensor | None, group: Group | None, updating: bool
-    ) -> tuple[list[tuple[InnerTracker, Update]], dict[str, Tracked]]:
-        """What to write, and tracked values: all are checked before the first is written."""
-        terms, call = self._terms, self._state.calls
-        if not updating:
-            return [], {n: terms[n].tracker.pooled(e, group, call) for n, e in entries.items()}
-        updates, tracked = {}, {}
+    def _refuse_nonfinite(self, entries: dict[str, Entries], loss: Tensor | None) -> None:
+        """Raise if the loss, or values that carry the gradient alone, are NaN or infinite.
+
+        What is tracked was checked before; on several ranks all of this was, for all together. A
+        GPU is not asked: the host would wait.
+        """
+        parts = {} if loss is None else {"ordinary loss g0": loss}
         for name, each in entries.items():
-            tracker = terms[name].tracker
-            update, tracked[name] = tracker.propose(each, group, call)
-            updates[name] = (tracker, update)
-        if group is None:
-            apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
-            refuse_nonfinite(updates, loss, apart)
-        else:  # this rank's own loss and carriers were checked on all ranks together
-            refuse_nonfinite(updates, None)
-        return list(updates.values()), tracked
+            strict = self._terms[name].tracker.on_nonfinite == "raise"
+            if each.carrier is not each.fresh and strict:
+                parts[f"values that carry the gradient of `{name}`"] = each.carrier
+        for what, part in parts.items():
+            # One number to look at; a sum of finite values may overflow.
+            if part.device.type != "cpu" or math.isfinite(part.detach().sum().item()):
+                continue
+            if not bool(torch.isfinite(part).all()):
+                raise NonFiniteValue(
+                    f"The {what} that your function returned: NaN or infinite; nothing was updated."
+                )
 
     def _combined(
         self,
         loss: Tensor | None,
         tracked: dict[str, Tracked],
         group: Group | None,
-        updating: bool,
+        step: OpenStep | None,
     ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
         losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
@@ -379,7 +382,7 @@ class Compositional(CheckedState):
         parts = list(losses.values())
         if loss is not None and not replaced:
             parts.insert(0, loss)
-        if updating:
+        if step is not None:
             for name in self._watchers:
                 rest = [part.detach() for part in parts if part is not losses.get(name)]
                 if name in losses and rest:
@@ -387,7 +390,7 @@ class Compositional(CheckedState):
                     if group is not None:  # terms have the same value on all ranks, g0 has not
                         total = sum_over_ranks(value.double(), group)
                         value = torch.tensor(total / group.size, dtype=torch.float64)
-                    self._terms[name].observe(value)
+                    step.observe(self._terms[name], value)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
     def _needs_function(self, function: Any, gradient: Any) -> str:
@@ -431,9 +434,7 @@ class Compositional(CheckedState):
             self.close()
             state.open_at = here
         else:
-            state.losses = _watch.Losses()
-            for term in self._terms.values():
-                term.rollback()  # the step is still to come (SAM): this evaluation is the one
+            self._give_up()  # the step is still to come (SAM): this evaluation is the one
         state.waiting, state.moves = waiting, moves
 
     def _forget_unused(self) -> None:
@@ -443,9 +444,14 @@ class Compositional(CheckedState):
         losses.watched, losses.dropped = losses.watched - losses.dropped, 0
         # One rank must not undo what others keep.
         if not (losses.used or losses.trained) and self.group is None:
-            for term in self._terms.values():
-                term.rollback()
-            state.losses, state.open_at = _watch.Losses(), None
+            self._give_up()
+            state.open_at = None
+
+    def _give_up(self) -> None:
+        """Forget the calls since the last step."""
+        self._open, self._state.losses = None, _watch.Losses()
+        for term in self._terms.values():
+            term.forget()
 
     def _look_back(
         self, function: Function, blocks: dict[str, Blocks | None], independent: bool
@@ -525,8 +531,16 @@ class Compositional(CheckedState):
             state.open_at, state.waiting, state.moves = None, 0, 0
             if state.losses.made:
                 state.losses = _watch.Losses()
+            step = self._open
+            if step is not None:
+                for function, arguments in step.writes.values():
+                    function(*arguments)
+                for term in self._terms.values():
+                    if term.tracker in step.updates:
+                        term.close(step)
             for term in self._terms.values():
-                term.close()
+                term.forget()
+            self._open = None
             for action in self._after_close:
                 action()
 
@@ -554,9 +568,10 @@ class Compositional(CheckedState):
         """
         pooled = self.pool(batches)
         for name, batch in pooled.items():  # all are checked before one is written
-            self._terms[name].tracker.check_batch(batch, name)
+            self._terms[name].tracker.check_batch(batch)
         for name, batch in pooled.items():
             self._terms[name].tracker.set_batch(batch)
+        self._give_up()
 
     def pool(self, batches: Iterable[tuple[Function, Index]]) -> dict[str, Batch]:
         """The values of each term over many batches, and over ranks; no gradient, no update."""
@@ -600,6 +615,7 @@ class Compositional(CheckedState):
     def set_extra_state(self, state: Any) -> None:
         """Forget the open step, which belongs to the run that is given up."""
         self._state.open_at, self._state.waiting, self._state.moves = None, 0, 0
+        self._give_up()
 
     def __getstate__(self) -> dict[str, Any]:
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
@@ -609,14 +625,14 @@ class Compositional(CheckedState):
                 f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
                 "own; use `state_dict()`."
             )
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles", "_open")}
         state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses())
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         listens = state.pop("_listens")
         super().__setstate__(state)
-        self._busy, self._handles = threading.Lock(), []
+        self._busy, self._handles, self._open = threading.Lock(), [], None
         self._watch = _watch.FirstCalls(self._terms, copied=True)
         if listens:
             self._attach()

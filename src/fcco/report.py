@@ -32,9 +32,9 @@ from torch import Tensor
 from .inputs import CallReader, Index, split
 from .outer import project_simplex
 from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
-from .terms.coupled import Limit
+from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
-from .tracker.update import correction_weight
+from .rules.track import correction_weight
 
 __all__ = [
     "ConstraintReport",

@@ -13,7 +13,7 @@ from .._distributed import find_group
 from ..optim import ProximalRound
 from ..previous import PreviousParameters
 from ..previous.swap import any_sharded
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ..terms.unsampled import UnsampledTerm
 from ..tracker import NonFiniteValue, Tracked
 from .dual_rules import DualRule
@@ -123,7 +123,7 @@ class LagrangianTerm(UnsampledTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """sum_i y_i (g_i - tolerance_i)."""
-        if self.tracker.updating:
+        if tracked.step is not None:
             if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
                 self.multiplier.zero_()
             if self.rule.follows_step:
@@ -151,17 +151,8 @@ class LagrangianTerm(UnsampledTerm):
         self.last.copy_(values)
         self.ascended, self.ahead = True, None
 
-    def close(self) -> bool:
-        """End an optimizer step."""
-        self._forget()
-        return super().close()
-
-    def rollback(self) -> None:
-        """Undo what was done since the last optimizer step, except a move of y (ConEx)."""
-        self._forget()
-        super().rollback()
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what belongs to the step under way; a move of y stays (ConEx)."""
         self.ascended, self.ahead = False, None
         self._lines.clear()
 

@@ -12,7 +12,7 @@ from .. import _checks
 from .._schedules import Schedule, at_step
 from ..optim import OutputIterate, SwitchingOptimizer
 from ..optim.switching import Decision, decide
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ..terms.unsampled import UnsampledTerm
 from ..tracker import Tracked
 from .objective import ConstrainedObjective
@@ -71,7 +71,7 @@ class SwitchingTerm(UnsampledTerm):
     def loss(self, tracked: Tracked) -> Tensor:
         """The worst constraint when it is violated; nothing otherwise, where g0 is the loss."""
         excess = self.limits.excess(tracked.value, tracked.index)
-        updating = self.tracker.updating
+        updating = tracked.step is not None
         decision = self.open if updating else None
         if decision is None:
             worst, which, feasible = (part.item() for part in decide(excess, self.threshold))
@@ -95,15 +95,9 @@ class SwitchingTerm(UnsampledTerm):
         else:
             self.constraint_steps[self.open.constraint] += size
 
-    def close(self) -> bool:
-        """End an optimizer step."""
+    def forget(self) -> None:
+        """Drop the decision of the step under way."""
         self.open = None
-        return super().close()
-
-    def rollback(self) -> None:
-        """Undo what was done since the last optimizer step."""
-        self.open = None
-        super().rollback()
 
     def value(self) -> Tensor:
         """The largest excess in the last batch."""

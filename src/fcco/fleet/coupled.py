@@ -10,11 +10,19 @@ from torch import Tensor
 
 from ..outer import MoreauEnvelope
 from ..terms import CoupledTerm
-from ..terms.coupled import OuterTerm, automatic_width, weighted_mean, widest
-from ..tracker import InnerTracker, forgetting_log_track, log_track
-from ..tracker.blocks import Entries, per_row
-from ..tracker.error import BlockStatistics, PooledStatistics, new_value_weight, standard_errors
-from ..tracker.update import Rule, correction_weight
+from ..rules.track import (
+    Formula,
+    Pooled,
+    Rows,
+    Statistics,
+    Track,
+    automatic_width,
+    forgetting_log_track,
+    log_track,
+)
+from ..terms.coupled import OuterTerm, weighted_mean, widest
+from ..tracker import InnerTracker
+from ..tracker.blocks import Batch
 from .hyperparameters import Hyperparameter, LimitHyperparameters, Template
 from .run import Estimate, Run, State, Unsupported, all_blocks
 
@@ -65,9 +73,9 @@ class Tracking:
     dim: int  # d1
     read: str  # which u enters the gradient
     correction: str  # "number", "theory" or "auto"
-    rule: Rule  # the update of one block
+    formula: Formula  # the update of one block
     needs_previous: bool  # it uses values at w_{t-1}
-    automatic: tuple[str, ...]  # which of gamma and smoothing follow the error of u
+    measured: bool  # gamma or smoothing follow the error of u
 
     @classmethod
     def of(
@@ -80,21 +88,20 @@ class Tracking:
             smoothing: lambda of the term; `"auto"` needs the error of u.
         """
         check_tracker(tracker)
-        word = tracker.correction
+        rule = tracker.rule
+        word = rule.correction if isinstance(rule.correction, str) else None
         tracking = cls(
             number=tracker.num_inner,
             dim=tracker.dim,
             read=tracker.read,
-            correction=word if isinstance(word, str) else "number",
-            rule=tracker.rule,
+            correction=word or "number",
+            formula=rule.formula,
             needs_previous=tracker.needs_previous,
-            automatic=("gamma",) * tracker.automatic + ("smoothing",) * (smoothing == "auto"),
+            measured=tracker.automatic or smoothing == "auto",
         )
-        numbers = TrackingHyperparameters(
-            tracker.constant_gamma, None if isinstance(word, str) else word
-        )
+        numbers = TrackingHyperparameters(rule.gamma, None if word else rule.correction)
         state = {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
-        if tracking.automatic and tracker.estimate is not None:
+        if tracking.measured and tracker.estimate is not None:
             known = tracker.estimate.named_buffers()
             state |= {ERROR + name: value.clone() for name, value in known}
         return tracking, numbers, state
@@ -102,7 +109,7 @@ class Tracking:
     @property
     def log(self) -> bool:
         """Whether values and u are logarithms."""
-        return self.rule in (log_track, forgetting_log_track)
+        return self.formula in (log_track, forgetting_log_track)
 
     def previous_values(self, run: Run) -> Tensor | None:
         """The values of the batch at w_{t-1}; None without correction."""
@@ -121,40 +128,36 @@ class Tracking:
             values: entries at w_t.
             previous: entries at w_{t-1}, or None.
         """
-        old, seen, index = run.state["tracked"], run.state["seen"], run.data.index
+        state, index = run.state, run.data.index
+        old, seen = state["tracked"], state["seen"]
         blocks = all_blocks(index, self.number, old)
-        batch = Entries(blocks, values, previous, values, blocks).batch(self.log)
-        fresh = batch.mean(batch.fresh)
-        previous = None if batch.previous is None else batch.mean(batch.previous)
         present = blocks.counts > 0
         sampled = self.number if index is None else present.to(old).sum()
-        gamma, weight = numbers.gamma, self.correction
-        if gamma is None:
-            state = run.state
-            gamma = new_value_weight(state[ERROR + "visits"], state[ERROR + "pooled"][3])
-            gamma = per_row(gamma, old)
-        if numbers.correction is not None:
-            weight = numbers.correction
-        correction = correction_weight(weight, gamma, self.number, sampled)
-        before, after = self.rule(old, per_row(seen, old), fresh, previous, gamma, correction)
-        u = before if self.read == "old" else after
-        if index is not None:  # absent blocks have 0/0 in all of these
-            u, after = (torch.where(per_row(present, old), new, old) for new in (u, after))
-        changed = {"tracked": after, "seen": seen | present}
-        if self.automatic:
-            changed |= self._measured(run.state, fresh, present, numbers.gamma is None)
+        # Entries are pooled with tensors: views of NumPy know nothing of many runs at once.
+        sums = [None if e is None else blocks.sums(e, self.log) for e in (values, previous)]
+        batch = Batch(blocks.index, blocks.counts, sums[0], sums[1], self.log, blocks.whole)
+        past = None if batch.previous is None else batch.mean(batch.previous)
+        statistics = pooled = None
+        if self.measured:
+            statistics = Statistics(*(state[ERROR + name] for name in Statistics._fields))
+            pooled = self.pooled(state)
+        correction: Any = self.correction if numbers.correction is None else numbers.correction
+        rule = Track(self.number, numbers.gamma, correction, self.formula)
+        visit = rule.step(
+            Rows(old, seen, statistics, pooled), batch.mean(batch.fresh), past, blocks=sampled,
+            came=None if index is None else present,
+        )  # fmt: skip
+        changed = {"tracked": visit.after, "seen": seen | present}
+        if visit.statistics is not None and visit.pooled is not None:
+            known = zip(Statistics._fields, visit.statistics, strict=True)
+            changed |= {ERROR + name: rows for name, rows in known}
+            changed[ERROR + "pooled"] = torch.stack(list(visit.pooled))
+        u = visit.before if self.read == "old" else visit.after
         return TrackedBlocks(u, present, sampled, changed)
 
-    def _measured(self, state: State, fresh: Tensor, present: Tensor, automatic: bool) -> State:
-        """The statistics of an `ErrorEstimate` after the step."""
-        names = BlockStatistics._fields
-        blocks = BlockStatistics(*(state[ERROR + name] for name in names))
-        values = torch.where(per_row(present, fresh), fresh, blocks.latest)
-        pooled = PooledStatistics(*state[ERROR + "pooled"].unbind())
-        blocks, sample = blocks.after(values, state["tracked"], pooled, present)
-        pooled = pooled.after(sample, automatic)
-        changed = {ERROR + name: rows for name, rows in zip(names, blocks, strict=True)}
-        return {**changed, ERROR + "pooled": torch.stack(list(pooled))}
+    def pooled(self, state: State) -> Pooled:
+        """What is known of all blocks together."""
+        return Pooled(*state[ERROR + "pooled"].unbind())
 
     def automatic_width(
         self, state: State, numbers: TrackingHyperparameters, limit: Any
@@ -166,10 +169,9 @@ class Tracking:
             numbers: in the precision of the weights.
             limit: of the width, see `fcco.terms.coupled.widest`.
         """
-        difference, innovation, steps, gain = state[ERROR + "pooled"].unbind()
-        gamma = gain if numbers.gamma is None else numbers.gamma
-        noise, lag = standard_errors(difference, innovation, gamma)
-        return automatic_width(noise, lag, limit), steps > 0
+        pooled = self.pooled(state)
+        gamma = pooled.gain if numbers.gamma is None else numbers.gamma
+        return automatic_width(pooled, gamma, limit), pooled.steps > 0
 
 
 def given_smoothing(term: OuterTerm) -> Hyperparameter:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..rules import cvar as rules
 from ..terms import CVaRTerm
-from ..terms.cvar import cvar_slopes, hard_threshold, smooth_threshold
 from .coupled import TrackedBlocks, Tracking, TrackingHyperparameters, given_smoothing
 from .hyperparameters import Hyperparameter
-from .run import Estimate, Flag, Run, State, choose
+from .run import Estimate, Flag, Run, State
 
 __all__ = ["CVaREstimator"]
 
@@ -72,7 +72,7 @@ class CVaREstimator:
             counted = torch.where(started, seen, counted)  # the table as the last step left it
         s, kink = self._minimiser(smoothed, exact, update.u, counted)
         smoothing = 0.0 if smoothed is False else smoothing
-        slope = cvar_slopes(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
+        slope = rules.slopes(update.u, s, numbers.ratio, smoothing, kink, update.blocks)
         return forward.estimate(slope, {**update.state, "threshold": s}, values, previous)
 
     def _automatic_smoothing(
@@ -82,9 +82,8 @@ class CVaREstimator:
         width, known = self.tracking.automatic_width(state, numbers.tracking, math.inf)
         smoothing = width * numbers.ratio
         u, seen = update.u, update.state["seen"]
-        largest = torch.where(seen, u, -torch.inf).max()
-        smallest = torch.where(seen, u, torch.inf).min()
-        return torch.where(known, smoothing, 100 * (largest - smallest + 1e-12))
+        first = rules.width_at_first(u, seen, numbers.ratio) * numbers.ratio
+        return torch.where(known, smoothing, first)
 
     def _minimiser(
         self, smoothed: Flag, exact: CVaRHyperparameters, losses: Tensor, seen: Tensor
@@ -100,13 +99,9 @@ class CVaREstimator:
         ratio, smoothing = exact.ratio, exact.smoothing
         if isinstance(smoothed, Tensor):  # any lambda above 0 where it is not used
             smoothing = torch.where(smoothed, smoothing, 1)
-        s = choose(
-            smoothed,
-            lambda: smooth_threshold(losses, ratio, smoothing, seen),
-            lambda: hard_threshold(losses, ratio, seen),
-        )
         if smoothed is True:
-            return s, torch.zeros_like(s)
-        # The weights sum to 1 only with the right subgradient at the kink.
-        above, ties = (seen & (losses > s)).sum(), (seen & (losses == s)).sum()
-        return s, ((seen.sum() - above / ratio) / ties).to(s)
+            return rules.threshold(losses, ratio, smoothing, seen)
+        s, kink = rules.threshold(losses, ratio, 0.0, seen)
+        if smoothed is not False:
+            s = torch.where(smoothed, rules.threshold(losses, ratio, smoothing, seen)[0], s)
+        return s, kink.to(s)

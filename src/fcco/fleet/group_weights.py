@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..rules.group_weights import Geometry, Scaling, ascend, block_factor
 from ..terms import GroupWeights
-from ..terms.group_weights import (
-    Geometry,
-    Scaling,
-    block_factor,
-    estimated_losses,
-    mirror_ascent,
-)
 from .coupled import check_tracker
 from .hyperparameters import Hyperparameter
 from .run import Estimate, Run, State, Unsupported
@@ -46,7 +40,7 @@ class Adversary:
             )
         check_tracker(tracker)
         adversary = cls(tracker.num_inner, term.geometry, term.scaling)
-        state = {"group_weights": term.current.clone(), "tracked": tracker.rows.clone()}
+        state = {"group_weights": term.weights.clone(), "tracked": tracker.rows.clone()}
         return adversary, AdversaryHyperparameters(term.rate, term.cap), state
 
     def gradient(self, run: Run, hyperparameters: AdversaryHyperparameters) -> Estimate:
@@ -58,9 +52,7 @@ class Adversary:
         losses = losses.where(present, table)
         blocks = self.number if index is None else present.to(losses).sum()
         factor = block_factor(self.scaling, self.number, blocks)
-        estimate = estimated_losses(losses, present, factor)
-        weights = mirror_ascent(
-            run.state["group_weights"], estimate, numbers.ascent, numbers.cap, self.geometry
-        )
+        settings = (numbers.ascent, numbers.cap, self.geometry, factor)
+        weights = ascend(run.state["group_weights"], losses, present, *settings)
         changed = {"group_weights": weights, "tracked": losses}
         return forward.estimate(weights * factor, changed, values)

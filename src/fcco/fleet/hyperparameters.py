@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..terms.coupled import Limits
+from ..terms.limits import Limits
 from .run import Flag, Unsupported
 
 __all__ = [

@@ -14,7 +14,7 @@ from ..constraints import ConstrainedObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm, MultiplierTerm
-from ..terms.coupled import Tolerance, number_and_names
+from ..terms.limits import Tolerance, number_and_names
 from ..tracker import InnerTracker, for_model, like_model
 
 __all__ = [

@@ -15,7 +15,8 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter, Hinge
 from ..terms import DualTerm
-from ..terms.coupled import Tolerance, as_lambda, number_and_names
+from ..terms.coupled import as_lambda
+from ..terms.limits import Tolerance, number_and_names
 from ..tracker import like_model
 from ._common import Auto, automatic, coupled, dimension, multiplied
 

@@ -17,7 +17,8 @@ from ..optim import ProximalPoint
 from ..outer import AbstractOuter
 from ..previous import unwrap
 from ..terms import AbstractTerm
-from ..terms.coupled import Tolerance, as_lambda
+from ..terms.coupled import as_lambda
+from ..terms.limits import Tolerance
 from ..tracker import GAMMA, THETA
 from ._common import (
     Auto,

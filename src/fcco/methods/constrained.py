@@ -13,7 +13,7 @@ from torch import nn
 from .. import _checks
 from .._checks import meant
 from ..constraints import ConstrainedObjective
-from ..terms.coupled import Limit, bounds
+from ..terms.limits import Limit, bounds
 from .alexr import constrained_alexr
 from .alexr2 import constrained_alexr2
 from .icppac import icppac

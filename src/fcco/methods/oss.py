@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ProximalLagrangian, VirtualQueue
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 
 __all__ = ["oss"]
 

@@ -14,7 +14,7 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ._common import Auto, automatic, coupled, multiplied, penalized, penalty_function
 
 __all__ = ["constrained_sonex", "sonex"]

@@ -13,7 +13,7 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ._common import coupled, penalized, penalty_function
 
 __all__ = ["hinge_penalty", "sonx"]

@@ -15,7 +15,7 @@ from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import AbstractOuter, SquaredHinge
 from ..terms import AbstractTerm
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ._common import coupled, penalized
 
 __all__ = ["sox", "squared_hinge_penalty"]

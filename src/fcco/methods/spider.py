@@ -12,7 +12,7 @@ from .. import _checks
 from .._schedules import Smoothing
 from ..constraints import ConstrainedObjective
 from ..outer import Hinge
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ._common import penalized
 
 __all__ = ["recursive_penalty"]

@@ -13,7 +13,7 @@ from .._schedules import Schedule
 from ..constraints import Switching
 from ..optim import PolyakStep, SwitchingOptimizer
 from ..previous import parameters_of
-from ..terms.coupled import Tolerance
+from ..terms.limits import Tolerance
 from ._common import Auto
 
 __all__ = ["ssg"]

@@ -13,10 +13,11 @@
 """
 
 from .base import AbstractTerm
-from .coupled import AtLeast, CoupledTerm, Equal, Limits, OuterTerm
-from .cvar import CVaRTerm, exact_threshold
+from .coupled import CoupledTerm, OuterTerm
+from .cvar import CVaRTerm
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
+from .limits import AtLeast, Equal, Limits
 from .multipliers import MultiplierTerm
 from .nested import NestedTerm
 from .parameters import BlockParameters
@@ -35,5 +36,4 @@ __all__ = [
     "MultiplierTerm",
     "NestedTerm",
     "OuterTerm",
-    "exact_threshold",
 ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from .._state import KeepsPrecision
 from ..previous import PreviousParameters
-from ..tracker import InnerTracker, Tracked
-from .parameters import BlockParameters
+from ..tracker import InnerTracker, OpenStep, Tracked
 
 __all__ = ["AbstractTerm"]
 
@@ -20,7 +19,8 @@ class AbstractTerm(KeepsPrecision):
     """One term of an objective: the tracked values u_i, and the loss they make.
 
     An objective tracks the values of a batch, calls `loss` with the result, and `close` after the
-    optimizer's step. The other members are for methods whose step is more than a sum.
+    optimizer's step. Only `close` changes the state: what `loss` finds and wants to keep goes into
+    `tracked.step`, see `OpenStep`. The other members are for methods whose step is more than a sum.
 
     Args:
         tracker: the running estimates u_i.
@@ -28,12 +28,10 @@ class AbstractTerm(KeepsPrecision):
     Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
         needs_objective: the function must also return the ordinary loss g0.
-        watches_objective: `observe` wants the value of the rest of the loss in each call; there
-            must be one.
+        watches_objective: `close` wants the value of the rest of the loss; there must be one.
         replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
         overlapping: a sample may be in several blocks, or in none.
         looks_back: `look_back` wants to be called before the forward pass.
-        tables: further state whose steps end with those of the tracker, see `keep`.
     """
 
     tracker: InnerTracker
@@ -43,15 +41,10 @@ class AbstractTerm(KeepsPrecision):
     overlapping: ClassVar[bool] = True
     looks_back: bool = False
     replaces_objective: bool = False
-    tables: tuple[BlockParameters | InnerTracker, ...] = ()
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
         self.tracker = tracker
-        # nn.Module finds its submodules by a slow search: a second reference is kept in __dict__,
-        # from where a new assignment removes it.
-        self.__dict__["tracker"] = tracker
-        tracker.wait_for_close()
 
     @property
     def step(self) -> int:
@@ -82,39 +75,12 @@ class AbstractTerm(KeepsPrecision):
             independent: whether another batch will carry the gradient.
         """
 
-    def observe(self, loss: Tensor) -> None:
-        """Take note of what the rest of the loss is in a call of the training.
+    def close(self, step: OpenStep) -> None:
+        """End an optimizer step that this term had a part in."""
+        self.tracker.close(step.updates[self.tracker])
 
-        Args:
-            loss: g0 and the other terms, without gradient, averaged over ranks.
-        """
-
-    def close(self) -> bool:
-        """End an optimizer step; return whether this term had a part in it.
-
-        A step on another loss, or the second of two optimizers, ends nothing here.
-        """
-        took_part = self.tracker.close()
-        for table in self.tables:
-            table.close()
-        return took_part
-
-    def rollback(self) -> None:
-        """Undo what was done since the last optimizer step."""
-        self.tracker.rollback()
-        for table in self.tables:
-            table.rollback()
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self.rollback()  # an open step belongs to the run that is given up
-
-    def keep(self, name: str, table: BlockParameters | InnerTracker) -> None:
-        """Own a table of parameters or a second tracker: it is saved and closed with this term."""
-        if isinstance(table, InnerTracker):
-            table.wait_for_close()
-        self.add_module(name, table)
-        self.tables = (*self.tables, table)
+    def forget(self) -> None:
+        """Drop what is kept of the calls since the last optimizer step: they are given up."""
 
     def table(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

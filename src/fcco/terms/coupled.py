@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,215 +11,13 @@ from torch import Tensor
 
 from .. import _checks
 from .._schedules import Schedule, Smoothing, Width
-from .._state import KeepsPrecision
 from ..outer import AbstractOuter, MoreauEnvelope
-from ..tracker import InnerTracker, Tracked
+from ..rules.track import automatic_width
+from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
+from .limits import Limits, Tolerance
 
-__all__ = [
-    "AtLeast",
-    "CoupledTerm",
-    "Equal",
-    "Limit",
-    "Limits",
-    "OuterTerm",
-    "Tolerance",
-    "as_lambda",
-    "automatic_width",
-    "bounds",
-    "number_and_names",
-    "weighted_mean",
-    "widest",
-]
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """A lower limit: the value of a constraint shall be at least `limit`."""
-
-    limit: float
-
-    def __str__(self) -> str:
-        return f"at least {self.limit:.4g}"
-
-
-@dataclass(frozen=True)
-class Equal:
-    """An equality: the value of a constraint shall be `limit`."""
-
-    limit: float
-
-    def __str__(self) -> str:
-        return f"= {self.limit:.4g}"
-
-
-Limit = float | AtLeast | Equal | tuple[float | None, float | None]
-"""The limit of a constraint: a number (at most), `AtLeast`, `Equal`, or (low, high)."""
-
-Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
-
-
-def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
-    """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
-    low, high = -math.inf, limit
-    if isinstance(limit, AtLeast):
-        low, high = limit.limit, math.inf
-    elif isinstance(limit, Equal):
-        low = high = limit.limit
-    elif isinstance(limit, (tuple, list)) and len(limit) == 2:
-        low = low if limit[0] is None else limit[0]
-        high = math.inf if limit[1] is None else limit[1]
-    if not (_is_number(low) and _is_number(high)):
-        raise TypeError(
-            f"`{call}` must give each constraint a number (at most), `fcco.AtLeast(b)`, "
-            f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
-        )
-    low, high = float(low), float(high)
-    if not low <= high or (math.isinf(low) and math.isinf(high)):
-        raise ValueError(
-            f"`{call}` must give a finite limit of each constraint, low <= high, but that of "
-            f"`{name}` is: {limit!r}. Leave out what has no limit."
-        )
-    return low, high
-
-
-def _is_number(value: Any) -> bool:
-    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, numbers.Real)
-    return one and not isinstance(value, bool)
-
-
-def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, Any]:
-    """Read `constraints=...`: a number, or a list of names."""
-    if isinstance(constraints, str):
-        raise ValueError(
-            f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
-            f"{constraints!r}."
-        )
-    if isinstance(constraints, Mapping):
-        raise ValueError(
-            f"`{call}(constraints=...)` must be a number or a list of names, with the limits as "
-            "`tolerance=[...]`; a dict of limits is for `fcco.constrained`."
-        )
-    names = tuple(constraints) if isinstance(constraints, Iterable) else None
-    number: Any = constraints if names is None else len(names)
-    _checks.integer(call, "constraints", number, 1)
-    return int(number), names
-
-
-class Limits(KeepsPrecision):
-    """The limits of constraints, low_i <= g_i(w) <= high_i, with a margin and names.
-
-    Args:
-        number: m, the number of blocks.
-        like: a tensor whose precision and device the limits take.
-        tolerance: g_i <= tolerance_i, one number or one per block; or other limits, see `Limit`.
-        margin: train for so much less than high_i and more than low_i, to land on the safe side; at
-            most to the middle of the two.
-        names: names of the blocks, for values given by name and for reports.
-        call: the caller's name, for the error text.
-
-    Example:
-        >>> import torch
-        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, (0.2, 0.3)], names=("a", "b"))
-        >>> limits.excess(torch.tensor([0.5, 0.1]))
-        tensor([0.4000, 0.1000])
-        >>> limits.named(torch.tensor([1.0, 2.0]))
-        {'a': 1.0, 'b': 2.0}
-    """
-
-    tolerance: Tensor  # high_i
-    low: Tensor | None  # low_i, unless all limits are upper ones
-
-    def __init__(
-        self,
-        number: int,
-        like: Tensor,
-        tolerance: Tolerance = 0.0,
-        margin: float = 0.0,
-        names: Sequence[str] | None = None,
-        call: str = "Limits",
-    ) -> None:
-        super().__init__()
-        self.number, self.margin = number, margin
-        self.names = None if names is None else tuple(names)
-        named = self.names or range(number)
-        if {len(named), len(set(named))} != {number}:
-            raise ValueError(
-                f"`{call}(names=...)` must be {number} different names, one per block, but is: "
-                f"{self.names}."
-            )
-        if isinstance(tolerance, str) or tolerance is None:
-            raise TypeError(
-                f"`{call}(tolerance=...)` must be a number or {number} numbers but is: "
-                f"{tolerance!r}."
-            )
-        low = None
-        if isinstance(tolerance, (AtLeast, Equal)):
-            tolerance = [tolerance] * number
-        limit: Any = tolerance
-        if isinstance(tolerance, (list, tuple)) and len(tolerance) == number:
-            argument = f"{call}(tolerance=...)"
-            pairs = [bounds(argument, *each) for each in zip(named, tolerance, strict=True)]
-            low, limit = zip(*pairs, strict=True)
-            low = like.new_tensor(low) if max(low) > -math.inf else None
-        elif isinstance(tolerance, (list, tuple)):  # refused below
-            limit = torch.zeros(len(tolerance))
-        limit = torch.as_tensor(limit, dtype=like.dtype, device=like.device)
-        if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != number):
-            raise ValueError(
-                f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
-                f"shape {tuple(limit.shape)}."
-            )
-        if low is None and not bool(limit.isfinite().all()):
-            raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
-        if low is not None and margin != 0 and bool((low == limit).all()):
-            raise ValueError(f"`{call}(margin=...)` has no meaning for equalities.")
-        self.upper = low is None
-        self.register_buffer("low", low, persistent=False)
-        self.moved = bool((limit != 0).any())
-        self.plain = limit.dim() == 0 and not self.moved and margin == 0
-        # A setting: a checkpoint must not replace the limits of the program that loads it.
-        self.register_buffer("tolerance", limit, persistent=False)
-
-    def of(self, index: Tensor | None, dim: int = 1, low: bool = False) -> Tensor:
-        """high_i or low_i of some blocks (None: all), for values of dimension `dim`."""
-        limit: Any = self.low if low else self.tolerance
-        if limit.dim() and index is not None:
-            limit = limit[index]
-        return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
-
-    def excess(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
-        """How far values are outside their limits, margin included: <= 0 is wanted."""
-        if self.upper:
-            return values if self.plain else values - self.of(index, dim) + self.margin
-        half = (self.of(index) - self.of(index, low=True)) / 2
-        return self.violation(values, index) + half.clip(max=self.margin)
-
-    def violation(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
-        """How far values are outside their limits; inside, minus the way to the nearer one."""
-        above = values - self.of(index, dim)
-        return above if self.upper else torch.maximum(above, self.of(index, low=True) - values)
-
-    def side(self, values: Tensor, index: Tensor | None = None) -> Any:
-        """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
-        if self.upper:
-            return 1.0
-        return 2 * (values - self.of(index) >= self.of(index, low=True) - values).to(values) - 1
-
-    def written(self) -> list[Limit]:
-        """The limits, one per block, as they would be written."""
-        high = self.tolerance.expand(self.number).tolist()
-        low = [-math.inf] * self.number if self.low is None else self.low.tolist()
-        return [
-            Equal(a) if a == b else AtLeast(a) if math.isinf(b) else b if math.isinf(a) else (a, b)
-            for a, b in zip(low, high, strict=True)
-        ]
-
-    def named(self, values: Tensor) -> Any:
-        """One value per block: the tensor itself, or a dict when the blocks have names."""
-        if self.names is None:
-            return values
-        return dict(zip(self.names, values.tolist(), strict=True))
+__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "weighted_mean", "widest"]
 
 
 def weighted_mean(
@@ -242,26 +38,6 @@ def weighted_mean(
     values, slope = outer.value_and_gradient(excess)
     share = weight / blocks
     return values.sum() * share, slope * share
-
-
-NOISE, LAG = 4.0, 8.0
-"""Width of the rounded kink for `smoothing="auto"`, in standard errors of u by noise and by lag."""
-
-
-def automatic_width(noise: Any, lag: Any, limit: Any) -> Any:
-    """The width of the rounded kink for `smoothing="auto"`; pure.
-
-    Args:
-        noise: standard error of u by noise, a number or a tensor.
-        lag: the same by lag.
-        limit: see `widest`.
-
-    Example:
-        >>> round(automatic_width(0.1, 0.01, limit=math.inf), 4)
-        0.48
-    """
-    width = NOISE * noise + LAG * lag + 1e-12  # above 0 by a hair: the envelope divides by lambda
-    return width.clip(max=limit) if isinstance(width, Tensor) else min(width, limit)
 
 
 def widest(outer: AbstractOuter) -> Any:
@@ -298,7 +74,7 @@ class OuterTerm(AbstractTerm):
             + 8\,\text{error of } u \text{ by lag},
 
     wide while the estimates lag behind a model that moves, and narrow when only noise is left. See
-    `fcco.tracker.error` for the two.
+    `fcco.rules.track` for the two.
 
     Args:
         outer: f.
@@ -329,6 +105,11 @@ class OuterTerm(AbstractTerm):
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
+    def automatic(self) -> bool:
+        """Whether lambda follows the error of the estimates."""
+        return isinstance(self.smoothing_schedule, str)
+
+    @property
     def smoothing(self) -> Any:
         """The current lambda; a schedule is a function of the steps this term had a part in.
 
@@ -336,8 +117,8 @@ class OuterTerm(AbstractTerm):
         """
         schedule = self.smoothing_schedule
         if isinstance(schedule, str):
-            width = self._buffers["width"]
-            assert width is not None and self._jump is not None
+            width = self.width
+            assert width is not None
             return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
         return schedule(self.step) if callable(schedule) else schedule
 
@@ -358,22 +139,24 @@ class OuterTerm(AbstractTerm):
         self._jump, self._widest = self.outer.jump, widest(self.outer)
         return self.tracker.value.new_full((1,), 1e-12)
 
-    def set_width(self, at_first: Callable[[], Tensor] | None = None) -> None:
-        """Follow the error of the estimates, with `smoothing="auto"`; before each training loss.
+    def lambda_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
+        """The lambda of a call, which in training follows the error of the estimates.
 
         Args:
+            step: the open step; None in an evaluation.
             at_first: gives the width while that error is not known; 0 unless given.
         """
-        width, tracker = self._buffers["width"], self.tracker
-        if width is None or tracker.estimate is None:
-            return
-        noise, lag, steps = tracker.estimate.pooled_error(tracker.constant_gamma)
-        found = automatic_width(noise, lag, self._widest)
-        if at_first is not None and isinstance(steps, Tensor):  # to look would make the host wait
-            found = torch.where(steps > 0, found, at_first())
-        elif at_first is not None and steps == 0:
-            found = at_first()
-        width.fill_(found)
+        if step is None or not self.automatic:
+            return self.smoothing
+        pooled, gamma = self.tracker.pooled(), self.tracker.rule.gamma
+        width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
+        if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
+            width = torch.where(pooled.steps > 0, width, at_first())
+        elif at_first is not None and pooled.steps == 0:
+            width = float(at_first())
+        assert self.width is not None
+        step.write((self, "width"), self.width.fill_, width)  # type: ignore[arg-type]
+        return width / self._jump
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.
@@ -473,11 +256,9 @@ class CoupledTerm(OuterTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
-        if self.tracker.updating:
-            self.set_width()
-        smoothing, weight = self.smoothing, self.weight
+        smoothing, weight = self.lambda_of(tracked.step), self.weight
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
-        blocks = max(tracked.index.shape[0], 1)
+        blocks = max(tracked.u.shape[0], 1)
         value, slope = weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks)
         if not self.limits.upper:
             slope = slope * self.limits.side(tracked.value, tracked.index)

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
+from ..rules.arrays import per_row, tensor
 from ..tracker import Batch, InnerTracker, Tracked
-from ..tracker.blocks import per_row
 from ..tracker.tracker import Update
-from .coupled import CoupledTerm, Limits, Tolerance
+from .coupled import CoupledTerm
+from .limits import Limits, Tolerance
 
 __all__ = ["DualAscent", "DualTerm"]
 
@@ -82,7 +83,7 @@ class DualAscent:
         gamma: float | Tensor,
         correction: float | Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The v before and after; the arguments are those of `fcco.tracker.track`."""
+        """The v before and after; the arguments are those of `fcco.rules.track.track`."""
         value = fresh if previous is None else fresh + correction * (fresh - previous)
         kept = self.dual(old) / self.dual_step
         if seen is not None:
@@ -100,18 +101,18 @@ class _KeepsLatest(InnerTracker):
         super().__init__(num_inner, dim, **options)
         self.register_buffer("latest", torch.full_like(self.rows, torch.nan))
 
-    def write(self, update: Update) -> None:
-        """Write a proposed update, and the values that made it."""
-        super().write(update)
-        index, fresh = update.batch.index, update.fresh
-        if update.finite is not None:
-            fresh = torch.where(per_row(update.finite, fresh), fresh, self.latest[index])
+    def close(self, update: Update) -> None:
+        """Write an update, and the values that made it."""
+        super().close(update)
+        index, fresh = tensor(update.batch.index), tensor(update.fresh)
+        if update.came is not None:
+            fresh = torch.where(per_row(update.came, fresh), fresh, self.latest[index])
         self.latest.index_copy_(0, index, fresh)
 
     def set_batch(self, batch: Batch) -> None:
         """Set v_i to the means of a batch, which are kept too."""
         super().set_batch(batch)
-        self.latest[batch.index] = batch.mean(batch.fresh)
+        self.latest[tensor(batch.index)] = tensor(batch.mean(batch.fresh))
 
 
 class DualTerm(CoupledTerm):
@@ -163,7 +164,7 @@ class DualTerm(CoupledTerm):
         tolerance: Tolerance = 0.0,
         margin: float = 0.0,
         names: Sequence[str] | None = None,
-        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+        on_nonfinite: Literal["raise", "skip"] = "raise",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -202,7 +203,7 @@ class DualTerm(CoupledTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f(c_i) over the sampled blocks, with y_i as slope."""
-        if self.tracker.updating:
+        if tracked.step is not None:
             slope = self.rule.dual(tracked.value)
             values = self.outer(tracked.value - slope / self.rule.dual_step)
         else:  # the tracker returned the inner values themselves

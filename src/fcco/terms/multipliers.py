@@ -2,137 +2,20 @@ r"""Constraints without settings: the method of multipliers, in units of the mea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..tracker import InnerTracker, Tracked
-from ..tracker.tracker import Update
+from ..rules import multipliers as rules
+from ..rules.arrays import Array, Views, tensor, view, where
+from ..rules.multipliers import Constraints, Multipliers, Scales, Targets
+from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
-from .coupled import Limits, Tolerance
+from .limits import Limits, Tolerance
 
-__all__ = ["MultiplierTerm", "Scales"]
-
-WARM_UP = 10
-"""Steps that only measure."""
-
-FEW = 10
-"""Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
-
-MARGIN = 0.06
-"""Margin in units of sqrt(2 ln m) sigma_i, which the largest of m batch values is off by chance."""
-
-FORGET = 0.01
-"""Share of omega that is forgotten in a step."""
-
-INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
-"""Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
-
-TINY, HUGE = 1e-30, 1e30
-"""The least number to divide by; and the variance of a constraint that does not move at all, which
-has no unit: with 0 for it, no other constraint would count beside it."""
-
-Numbers = Any
-"""Tensors; or on the CPU NumPy arrays, which share their memory, and Python's floats. An operation
-on a short vector takes a third of torch's time there. The formulas are the same arithmetic."""
-
-
-def larger(a: Numbers, b: Numbers) -> Numbers:
-    """The larger of two numbers."""
-    return a.clip(min=b) if isinstance(a, Tensor) else max(a, b)
-
-
-def smaller(a: Numbers, b: Numbers) -> Numbers:
-    """The smaller of two numbers."""
-    return a.clip(max=b) if isinstance(a, Tensor) else min(a, b)
-
-
-def choose(condition: Numbers, yes: Numbers, no: Numbers) -> Numbers:
-    """One of two numbers."""
-    if isinstance(condition, Tensor):
-        return torch.where(condition, yes, no)
-    return yes if condition else no
-
-
-class Scales(NamedTuple):
-    """What is measured of all constraints together, and of the loss."""
-
-    omega: Numbers  # the largest violation of the last steps, in units of noise
-    coherence: Numbers  # A^2; 0 until the first violation, and nothing acts before
-    active: Numbers  # steps in which some c_i was not 0
-    sampling: Numbers  # m/B1 of the last step
-    loss: Numbers  # of the last step
-    loss_noise: Numbers  # sigma_0^2
-    losses: Numbers  # steps with a loss
-    joint: Numbers  # the square of the sum of all e_i / sigma_i
-    separate: Numbers  # the sum of their squares
-
-    def with_loss(self, loss: Numbers) -> Scales:
-        """After a step with this loss; pure."""
-        noise, steps = self.loss_noise, self.losses
-        loss = choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
-        # One outlier must not make all constraints act many times harder.
-        bound = choose((steps > 2) & (noise > 0), choose(steps > 10, 9 * noise, 100 * noise), HUGE)
-        change = smaller(smaller(larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
-        early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
-        noise = choose(early, change, noise)
-        weight = choose(steps > 0, 1 / smaller(larger(steps, 1.0), 1 / 0.03), 0.0)
-        noise = noise + weight * (change - noise)
-        return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
-
-    def with_violation(self, worst: Numbers, largest: Numbers, total: Numbers) -> Scales:
-        """After a step with these violations, in units of noise; pure.
-
-        Args:
-            worst: the largest of constraints that were seen before.
-            largest: of all.
-            total: the sum of all.
-        """
-        start = (self.sampling * total / larger(largest, TINY)) ** 2
-        begins = (self.coherence == 0) & (largest > 0)
-        return self._replace(
-            omega=larger(self.omega * (1 - FORGET), worst),
-            coherence=choose(begins, larger(start, 0.1), self.coherence),
-        )
-
-    def with_action(self, joint: Numbers, largest: Numbers) -> Scales:
-        """After a step in which constraints acted; pure.
-
-        Args:
-            joint: the sum of c_i times the new part of g_i.
-            largest: of the c_i sigma_i; 0 when no constraint acts.
-        """
-        acts = choose(largest > 0, 1.0, 0.0)
-        active = self.active + acts
-        square = self.sampling * (joint / larger(largest, TINY)) ** 2
-        weight = acts / smaller(active + 10, 50.0)
-        coherence = larger(self.coherence + weight * (square - self.coherence), 0.1)
-        coherence = choose(self.coherence > 0, coherence, 0.0)
-        return self._replace(active=active, coherence=coherence)
-
-    def with_innovations(self, total: Numbers, squares: Numbers, step: int) -> Scales:
-        """After a step with these sums of e_i / sigma_i and of their squares; pure."""
-        weight = max(0.02, 1 / step)
-        return self._replace(
-            joint=self.joint + weight * (total**2 - self.joint),
-            separate=self.separate + weight * (squares - self.separate),
-        )
-
-    def room(self) -> Numbers:
-        """How much of its margin a constraint has room for, from 0 to 1; pure.
-
-        The noise of a pair of opposite constraints cancels: between them is no room. That of
-        others adds up, as independent noise or stronger.
-        """
-        return smaller(self.joint / larger(self.separate, TINY), 1.0)
-
-    def unit(self) -> Numbers:
-        """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1)); pure."""
-        scale = larger(self.coherence, 0.1) ** 0.5 * larger(self.omega, 1.0)
-        return choose(self.coherence > 0, self.loss_noise**0.5 / scale, 0.0)
+__all__ = ["MultiplierTerm"]
 
 
 class MultiplierTerm(AbstractTerm):
@@ -214,7 +97,6 @@ class MultiplierTerm(AbstractTerm):
     variance: Tensor
     margin: Tensor
     scales: Tensor
-    sides: Tensor | None
     watches_objective = True
 
     def __init__(
@@ -240,25 +122,46 @@ class MultiplierTerm(AbstractTerm):
         number, table = tracker.num_inner, tracker.rows
         self.limits = Limits(number, table, tolerance, margin, names, call="MultiplierTerm")
         self.names = self.limits.names
-        self._share = MARGIN * math.sqrt(2 * math.log(max(number, 2)))
-        self._losses: tuple[Tensor, int] | None = None  # of the open step: their sum and number
-        self.register_buffer("multiplier", torch.zeros_like(table))
-        self.register_buffer("variance", torch.zeros_like(table))
-        self.register_buffer("margin", torch.zeros_like(table))
+        self._share, self._views = rules.largest_margin(number), Views()
+        for name in Multipliers._fields:
+            self.register_buffer(name, torch.zeros_like(table))
         self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
-        self.register_buffer("sides", self._sides(), persistent=False)
 
-    def _sides(self) -> Tensor | None:
-        """None for upper limits; else a limit to measure from, the width of the interval (0 with an
-        open side), whether there are an upper and a lower limit, the largest margin.
-        """
-        low, high = self.limits.low, self.limits.tolerance
+    @property
+    def views(self) -> dict[str, Any]:
+        """The state and the limits as the rules see them; renewed when they move."""
+        known = self._views.found
+        if not known:
+            known["rows"] = Multipliers(*(view(getattr(self, n)) for n in Multipliers._fields))
+            known["scales"], known["targets"] = view(self.scales), self._targets()
+        return known
+
+    def _targets(self) -> Targets:
+        low, high, number = self.limits.low, self.limits.tolerance, self.limits.number
         if low is None:
-            return None
+            return Targets(view(high.expand(number)), self.limits.margin)
         above, below = high.isfinite(), low.isfinite()
         width = torch.where(above & below, high - low, 0)
-        limit, most = torch.where(above, high, low), torch.where(above & below, width / 2, HUGE)
-        return torch.stack([limit, width, above.to(low), below.to(low), most])
+        most = torch.where(above & below, width / 2, rules.HUGE)
+        sides = torch.stack([width, above.to(low), below.to(low), most])
+        return Targets(view(torch.where(above, high, low)), self.limits.margin, view(sides))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._views.found.clear()
+        return super()._apply(fn, recurse)
+
+    def _of(self, at: Any) -> tuple[Multipliers, Targets]:
+        """The state and the limits of some constraints."""
+        rows, targets = self.views["rows"], self.views["targets"]
+        if isinstance(at, slice):
+            return rows, targets
+        sides = None if targets.sides is None else targets.sides[:, at]
+        some = Multipliers(*(part[at] for part in rows))
+        return some, Targets(targets.limit[at], targets.margin, sides)
+
+    def _scales(self) -> Scales:
+        scales = self.views["scales"]
+        return Scales(*(scales.unbind() if isinstance(scales, Tensor) else scales.tolist()))
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
@@ -267,114 +170,49 @@ class MultiplierTerm(AbstractTerm):
             if bool((state[name] < 0).any()):
                 raise ValueError(f"`{name}` holds negative numbers.")
 
-    def observe(self, loss: Tensor) -> None:
-        """Take note of a loss; the mean over the calls of a step counts."""
-        loss, before = loss.to(self.scales), self._losses
-        self._losses = (loss, 1) if before is None else (before[0] + loss, before[1] + 1)
-
     def loss(self, tracked: Tracked) -> Tensor:
-        """The sum of c_i (u_i - tolerance_i), estimated from the batch, with c_i as slopes."""
-        index = tracked.index
-        state = _State(self)
-        at = state.rows(index)
-        excess = state.array(tracked.value) - state.limit(at)
-        slope = self._slopes(state, at, excess)
-        if state.sides is not None:
-            excess = state.from_side(at, excess, slope)
-        slope = torch.as_tensor(slope * (self.tracker.num_inner / max(index.shape[0], 1)))
-        return tracked.as_loss(torch.dot(slope, torch.as_tensor(excess)), slope)
+        """The sum of c_i (u_i - limit_i), estimated from the batch, with c_i as slopes."""
+        blocks, number = tracked.u.shape[0], self.tracker.num_inner
+        slope, part = self._slopes(slice(None) if blocks == number else tracked.ids, tracked.u)
+        slope = slope * (number / max(blocks, 1))
+        return tracked.as_loss(slope @ part, slope)
 
-    def close(self) -> bool:
+    def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
+        """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
+        rows, targets = self._of(at)
+        noise, excess = self.tracker.pooled().difference / 2, u - targets.limit
+        slope = rules.coefficients(rows, targets, excess, noise, self._scales())
+        if targets.sides is not None:
+            excess = excess + targets.sides[0] * (slope < 0)
+        return slope, excess
+
+    def close(self, step: OpenStep) -> None:
         """End an optimizer step."""
-        step, losses = self.tracker.open_step, self._losses
-        closed = super().close()
-        if step is not None:
-            self._losses, state = None, _State(self)
-            scales = state.scales()
-            if losses is not None:
-                scales = scales.with_loss(state.number(losses[0] / losses[1]))
-            if step.batch.index.shape[0]:
-                scales = self._move(step, state, scales)
-            state.write(scales)
-        return closed
-
-    def rollback(self) -> None:
-        """Undo what was done since the last optimizer step."""
-        self._losses = None
-        super().rollback()
-
-    def _move(self, step: Update, state: _State, scales: Scales) -> Scales:
-        """Measure the units of the constraints of a step; after the warm-up move nu too."""
-        batch, at = step.batch, state.rows(step.batch.index)
-        sampling = self.tracker.num_inner / batch.index.shape[0]
-        variance, again = self._variance(state, at)
-        new = step.counted
-        if step.finite is not None:  # blocks that kept their value have nothing new to say
-            new = torch.where(step.finite, new, step.after)
-        fresh, old, after = (state.array(part) for part in (new, step.old, step.after))
-        limit, noise, innovation = state.limit(at), variance**0.5, fresh - old
-        known = None if step.seen is None else state.array(step.seen) * 1.0
-        if known is not None:  # a first value is no surprise
-            innovation = innovation * known
-        relative = innovation / noise
-        if state.sides is not None:  # towards the limit, which is below for lower ones
-            relative = relative * (2 * state.sides[2][at] - 1)
-        total, squares = state.number(relative.sum()), state.number((relative**2).sum())
-        scales = scales._replace(sampling=state.constant(sampling))
-        scales = scales.with_innovations(total, squares, self.tracker.steps)
-        margin = self._share * scales.room() * (noise * (variance < HUGE))
-        if state.sides is not None:  # at most to the middle of the interval
-            margin = margin.clip(max=state.sides[4][at] - self.limits.margin)
-        state.variance[at], state.margin[at] = variance * again, margin
-        margin = margin + self.limits.margin
-        if self.tracker.steps < WARM_UP:
-            return scales
-        excess = after - limit
-        measured = choose(state.pooled[2] > 0, 1.0, 0.0)  # some constraint came twice
-        violation = state.outside(at, excess + margin, 1.0) * (measured / noise)
-        violation = violation if state.sides is None else abs(violation)
-        largest = worst = state.number(violation.max())
-        if known is not None:
-            worst = state.number((violation * known).max())
-        scales = scales.with_violation(worst, largest, state.number(violation.sum()))
-        slope = self._coefficients(state, at, variance, excess + margin, scales)
-        slope = slope * (variance < HUGE)
-        rate = min(INTEGRAL * sampling, FASTEST) * scales.unit() / variance
-        moved = state.multiplier[at] + (fresh - limit + margin) * rate
-        state.multiplier[at] = state.outside(at, moved, rate)
-        return scales.with_action(
-            state.number((slope * innovation).sum()), state.number((abs(slope) * noise).max())
-        )
-
-    def _variance(self, state: _State, at: Any) -> tuple[Numbers, Numbers]:
-        """sigma_i^2 of constraints just visited, and which came again.
-
-        One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it
-        is read later.
-        """
-        measured = self.tracker.estimate
-        assert measured is not None
-        visits, difference = (
-            state.array(part)[at] for part in (measured.visits, measured.difference)
-        )
-        own, half = visits - 1, difference / 2  # half a squared difference is one noise
-        mixed = (half * own + 5 * state.noise()) / (visits + 4)
-        variance = half + (visits <= FEW) * (mixed - half)
-        return variance + (variance == 0) * HUGE, own > 0
-
-    def _coefficients(
-        self, state: _State, at: Any, variance: Numbers, x: Numbers, scales: Scales
-    ) -> Numbers:
-        """The c_i of some constraints."""
-        gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
-        return state.outside(at, state.multiplier[at] + x * gain, gain)
-
-    def _slopes(self, state: _State, at: Any, excess: Numbers) -> Numbers:
-        """The c_i of some constraints at u_i - high_i, from the state of the last step."""
-        variance = state.variance[at]
-        variance = variance + (variance == 0) * (state.noise() + TINY)
-        x = excess + (state.margin[at] + self.limits.margin)
-        return self._coefficients(state, at, variance, x, state.scales())
+        update = step.updates[self.tracker]
+        super().close(step)
+        index, scales = update.batch.index, self._scales()
+        if self in step.losses:
+            total, calls = step.losses[self]
+            loss = (total / calls).to(self.scales)
+            scales = scales.with_loss(loss if isinstance(scales.loss, Tensor) else loss.item())
+        if index.shape[0]:
+            number, visit = self.tracker.num_inner, update.visit
+            fresh, after = visit.counted, visit.after
+            if update.came is not None:  # blocks that kept their value have nothing new to say
+                fresh = where(update.came, fresh, after)
+            known = None if update.rows.seen is None else update.rows.seen * 1.0
+            sampling = self.scales.new_full((), number / index.shape[0])
+            on_host = not isinstance(after, Tensor)
+            scales = scales._replace(sampling=number / index.shape[0] if on_host else sampling)
+            shown = Constraints(fresh, update.rows.u, after, known, visit.statistics, visit.pooled)
+            at = slice(None) if index.shape[0] == number else index
+            rows, scales = rules.step(
+                *self._of(at), shown, scales, self._share, self.tracker.steps
+            )
+            for part, new in zip(self.views["rows"], rows, strict=True):
+                part[at] = new
+        table = self.views["scales"]
+        table[:] = torch.stack(scales) if isinstance(table, Tensor) else scales
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """How far u_i, or given values, are outside their limits, margin included."""
@@ -389,14 +227,12 @@ class MultiplierTerm(AbstractTerm):
         """By how much each nu_i grows in a step at the tracked values."""
         scales, variance = Scales(*self.scales.unbind()), self.variance
         often = scales.sampling.clip(1)  # a constraint comes every so many steps
-        rate = (INTEGRAL * often).clip(max=FASTEST) / often * scales.unit()
+        rate = (rules.INTEGRAL * often).clip(max=rules.FASTEST) / often * scales.unit()
         return torch.where(variance > 0, self.excess().clip(0) * rate / variance, 0.0)
 
     def value(self) -> Tensor:
         """The constraints' part of the Lagrangian: the sum of c_i (u_i - high_i), or low_i."""
-        state, every, slope = _State(self), slice(None), self.at(self.tracker.rows)[1]
-        excess = state.array(self.tracker.rows) - state.limit(every)
-        part = torch.as_tensor(state.from_side(every, excess, state.array(slope)))
+        slope, part = (tensor(a) for a in self._slopes(slice(None), self.tracker.views["u"]))
         return torch.where(self.tracker.seen, slope * part, 0).sum()
 
     def violation(self) -> Tensor:
@@ -409,72 +245,5 @@ class MultiplierTerm(AbstractTerm):
 
     def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Violations and multipliers c_i of all constraints at given values g_i."""
-        state, every = _State(self), slice(None)
-        excess = state.array(values.detach()) - state.limit(every)
-        slope = self._slopes(state, every, excess)
-        return self.limits.violation(values), torch.as_tensor(slope)
-
-
-class _State:
-    """The state of a term and of its tracker: tensors, or NumPy arrays of the same memory."""
-
-    def __init__(self, term: MultiplierTerm) -> None:
-        estimate = term.tracker.estimate
-        assert estimate is not None
-        buffers: dict[str, Any] = term._buffers
-        limit = term.limits.tolerance
-        self.on_host, self._number = limit.device.type == "cpu", term.tracker.num_inner
-        self.multiplier, self.variance, self.margin = (
-            self.array(buffers[name]) for name in ("multiplier", "variance", "margin")
-        )
-        self._scales, self._limit = self.array(buffers["scales"]), self.array(limit)
-        self.pooled = self.array(estimate.pooled)
-        self.sides: Any = buffers["sides"]
-        if self.sides is not None:
-            self.sides = self.array(self.sides)
-            self._limit = self.sides[0]
-
-    def noise(self) -> Numbers:
-        """sigma^2 over all constraints."""
-        return self.pooled[0] / 2
-
-    def array(self, part: Tensor) -> Numbers:
-        """A tensor as the kind of array that the state is in."""
-        return part.numpy() if self.on_host else part
-
-    def number(self, value: Numbers) -> Numbers:
-        """A number as the kind that formulas use."""
-        return float(value) if self.on_host else value
-
-    def constant(self, value: float) -> Numbers:
-        """A number of the host as the kind that formulas use."""
-        return value if self.on_host else self._scales.new_full((), value)
-
-    def rows(self, index: Tensor) -> Any:
-        """What picks the rows of distinct blocks, in increasing order, from a table."""
-        return slice(None) if len(index) == self._number else self.array(index)
-
-    def limit(self, at: Any) -> Numbers:
-        """The limits to measure from of some blocks: the upper one, or the only one."""
-        return self._limit[at] if self._limit.ndim else self._limit
-
-    def outside(self, at: Any, values: Numbers, factor: Numbers) -> Numbers:
-        """[nu + k (g - high)]_+ - [-nu - k (g - low)]_+, from nu + k (g - limit + margin) and k."""
-        above = values.clip(0)
-        if self.sides is None:
-            return above
-        _, width, has_upper, has_lower, _ = self.sides[:, at]
-        below = values + factor * (width - 2 * self.margin[at])
-        return above * has_upper + below.clip(max=0) * has_lower
-
-    def from_side(self, at: Any, excess: Numbers, slope: Numbers) -> Numbers:
-        """The g - limit of some blocks, or g - low where the slope says that this is the limit."""
-        return excess if self.sides is None else excess + self.sides[1][at] * (slope < 0)
-
-    def scales(self) -> Scales:
-        """The numbers of the term."""
-        return Scales(*(self._scales.tolist() if self.on_host else self._scales.unbind()))
-
-    def write(self, scales: Scales) -> None:
-        """Keep the numbers of the term."""
-        self._scales[:] = scales if self.on_host else torch.stack(scales)
+        slope, _ = self._slopes(slice(None), view(values.detach()))
+        return self.limits.violation(values), tensor(slope)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..outer import AbstractOuter
-from ..tracker import InnerTracker, Tracked
+from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
 
 __all__ = ["NestedTerm"]
@@ -73,30 +73,25 @@ class NestedTerm(AbstractTerm):
                 f"`dim={mean.dim}`."
             )
         self.outer, self.middle, self.mean = outer, middle, mean
-        self.keep("mean", mean)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """F at the tracked mean, with the gradient of the chain rule."""
         if tracked.index.shape[0] == 0:  # a mean over no blocks would be NaN
             return tracked.as_loss(tracked.value.sum(), tracked.value)
-        updating = self.tracker.updating
-        try:
-            with torch.enable_grad():
-                u = tracked.value.detach().requires_grad_()
-                fresh = self.middle(u, tracked.index).unsqueeze(0)
-                entries = self.mean.entries(self.mean.blocks(), fresh)
-            # The mode of this module decides, not that of gradients, which is on above.
-            with torch.set_grad_enabled(updating):
-                v = self.mean.update(entries)
-        except Exception:  # u of this batch is written already
-            if updating:
-                self.tracker.rollback()
-            raise
         with torch.enable_grad():
+            u = tracked.value.detach().requires_grad_()
+            fresh = self.middle(u, tracked.index).unsqueeze(0)
+            v = self.mean.track(self.mean.entries(self.mean.blocks(), fresh), tracked.step)
             value, slope = self.outer.value_and_gradient(v.value)
             top = v.as_loss(value.sum(), slope)
             (slope_u,) = torch.autograd.grad(top, u)
         return tracked.as_loss(top.detach(), slope_u)
+
+    def close(self, step: OpenStep) -> None:
+        """End an optimizer step."""
+        super().close(step)
+        if self.mean in step.updates:
+            self.mean.close(step.updates[self.mean])
 
     def value(self) -> Tensor:
         """F of the mean over the blocks seen; NaN if there are none."""

@@ -10,7 +10,9 @@ from torch import Tensor
 from .. import _checks
 from .._distributed import Group, gather_rows
 from .._state import KeepsPrecision
-from ..tracker.blocks import per_row, segment
+from ..rules.arrays import per_row
+from ..tracker import OpenStep
+from ..tracker.blocks import segment
 
 __all__ = ["BlockParameters"]
 
@@ -45,8 +47,7 @@ class BlockParameters(KeepsPrecision):
         >>> index = torch.tensor([0, 2])
         >>> table.read(index, first=torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
-        >>> table.propose(index, torch.tensor([1.5, 2.5]))
-        >>> table.close(); table.value
+        >>> table.set(index, torch.tensor([1.5, 2.5])); table.value
         tensor([1.5000,    nan, 2.5000])
     """
 
@@ -70,7 +71,6 @@ class BlockParameters(KeepsPrecision):
         self.number, self.dim, self.bounds = number, dim, bounds
         shape = (number,) if dim == 1 else (number, dim)
         self.register_buffer("value", torch.full(shape, math.nan, dtype=dtype, device=device))
-        self._proposed: list[tuple[Tensor | None, Tensor]] = []
 
     def read(self, index: Tensor | None, first: Tensor) -> Tensor:
         """The parameters of some blocks.
@@ -82,10 +82,13 @@ class BlockParameters(KeepsPrecision):
         rows = self.value if index is None else self.value.index_select(0, index)
         return torch.where(rows.isnan(), first.to(rows), rows)
 
-    def propose(self, index: Tensor | None, values: Tensor, group: Group | None = None) -> None:
-        """Give some blocks new parameters at the end of this optimizer step.
+    def propose(
+        self, step: OpenStep, index: Tensor | None, values: Tensor, group: Group | None = None
+    ) -> None:
+        """Give some blocks new parameters at the end of an optimizer step.
 
         Args:
+            step: the step.
             index: block ids, (B,), which may repeat; None for all in order.
             values: the new rows, (B,) or (B, dim).
             group: ranks whose proposals count as well; None when all ranks propose the same.
@@ -96,22 +99,18 @@ class BlockParameters(KeepsPrecision):
             rows = gather_rows(rows, group)
             index = rows[:, 0].long()
             values = rows[:, 1:].to(self.value).reshape(-1, *self.value.shape[1:])
-        self._proposed.append((index, values))
+        rows_before = step.writes[self][1][0] if self in step.writes else []
+        step.write(self, self.close, [*rows_before, (index, values)])
 
-    def close(self) -> None:
+    def close(self, proposed: list[tuple[Tensor | None, Tensor]]) -> None:
         """End the step: proposals become final."""
-        proposed = self._proposed
-        if not proposed:
-            return
         if len(proposed) == 1 and proposed[0][0] is None:
-            self.set(None, proposed[0][1])
-        else:
-            every = torch.arange(self.number, device=self.value.device)
-            ids = torch.cat([every if index is None else index for index, _ in proposed])
-            ids, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-            sums = segment(torch.cat([values for _, values in proposed]), inverse, len(ids))
-            self.set(ids, sums / per_row(counts, sums))
-        proposed.clear()
+            return self.set(None, proposed[0][1])
+        every = torch.arange(self.number, device=self.value.device)
+        ids = torch.cat([every if index is None else index for index, _ in proposed])
+        ids, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
+        sums = segment(torch.cat([values for _, values in proposed]), inverse, len(ids))
+        return self.set(ids, sums / per_row(counts, sums))
 
     def set(self, index: Tensor | None, values: Tensor | float) -> None:
         """Change rows at once: an exact minimiser needs no proposal.
@@ -128,7 +127,3 @@ class BlockParameters(KeepsPrecision):
             self.value.copy_(values)
         else:
             self.value.fill_(values)
-
-    def rollback(self) -> None:
-        """Forget what was proposed since the last optimizer step."""
-        self._proposed.clear()

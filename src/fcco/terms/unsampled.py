@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..tracker import for_model
 from .base import AbstractTerm
-from .coupled import Equal, Limits, Tolerance, number_and_names
+from .limits import Equal, Limits, Tolerance, number_and_names
 
 __all__ = ["UnsampledTerm"]
 

@@ -17,10 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .blocks import Batch, Blocks, Entries, Tracked
-from .error import ErrorEstimate
-from .tracker import InnerTracker, NonFiniteValue
-from .update import forgetting_log_track, log_track, theory_correction, track, value_of
+from ..rules.track import forgetting_log_track, log_track, theory_correction, track, value_of
+from .blocks import Batch, Blocks, Entries, OpenStep, Tracked
+from .tracker import ErrorEstimate, InnerTracker, NonFiniteValue
 
 __all__ = [
     "GAMMA",
@@ -31,6 +30,7 @@ __all__ = [
     "ErrorEstimate",
     "InnerTracker",
     "NonFiniteValue",
+    "OpenStep",
     "Tracked",
     "alexr_tracker",
     "ema_tracker",
@@ -84,14 +84,8 @@ def spider_tracker(num_inner: int, refresh_every: int, **options: Any) -> InnerT
 
     It only follows differences, so that each step must hold all blocks.
     """
-    return InnerTracker(
-        num_inner,
-        gamma=0.0,
-        correction=1.0,
-        refresh_every=refresh_every,
-        sampled=False,
-        **{"read": "new", **options},
-    )
+    settings: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "sampled": False, "read": "new"}
+    return InnerTracker(num_inner, refresh_every=refresh_every, **{**settings, **options})
 
 
 def like_model(model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,31 +4,35 @@
 block several times and, on several ranks, in several places; all of these are samples of the same
 g_i, so they are pooled into a `Batch`: sums and counts are added and the mean is taken once, over
 everything (means of means would be wrong as soon as the counts differ). `Tracked` joins the updated
-u_i to the entries, whose gradients they stand for.
+u_i to the entries, whose gradients they stand for. What a step changes is kept in an `OpenStep`
+until the optimizer has made its own.
+
+Arrays are NumPy's where the table of u is on the CPU, tensors elsewhere (`fcco.rules.arrays`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
 from .._memberships import are_memberships, read_memberships
-from .error import per_row
-from .update import value_of
+from ..rules.arrays import Array, concatenate, per_row, tensor, view
+from ..rules.track import value_of
 
 __all__ = [
     "Batch",
     "Blocks",
     "Entries",
+    "OpenStep",
     "Tracked",
     "carrier_counts",
     "find_blocks",
     "over_ranks",
-    "per_row",
     "segment",
 ]
 
@@ -36,20 +40,29 @@ _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
 digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""
 
+_SMALL = 100_000
+"""Up to so many blocks, those of a batch are found by counting: faster than sorting."""
 
-def segment(entries: Tensor, inverse: Tensor, size: int, log: bool = False) -> Tensor:
-    """Sum of the rows of each block, (E,) or (E, d1) -> (size,) or (size, d1), differentiable.
+
+def segment(entries: Array, inverse: Array, size: int, log: bool = False) -> Array:
+    """Sum of the rows of each block, (E,) or (E, d1) -> (size,) or (size, d1).
 
     With `log`, rows are logarithms and so is the result; every block must own a row then.
     """
+    if not isinstance(entries, Tensor):
+        if log:
+            return segment(tensor(entries), tensor(inverse), size, log).numpy()
+        if entries.ndim == 1:
+            return np.bincount(inverse, entries, size).astype(entries.dtype)
+        columns = [np.bincount(inverse, column, size) for column in entries.T]
+        return np.stack(columns, 1).astype(entries.dtype)
     dtype = entries.dtype
     many = entries.shape[0] > _EXACT_ADDITIONS
     if many and dtype != torch.float64 and entries.device.type != "mps":
         return segment(entries.double(), inverse, size, log).to(dtype)
     start = entries.new_zeros((size, *entries.shape[1:]))
     if not log:
-        # In place is faster, but autograd wants a new tensor for entries with gradient.
-        return (start.index_add if entries.requires_grad else start.index_add_)(0, inverse, entries)
+        return start.index_add(0, inverse, entries)
     rows = per_row(inverse, entries).expand_as(entries)
     largest = start.scatter_reduce(0, rows, entries.detach(), "amax", include_self=False)
     sums = start.index_add(0, inverse, torch.exp(entries - largest[inverse]))
@@ -66,36 +79,32 @@ class Blocks(NamedTuple):
         inverse: position of each entry's block in `index`, shape (E,); None when entry k is
             block k for all blocks.
         counts: samples per block, shape (B1,).
-        ids: `index` as Python numbers, when these are known without waiting for a GPU.
         whole: entry k is the only sample of block k, for all blocks.
-        rows: the sample of each entry, shape (E,), where a sample may be in several blocks or in
-            none; None when entry k is sample k.
+        rows: the sample of each entry, shape (E,), a tensor, where a sample may be in several
+            blocks or in none; None when entry k is sample k.
     """
 
     size: int
-    index: Tensor  # type: ignore[assignment]
-    inverse: Tensor | None
-    counts: Tensor
-    ids: list[int] | None = None
+    index: Array  # type: ignore[assignment]
+    inverse: Array | None
+    counts: Array
     whole: bool = False
     rows: Tensor | None = None
 
-    def sums(self, values: Tensor, log: bool = False) -> Tensor:
+    def sums(self, values: Array, log: bool = False) -> Array:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
         if self.inverse is None:
             return values
         return segment(values, self.inverse, self.index.shape[0], log)
 
-    def of_entries(self, rows: Tensor) -> Tensor:
+    def of_entries(self, rows: Array) -> Array:
         """Rows of blocks, (B1, ...), repeated for the entries of each, (E, ...)."""
-        return rows if self.inverse is None else rows.index_select(0, self.inverse)
+        return rows if self.inverse is None else rows[self.inverse]
 
-    def select(self, keep: Tensor) -> Blocks:
+    def select(self, keep: Array) -> Blocks:
         """The blocks of the entries where `keep` is true; those without entries disappear."""
-        inverse = self.of_entries(torch.arange(len(self.index), device=keep.device))
-        left, inverse = torch.unique(inverse[keep], return_inverse=True)
-        counts = segment(self.counts.new_ones(len(inverse)), inverse, len(left))
-        return Blocks(len(inverse), self.index[left], inverse, counts)
+        left, inverse, counts = _unique(self.of_entries(self.index)[keep])
+        return Blocks(len(inverse), left, inverse, _like(counts, self.counts))
 
 
 class Entries(NamedTuple):
@@ -108,6 +117,7 @@ class Entries(NamedTuple):
         carrier: the values that carry the gradient: `fresh`, a differentiable stand-in of the
             same entries, or an independent batch of the same blocks.
         carrier_blocks: the blocks of `carrier`.
+        independent: whether the gradient comes from another batch than the values.
     """
 
     blocks: Blocks
@@ -115,46 +125,36 @@ class Entries(NamedTuple):
     previous: Tensor | None
     carrier: Tensor
     carrier_blocks: Blocks
-
-    @property
-    def independent(self) -> bool:
-        """Whether the gradient comes from another batch than the values."""
-        return self.carrier_blocks is not self.blocks
+    independent: bool = False
 
     def batch(self, log: bool = False) -> Batch:
         """Pool the values over the entries of each block, without gradient."""
         blocks, previous = self.blocks, self.previous
-        past = None if previous is None else blocks.sums(previous.detach(), log)
-        fresh = blocks.sums(self.fresh.detach(), log)
-        return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.ids, blocks.whole)
+        past = None if previous is None else blocks.sums(view(previous.detach()), log)
+        fresh = blocks.sums(view(self.fresh.detach()), log)
+        return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.whole)
 
     def without_nonfinite(self) -> tuple[Entries, int]:
         """Drop entries with a NaN or infinite value; also return how many were dropped."""
-        blocks, fresh, previous, carrier, carrier_blocks = self
+        blocks, fresh, previous, carrier, carrier_blocks, independent = self
         keep, keep_carrier = _finite_rows(fresh), _finite_rows(carrier)
         if previous is not None:
             keep = keep & _finite_rows(previous)
-        if not self.independent:
+        if not independent:
             keep = keep_carrier = keep & keep_carrier
-        dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if self.independent else 0)
+        dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if independent else 0)
         if dropped == 0:
             return self, 0
-        if self.independent:  # both batches must keep the same blocks
-            block, carrier_block = (b.of_entries(b.index) for b in (blocks, carrier_blocks))
-            empty = [
-                b.index[~torch.isin(b.index, left)]
-                for b, left in (
-                    (blocks, block[keep]),
-                    (carrier_blocks, carrier_block[keep_carrier]),
-                )
-            ]
-            gone = torch.cat(empty)
-            keep = keep & ~torch.isin(block, gone)
-            keep_carrier = keep_carrier & ~torch.isin(carrier_block, gone)
-        left = blocks.select(keep)
-        carrier_left = carrier_blocks.select(keep_carrier) if self.independent else left
+        if independent:  # both batches must keep the same blocks
+            block, other = (tensor(b.of_entries(b.index)) for b in (blocks, carrier_blocks))
+            left, other_left = block[keep], other[keep_carrier]
+            keep = keep & torch.isin(block, other_left)
+            keep_carrier = keep_carrier & torch.isin(other, left)
+        own = blocks.select(view(keep))
+        carrier_own = carrier_blocks.select(view(keep_carrier)) if independent else own
         past = None if previous is None else previous[keep]
-        return Entries(left, fresh[keep], past, carrier[keep_carrier], carrier_left), dropped
+        parts = (own, fresh[keep], past, carrier[keep_carrier], carrier_own, independent)
+        return Entries(*parts), dropped
 
 
 class Batch(NamedTuple):
@@ -166,68 +166,106 @@ class Batch(NamedTuple):
         fresh: sum over samples of g_i(w_t), shape (B1,) or (B1, d1).
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
-        ids: `index` as Python numbers, when these are known.
         whole: all blocks in order, one sample each.
     """
 
-    index: Tensor  # type: ignore[assignment]
-    counts: Tensor
-    fresh: Tensor
-    previous: Tensor | None
+    index: Array  # type: ignore[assignment]
+    counts: Array
+    fresh: Array
+    previous: Array | None
     log: bool = False
-    ids: list[int] | None = None
     whole: bool = False
 
-    def mean(self, sums: Tensor) -> Tensor:
+    def mean(self, sums: Array) -> Array:
         """The sums divided by the number of samples."""
         if self.whole:
             return sums
-        counts = self.counts if sums.dim() == 1 else self.counts.unsqueeze(1)
-        return sums - counts.log() if self.log else sums / counts
+        counts = per_row(self.counts, sums)
+        if not self.log:
+            return sums / counts
+        return sums - (counts.log() if isinstance(counts, Tensor) else np.log(counts))
 
     def merge(self, other: Batch) -> Batch:
         """Pool two batches: samples of the same block add up."""
         previous = None  # if one has none, the whole step goes without correction
         if self.previous is not None and other.previous is not None:
-            previous = torch.cat([self.previous, other.previous])
-        return _pooled(
-            torch.cat([self.index, other.index]),
-            torch.cat([self.counts, other.counts]),
-            torch.cat([self.fresh, other.fresh]),
-            previous,
-            self.log,
-        )
+            previous = concatenate([self.previous, other.previous])
+        columns = [concatenate([a, b]) for a, b in zip(self[:3], other[:3], strict=True)]
+        return _pooled(*columns, previous, self.log)
 
-    def finite(self) -> Tensor:
+    def finite(self) -> Array:
         """Which blocks have finite values at w_t and w_{t-1}, shape (B1,)."""
         finite = _finite_rows(self.fresh)
         return finite if self.previous is None else finite & _finite_rows(self.previous)
+
+
+class OpenStep:
+    """What the calls since the last step of the optimizer change when that is made.
+
+    An objective has one; a call proposes a new one, and one assignment makes it that of the
+    objective: an interrupt finds the one before or the one after.
+
+    Attributes:
+        updates: by tracker.
+        writes: functions and their arguments, by owner.
+        losses: by term that wants it, the sum of the rest of the loss over calls, and their number.
+    """
+
+    def __init__(self, before: OpenStep | None = None) -> None:
+        self.updates: dict[Any, Any] = {}
+        self.writes: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.losses: dict[Any, tuple[Tensor, int]] = {}
+        if before is not None:
+            self.updates |= before.updates
+            self.writes |= before.writes
+            self.losses |= before.losses
+
+    def observe(self, term: Any, loss: Tensor) -> None:
+        """Note the rest of the loss for a term."""
+        total, calls = self.losses.get(term, (0.0, 0))
+        self.losses[term] = (total + loss, calls + 1)
+
+    def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function when the step ends; a later call for the same owner takes its place."""
+        self.writes[owner] = (function, arguments)
 
 
 class Tracked(NamedTuple):
     """Tracked values of the blocks of a batch, and the entries that carry their gradient.
 
     Attributes:
-        value: u_i, without gradient, shape (B1,) or, for d1 > 1, (B1, d1).
-        index: the distinct block ids, increasing, shape (B1,).
+        u: u_i, without gradient, shape (B1,) or, for d1 > 1, (B1, d1).
+        ids: the distinct block ids, increasing, shape (B1,).
         entries: this rank's values that carry the gradient, shape (E,) or (E, d1).
         blocks: their blocks.
         counts: samples behind the entries of each block, over all ranks, shape (B1,).
         ranks: number of ranks.
         position: position in `index` of each of `blocks`, when these differ (several ranks).
         log: entries and values are logarithms.
+        step: what changes when the optimizer steps; None in an evaluation.
     """
 
-    value: Tensor
-    index: Tensor  # type: ignore[assignment]
+    u: Array
+    ids: Array
     entries: Tensor
     blocks: Blocks
-    counts: Tensor
+    counts: Array
     ranks: int = 1
-    position: Tensor | None = None
+    position: Array | None = None
     log: bool = False
+    step: OpenStep | None = None
 
-    def as_loss(self, value: Tensor | float, slope: Tensor) -> Tensor:
+    @property
+    def value(self) -> Tensor:
+        """u_i as a tensor."""
+        return tensor(self.u)
+
+    @property
+    def index(self) -> Tensor:  # type: ignore[override]
+        """The distinct block ids as a tensor."""
+        return tensor(self.ids)
+
+    def as_loss(self, value: Any, slope: Array) -> Tensor:
         r"""A scalar with this value and the gradient :math:`\sum_i \langle s_i, \nabla g_i\rangle`.
 
         The linear function :math:`\sum_i \langle s_i, g_i\rangle` of the entries, with the slopes
@@ -237,9 +275,9 @@ class Tracked(NamedTuple):
 
         Args:
             value: the scalar's value.
-            slope: s_i, the gradient with respect to u, of the shape of `self.value`.
+            slope: s_i, the gradient with respect to u, of the shape of u.
         """
-        entries, factors = self.entries, self.factors(slope)
+        entries, factors = self.entries, tensor(self.factors(slope))
         if entries.dim() > 1:
             entries, factors = entries.reshape(-1), factors.reshape(-1)
         loss = torch.dot(entries, factors)
@@ -253,30 +291,29 @@ class Tracked(NamedTuple):
 
     def carrying_gradient(self) -> Tensor:
         """The values u_i as a tensor whose gradient is that of g_i."""
-        position = self.entry_positions()
-        carrier = self.entries * self.factors(torch.ones_like(self.value))
+        position, u = self.entry_positions(), self.value
+        carrier = self.entries * tensor(self.factors(torch.ones_like(u)))
         if position is not None:
-            carrier = segment(carrier, position, len(self.index))
-        return value_of(self.value, gradient_of=carrier)
+            carrier = segment(carrier, tensor(position), len(u))
+        return value_of(u, gradient_of=carrier)
 
-    def factors(self, slope: Tensor) -> Tensor:
-        """d(loss) / d(entry), from d(loss) / d(u_i); pure."""
-        factors, position = slope, self.blocks.inverse
-        if self.ranks > 1:
-            position = self.entry_positions()
+    def factors(self, slope: Array) -> Array:
+        """d(loss) / d(entry), from d(loss) / d(u_i)."""
+        factors: Any = slope if isinstance(self.counts, Tensor) else view(tensor(slope).detach())
+        position = self.blocks.inverse if self.ranks == 1 else self.entry_positions()
         if not self.blocks.whole or self.ranks > 1:
-            factors = slope / (self.counts if slope.dim() == 1 else self.counts.unsqueeze(1))
+            factors = factors / per_row(self.counts, factors)
         if position is not None:
-            factors = factors.index_select(0, position)
+            factors = factors[position]
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
             factors = factors * self.ranks
         if self.log:  # d(log u) = dg / u, formed from logarithms
-            u = self.value if position is None else self.value.index_select(0, position)
+            u = self.value if position is None else self.value[tensor(position)]
             # Held below e^60, so that a block that grew beyond all bounds gives no NaN.
-            factors = factors * torch.exp((self.entries.detach() - u).clamp(max=60))
+            factors = tensor(factors) * torch.exp((self.entries.detach() - u).clamp(max=60))
         return factors
 
-    def entry_positions(self) -> Tensor | None:
+    def entry_positions(self) -> Array | None:
         """Position in `index` of the block of each entry; None when entry k is block k."""
         inverse = self.blocks.inverse
         if self.position is None:
@@ -284,16 +321,25 @@ class Tracked(NamedTuple):
         return self.position if inverse is None else self.position[inverse]
 
 
-def _finite_rows(rows: Tensor) -> Tensor:
-    finite = torch.isfinite(rows.detach())
-    return finite if finite.dim() == 1 else finite.all(1)
+def _finite_rows(rows: Array) -> Array:
+    finite = rows.detach().isfinite() if isinstance(rows, Tensor) else np.isfinite(rows)
+    return finite if finite.ndim == 1 else finite.all(1)
 
 
-def _pooled(
-    index: Tensor, counts: Tensor, fresh: Tensor, previous: Tensor | None, log: bool
-) -> Batch:
+def _unique(ids: Array) -> tuple[Array, Array, Array]:
+    """The distinct ids in increasing order, the position of each among them, and their counts."""
+    unique: Any = torch.unique if isinstance(ids, Tensor) else np.unique
+    return unique(ids, return_inverse=True, return_counts=True)
+
+
+def _like(counts: Array, like: Array) -> Array:
+    """Counts in the precision of the table, because dividing by integers is slower."""
+    return counts.to(like) if isinstance(counts, Tensor) else counts.astype(like.dtype)
+
+
+def _pooled(index: Array, counts: Array, fresh: Array, previous: Array | None, log: bool) -> Batch:
     """Pool rows that may name a block more than once."""
-    index, inverse = torch.unique(index, return_inverse=True)
+    index, inverse, _ = _unique(index)
     size = len(index)
     past = None if previous is None else segment(previous, inverse, size, log)
     return Batch(
@@ -309,33 +355,34 @@ def over_ranks(batch: Batch, group: Group, call: int | None = None) -> Batch:
         group: the ranks.
         call: number of this call; ranks whose numbers differ are refused.
     """
-    sums = [batch.fresh] if batch.previous is None else [batch.fresh, batch.previous]
-    dtype, shape = batch.fresh.dtype, batch.fresh.shape[1:]
+    fresh = tensor(batch.fresh)
+    sums = [fresh] if batch.previous is None else [fresh, tensor(batch.previous)]
+    dtype, shape = fresh.dtype, fresh.shape[1:]
     # One message of doubles for ids, counts and sums; ids are exact up to 2^53.
-    columns = [batch.index, batch.counts, *sums]
+    columns = [tensor(batch.index), tensor(batch.counts), *sums]
     flat = [c.double().unsqueeze(1) if c.dim() == 1 else c.double() for c in columns]
     rows = gather_rows(torch.cat(flat, dim=1), group, call=call)
     parts = [part.reshape(-1, *shape) for part in rows[:, 2:].chunk(len(sums), dim=1)]
     previous = parts[1] if len(parts) > 1 else None
     result = _pooled(rows[:, 0].long(), rows[:, 1], parts[0], previous, batch.log)
-    past = None if result.previous is None else result.previous.to(dtype)
-    return Batch(result.index, result.counts.to(dtype), result.fresh.to(dtype), past, batch.log)
+    arrays = [None if part is None else view(part.to(dtype)) for part in result[1:4]]
+    return Batch(view(result.index), arrays[0], arrays[1], arrays[2], batch.log)
 
 
-def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Tensor:
+def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Array:
     """Samples behind each block of an independent gradient batch, aligned with `batch`."""
-    index, counts = carrier.index, carrier.counts
+    index, counts = tensor(carrier.index), tensor(carrier.counts)
     if group is not None:
         rows = gather_rows(torch.stack([index.double(), counts.double()], dim=1), group)
         index, inverse = torch.unique(rows[:, 0].long(), return_inverse=True)
-        counts = segment(rows[:, 1], inverse, len(index)).to(batch.counts.dtype)
-    if not torch.equal(index, batch.index):
+        counts = segment(rows[:, 1], inverse, len(index)).to(counts.dtype)
+    if not torch.equal(index, tensor(batch.index)):
         raise ValueError(
             "The independent gradient batch must hold samples of the same blocks as the value "
             "batch (Alg. 2, line 5 draws two batches for each sampled block), but its block ids "
             "differ."
         )
-    return counts
+    return view(counts)
 
 
 def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
@@ -348,44 +395,62 @@ def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
         num_inner: n.
         like: the tracked values: counts take their device and precision.
     """
-    if index is not None and not isinstance(index, Tensor):
+    if index is None:
+        every, ones = torch.arange(num_inner, device=like.device), like.new_ones(num_inner)
+        return Blocks(num_inner, view(every), None, view(ones), whole=True)
+    if not isinstance(index, Tensor):
         if are_memberships(index):
             return _of_memberships(index, num_inner, like)
         index = _as_tensor(index)
-    if index is None:
-        every = torch.arange(num_inner, device=like.device)
-        return Blocks(num_inner, every, None, like.new_ones(num_inner), whole=True)
     dtype = index.dtype
     if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         if are_memberships(index):
             return _of_memberships(index, num_inner, like)
-        binary = index.shape[1:] == (num_inner,)
+        binary = " A matrix of 0 and 1 becomes boolean by `index.bool()`."
         raise ValueError(
             "`index` must be a vector of integers, the block of each entry, or (for samples in "
             f"several blocks) a boolean matrix with {num_inner} columns or a list of lists, but "
             f"has shape {tuple(index.shape)} and dtype {index.dtype}."
-            + (" A matrix of 0 and 1 becomes boolean by `index.bool()`." if binary else "")
+            + (binary if index.shape[1:] == (num_inner,) else "")
         )
-    unique, inverse, multiplicity = torch.unique(index, return_inverse=True, return_counts=True)
-    # One short transfer; a long list costs more than two numbers.
-    ids = unique.tolist() if unique.shape[0] < 1024 else None
-    if unique.shape[0]:
-        low, high = (ids[0], ids[-1]) if ids else (int(unique[0]), int(unique[-1]))
-        if low < 0 or high >= num_inner:
-            raise IndexError(
-                f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
-                f"but contains: {low if low < 0 else high}."
-                + (" Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else "")
-            )
-    # Copies from the host to a GPU may be asynchronous; in the other direction the host would read
-    # numbers that have not arrived.
-    device, ahead = like.device, like.device.type == "cuda"
-    if index.device != device or dtype != torch.int64:
-        unique = unique.to(device, torch.int64, non_blocking=ahead)
-        inverse = inverse.to(device, non_blocking=ahead)
-    # In the table's precision, because dividing by integers is slower.
-    counts = multiplicity.to(device, like.dtype, non_blocking=ahead)
-    return Blocks(index.shape[0], unique, inverse, counts, ids)
+    index = index.cpu() if like.device.type == "cpu" else index
+    ids = view(index if dtype == torch.int64 else index.long())
+    if isinstance(ids, Tensor):  # on a GPU
+        unique, inverse, counts = _unique(ids)
+        low, high = unique[[0, -1]].tolist() if len(unique) else (0, 0)
+    elif ids.size == 0:
+        return Blocks(0, *(view(part) for part in _nothing(like)))
+    else:
+        low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= num_inner:
+        raise IndexError(
+            f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
+            f"but contains: {low if low < 0 else high}."
+            + (" Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else "")
+        )
+    if isinstance(ids, Tensor):
+        return Blocks(len(ids), unique, inverse, counts.to(like.dtype))
+    if num_inner > _SMALL:
+        unique, inverse, counts = _unique(ids)
+    else:
+        counts = np.bincount(ids, minlength=high + 1)
+        unique = counts.nonzero()[0]
+        counts = counts[unique]
+        place = np.empty(high + 1, np.int64)
+        place[unique] = np.arange(unique.size)
+        inverse = place[ids]
+    # Copies from the host to a GPU may be asynchronous.
+    parts = [torch.from_numpy(part) for part in (unique, inverse, counts)]
+    if like.device.type == "cpu":
+        return Blocks(ids.size, unique, inverse, counts.astype(view(like).dtype))
+    ahead = like.device.type == "cuda"
+    unique, inverse = (p.to(like.device, non_blocking=ahead) for p in parts[:2])
+    return Blocks(ids.size, unique, inverse, parts[2].to(like.device, like.dtype, ahead))
+
+
+def _nothing(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    none = torch.empty(0, dtype=torch.int64, device=like.device)
+    return none, none, like.new_empty(0)
 
 
 def _of_memberships(index: Any, num_inner: int, like: Tensor) -> Blocks:
@@ -396,18 +461,14 @@ def _of_memberships(index: Any, num_inner: int, like: Tensor) -> Blocks:
     return blocks._replace(size=members.samples, rows=rows)
 
 
-def _holds_names(values: Any) -> bool:
-    return isinstance(values, Iterable) and any(isinstance(each, str) for each in values)
-
-
 def _as_tensor(values: Any) -> Tensor:
     try:
-        tensor = torch.as_tensor(values)
+        found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
+        names = isinstance(values, Iterable) and any(isinstance(each, str) for each in values)
+        remedy = " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
         raise TypeError(
             "`index` must be a tensor, an array or a list of numbers but is: "
-            f"{type(values).__name__} ({error})."
-            + " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
-            * _holds_names(values)
+            f"{type(values).__name__} ({error})." + (remedy if names else "")
         ) from None
-    return tensor.long() if tensor.numel() == 0 else tensor  # an empty list has no dtype
+    return found.long() if found.numel() == 0 else found  # an empty list has no dtype

@@ -5,29 +5,31 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
 from .._distributed import Group
 from .._state import KeepsPrecision
+from ..rules import track as rules
+from ..rules.arrays import Array, Views, per_row, tensor, view
+from ..rules.track import Formula, Pooled, Rows, Statistics, Track, Visit
 from .blocks import (
     Batch,
     Blocks,
     Entries,
+    OpenStep,
     Tracked,
     carrier_counts,
     find_blocks,
     over_ranks,
-    per_row,
 )
-from .error import ErrorEstimate, largest
-from .update import Rule, correction_weight, log_track, overlay, track
 
-__all__ = ["InnerTracker", "NonFiniteValue", "Update", "refuse_nonfinite"]
+__all__ = ["InnerTracker", "NonFiniteValue", "Update"]
 
 
 REPEATS = 8
@@ -47,54 +49,33 @@ class Update(NamedTuple):
 
     Attributes:
         batch: the blocks of the whole open step, this batch included.
-        current: the block ids of this batch alone.
-        old: u_i before the step.
-        seen: which blocks had a value before the step; None when all had.
+        rows: their state before the step.
         fresh: g_i(w_t), the means over the samples of the step.
-        counted: the same, but one that is far too large as far as it counts, see `ErrorEstimate`.
-        before: u_i before the update (the fresh value on a first visit).
-        after: u_i after the update.
-        finite: which blocks have finite values, with `on_nonfinite="deferred"`.
+        visit: the result of the update.
+        came: which blocks have finite values, on a GPU; None for all.
         dropped: entries dropped by `on_nonfinite="skip"`.
         samples: the entries of the only call of the step, without gradient; None if there were
             several calls.
-        again: the batch is that of the step before, at other parameters.
     """
 
     batch: Batch
-    current: Tensor
-    old: Tensor
-    seen: Tensor | None
-    fresh: Tensor
-    counted: Tensor
-    before: Tensor
-    after: Tensor
-    finite: Tensor | None = None
+    rows: Rows
+    fresh: Array
+    visit: Visit
+    came: Array | None = None
     dropped: int = 0
     samples: tuple[Blocks, Tensor] | None = None
-    again: Any = False
 
 
 @dataclass
 class _Progress:
-    """Counters and the open step, all that was written since the last optimizer step.
-
-    A plain object, because setting an attribute of an `nn.Module` costs as much as a tensor
-    operation.
-    """
+    """Counters and the last step; a plain object, since nn.Module is slow to set attributes of."""
 
     steps: int = 0
     skipped: int = 0
-    open: Update | None = None
     blocks: int = 0  # in the last step
-    last: Update | None = None  # the step before
+    last: Update | None = None
     repeats: Any = REPEATS  # steps since the batch was another one
-    # A cache of the mask `seen`: ids that are known to have a value, valid for one version of the
-    # mask. A set answers at once what a look into the mask would cost four tensor operations.
-    visited: set[int] = field(default_factory=set)
-    version: int = -1
-    complete: bool = False  # every block has a value
-    seen_ids: tuple[int, Tensor] | None = None  # for `seen_rows`, with its version of the mask
 
 
 class InnerTracker(KeepsPrecision):
@@ -117,7 +98,7 @@ class InnerTracker(KeepsPrecision):
         num_inner: n, the number of blocks.
         dim: d1, the length of each inner value.
         gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`. `"auto"`
-            weighs the noise of a batch value against the lag of u, see `fcco.tracker.error`; a
+            weighs the noise of a batch value against the lag of u, see `fcco.rules.track`; a
             block's first values are averaged.
         correction: gamma', a number, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n, which
             is 1 - gamma when every block is seen at each step and small when few are.
@@ -131,13 +112,13 @@ class InnerTracker(KeepsPrecision):
         offset: subtracted from g_i before tracking, one number or one per block.
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
-        rule: another update than the formula above, with the arguments of `fcco.tracker.track`.
+        rule: another update than the formula above, with the arguments of `fcco.rules.track.track`,
+            on tensors.
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
-            `"skip"` drops such entries and counts them in `skipped`. Their gradient is zero
-            where it enters your graph; there 0 * NaN may still be NaN (a NaN in the input, say).
-            `"deferred"` leaves those blocks as they were and raises in a later call, so that the
-            host never waits for a GPU.
-        dtype: precision of u; never narrowed by `.to(...)`. Default float32.
+            on a GPU, where to look would make the host wait, such a block keeps its value and a
+            later call raises. `"skip"` drops such entries and counts them in `skipped`. Their
+            gradient is zero where it enters your graph; there 0 * NaN may still be NaN.
+        dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
 
     Example:
@@ -174,8 +155,8 @@ class InnerTracker(KeepsPrecision):
         sampled: bool = True,
         offset: Tensor | None = None,
         measure: bool = False,
-        rule: Rule | None = None,
-        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+        rule: Formula | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -184,64 +165,60 @@ class InnerTracker(KeepsPrecision):
         _checks.integer(call, "num_inner", num_inner, 1)
         _checks.integer(call, "dim", dim, 1)
         automatic = gamma == "auto"
-        if automatic and correction not in (0, "auto"):
-            raise ValueError(
-                "`InnerTracker(gamma='auto')` weighs noise against lag for an average without "
-                f"correction, but `correction` is {correction!r}; give a number for `gamma`."
-            )
         if isinstance(gamma, str):
             _checks.one_of(call, "gamma", gamma, ("auto",))
+            if correction not in (0, "auto"):
+                raise ValueError(
+                    "`InnerTracker(gamma='auto')` weighs noise against lag for an average without "
+                    f"correction, but `correction` is {correction!r}; give a number for `gamma`."
+                )
             correction = 0.0
         else:
             _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
         _checks.one_of(call, "read", read, ("old", "new"))
-        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip", "deferred"))
+        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
         if isinstance(correction, str):
             _checks.one_of(call, "correction", correction, ("theory", "auto"))
             if correction == "theory" and not isinstance(gamma, str):
                 _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
         else:
             _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
-        if gamma == 0 and correction == 0:
-            raise ValueError("`InnerTracker(gamma=0)` with `correction=0` would never move.")
+        if gamma == 0 and (correction == 0 or measure):
+            raise ValueError(
+                "`InnerTracker(gamma=0)` is no average: it never moves with `correction=0`, and "
+                "`measure=True` does not know its error."
+            )
         if refresh_every is not None:
             _checks.integer(call, "refresh_every", refresh_every, 1)
-        if not dtype.is_floating_point:
-            raise ValueError(f"`InnerTracker(dtype=...)` must be a float type but is: {dtype}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"`InnerTracker(dtype=...)` must be float32 or float64: {dtype}.")
         if not sampled and on_nonfinite == "skip":
             raise ValueError(
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
                 "`sampled=False` forbids; use 'raise'."
             )
-        self.num_inner, self.dim = num_inner, dim
-        self.automatic, self.correction, self.read = automatic, correction, read
-        self._gamma = 0.5 if isinstance(gamma, str) else gamma
-        self.log_space, self.refresh_every = log_space, refresh_every
-        self.sampled, self.on_nonfinite = sampled, on_nonfinite
-        self.rule = rule or (log_track if log_space else track)
-        # In an objective, calls between two optimizer steps are pooled, see `wait_for_close`.
-        self._waits_for_close = False
-        self._progress = _Progress()
-        self._check = DeferredFiniteCheck() if on_nonfinite == "deferred" else None
-        self._all_blocks: Blocks | None = None
-        table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
-        self.register_buffer("value", table)
-        self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
-        # A setting, like limits: it is not part of the state.
-        self.register_buffer("offset", None if offset is None else offset.to(table), False)
         measure = measure or automatic
         if measure and (log_space or rule is not None):
             raise ValueError(
                 "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
                 "have no meaning with `log_space` or a `rule` of your own."
             )
-        if measure and gamma == 0:
-            raise ValueError(
-                "`InnerTracker(measure=True)` knows the error of averages, but with `gamma=0` u is "
-                "none."
-            )
+        self.num_inner, self.dim, self.read = num_inner, dim, read
+        self.log_space, self.refresh_every = log_space, refresh_every
+        self.sampled, self.on_nonfinite = sampled, on_nonfinite
+        formula = rule or (rules.log_track if log_space else rules.track)
+        number = None if isinstance(gamma, str) else gamma
+        self.rule = Track(num_inner, number, correction, formula)
+        self._on_tensors = rule is not None
+        self._progress, self._flags = _Progress(), DeferredFiniteCheck()
+        self._all_blocks: Blocks | None = None
+        self._views = Views()
+        table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
+        self.register_buffer("value", table)
+        self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
+        # A setting, like limits: it is not part of the state.
+        self.register_buffer("offset", None if offset is None else offset.to(table), False)
         self.estimate: ErrorEstimate | None = ErrorEstimate(self.rows) if measure else None
-        self.__dict__["estimate"] = self.estimate  # from where it is found without a search
 
     @property
     def steps(self) -> int:
@@ -258,30 +235,23 @@ class InnerTracker(KeepsPrecision):
         """B1 of the last step; 0 before the first, also of a resumed run."""
         return self._progress.blocks
 
-    def error(self) -> Tensor:
-        """The standard error of each u, from noise and lag, in the shape of `rows`.
-
-        NaN where it is not known: for a block that was visited less than twice, and everywhere
-        without `measure=True`. A correction is not taken into account, so that the lag is then
-        somewhat overestimated.
-        """
-        if self.estimate is None:
-            return torch.full_like(self.rows, torch.nan)
-        return self.estimate.error(self.constant_gamma)
+    @property
+    def automatic(self) -> bool:
+        """Whether gamma is measured."""
+        return self.rule.gamma is None
 
     @property
     def gamma(self) -> float:
         """The weight of the fresh value; with `"auto"` the present one, read from the device."""
-        return self.estimate.gain.item() if self.automatic and self.estimate else self._gamma
-
-    @gamma.setter
-    def gamma(self, value: float) -> None:
-        self._gamma, self.automatic = value, False
+        if self.rule.gamma is None:
+            assert self.estimate is not None
+            return self.estimate.pooled[3].item()
+        return self.rule.gamma
 
     @property
-    def constant_gamma(self) -> float | None:
-        """The weight of the fresh value, None with `"auto"`."""
-        return None if self.automatic else self._gamma
+    def correction(self) -> Any:
+        """gamma', or the word for a formula."""
+        return self.rule.correction
 
     @property
     def rows(self) -> Tensor:
@@ -290,26 +260,32 @@ class InnerTracker(KeepsPrecision):
 
     def seen_rows(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
-        progress, table, seen = self._progress, self.value, self.seen
-        rows = table.view(-1) if self.dim == 1 else table
-        if progress.complete and progress.version == seen._version:
-            return rows
-        # Which blocks these are is looked up once for each version of the mask.
-        if progress.seen_ids is None or progress.seen_ids[0] != seen._version:
-            progress.seen_ids = (seen._version, seen.nonzero().squeeze(1))
-        return rows.index_select(0, progress.seen_ids[1])
+        return self.rows if bool(self.seen.all()) else self.rows[self.seen]
+
+    def error(self) -> Tensor:
+        """The standard error of each u, from noise and lag, in the shape of `rows`.
+
+        NaN where it is not known: for a block that was visited less than twice, and everywhere
+        without `measure=True`. A correction is not taken into account, so that the lag is then
+        somewhat overestimated.
+        """
+        known = self.estimate
+        if known is None:
+            return torch.full_like(self.rows, torch.nan)
+        gamma = known.pooled[3] if self.rule.gamma is None else self.rule.gamma
+        errors = torch.hypot(*rules.standard_errors(known.difference, known.innovation, gamma))
+        return torch.where(per_row(known.visits > 1, errors), errors, torch.nan)
 
     @property
     def needs_previous(self) -> bool:
         """Whether updates use g_i(w_{t-1})."""
-        return self.correction != 0 and (self.correction != "auto" or self._gamma < 1)
+        gamma, correction = self.rule.gamma, self.rule.correction
+        return correction != 0 and (correction != "auto" or gamma is None or gamma < 1)
 
     @property
     def corrects(self) -> bool:
         """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
-        # Written out, since a call of two properties is what a step can spare.
-        needs = self.correction != 0 and (self.correction != "auto" or self._gamma < 1)
-        return needs and (self.refresh_every is None or not self.refresh_due)
+        return self.needs_previous and not self.refresh_due
 
     @property
     def refresh_due(self) -> bool:
@@ -323,14 +299,29 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None) -> Blocks:
         """Check `index`; find the distinct blocks."""
-        if self._check is not None:
-            self._check.poll()
+        self._flags.poll()
         if index is not None:
-            return find_blocks(index, self.num_inner, self.value)
+            return find_blocks(index, self.num_inner, self.views["value"])
         # All blocks in order: the same each time.
-        if self._all_blocks is None or self._all_blocks.counts.device != self.value.device:
+        if self._all_blocks is None:
             self._all_blocks = find_blocks(None, self.num_inner, self.value)
         return self._all_blocks
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """The tables as the rules see them, and the tensor `value`; renewed when they move."""
+        known = self._views.found
+        if not known:
+            known |= {"value": self.value, "u": view(self.rows), "seen": view(self.seen)}
+            known["offset"] = None if self.offset is None else view(self.offset)
+            if self.estimate is not None:
+                known |= {name: view(part) for name, part in self.estimate.named_buffers()}
+            self._all_blocks = None
+        return known
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._views.found.clear()
+        return super()._apply(fn, recurse)
 
     def entries(
         self,
@@ -359,16 +350,16 @@ class InnerTracker(KeepsPrecision):
             previous = fresh.detach()
         else:
             previous = self._shaped("values at w_{t-1}", previous, blocks)
+        independent = carrier_blocks is not None
         carrier_blocks = carrier_blocks or blocks
         if carrier is None:
             carrier = fresh
         else:
             carrier = self._shaped("values that carry the gradient", carrier, carrier_blocks)
-        return Entries(blocks, fresh, previous, carrier, carrier_blocks)
+        return Entries(blocks, fresh, previous, carrier, carrier_blocks, independent)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
-        table, shape, expected = self._buffers["value"], tuple(values.shape), blocks.size
-        assert table is not None
+        table, shape, expected = self.views["value"], tuple(values.shape), blocks.size
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
         elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
@@ -395,14 +386,12 @@ class InnerTracker(KeepsPrecision):
         entries = self.entries(self.blocks(index), fresh, previous)
         return self.update(entries).carrying_gradient()
 
-    def update(self, entries: Entries, group: Group | None = None) -> Tracked:
-        """Update the blocks of some entries, unless this is an evaluation."""
-        if not self.updating:
-            return self.pooled(entries, group)
-        update, tracked = self.propose(entries, group)
-        apart = {} if entries.carrier is entries.fresh else {"": entries.carrier}
-        refuse_nonfinite({"": (self, update)}, None, apart)
-        self.write(update)
+    def update(self, entries: Entries) -> Tracked:
+        """Update the blocks of some entries at once, unless this is an evaluation."""
+        step = OpenStep() if self.updating else None
+        tracked = self.track(entries, step)
+        if step is not None:
+            self.close(step.updates[self])
         return tracked
 
     def pool(self, entries: Entries, group: Group | None = None, call: int | None = None) -> Batch:
@@ -410,26 +399,28 @@ class InnerTracker(KeepsPrecision):
         batch = entries.batch(self.log_space)
         if group is not None:
             batch = over_ranks(batch, group, call)
-        if self._buffers["offset"] is None:
-            return batch
-        assert self.offset is not None
-        offset = self.offset if self.offset.dim() == 0 else self.offset[batch.index]
-        shift = per_row(offset * batch.counts, batch.fresh)
-        past = None if batch.previous is None else batch.previous - shift
-        return batch._replace(fresh=batch.fresh - shift, previous=past)
-
-    def _require_all(self, batch: Batch) -> None:
-        if batch.index.shape[0] != self.num_inner:
+        if not self.sampled and batch.index.shape[0] != self.num_inner:
             raise ValueError(
                 f"This method looks at all {self.num_inner} blocks (constraints) in each step, but "
                 f"the batch has values of {batch.index.shape[0]}; nothing was updated. Methods "
                 "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
                 "them."
             )
+        offset = self.views["offset"]
+        if offset is None:
+            return batch
+        offset = offset if offset.ndim == 0 else offset[batch.index]
+        shift = per_row(offset * batch.counts, batch.fresh)
+        past = None if batch.previous is None else batch.previous - shift
+        return batch._replace(fresh=batch.fresh - shift, previous=past)
 
-    def propose(
-        self, entries: Entries, group: Group | None = None, call: int | None = None
-    ) -> tuple[Update, Tracked]:
+    def track(
+        self,
+        entries: Entries,
+        step: OpenStep | None,
+        group: Group | None = None,
+        call: int | None = None,
+    ) -> Tracked:
         """Compute the update of a batch without writing it (Alg. 1, line 7).
 
         A second batch before the optimizer steps (gradient accumulation, or a step that a
@@ -438,6 +429,7 @@ class InnerTracker(KeepsPrecision):
 
         Args:
             entries: of this rank.
+            step: gets the update, and holds those of earlier calls; None in an evaluation.
             group: ranks to pool over.
             call: number of the call, for `RanksOutOfStep`.
         """
@@ -445,230 +437,204 @@ class InnerTracker(KeepsPrecision):
         if self.on_nonfinite == "skip":
             entries, dropped = entries.without_nonfinite()
         batch = self.pool(entries, group, call)
-        if not self.sampled:
-            self._require_all(batch)
         current, counts = batch.index, batch.counts
         if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
-        step = self._progress.open
-        if step is not None:
-            batch = step.batch.merge(batch)
-        old, seen = self.values_before_step(batch.index, batch.ids, batch.whole)
-        fresh, previous, again = batch.mean(batch.fresh), batch.previous, False
-        counted = fresh
-        if self.estimate is not None:
-            last = self._progress.last
-            if step is None and group is None and last is not None:
-                again = self._comes_again(entries, fresh, last)
-                if again is not False:  # no new visit: it takes the place of the last one
-                    old, seen = _instead(again, last, old, seen)
-            fresh, counted = self.estimate.hold(batch.index, fresh, old)
-        gamma: Any = self._gamma
-        if self.automatic and self.estimate is not None:
-            gamma = self.estimate.weights(batch.index)
-            gamma = gamma if self.dim == 1 else gamma.unsqueeze(1)
-        correction: Any = 0.0
-        if previous is not None:
-            previous, blocks = batch.mean(previous), batch.index.shape[0]
-            correction = correction_weight(self.correction, gamma, self.num_inner, blocks)
-        if self.refresh_every is not None and self.refresh_due:
-            gamma = 1.0
-        mask = None if seen is None else per_row(seen, old)
-        before, after = self.rule(old, mask, counted, previous, gamma, correction)
-        finite = None
-        if self.on_nonfinite == "deferred":
-            finite = batch.finite()
-            # The old value stays, also of a block without one (its mask stays False).
-            after = torch.where(per_row(finite, old), after, old)
-        only = None
-        if step is None and self.estimate is not None:
-            only = (entries.blocks, entries.fresh.detach())
-        update = Update(
-            batch, current, old, seen, fresh, counted, before, after, finite, dropped, only, again
-        )
-        point = before if self.read == "old" else after
-        if batch.index is not current:  # the step holds earlier calls too: pick this one's blocks
-            point = point[torch.searchsorted(batch.index, current)]
-        if group is not None:
-            return update, self._of_ranks(point, current, counts, entries, group)
-        carrier, blocks = entries.carrier, entries.carrier_blocks
-        return update, Tracked(point, current, carrier, blocks, counts, log=self.log_space)
+        if step is None:
+            u = batch.mean(batch.fresh)
+        else:
+            open_step = step.updates.get(self)
+            if open_step is not None:
+                batch = open_step.batch.merge(batch)
+                dropped += open_step.dropped
+            update = self._updated(batch, entries, dropped, open_step is None and group is None)
+            step.updates[self] = update
+            u = update.visit.before if self.read == "old" else update.visit.after
+            if open_step is not None:  # pick the blocks of this call
+                xp: Any = torch if isinstance(u, Tensor) else np
+                u = u[xp.searchsorted(batch.index, current)]
+        carrier, blocks, log = entries.carrier, entries.carrier_blocks, self.log_space
+        if group is None:
+            return Tracked(u, current, carrier, blocks, counts, log=log, step=step)
+        position = view(torch.searchsorted(tensor(current), tensor(blocks.index)))
+        return Tracked(u, current, carrier, blocks, counts, group.size, position, log, step)
 
-    def _comes_again(self, entries: Entries, means: Tensor, last: Update) -> Any:
+    def _updated(self, batch: Batch, entries: Entries, dropped: int, first: bool) -> Update:
+        """The update of the blocks of a step; `first`: `entries` are all of it."""
+        fresh, previous, tables = batch.mean(batch.fresh), batch.previous, self.views
+        previous = None if previous is None else batch.mean(previous)
+        came = self._finite(batch, fresh)
+        repeated, rows = False, None
+        if first and self.estimate is not None:
+            repeated = self._comes_again(entries, fresh)
+        if repeated is not False:  # no new visit: it takes the place of the last one
+            rows = self._rows_instead(repeated, batch, tables)
+        if rows is None:
+            rows = self._rows(batch, tables)
+        if self._on_tensors:
+            visit = self._on_tensors_step(rows, fresh, previous, batch, came)
+        else:
+            visit = self.rule.step(
+                rows, fresh, previous, blocks=batch.index.shape[0], came=came, repeated=repeated,
+                refresh=self.refresh_every is not None and self.refresh_due,
+            )  # fmt: skip
+        if came is None and not self._within(visit.after):
+            self._refuse(batch, visit.after)
+        only = (entries.blocks, entries.fresh.detach()) if first and self.estimate else None
+        return Update(batch, rows, fresh, visit, came, dropped, only)
+
+    def _rows(self, batch: Batch, tables: dict[str, Any]) -> Rows:
+        """The state of the blocks of a batch."""
+        at = self._at(batch)
+        seen: Any = tables["seen"][at]
+        if not isinstance(seen, Tensor) and seen.all():
+            seen = None
+        statistics = pooled = None
+        if self.estimate is not None:
+            statistics = Statistics(*[tables[name][at] for name in Statistics._fields])
+            pooled = self.pooled()
+        return Rows(tables["u"][at], seen, statistics, pooled)
+
+    def _rows_instead(self, repeated: Any, batch: Batch, tables: dict[str, Any]) -> Rows:
+        """The state before the last step, where this batch is that of the last step again."""
+        last, now = self._progress.last, self._rows(batch, tables)
+        assert last is not None
+        before = last.rows
+        if repeated is True:
+            return now._replace(u=before.u, seen=before.seen)
+        u = torch.where(repeated, before.u, now.u)
+        return now._replace(u=u, seen=torch.where(repeated, before.seen, now.seen))
+
+    def _on_tensors_step(
+        self, rows: Rows, fresh: Array, previous: Any, batch: Batch, came: Any
+    ) -> Visit:
+        """A rule of the caller's own knows tensors alone."""
+        parts = [None if part is None else tensor(part) for part in (*rows[:2], fresh, previous)]
+        visit = self.rule.step(
+            Rows(*parts[:2]), parts[2], parts[3], blocks=batch.index.shape[0], came=came
+        )
+        return visit._replace(before=view(visit.before), after=view(visit.after))
+
+    def _finite(self, batch: Batch, fresh: Array) -> Array | None:
+        """Refuse values that are not finite; on a GPU return which are."""
+        if isinstance(fresh, Tensor):
+            return batch.finite()
+        if not self._within(fresh) or not (
+            batch.previous is None or np.isfinite(batch.previous).all()
+        ):
+            self._refuse(batch, fresh)
+        return None
+
+    def _within(self, values: Array) -> bool:
+        """Whether all are finite; statistics are made of squares, and of sums of them."""
+        largest = math.inf if self.estimate is None else rules.largest_square_root(values)
+        return bool(abs(values).max(initial=0.0) <= largest) and bool(np.isfinite(values).all())
+
+    def _refuse(self, batch: Batch, values: Array) -> None:
+        """Raise: some values of a batch, or u after it, are not finite."""
+        found = tensor(values)
+        largest = math.inf if self.estimate is None else rules.largest_square_root(values)
+        good = found.isfinite() & (found.abs() <= largest)
+        good = (good if good.dim() == 1 else good.all(1)) & tensor(batch.finite())
+        bad = tensor(batch.index)[~good].tolist()[:10]
+        place = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
+        raise NonFiniteValue(
+            f"The values are NaN or infinite, or so large that their average overflows, for {place};"
+            " nothing was updated. A mean over no samples is NaN: leave out what a batch has none "
+            "of. `on_nonfinite='skip'` drops such values."
+        )
+
+    def _comes_again(self, entries: Entries, means: Array) -> Any:
         """Whether these are the samples of the last step, at other parameters.
 
         The index is the same, and losses vary within their blocks as they did. A tensor on a GPU,
         where nobody shall wait for it.
         """
-        if last.samples is None:
+        progress = self._progress
+        if progress.last is None or progress.last.samples is None:
             return False
-        (blocks, values), (before, earlier) = (entries.blocks, entries.fresh), last.samples
-        inverse = blocks.inverse
+        blocks, (before, earlier) = entries.blocks, progress.last.samples
+        inverse, values = blocks.inverse, view(entries.fresh.detach())
         if (
             inverse is None
             or before.inverse is None
-            or values.shape != earlier.shape
-            or blocks.ids != before.ids
+            or len(values) != len(earlier)
+            or len(blocks.index) != len(before.index)
             or len(values) < len(means) + 8
         ):
             return False
-        on_cpu, progress = values.device.type == "cpu", self._progress
-        same: Any = (inverse == before.inverse).all()
-        if on_cpu and not same:
+        same: Any = (inverse == before.inverse).all() & (blocks.index == before.index).all()
+        on_host = not isinstance(values, Tensor)
+        if on_host and not same:
             progress.repeats = 0
             return False
-        here = (values.detach() - means.index_select(0, inverse)).flatten()
-        there = (earlier - last.fresh.index_select(0, inverse)).flatten()
-        product, squares = torch.dot(here, there), torch.dot(here, here) * torch.dot(there, there)
+        here = (values - means[inverse]).reshape(-1)
+        there = (view(earlier) - progress.last.fresh[inverse]).reshape(-1)
+        product, squares = here @ there, (here @ here) * (there @ there)
         same = same & (product > 0) & (product * product > SAME**2 * squares)
         repeats = progress.repeats
-        if on_cpu:
+        if on_host:
             progress.repeats = repeats + 1 if same else 0
             return bool(same) and repeats < REPEATS
         progress.repeats = (repeats + 1) * same
         return same & (repeats < REPEATS)
 
-    def pooled(
-        self, entries: Entries, group: Group | None = None, call: int | None = None
-    ) -> Tracked:
-        """The values of a batch themselves, in the form of tracked ones; nothing is updated."""
-        if self.on_nonfinite == "skip":
-            entries, _ = entries.without_nonfinite()
-        batch = self.pool(entries, group, call)
-        if not self.sampled:
-            self._require_all(batch)
-        counts = batch.counts
-        if entries.independent:
-            counts = carrier_counts(entries.carrier_blocks, batch, group)
-        point, carrier, blocks = batch.mean(batch.fresh), entries.carrier, entries.carrier_blocks
-        if group is not None:
-            return self._of_ranks(point, batch.index, counts, entries, group)
-        return Tracked(point, batch.index, carrier, blocks, counts, log=self.log_space)
+    def pooled(self) -> Pooled:
+        """What is known of all blocks together."""
+        pooled = self.views["pooled"]
+        return Pooled(*(pooled.unbind() if isinstance(pooled, Tensor) else pooled.tolist()))
 
-    def _of_ranks(
-        self, point: Tensor, index: Tensor, counts: Tensor, entries: Entries, group: Group
-    ) -> Tracked:
-        """Tracked values of the global batch, with the entries of this rank."""
-        blocks = entries.carrier_blocks
-        position = torch.searchsorted(index, blocks.index)
-        return Tracked(
-            point, index, entries.carrier, blocks, counts, group.size, position, self.log_space
-        )
+    def table_with(
+        self, step: OpenStep | None, tracked: Tracked | None = None
+    ) -> tuple[Array, Array | None]:
+        """The u_i of all blocks after an open step, and which count; None for all.
 
-    def values_before_step(
-        self, index: Tensor, ids: list[int] | None = None, whole: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """The u of some blocks before the open step, and which had a value.
-
-        The mask is None when all are known to have one, the usual case.
+        On the CPU those of the blocks seen alone; elsewhere, to choose would make the host wait.
 
         Args:
-            index: distinct block ids, increasing.
-            ids: the same as Python numbers, if known.
-            whole: whether these are all blocks.
+            step: the step.
+            tracked: values that take the place of those of the same blocks.
         """
-        # nn.Module finds a buffer by a slow search: a step takes each from the registry once.
-        progress, step, buffers = self._progress, self._progress.open, self._buffers
-        table, known = buffers["value"], buffers["seen"]
-        assert table is not None and known is not None
-        rows = table.view(-1) if self.dim == 1 else table
-        value = rows.clone() if whole else rows.index_select(0, index)
-        if step is not None:
-            value = overlay(value, index, step.batch.index, step.old)
-        # The open step has marked its blocks already: its own mask says what was before.
-        opened = step is not None and step.seen is not None
-        if (
-            not opened
-            and progress.version == known._version
-            and (progress.complete or (ids is not None and progress.visited.issuperset(ids)))
-        ):
-            return value, None
-        seen = known.index_select(0, index)
-        if opened:
-            assert step is not None and step.seen is not None
-            seen = overlay(seen, index, step.batch.index, step.seen)
-        return value, seen
+        u, seen = self.views["u"], self.views["seen"]
+        update = None if step is None else step.updates.get(self)
+        if update is not None:
+            at = self._at(update.batch)
+            u = _changed(u, at, update.visit.after)
+            if update.rows.seen is not None:
+                seen = _changed(seen, at, self._seen_after(update))
+        if tracked is not None:
+            u = _changed(u, tracked.ids, tracked.u)
+        if isinstance(u, Tensor):
+            return u, seen
+        return (u, None) if seen.all() else (u[seen], None)
 
-    def write(self, update: Update) -> None:
-        """Write a proposed update; the step stays open until `close()` if an objective waits."""
-        batch, progress = update.batch, self._progress
+    def _at(self, batch: Batch) -> Any:
+        """What picks the rows of a batch from a table."""
+        # Distinct blocks in increasing order, as many as there are: all of them.
+        return slice(None) if batch.index.shape[0] == self.num_inner else batch.index
+
+    def _seen_after(self, update: Update) -> Any:
+        return True if update.came is None else update.rows.seen | update.came
+
+    def close(self, update: Update) -> None:
+        """Write an update: the step is over."""
+        progress, tables, visit = self._progress, self.views, update.visit
+        at = self._at(update.batch)
+        tables["u"][at] = visit.after
+        if update.rows.seen is not None:
+            tables["seen"][at] = self._seen_after(update)
+        if update.came is not None:
+            self._flags.push(update.came, update.batch.index)
+        if visit.statistics is not None and visit.pooled is not None:
+            for name, rows in zip(Statistics._fields, visit.statistics, strict=True):
+                tables[name][at] = rows
+            pooled: Any = visit.pooled
+            on_device = isinstance(tables["pooled"], Tensor)
+            tables["pooled"][:] = torch.stack(list(pooled)) if on_device else pooled
         progress.skipped += update.dropped
-        if update.finite is not None and self._check is not None:
-            self._check.push(update.finite, batch.index)
-        if update.seen is not None:
-            self._mark_seen(batch, update)
-        progress.blocks = batch.index.shape[0]
-        table = self._buffers["value"]
-        assert table is not None
-        rows = table.view(-1) if self.dim == 1 else table
-        if batch.whole:
-            rows.copy_(update.after)
-        else:
-            rows.index_copy_(0, batch.index, update.after)
-        if self._waits_for_close:
-            progress.open = update
-        else:
-            self._measure(update)
-            progress.last = update
-            progress.steps += 1
-
-    def _mark_seen(self, batch: Batch, update: Update) -> None:
-        """Mark the blocks of a batch in the mask `seen`, and in the cache of it."""
-        progress = self._progress
-        if progress.version != self.seen._version:  # somebody else wrote to the mask
-            progress.visited.clear()
-            progress.complete = False
-        if update.finite is not None:
-            assert update.seen is not None
-            self.seen.index_copy_(0, batch.index, update.seen | update.finite)
-        else:
-            self.seen.index_fill_(0, batch.index, True)
-            progress.complete = progress.complete or batch.whole
-            # Beyond that a set of numbers costs more than a look into the mask.
-            if batch.ids is not None and len(progress.visited) < 100_000:
-                progress.visited.update(batch.ids)
-                progress.complete = progress.complete or len(progress.visited) == self.num_inner
-        progress.version = self.seen._version
-
-    def wait_for_close(self) -> None:
-        """From now on, calls belong to one step until `close()`; an objective asks for this."""
-        self._waits_for_close = True
-
-    @property
-    def open_step(self) -> Update | None:
-        """What was written since the last optimizer step, if anything."""
-        return self._progress.open
-
-    def close(self) -> bool:
-        """End the step: what was tracked since the last call is final; return if there was any."""
-        progress = self._progress
-        if progress.open is None:
-            return False
-        self._measure(progress.open)
-        progress.last, progress.open = progress.open, None
+        progress.blocks = update.batch.index.shape[0]
+        progress.last = update if self.estimate is not None else None
         progress.steps += 1
-        return True
-
-    def _measure(self, update: Update) -> None:
-        """Take a finished step into account; a step that is rolled back leaves no trace."""
-        if self.estimate is not None:
-            index, fresh, came = update.batch.index, update.fresh, update.finite
-            gamma = None if self.automatic else self._gamma
-            if came is not None:
-                fresh = torch.where(per_row(came, fresh), fresh, self.estimate.latest[index])
-            if update.again is not False:
-                first = torch.as_tensor(update.again, device=fresh.device).logical_not()
-                came = first.expand(len(index)) if came is None else came & first
-            self.estimate.add(index, fresh, update.old, gamma, came)
-
-    def rollback(self) -> None:
-        """Undo the open step."""
-        step = self._progress.open
-        if step is not None:
-            self.rows.index_copy_(0, step.batch.index, step.old)
-            if step.seen is not None:
-                self.seen.index_copy_(0, step.batch.index, step.seen)
-            self._progress.open = None
 
     def set_values(self, index: Any, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
@@ -676,26 +642,19 @@ class InnerTracker(KeepsPrecision):
         self.check_batch(batch)
         self.set_batch(batch)
 
-    def check_batch(self, batch: Batch, name: str = "", after: Tensor | None = None) -> None:
-        """Raise unless all values of a batch, and u after it, are finite; `name`: of the term."""
-        finite = batch.finite()
-        if after is not None:
-            limit = torch.finfo(after.dtype).max if self.estimate is None else largest(after)
-            grown = after.abs() <= limit
-            finite = finite & (grown if grown.dim() == 1 else grown.all(1))
-        bad = batch.index[~finite].tolist()[:10]
-        if bad:
-            names = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
-            raise NonFiniteValue(_message(name, names))
+    def check_batch(self, batch: Batch) -> None:
+        """Raise unless all values of a batch are finite."""
+        if not bool(batch.finite().all()):
+            self._refuse(batch, batch.fresh)
 
     def set_batch(self, batch: Batch) -> None:
-        """Set u_i to the means of a batch."""
-        means = batch.mean(batch.fresh)
+        """Set u_i to the means of a batch, which count as first visits."""
+        means, index = tensor(batch.mean(batch.fresh)), tensor(batch.index)
         if self.estimate is not None:
-            self.estimate.restart(batch.index, means)
-        self.rows[batch.index] = means
-        self.seen[batch.index] = True
-        self._progress.open = None
+            self.estimate.latest[index] = means
+            self.estimate.visits[index] = 1
+        self.rows[index] = means
+        self.seen[index] = True
 
     def get_extra_state(self) -> Tensor:
         """Counters that go into `state_dict()`."""
@@ -709,82 +668,54 @@ class InnerTracker(KeepsPrecision):
             raise ValueError(f"`_extra_state` must be two counts but is: {counters.tolist()}.")
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the counters; an open step is forgotten."""
-        self._progress = _Progress(*state.tolist())
-        if self._check is not None:
-            self._check = DeferredFiniteCheck()
+        """Restore the counters."""
+        self._progress, self._flags = _Progress(*state.tolist()), DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
-        gamma = "'auto'" if self.automatic else self._gamma
-        settings = f"gamma={gamma}, correction={self.correction!r}, read={self.read!r}"
+        gamma = "auto" if self.rule.gamma is None else self.rule.gamma
+        settings = f"gamma={gamma!r}, correction={self.rule.correction!r}, read={self.read!r}"
         return f"{self.num_inner}, {self.dim}, {settings}"
 
 
-def _instead(
-    again: Any, last: Update, old: Tensor, seen: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The u before the last step, and which blocks had one, if `again`; otherwise as they are."""
-    if again is True:
-        return last.old, last.seen
-    if seen is not None or last.seen is not None:
-        every = torch.ones(len(old), dtype=torch.bool, device=old.device)
-        seen, before = (every if mask is None else mask for mask in (seen, last.seen))
-        seen = torch.where(again, before, seen)
-    return torch.where(again, last.old, old), seen
-
-
-def refuse_nonfinite(
-    updates: dict[str, tuple[InnerTracker, Update]],
-    loss: Tensor | None,
-    carriers: dict[str, Tensor] | None = None,
-) -> None:
-    """Raise before anything is written if a value of a batch is NaN or infinite.
+class ErrorEstimate(KeepsPrecision):
+    """The statistics D and V of `fcco.rules.track`, of each block and of all together.
 
     Args:
-        updates: by term. The new u is looked at: it is finite only if all that entered it is, and
-            it may overflow by itself. Only other rules hide what entered.
-        loss: g0.
-        carriers: by term, values that carry the gradient and are not tracked themselves.
+        like: the table u, whose shape, precision and device they take.
     """
-    if updates and all(t.on_nonfinite == "deferred" for t, _ in updates.values()):
-        return  # looking at a value would make the host wait
-    checked = {n: each for n, each in updates.items() if each[0].on_nonfinite == "raise"}
-    apart = {n: c.detach() for n, c in (carriers or {}).items() if n in checked}
-    parts, squared = [], []
-    for tracker, update in checked.values():
-        (parts if tracker.estimate is None else squared).append(update.after)
-        if tracker.rule is not track:
-            entered = (update.batch.fresh, update.batch.previous)
-            parts += [part for part in entered if part is not None]
-    parts += apart.values()
-    if loss is not None:
-        parts.append(loss.detach())
-    # One number to look at per tensor. A sum of finite values may overflow. Statistics are made of
-    # squares, and of sums of them.
-    if all(math.isfinite(part.sum().item()) for part in parts) and all(
-        torch.dot(part.view(-1), part.view(-1)).item() <= largest(part) ** 2 for part in squared
-    ):
-        return
-    for name, (tracker, update) in checked.items():
-        tracker.check_batch(update.batch, name, update.after)
-    for name, carrier in apart.items():
-        if not bool(torch.isfinite(carrier).all()):
-            raise NonFiniteValue(_message(name, "the values that carry the gradient"))
-    if loss is not None and not bool(torch.isfinite(loss).all()):
-        raise NonFiniteValue(
-            "The ordinary loss g0 that your function returned is NaN or infinite; nothing was "
-            "updated."
-        )
+
+    latest: Tensor
+    difference: Tensor
+    innovation: Tensor
+    visits: Tensor
+    largest: Tensor
+    pooled: Tensor
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        for name in ("latest", "difference", "innovation", "largest"):
+            self.register_buffer(name, torch.zeros_like(like))
+        self.register_buffer("visits", like.new_zeros(len(like)))
+        self.register_buffer("pooled", like.new_tensor([0.0, 0.0, 0.0, 0.5]))
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no training can have led to this state."""
+        super().check_state(state)
+        for name in ("difference", "innovation", "visits", "largest", "pooled"):
+            if name in state and bool((state[name] < 0).any()):
+                raise ValueError(f"`{name}` holds negative numbers.")
+        low, high = rules.GAMMA_RANGE
+        gain = state["pooled"][3].item() if "pooled" in state else low
+        if not low - 1e-6 <= gain <= high + 1e-6:  # rounding
+            raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
 
 
-def _message(name: str, place: str) -> str:
-    of = f" of `{name}`" if name not in ("", "inner") else ""
-    return (
-        f"The values{of} are NaN or infinite, or so large that their average overflows, for "
-        f"{place}; nothing was updated. A mean over no samples is NaN: leave out what a batch has "
-        "none of. `on_nonfinite='skip'` drops such values."
-    )
+def _changed(table: Array, at: Any, rows: Any) -> Array:
+    """A copy of a table with other rows."""
+    table = table.clone() if isinstance(table, Tensor) else table.copy()
+    table[at] = rows
+    return table
 
 
 class _Flag(NamedTuple):

@@ -14,7 +14,7 @@ import fcco
 from fcco._distributed import find_group
 from fcco.groups import GroupBatchSampler
 from fcco.inputs import mean_loss
-from fcco.terms import exact_threshold
+from fcco.rules.cvar import threshold
 
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples

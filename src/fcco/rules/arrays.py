@@ -1,0 +1,58 @@
+"""NumPy on the CPU, torch elsewhere: the few things that are written differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Array", "Number", "Views", "concatenate", "per_row", "tensor", "view", "where"]
+
+Array = Any
+"""A NumPy array or a tensor."""
+
+Number = Any
+"""A Python number, or a tensor where nobody shall wait for it: on a GPU, and in a fleet."""
+
+USE_NUMPY = True
+"""False lets tensors of the CPU take the way of a GPU, to test that."""
+
+
+def view(tensor: Tensor) -> Array:
+    """A tensor of the CPU as a NumPy array of the same memory; others as they are."""
+    return tensor.numpy() if USE_NUMPY and tensor.device.type == "cpu" else tensor
+
+
+def tensor(array: Array) -> Tensor:
+    """An array as a tensor of the same memory."""
+    return array if isinstance(array, Tensor) else torch.as_tensor(array)
+
+
+def where(condition: Array, yes: Any, no: Any) -> Array:
+    choose: Any = torch.where if isinstance(condition, Tensor) else np.where
+    return choose(condition, yes, no)
+
+
+def concatenate(arrays: list[Array]) -> Array:
+    join: Any = torch.cat if isinstance(arrays[0], Tensor) else np.concatenate
+    return join(arrays)
+
+
+def per_row(vector: Array, like: Array) -> Array:
+    """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
+    return vector if like.ndim == 1 else vector[:, None]
+
+
+class Views:
+    """A cache of NumPy views of buffers, which a copy of its owner must not share."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def __deepcopy__(self, memo: Any) -> Views:
+        return Views()
+
+    def __reduce__(self) -> Any:
+        return Views, ()

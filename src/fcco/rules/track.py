@@ -1,0 +1,511 @@
+r"""Running averages: the update of u, how far u is off, and the best weight of a new value.
+
+Every tracker of the library is one formula (Alg. 1, line 7),
+
+.. math::
+    u_i^+ = (1-\gamma)\,u_i + \gamma\, g_i(w_t) + \gamma'\,\bigl(g_i(w_t) - g_i(w_{t-1})\bigr),
+
+with :math:`\gamma' = 0` (moving average, SOX), MSVR's :math:`\gamma'` (SONX, SONEX) or
+:math:`\theta\gamma` (ALEXR).
+
+The error of u comes from the batches alone. A block that is visited again shows two things. Its
+batch value differs from the last one, by noise and a little motion; and it differs from u, by noise
+and all the motion that u has not followed yet. With noise of variance :math:`\sigma^2` in a batch
+value, and a g_i that moves by steps of variance q between visits,
+
+.. math::
+    D = \mathbb E(\text{fresh}_t - \text{fresh}_{t-1})^2 = 2\sigma^2 + q, \qquad
+    V = \mathbb E(\text{fresh}_t - u_t)^2 = \frac{2\sigma^2 + q/\gamma}{2-\gamma}.
+
+Two equations for two unknowns. The error of u after the visit, and the weight that makes it
+smallest (the gain of a Kalman filter), follow:
+
+.. math::
+    \mathbb E(u-g)^2 = \frac{\gamma\sigma^2 + q(1-\gamma)^2/\gamma}{2-\gamma}, \qquad
+    \gamma^2\sigma^2 = (1-\gamma)\,q.
+
+At :math:`\gamma = 1`, V is D whatever the unknowns are: all of it then counts as noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import Array, Number, per_row, where
+
+__all__ = [
+    "Formula",
+    "Pooled",
+    "Rows",
+    "Statistics",
+    "Track",
+    "Visit",
+    "automatic_width",
+    "best_gamma",
+    "correction_weight",
+    "forgetting_log_track",
+    "log_track",
+    "new_value_weight",
+    "noise_and_drift",
+    "standard_errors",
+    "theory_correction",
+    "track",
+    "value_of",
+]
+
+HORIZON = 100
+"""Visits of a block that its own statistics look back."""
+
+POOLED_HORIZON = 50
+"""Steps that the statistics of all blocks together look back."""
+
+GAMMA_RANGE = (0.05, 0.95)
+"""What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
+noise and drift can hardly be told apart."""
+
+CLIP, EARLY = 100.0, 10
+"""A square that enters D and V counts up to 100 V, or 10^4 in the first 10 steps, unless there was
+one as large before: in the same batch (then the model has moved), or in the same block (then it is
+a rare event)."""
+
+FAR, NEAR = 900.0, 1e-8
+"""A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in
+a row are and fit each other, the level has changed. So it has where the second and the third value
+of a block fit each other 10^4 times better than the first: that one was an outlier."""
+
+Formula = Callable[[Array, Any, Array, Any, Number, Number], tuple[Array, Array]]
+"""From (u, which blocks have one or None, fresh values, those at w_{t-1} or None, gamma, gamma')
+to u before (the fresh value on a first visit) and after."""
+
+
+# The update of u.
+
+
+def track(
+    old: Array, seen: Any, fresh: Array, previous: Any, gamma: Number, correction: Number
+) -> tuple[Array, Array]:
+    r"""One tracking update (Alg. 1, line 7); a first visit starts at the fresh value.
+
+    Args:
+        old: u_i, shape (B,) or (B, d1).
+        seen: whether block i has a value yet, of a shape that goes with `old`; None when all have.
+        fresh: g_i(w_t; B_i).
+        previous: g_i(w_{t-1}; B_i), the same samples; None leaves the correction out.
+        gamma: weight of the fresh value.
+        correction: gamma', weight of the difference.
+
+    Example:
+        >>> import torch
+        >>> u, g = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 5.0])
+        >>> track(u, torch.tensor([True, False]), g, g - 1.0, gamma=0.5, correction=0.1)
+        (tensor([1., 5.]), tensor([1.6000, 5.0000]))
+    """
+    before = old if seen is None else where(seen, old, fresh)
+    # From the nearer end: exact at gamma = 0 and 1, also when |before| is much above |fresh|.
+    if isinstance(gamma, (int, float)) and gamma < 0.5:
+        after = before + gamma * (fresh - before)
+    else:
+        after = fresh - (1 - gamma) * (fresh - before)
+    if previous is not None:
+        moved = fresh - previous
+        after = after + correction * (moved if seen is None else moved * seen)
+    return before, after
+
+
+def log_track(
+    old: Array, seen: Any, fresh: Array, previous: Any, gamma: Number, correction: Number
+) -> tuple[Array, Array]:
+    r"""The same update for u = exp(nu), on nu = log u, without overflow.
+
+    .. math::
+        \nu^+ = \log\bigl((1-\gamma)e^{\nu} + \gamma e^{\ell} + \gamma'(e^{\ell} - e^{\ell'})\bigr)
+
+    where ell and ell' are the logarithms of the fresh and previous value. A correction can make
+    the sum negative; it is floored at one thousandth of the uncorrected average.
+    """
+    xp: Any = torch if isinstance(old, Tensor) else np
+    before = old if seen is None else where(seen, old, fresh)
+    average = xp.logaddexp(before + _log(1 - gamma), fresh + _log(gamma))
+    after = average
+    if previous is not None:
+        largest = xp.maximum(average, fresh)
+        # Where the previous value is larger by e^50, the sum is negative in any case.
+        gone = xp.exp((previous - largest).clip(max=50))
+        difference = xp.exp(fresh - largest) - gone
+        total = xp.exp(average - largest) + correction * difference
+        total = total.clip(min=float(xp.finfo(total.dtype).tiny))
+        after = xp.maximum(largest + xp.log(total), average + math.log(1e-3))
+    return before, after if seen is None else where(seen, after, fresh)
+
+
+def forgetting_log_track(
+    old: Array, seen: Any, fresh: Array, previous: Any, gamma: Number, correction: Number
+) -> tuple[Array, Array]:
+    """`log_track` that recovers from outliers: u is at most e^20 times the fresh value.
+
+    A u above that comes from a batch of outliers. Its slope is 0 to the last digit, and would be
+    for many visits, since its logarithm falls by no more than -log(1 - gamma) at each.
+    """
+    xp: Any = torch if isinstance(old, Tensor) else np
+    return log_track(xp.minimum(old, fresh + 20), seen, fresh, previous, gamma, correction)
+
+
+def _log(weight: Number) -> Number:
+    if isinstance(weight, Tensor):
+        return weight.log()
+    return math.log(weight) if weight > 0 else -math.inf
+
+
+def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """A tensor with the value of one and the gradient of the other.
+
+    `outer(value_of(u, gradient_of=g))` then differentiates to grad f(u) * grad g, the paper's
+    estimator. The difference below is exactly zero, so the value is u to the last bit (adding
+    `(u - g).detach()` to g instead would lose u when |g| is much larger than |u|).
+
+    Example:
+        >>> import torch
+        >>> g = torch.tensor(1e8, requires_grad=True)
+        >>> u = value_of(torch.tensor(0.001), gradient_of=g)
+        >>> u.square().backward()
+        >>> u.item() == torch.tensor(0.001).item(), g.grad
+        (True, tensor(0.0020))
+    """
+    return value + (gradient_of - gradient_of.detach())
+
+
+def theory_correction(gamma: Number, num_inner: int, blocks: Number) -> Number:
+    r"""MSVR's correction weight, gamma' = (n - B1) / (B1 (1 - gamma)) + (1 - gamma).
+
+    Above 1 as soon as fewer than half of the blocks are sampled; see docs/recipes/how-to-choose.md
+    before using it on a deep network.
+
+    Example:
+        >>> round(theory_correction(0.1, num_inner=30, blocks=8), 2)
+        3.96
+    """
+    if not isinstance(blocks, Tensor) and blocks in (0, num_inner):
+        # Nothing to correct; or every block is seen, and gamma = 1 is allowed.
+        return 1 - gamma if blocks else 0.0
+    return (num_inner - blocks) / (blocks * (1 - gamma)) + (1 - gamma)
+
+
+def correction_weight(
+    correction: Number | str, gamma: Number, num_inner: int, blocks: Number
+) -> Number:
+    """The number gamma' of a step that samples `blocks` blocks.
+
+    Args:
+        correction: gamma' itself, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n.
+        gamma: weight of the fresh value.
+        num_inner: n.
+        blocks: B1.
+
+    Example:
+        >>> correction_weight("auto", 0.1, num_inner=30, blocks=10)
+        0.3
+    """
+    if not isinstance(correction, str):
+        return correction
+    if correction == "theory":
+        return theory_correction(gamma, num_inner, blocks)
+    return (1 - gamma) * blocks / num_inner
+
+
+# The error of u.
+
+
+def noise_and_drift(
+    difference: Number, innovation: Number, gamma: Number
+) -> tuple[Number, Number]:
+    r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
+
+    Close to gamma = 1, where V is D in any case, q is 0.
+
+    Example:
+        >>> noise, drift, gamma = 4.0, 1.0, 0.2
+        >>> innovation = (2 * noise + drift / gamma) / (2 - gamma)
+        >>> found = noise_and_drift(2 * noise + drift, innovation, gamma)
+        >>> [round(each, 4) for each in found]
+        [4.0, 1.0]
+    """
+    told_apart = gamma * (gamma <= GAMMA_RANGE[1])
+    excess = innovation * (2 - gamma) - difference
+    drift = _clip(excess * (told_apart / (1 - told_apart)), 0 * difference, difference)
+    return (difference - drift) / 2, drift
+
+
+def standard_errors(
+    difference: Number, innovation: Number, gamma: Number
+) -> tuple[Number, Number]:
+    """The standard errors of u after a visit, by noise and by lag, from D and V."""
+    noise, drift = noise_and_drift(difference, innovation, gamma)
+    by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
+    return (noise * gamma / (2 - gamma)) ** 0.5, by_lag**0.5
+
+
+def best_gamma(noise: Number, drift: Number) -> Number:
+    """The weight of the new value with the smallest error.
+
+    Example:
+        >>> gamma = best_gamma(2.0, 1.0)
+        >>> gamma, gamma**2 * 2.0 - (1 - gamma) * 1.0
+        (0.5, 0.0)
+    """
+    ratio = (drift + 1e-30) / (noise + 1e-30)
+    # The stable form of (sqrt(ratio^2 + 4 ratio) - ratio) / 2.
+    return 2 / (1 + (1 + 4 / ratio) ** 0.5)
+
+
+def new_value_weight(visits: Array, gain: Number) -> Array:
+    """The weight of the new value with `gamma="auto"`, by blocks.
+
+    A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
+    """
+    return (1 / (visits + 1)).clip(gain)
+
+
+WIDTH_BY_NOISE, WIDTH_BY_LAG = 4.0, 8.0
+"""Width of the rounded kink with `smoothing="auto"`, in standard errors of u by noise and by lag."""
+
+
+def automatic_width(pooled: Pooled, gamma: Number, widest: Number = math.inf) -> Number:
+    """The width of the rounded kink with `smoothing="auto"`.
+
+    Args:
+        pooled: what is known of all blocks.
+        gamma: weight of the new value.
+        widest: the largest useful width, for weakly convex functions.
+    """
+    noise, lag = standard_errors(pooled.difference, pooled.innovation, gamma)
+    # Above 0 by a hair: the envelope divides by lambda.
+    width = WIDTH_BY_NOISE * noise + WIDTH_BY_LAG * lag + 1e-12
+    return width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
+
+
+class Pooled(NamedTuple):
+    """What is known of all blocks together."""
+
+    difference: Number  # D over the last steps
+    innovation: Number  # V over the last steps
+    steps: Number  # how many steps these are, up to `POOLED_HORIZON`
+    gain: Number  # the weight of the new value that was best so far
+
+    def after(self, moved: Number, missed: Number, number: Number, automatic: bool) -> Pooled:
+        """After a step.
+
+        Args:
+            moved: sum of (fresh_t - fresh_{t-1})^2 over the blocks that came again.
+            missed: sum of (fresh_t - u_t)^2 over these.
+            number: how many numbers these sums have.
+            automatic: whether u is averaged with the gain, which then moves.
+        """
+        difference, innovation, steps, gain = self
+        some = (number > 0) * 1.0
+        number, steps = number + (1 - some), steps + some * (steps < POOLED_HORIZON)
+        weight = some / (steps + (steps == 0))
+        moved, missed = moved / number, missed / number
+        # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
+        misfit = (steps == 2) * (innovation > 100 * missed) * some
+        difference = difference + misfit * (moved - difference)
+        innovation = innovation + misfit * (missed - innovation)
+        difference = difference + weight * (moved - difference)
+        innovation = innovation + weight * (missed - innovation)
+        if automatic:
+            best = best_gamma(*noise_and_drift(difference, innovation, gain))
+            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * some / POOLED_HORIZON
+        return Pooled(difference, innovation, steps, gain)
+
+
+class Statistics(NamedTuple):
+    """What is known of some blocks."""
+
+    latest: Array  # the last batch value of each, (B,) or (B, d1)
+    difference: Array  # D of each
+    innovation: Array  # V of each
+    visits: Array  # how often each was visited, up to `HORIZON`; D and V need two
+    largest: Array  # the largest square of each that was too large to count in full
+
+    def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
+        """Batch values for the statistics, and to track: one moves u by a bounded amount.
+
+        Args:
+            pooled: what is known of all blocks.
+            fresh: batch values; those of a block that did not come must be `old`.
+            old: u before the visit.
+        """
+        innovation = fresh - old
+        if not isinstance(fresh, Tensor) and (
+            pooled.steps == 0
+            or abs(innovation).max(initial=0.0) <= (FAR * pooled.innovation) ** 0.5
+        ):
+            return fresh, fresh
+        scale = self.innovation.clip(pooled.innovation) ** 0.5
+        limit = (FAR**0.5 * scale).clip(self.largest**0.5).clip(_second_largest(abs(innovation)))
+        # A first value is what it is; so is one after another that was as far.
+        free = (per_row(self.visits, fresh) == 0) | (scale == 0) | (abs(self.latest - old) > limit)
+        held = where(free, fresh, old + innovation.clip(-limit, limit))
+        most = largest_square_root(fresh)
+        return fresh.clip(-most, most), held
+
+    def after(
+        self, pooled: Pooled, fresh: Array, old: Array, came: Any, automatic: bool
+    ) -> tuple[Statistics, Pooled]:
+        """After a visit; one square counts up to 100 V, a block whose level changed starts anew.
+
+        Args:
+            pooled: what is known of all blocks.
+            fresh: batch values; those of a block that did not come must be `latest`.
+            old: u before the visit; on a first visit it does not count.
+            came: which blocks came; True for all.
+            automatic: see `Pooled.after`.
+        """
+        again = (self.visits > 0) * came  # the first visit has nothing to compare with
+        weight = again / (self.visits + (self.visits == 0))
+        visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
+        weight, again = per_row(weight, fresh), per_row(again, fresh)
+        moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
+        clip = CLIP * (1 + 99 * (pooled.steps < EARLY))
+        if (
+            isinstance(moved, Tensor)  # to look would make the host wait
+            or pooled.steps < 3
+            or max(moved.max(), missed.max()) > clip * pooled.innovation
+        ):
+            scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
+            far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
+            third = per_row(self.visits == 2, fresh) & (moved < NEAR * missed) & (before > 0)
+            changed = ((far & (moved < missed / 9)) | third) & (again > 0)
+            again = again * ~changed
+            # As if it had never been visited: the next value takes the place of u.
+            visits = visits * ~(changed.any(1) if changed.ndim > 1 else changed)
+            known, bound = scale > 0, clip * scale
+            most = where(known, bound.clip(_second_largest(moved * again)), math.inf)
+            moved = where(moved < most, moved, most)
+            most = where(bound < extreme, extreme, bound).clip(_second_largest(missed * again))
+            most = where(known, most, math.inf)
+            extreme = where((missed > most) & (again > 0), missed, extreme)
+            missed = where(missed < most, missed, most)
+        statistics = Statistics(
+            latest=fresh,
+            difference=self.difference + weight * (moved - self.difference),
+            innovation=self.innovation + weight * (missed - self.innovation),
+            visits=visits,
+            largest=extreme,
+        )
+        sums = ((moved * again).sum(), (missed * again).sum(), (again + 0 * moved).sum())
+        if not isinstance(moved, Tensor):
+            sums = map(float, sums)  # Python's numbers are the fastest
+        return statistics, pooled.after(*sums, automatic)
+
+
+class Rows(NamedTuple):
+    """The state of a tracker: of some blocks, or of all of them in a fleet."""
+
+    u: Array
+    seen: Any  # which have a value; None when all have
+    statistics: Statistics | None = None
+    pooled: Pooled | None = None
+
+
+class Visit(NamedTuple):
+    """The result of a tracking update of some blocks."""
+
+    before: Array  # u_i before it (the fresh value on a first visit)
+    after: Array  # u_i after it
+    counted: Array  # batch values; one that is far too large, as far as it counts
+    statistics: Statistics | None
+    pooled: Pooled | None
+
+
+@dataclass(frozen=True)
+class Track:
+    """The update of an `InnerTracker`; in a fleet its numbers are tensors, one entry per run.
+
+    Args:
+        number: n.
+        gamma: weight of the fresh value; None takes the gain that is measured.
+        correction: gamma', or the word for a formula, see `correction_weight`.
+        formula: the update of u.
+    """
+
+    number: int
+    gamma: Number | None
+    correction: Number | str
+    formula: Formula = track
+
+    def step(
+        self,
+        rows: Rows,
+        fresh: Array,
+        previous: Any = None,
+        *,
+        blocks: Number,
+        came: Any = None,
+        repeated: Any = False,
+        refresh: bool = False,
+    ) -> Visit:
+        """Update u and what is known of its error.
+
+        Args:
+            rows: the state before.
+            fresh: g_i(w_t), the means over the samples of a batch.
+            previous: g_i(w_{t-1}) on the same samples, or None.
+            blocks: B1, how many blocks the batch has.
+            came: which of the rows the batch has; None for all. Others keep their values.
+            repeated: the batch is that of the step before: no new visit.
+            refresh: take the fresh value itself (SPIDER).
+        """
+        old, seen, statistics, pooled = rows
+        absent = None if came is None else per_row(~came, old)
+        fresh = fresh if absent is None else where(absent, old, fresh)
+        counted = fresh
+        if statistics is not None and pooled is not None:
+            fresh, counted = statistics.bounded(pooled, fresh, old)
+        gamma: Any = self.gamma
+        if gamma is None:
+            assert statistics is not None and pooled is not None
+            gamma = per_row(new_value_weight(statistics.visits, pooled.gain), fresh)
+        correction: Any = 0.0
+        if previous is not None:
+            correction = correction_weight(self.correction, gamma, self.number, blocks)
+        mask = None if seen is None else per_row(seen, old)
+        gamma = 1.0 if refresh else gamma
+        before, after = self.formula(old, mask, counted, previous, gamma, correction)
+        if absent is not None:
+            before, after = where(absent, old, before), where(absent, old, after)
+        if statistics is not None and pooled is not None:
+            visited: Any = True
+            if absent is not None:
+                visited, fresh = came, where(absent, statistics.latest, fresh)
+            if repeated is not False:
+                first = ~repeated if isinstance(repeated, Tensor) else not repeated
+                visited = first & visited
+            automatic = self.gamma is None
+            statistics, pooled = statistics.after(pooled, fresh, old, visited, automatic)
+        return Visit(before, after, counted, statistics, pooled)
+
+
+def largest_square_root(like: Array) -> float:
+    """The largest number whose square is small enough for sums, in the precision of an array."""
+    xp: Any = torch if isinstance(like, Tensor) else np
+    return float(xp.finfo(like.dtype).max) ** 0.5 / 1000
+
+
+def _clip(value: Number, low: Number, high: Number) -> Number:
+    return min(max(value, low), high) if isinstance(value, float) else value.clip(low, high)
+
+
+def _second_largest(values: Array) -> Number:
+    """The second largest of some values, 0 if there is one alone."""
+    flat = values.reshape(-1)
+    if flat.shape[0] < 2:
+        return 0 * flat.sum()
+    ordered = flat.sort().values if isinstance(flat, Tensor) else np.partition(flat, -2)
+    return ordered[-2]
