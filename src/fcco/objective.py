@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -77,15 +78,6 @@ class _CallState:
             )
 
 
-class _Terms(nn.ModuleDict):
-    """The terms of an objective, which reads their settings once."""
-
-    def __setitem__(self, key: str, module: nn.Module) -> None:
-        if key in self:
-            raise AttributeError(_FIXED)
-        super().__setitem__(key, module)
-
-
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
 
 
@@ -154,7 +146,7 @@ class Compositional(CheckedState):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self.terms: Any = _Terms(named)
+        self._modules["terms"] = nn.ModuleDict(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
@@ -203,6 +195,11 @@ class Compositional(CheckedState):
         return self._model[0]
 
     @property
+    def terms(self) -> Mapping[str, Any]:
+        """The terms by name."""
+        return MappingProxyType(self._terms)
+
+    @property
     def term(self) -> Any:
         """The only term."""
         if set(self.terms) != {ONLY}:
@@ -235,6 +232,7 @@ class Compositional(CheckedState):
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
         """
+        differentiating = torch.is_grad_enabled()
         # An interrupt right after `acquire` would leave the lock behind: only a call that is really
         # running counts.
         if not self._busy.acquire(blocking=False) and self._is_running():
@@ -249,6 +247,7 @@ class Compositional(CheckedState):
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
+            torch.set_grad_enabled(differentiating)  # one at the entry of `no_grad` leaves it on
             if self._busy.locked():
                 self._busy.release()
 
@@ -592,6 +591,7 @@ class Compositional(CheckedState):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if the state belongs to another method or to other blocks."""
+        super().check_state(state)
         found = unpack(state["_extra_state"]) if "_extra_state" in state else {}
         for key, own in self._identity().items():
             if found.get(key, own) != own:
@@ -600,6 +600,7 @@ class Compositional(CheckedState):
     def set_extra_state(self, state: Any) -> None:
         """Forget the open step, which belongs to the run that is given up."""
         self._state.open_at, self._state.waiting, self._state.moves = None, 0, 0
+        self._state.losses = _watch.Losses()
 
     def __getstate__(self) -> dict[str, Any]:
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
