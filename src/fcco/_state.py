@@ -55,8 +55,8 @@ class CheckedState(nn.Module):
             if own is None or found is None:
                 continue
             if found.shape != own.shape:
-                shapes = f"{tuple(found.shape)} instead of {tuple(own.shape)}"
-                raise ValueError(f"`{name}` has shape {shapes}.")
+                shape, wanted = tuple(found.shape), tuple(own.shape)
+                raise ValueError(f"`{name}` has shape {shape} instead of {wanted}.")
             if found.is_floating_point() != own.is_floating_point():
                 raise ValueError(f"`{name}` has dtype {found.dtype} instead of {own.dtype}.")
             bad = found.isinf() if name in self.may_be_nan else ~found.isfinite()

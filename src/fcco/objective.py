@@ -7,7 +7,6 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,6 +77,22 @@ class _CallState:
             )
 
 
+class _Terms(nn.ModuleDict):
+    """The terms of an objective, which reads their settings once."""
+
+    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
+        super().__init__()
+        self._modules.update(terms)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AttributeError(_FIXED)
+
+    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
+
+
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
 
 
@@ -146,7 +161,7 @@ class Compositional(CheckedState):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self._modules["terms"] = nn.ModuleDict(named)
+        self.terms: Any = _Terms(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
         self._model = (model,)  # a tuple hides it: it has its own state_dict
@@ -193,11 +208,6 @@ class Compositional(CheckedState):
     def model(self) -> nn.Module:
         """Your model."""
         return self._model[0]
-
-    @property
-    def terms(self) -> Mapping[str, Any]:
-        """The terms by name."""
-        return MappingProxyType(self._terms)
 
     @property
     def term(self) -> Any:

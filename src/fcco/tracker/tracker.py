@@ -705,8 +705,7 @@ class InnerTracker(KeepsPrecision):
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
         counters = state.get("_extra_state", self.get_extra_state())
-        counts = counters.shape == (2,) and not counters.is_floating_point()
-        if not counts or bool((counters < 0).any()):
+        if counters.shape != (2,) or counters.is_floating_point() or bool((counters < 0).any()):
             raise ValueError(f"`_extra_state` must be two counts but is: {counters.tolist()}.")
 
     def set_extra_state(self, state: Any) -> None:
