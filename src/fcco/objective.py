@@ -80,10 +80,17 @@ class _CallState:
 class _Terms(nn.ModuleDict):
     """The terms of an objective, which reads their settings once."""
 
-    def __setitem__(self, key: str, module: nn.Module) -> None:
-        if key in self:
-            raise AttributeError(_FIXED)
-        super().__setitem__(key, module)
+    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
+        super().__init__()
+        self._modules.update(terms)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AttributeError(_FIXED)
+
+    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
 
 
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
@@ -235,6 +242,7 @@ class Compositional(CheckedState):
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
         """
+        differentiating = torch.is_grad_enabled()
         # An interrupt right after `acquire` would leave the lock behind: only a call that is really
         # running counts.
         if not self._busy.acquire(blocking=False) and self._is_running():
@@ -249,6 +257,7 @@ class Compositional(CheckedState):
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
+            torch.set_grad_enabled(differentiating)  # one at the entry of `no_grad` leaves it on
             if self._busy.locked():
                 self._busy.release()
 
@@ -592,6 +601,7 @@ class Compositional(CheckedState):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if the state belongs to another method or to other blocks."""
+        super().check_state(state)
         found = unpack(state["_extra_state"]) if "_extra_state" in state else {}
         for key, own in self._identity().items():
             if found.get(key, own) != own:
@@ -600,6 +610,7 @@ class Compositional(CheckedState):
     def set_extra_state(self, state: Any) -> None:
         """Forget the open step, which belongs to the run that is given up."""
         self._state.open_at, self._state.waiting, self._state.moves = None, 0, 0
+        self._state.losses = _watch.Losses()
 
     def __getstate__(self) -> dict[str, Any]:
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model

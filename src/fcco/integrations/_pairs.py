@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
-from .._state import KeepsPrecision
+from .._state import KeepsPrecision, Uninterrupted
 
 __all__ = ["PairMemory", "pair_numbers"]
 
@@ -205,7 +205,8 @@ class PairMemory(KeepsPrecision):
                 pushed += once if column > 1 else weight
                 slopes[column] += torch.exp(pushed) @ pool[row]
         if stored:
-            self._store(every, numbers, all_levels)
+            with Uninterrupted():
+                self._store(every, numbers, all_levels)
         return logs.sum() * share, slopes * (scale * share), slope * share
 
     def _tracked(self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None) -> Tensor:

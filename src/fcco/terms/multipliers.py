@@ -3,7 +3,7 @@ r"""Constraints without settings: the method of multipliers, in units of the mea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -216,6 +216,7 @@ class MultiplierTerm(AbstractTerm):
     scales: Tensor
     sides: Tensor | None
     watches_objective = True
+    never_negative = ("variance", "margin")
 
     def __init__(
         self,
@@ -259,13 +260,6 @@ class MultiplierTerm(AbstractTerm):
         width = torch.where(above & below, high - low, 0)
         limit, most = torch.where(above, high, low), torch.where(above & below, width / 2, HUGE)
         return torch.stack([limit, width, above.to(low), below.to(low), most])
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if no training can have led to this state."""
-        super().check_state(state)
-        for name in {"variance", "margin"} & state.keys():
-            if bool((state[name] < 0).any()):
-                raise ValueError(f"`{name}` holds negative numbers.")
 
     def observe(self, loss: Tensor) -> None:
         """Take note of a loss; the mean over the calls of a step counts."""

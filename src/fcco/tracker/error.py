@@ -274,6 +274,7 @@ class ErrorEstimate(KeepsPrecision):
     visits: Tensor
     largest: Tensor
     pooled: Tensor
+    never_negative = ("difference", "innovation", "visits", "largest", "pooled")
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
@@ -286,9 +287,6 @@ class ErrorEstimate(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        for name in ("difference", "innovation", "visits", "largest", "pooled"):
-            if name in state and bool((state[name] < 0).any()):
-                raise ValueError(f"`{name}` holds negative numbers.")
         gain = state["pooled"][3].item() if "pooled" in state else GAMMA_RANGE[0]
         if not GAMMA_RANGE[0] - 1e-6 <= gain <= GAMMA_RANGE[1] + 1e-6:  # rounding
             raise ValueError(f"`pooled` has a gain outside {GAMMA_RANGE}: {gain}.")

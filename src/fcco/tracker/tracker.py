@@ -704,8 +704,8 @@ class InnerTracker(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        counters = state.get("_extra_state", torch.zeros(2))
-        if counters.shape != (2,) or bool((counters < 0).any()):
+        counters = state.get("_extra_state", self.get_extra_state())
+        if counters.shape != (2,) or counters.is_floating_point() or bool((counters < 0).any()):
             raise ValueError(f"`_extra_state` must be two counts but is: {counters.tolist()}.")
 
     def set_extra_state(self, state: Any) -> None:
