@@ -117,8 +117,8 @@ class Losses:
 
     A hook costs as much as ten operations: where steps have one call, there is none. The first
     time that a step has a second, it looks whether there are gradients since (`trained`). Of the
-    losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss number WAITS[0] was
-    differentiated, the gradients of those before were gone.
+    losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss
+    number WAITS[0] was differentiated, the gradients of those before were gone.
     """
 
     made: int = 0
