@@ -6,7 +6,7 @@
 | `multiplier-at-cap` | a violated constraint has the largest multiplier its penalty allows |
 | `no-group-at-cap` | no group has the weight 1/(r n) that CVaR gives the worst ones |
 | `zone-below-noise` | the rounded kink is narrower than the median error of the estimates |
-| `estimates-lag` | they lag by over a quarter of the steps; with gamma "auto", by over their noise |
+| `estimates-lag` | they lag by over a quarter of the steps (gamma "auto": and more than noise) |
 | `estimates-lag` (function) | they differ from its values by more than the kink's width |
 | `collapse` | the group losses spread by less than their median error |
 | `collapse` (function) | its losses spread by less than 1 % within every group |
