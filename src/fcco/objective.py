@@ -43,6 +43,7 @@ class _CallState:
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
         losses: of the calls since the last step.
+        several: a step had several calls; from then on the losses of all are watched.
         unused: how many losses were never differentiated.
         said_moves, said_steps, said_eval, said_unused: what was warned of.
     """
@@ -55,6 +56,7 @@ class _CallState:
     stepped: bool = False
     from_eval: bool = False
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
+    several: bool = False
     unused: int = 0
     said_moves: bool = False
     said_steps: bool = False
@@ -350,7 +352,8 @@ class Compositional(CheckedState):
         if updating and combined.grad_fn is not None:
             state = self._state
             state.losses.made += 1
-            if state.losses.made > 1 or state.unused:
+            state.several = state.several or state.losses.made > 1
+            if state.several:
                 state.losses.watch(combined, self._optimizers)
         elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)

@@ -128,12 +128,12 @@ class Entries(NamedTuple):
         fresh = blocks.sums(self.fresh.detach(), log)
         return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.ids, blocks.whole)
 
-    def without_nonfinite(self) -> tuple[Entries, int]:
-        """Drop entries with a NaN or infinite value; also return how many were dropped."""
+    def without_nonfinite(self, limit: float) -> tuple[Entries, int]:
+        """Drop entries with a NaN, or beyond a limit; also return how many were dropped."""
         blocks, fresh, previous, carrier, carrier_blocks = self
-        keep, keep_carrier = _finite_rows(fresh), _finite_rows(carrier)
+        keep, keep_carrier = _finite_rows(fresh, limit), _finite_rows(carrier)
         if previous is not None:
-            keep = keep & _finite_rows(previous)
+            keep = keep & _finite_rows(previous, limit)
         if not self.independent:
             keep = keep_carrier = keep & keep_carrier
         dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if self.independent else 0)
@@ -284,8 +284,8 @@ class Tracked(NamedTuple):
         return self.position if inverse is None else self.position[inverse]
 
 
-def _finite_rows(rows: Tensor) -> Tensor:
-    finite = torch.isfinite(rows.detach())
+def _finite_rows(rows: Tensor, limit: float = torch.inf) -> Tensor:
+    finite = torch.isfinite(rows.detach()) & (rows.detach().abs() <= limit)
     return finite if finite.dim() == 1 else finite.all(1)
 
 

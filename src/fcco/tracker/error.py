@@ -52,14 +52,14 @@ GAMMA_RANGE = (0.05, 0.95)
 noise and drift can hardly be told apart."""
 
 CLIP, EARLY = 100.0, 10
-"""A square that enters D and V counts up to 100 V, or 10^4 in the first 10 steps, unless there was
-one as large before: in the same batch (then the model has moved), or in the same block (then it is
-a rare event)."""
+"""A square that enters D and V counts up to 100 V, or 10^4 while V is the mean of few numbers,
+unless there was one as large before: in the same batch (then the model has moved), or in the same
+block (then it is a rare event)."""
 
-FAR, NEAR = 900.0, 1e-8
+FAR, NEAR = 900.0, 1e-5
 """A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in
-a row are and fit each other, the level has changed. So it has where the second and the third value
-of a block fit each other 10^4 times better than the first: that one was an outlier."""
+a row are and fit each other, the level has changed. And a block starts anew where its third value
+fits one of the first two 300 times better than their mean: the other was an outlier."""
 
 Numbers = Any
 """A float, a tensor or a NumPy array: the formulas below are arithmetic that all of them know. On
@@ -125,8 +125,8 @@ def new_value_weight(visits: Tensor, gain: float | Tensor) -> Tensor:
 
 
 def largest(like: Tensor) -> float:
-    """The largest number whose square is small enough for sums, in the precision of a tensor."""
-    return torch.finfo(like.dtype).max ** 0.5 / 1000
+    """The largest number whose square is small enough for sums, in the precision of statistics."""
+    return torch.finfo(torch.promote_types(like.dtype, torch.float32)).max ** 0.5 / 1000
 
 
 def per_row(vector: Numbers, like: Numbers) -> Numbers:
@@ -178,16 +178,21 @@ class BlockStatistics(NamedTuple):
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
         weight, again = per_row(weight, fresh), per_row(again, fresh)
         moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
-        clip = CLIP * (1 + 99 * (pooled.steps < EARLY))
+        beyond = missed > CLIP * pooled.innovation
         if (
             isinstance(moved, Tensor)  # to look would make the host wait
             or pooled.steps < 3
-            or max(moved.max(), missed.max()) > clip * pooled.innovation
+            or beyond.any()
+            or moved.max() > CLIP * pooled.innovation
         ):
+            clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             where: Any = torch.where if isinstance(moved, Tensor) else np.where
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
-            third = per_row(self.visits == 2, fresh) & (moved < NEAR * missed) & (before > 0)
+            # u is then the mean of two: of the first and this value, if those fit each other.
+            fits = (moved < NEAR * missed) | ((fresh + self.latest - 2 * old) ** 2 < NEAR * missed)
+            third = per_row(self.visits == 2, fresh) & fits & (before > 0)
+            third &= beyond | (pooled.steps < 3)
             changed = ((far & (moved < missed / 9)) | third) & (again > 0)
             again = again * ~changed
             # As if it had never been visited: the next value takes the place of u.
@@ -302,8 +307,8 @@ class ErrorEstimate(KeepsPrecision):
         state: dict[str, Any] = self._buffers
         if fresh.device.type == "cpu":
             _, typical, steps, _ = state["pooled"].tolist()
-            furthest = abs(fresh.numpy() - old.numpy()).max(initial=0.0)
-            if steps == 0 or furthest <= (FAR * typical) ** 0.5:
+            near = (FAR * typical) ** 0.5
+            if steps == 0 or len(fresh) == 0 or torch.dist(fresh, old, math.inf) <= near:
                 return fresh, fresh
         names = ("latest", "innovation", "largest", "visits")
         latest, own, extreme, visits = (state[name][index] for name in names)
@@ -312,7 +317,7 @@ class ErrorEstimate(KeepsPrecision):
         # A first value is what it is; so is one after another that was as far.
         free = (per_row(visits, own) == 0) | (scale == 0) | (abs(latest - old) > limit)
         held = torch.where(free, fresh, old + innovation.clip(-limit, limit)).to(fresh.dtype)
-        numbers = largest(latest)
+        numbers = min(largest(latest), torch.finfo(fresh.dtype).max)
         return fresh.clip(-numbers, numbers), held
 
     def add(

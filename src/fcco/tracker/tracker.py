@@ -443,7 +443,7 @@ class InnerTracker(KeepsPrecision):
         """
         dropped = 0
         if self.on_nonfinite == "skip":
-            entries, dropped = entries.without_nonfinite()
+            entries, dropped = entries.without_nonfinite(self._largest)
         batch = self.pool(entries, group, call)
         if not self.sampled:
             self._require_all(batch)
@@ -477,7 +477,7 @@ class InnerTracker(KeepsPrecision):
         before, after = self.rule(old, mask, counted, previous, gamma, correction)
         finite = None
         if self.on_nonfinite == "deferred":
-            finite = batch.finite()
+            finite = self._finite(batch, after)
             # The old value stays, also of a block without one (its mask stays False).
             after = torch.where(per_row(finite, old), after, old)
         only = None
@@ -533,7 +533,7 @@ class InnerTracker(KeepsPrecision):
     ) -> Tracked:
         """The values of a batch themselves, in the form of tracked ones; nothing is updated."""
         if self.on_nonfinite == "skip":
-            entries, _ = entries.without_nonfinite()
+            entries, _ = entries.without_nonfinite(self._largest)
         batch = self.pool(entries, group, call)
         if not self.sampled:
             self._require_all(batch)
@@ -678,15 +678,22 @@ class InnerTracker(KeepsPrecision):
 
     def check_batch(self, batch: Batch, name: str = "", after: Tensor | None = None) -> None:
         """Raise unless all values of a batch, and u after it, are finite; `name`: of the term."""
-        finite = batch.finite()
-        if after is not None:
-            limit = torch.finfo(after.dtype).max if self.estimate is None else largest(after)
-            grown = after.abs() <= limit
-            finite = finite & (grown if grown.dim() == 1 else grown.all(1))
+        finite = batch.finite() if after is None else self._finite(batch, after)
         bad = batch.index[~finite].tolist()[:10]
         if bad:
             names = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
             raise NonFiniteValue(_message(name, names))
+
+    @property
+    def _largest(self) -> float:
+        """The largest value that can be tracked; statistics are made of squares."""
+        table = self.value
+        return torch.finfo(table.dtype).max if self.estimate is None else largest(table)
+
+    def _finite(self, batch: Batch, after: Tensor) -> Tensor:
+        """Which blocks have values that can be tracked, and u after them likewise."""
+        grown = after.abs() <= self._largest
+        return batch.finite() & (grown if grown.dim() == 1 else grown.all(1))
 
     def set_batch(self, batch: Batch) -> None:
         """Set u_i to the means of a batch."""
