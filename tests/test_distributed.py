@@ -23,6 +23,8 @@ from distributed_cases import CASES, STRATEGIES, WORLD, Record
 from reference_contrastive import loop_means
 from test_reference_losses import check_ranks
 
+from fcco import _distributed
+
 TOLERANCE, TIME_LIMIT = 1e-10, 150
 SHARDED = STRATEGIES[1:]
 RUNS = [(strategy, name) for strategy in STRATEGIES for name in cases.names_of(strategy)]
@@ -285,3 +287,15 @@ def test_a_rank_that_waits_for_the_others_says_so(tmp_path):
     said = [worker.communicate(timeout=60)[1] for worker in workers]
     assert "Rank 0 has waited" in said[0] and "same calls" in said[0]
     assert "waited" not in said[1]
+
+
+def test_a_host_that_waits_for_the_result_says_so_too(monkeypatch, caplog):
+    """On a GPU a collective returns at once, and reading what it gives waits."""
+    monkeypatch.setattr(_distributed, "WAIT", 0.1)
+    monkeypatch.setattr(_distributed, "patience", _distributed._Patience())
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: (time.sleep(0.5), tolist(x))[1])
+    assert _distributed.sum_over_ranks(torch.ones(2), _distributed.Group(None, 2)) == [1, 1]
+    assert "Rank 0 has waited" in caplog.text

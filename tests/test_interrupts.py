@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fcco
+from fcco._state import Uninterrupted
 
 X = torch.randn(12, 2, generator=torch.manual_seed(0))
 Y = torch.tensor([1.0, 0.0, 0.0] * 4)
@@ -126,3 +127,27 @@ def test_an_interrupt_leaves_a_state_of_the_users_loop_and_an_objective_that_wor
         one.call().backward()
         one.finish()
     assert inject.left > 0 and interrupted == line - 1 > 50
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_handlers_that_are_not_of_python_stay_in_place(handler):
+    """A signal that such a handler would act on cannot be passed on later."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with Uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_at_the_entry_of_no_grad_does_not_switch_gradients_off():
+    """Between the two lines of its `__enter__` and the block nobody would switch them on again."""
+    run = Run("cvar")
+
+    def interrupted() -> None:
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.objective(interrupted, INDEX)
+    run.call().backward()

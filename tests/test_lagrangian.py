@@ -498,3 +498,25 @@ def test_anchored_shows_the_point_between_rounds():
             assert model.weight.tolist() == between
         assert model.weight.tolist() == inside
     assert inside != between  # the last look was in the middle of a round
+
+
+def test_two_calls_before_the_backward_pass_are_one_step():
+    """A call at the start of a round must not change what the loss of another needs."""
+    found = []
+    for later in (False, True):
+        model = torch.nn.Linear(1, 1, bias=False).double()
+        torch.nn.init.constant_(model.weight, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        objective = oss(model, optimizer, 1, proximal=2.0, inner_steps=2, tolerance=0.3)
+        both = lambda m=model: ((m.weight - 2).square().sum(), m.weight.view(1))  # noqa: E731
+        for _ in range(5):
+            first = objective(both)
+            if not later:
+                first.backward()
+            second = objective(both)
+            (first + second if later else second).backward()
+            objective.optimizer.step()
+            objective.optimizer.zero_grad()
+        found.append(torch.cat([model.weight.detach().view(1), objective.term.multiplier]))
+    assert found[0][1] > 0
+    torch.testing.assert_close(found[1], found[0])

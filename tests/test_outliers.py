@@ -20,12 +20,14 @@ class Loop:
     The noise of each batch is new, unless a batch is given again.
     """
 
-    def __init__(self, ratio: float = 0.25, noise: float = 1.0, dtype: Any = torch.float32) -> None:
+    def __init__(
+        self, ratio: float = 0.25, noise: float = 1.0, dtype: Any = torch.float32, **more: Any
+    ) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(1, 1).to(dtype)
         nn.init.zeros_(self.model.bias)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.dro = fcco.CVaRGroupDRO(self.model, self.optimizer, GROUPS, ratio, dtype=dtype)
+        self.dro = fcco.CVaRGroupDRO(self.model, self.optimizer, GROUPS, ratio, dtype=dtype, **more)
         self.level = torch.linspace(1.0, 3.0, GROUPS, dtype=dtype)
         self.index = torch.arange(GROUPS).repeat_interleave(PER_GROUP)
         self.noise, self.rng = noise, np.random.default_rng(1)
@@ -160,6 +162,22 @@ def test_one_outlier_does_not_switch_the_worst_group_off(size, group):
     assert all(bool(b.isfinite().all()) for b in loop.dro.buffers())
 
 
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_one_outlier_in_the_first_batches_is_forgotten(size, at):
+    """There is hardly anything yet that tells how large values are."""
+    loop, plain = Loop(), Loop()
+    for step in range(200):
+        losses = loop.batch()
+        plain.step(losses.clone())
+        if step == at:
+            losses[-1] *= size
+        loop.step(losses)
+    assert loop.worst_weight() > 0.8 * plain.worst_weight()
+    assert loop.said_error() < 2.5 * plain.said_error()
+    torch.testing.assert_close(loop.dro.group_losses(), plain.dro.group_losses(), rtol=0, atol=0.3)
+
+
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 1e37), (torch.float64, 1e200)])
 def test_a_first_value_that_cannot_be_squared_is_refused_and_changes_nothing(dtype, size):
     loop = Loop(dtype=dtype)
@@ -170,6 +188,30 @@ def test_a_first_value_that_cannot_be_squared_is_refused_and_changes_nothing(dty
     for _ in range(20):
         loop.step(loop.batch())
     assert all(bool(b.isfinite().all()) for b in loop.dro.buffers())
+
+
+@pytest.mark.parametrize("how", ["skip", "deferred"])
+def test_a_first_value_that_cannot_be_squared_is_left_out_where_errors_are_not_wanted(how):
+    loop = Loop(on_nonfinite=how)
+    losses = loop.batch()
+    losses[-1] = 1e37
+    loop.step(losses)
+    if how == "deferred":
+        with pytest.raises(fcco.NonFiniteValue, match=r"\[7\].*earlier"):
+            loop.call(loop.batch())
+    for _ in range(100):
+        loop.step(loop.batch())
+    torch.testing.assert_close(loop.dro.group_losses(), loop.level, rtol=0, atol=0.5)
+    assert loop.said_error() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_a_table_in_half_precision_are_in_single(dtype):
+    tracker = fcco.InnerTracker(2, gamma="auto", correction=0.0, dtype=dtype)
+    for k in range(1, 21):
+        tracker(torch.tensor([300.0, 100.0 + k % 2], requires_grad=True))
+    torch.testing.assert_close(tracker.rows.float(), torch.tensor([300.0, 100.5]), rtol=0, atol=1)
+    assert tracker.error().isfinite().all()
 
 
 @pytest.mark.parametrize("size", [1e3, 1e9, 1e15])

@@ -282,6 +282,18 @@ def test_estimates_behind() -> None:
     assert kinds(plain.report()) == ["estimates-lag"]
 
 
+@pytest.mark.parametrize("noise, found", [(1.0, False), (0.0, True)])
+def test_estimates_of_many_groups_that_follow_as_fast_as_noise_allows(noise, found) -> None:
+    """An automatic gamma is small where values do not move; old values are then as good as new."""
+    model, rng = Point([0.0]), torch.Generator().manual_seed(0)
+    dro = fcco.CVaRGroupDRO(model, sgd(model), 200, 0.1)
+    for step in range(60):
+        index = torch.randperm(200, generator=rng)[:16].repeat(2)
+        losses = index / 100 + noise * torch.randn(32, generator=rng) + (1 - noise) * step
+        take_step(dro, lambda losses=losses: losses + model.w, index)
+    assert ("estimates-lag" in kinds(dro.report())) == found
+
+
 def test_estimates_far_from_fresh_values() -> None:
     generator = torch.Generator().manual_seed(0)
     group = torch.arange(8).repeat_interleave(50)

@@ -157,6 +157,26 @@ def test_evaluations_that_are_tracked_as_training_are_noticed(correction, kept):
     torch.testing.assert_close(inside, plain.group_losses(), equal_nan=True)
 
 
+@pytest.mark.parametrize("order", ["at the end", "before backward"])
+def test_one_evaluation_an_epoch_that_is_tracked_as_training_is_noticed(order):
+    """Alone between two steps, also where gradients of the last step are still there."""
+    model, data = network(), Data()
+    optimizer = sgd(model)
+    objective = dro(model, optimizer, 0.0)
+    with warns(match=r"evaluations, use `objective.eval\(\)`") as said:
+        for _ in range(4):
+            for _ in range(3):
+                loss = call(objective, model, data)
+                if order == "before backward":
+                    optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if order == "at the end":
+                    optimizer.zero_grad()
+            call(objective, model, data).item()
+    assert len(said) == 1
+
+
 def test_a_single_loss_that_is_dropped_and_losses_that_are_summed_are_fine():
     model, data = network(), Data()
     optimizer = sgd(model)

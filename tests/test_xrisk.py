@@ -436,24 +436,45 @@ def test_the_rate_one_is_the_mean_over_all_pairs(threshold):
         run.optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("share", "number"), [(0.05, 16), (0.05, 32), (0.1, 8), (0.3, 8), (0.3, 32), (0.95, 32)]
-)
-def test_the_shared_cut_off_of_small_batches_has_the_rate_that_was_asked_for(share, number):
-    """Of normal scores, for which the quantile of a batch is unbiased."""
+def rate_of_cutoffs(
+    share: float, number: int, of_normal: Callable[[Tensor], Tensor], steps: int
+) -> float:
+    """The share of all negatives above the cut-off, on average over batches of some."""
     draw, rates = torch.Generator().manual_seed(0), []
     model = nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     y = torch.cat([torch.ones(2), torch.zeros(10_000)])
     risk = xrisk.PartialAUC(model, optimizer, y, max_fpr=share)
     ids = torch.arange(2 + number)
-    for step in range(1000):
-        scores = torch.randn(2 + number, generator=draw, dtype=torch.float64).requires_grad_()
+    every = of_normal(torch.special.ndtri(torch.arange(0.5, 20_000).double() / 20_000))  # rising
+    for step in range(steps):
+        scores = of_normal(torch.randn(2 + number, generator=draw, dtype=torch.float64))
+        scores.requires_grad_()
         risk(lambda scores=scores: scores, y[ids], ids)
         optimizer.step()
         if step >= 30:
-            rates.append(torch.special.ndtr(-risk.term.tables[-1].value).item())
-    assert np.mean(rates) == pytest.approx(share, rel=0.07)
+            below = torch.searchsorted(every, risk.term.tables[-1].value).item()
+            rates.append(1 - below / len(every))
+    return float(np.mean(rates))
+
+
+@pytest.mark.parametrize(
+    ("share", "number"), [(0.05, 16), (0.05, 32), (0.1, 8), (0.3, 8), (0.3, 32), (0.95, 32)]
+)
+def test_the_shared_cut_off_of_small_batches_has_the_rate_that_was_asked_for(share, number):
+    """Of normal scores, for which the quantile of a batch is unbiased."""
+    rate = rate_of_cutoffs(share, number, lambda h: h, steps=1000)
+    assert rate == pytest.approx(share, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("of_normal", "rate"),
+    [(torch.exp, 0.044), (lambda h: 9 * torch.special.ndtr(h), 0.060)],
+    ids=["log-normal", "uniform"],
+)
+def test_the_rates_of_log_normal_and_uniform_scores_are_those_of_the_docstring(of_normal, rate):
+    assert f"{rate:.3f}" in str(xrisk.PartialAUC.__doc__)
+    assert rate_of_cutoffs(0.05, 32, of_normal, steps=2000) == pytest.approx(rate, abs=0.0025)
 
 
 @pytest.mark.parametrize("name", ["partial-own", "two-way-own"])
@@ -853,6 +874,27 @@ def test_bad_scores_without_a_pair_are_refused(name, bad):
     assert run.call(ids, lambda x: run.scores(x) * bad).isnan()
 
 
+@pytest.mark.parametrize("make", [xrisk.AUC, xrisk.AveragePrecision])
+@pytest.mark.parametrize("rows", [[0, 3, 4], [1, 2, 3, 4, 5]])
+def test_bad_scores_of_labels_without_a_pair_are_refused(make, rows):
+    """Of a label with negatives alone, and of a sample whose label is unknown."""
+    labels, rows = RARE.clone(), torch.tensor(rows)
+    labels[4, 1] = math.nan
+    model = nn.Linear(3, 2).double()
+    risk = make(model, torch.optim.SGD(model.parameters()), labels)
+    before = copy.deepcopy(dict(risk.named_buffers()))
+    bad = torch.where(rows == 4, math.nan, 1.0)
+
+    def scores() -> Tensor:
+        first, second = model(torch.tensor(X)[rows]).unbind(1)
+        return torch.stack([first, second * bad], 1)
+
+    with pytest.raises(NonFiniteValue, match=f"`{make.__name__}`"):
+        risk(scores, labels[rows], rows)
+    assert same(before, dict(risk.named_buffers()))
+    assert risk.eval()(scores, labels[rows], rows).isfinite()
+
+
 @pytest.mark.parametrize("name", ["ndcg-top", "listwise"])
 def test_items_without_others_of_their_list(name):
     run, _ = trained(name)
@@ -1200,14 +1242,9 @@ def test_what_takes_inner_values_is_refused(name):
     run, _ = trained(name)
     risk, before, ids = run.risk, run.state(), torch.arange(8)
     batches = [(lambda: run.scores(torch.tensor(X)[ids]), ids)]
-    for wrong in (
-        lambda: risk.warm_up(batches),
-        lambda: risk.pool(batches),
-        lambda: risk.entries({}, batches[0][0]()),
-        lambda: risk.replay(batches[0][0](), {}, lambda *_: ids, {}),
-    ):
+    for wrong in (risk.warm_up, risk.pool):
         with pytest.raises(TypeError, match=f"{type(risk).__name__}.*scores.*warm_start"):
-            wrong()
+            wrong(batches)
     assert same(before, run.state())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._distributed import Group
+from ._distributed import Group, patience
 
 __all__ = ["Directional", "Linearised"]
 
@@ -95,6 +95,7 @@ class Linearised:
             with torch.autocast(change.device.type, enabled=False), torch.enable_grad():
                 change = self._change.along(move)
         if self._group is not None:
-            torch.distributed.all_reduce(change, group=self._group.handle)
+            with patience:
+                torch.distributed.all_reduce(change, group=self._group.handle)
             change = change / self._group.size
         return change

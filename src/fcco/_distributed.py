@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ __all__ = [
     "RanksOutOfStep",
     "find_group",
     "gather_rows",
+    "patience",
     "row_counts",
     "sum_over_ranks",
 ]
@@ -31,25 +31,26 @@ WAIT = 30.0
 
 
 class _Patience:
-    """Runs collectives, and says if one waits long: torch would be silent until its timeout.
+    """A `with` block of a collective; says if it waits long. torch is silent until its timeout.
+
+    On a GPU the collective only queues the work, and the host waits where it reads the result.
 
     Attributes:
-        since: when the collective that runs now began, None if there is none.
+        since: when the block that runs now began, None if there is none.
     """
 
     def __init__(self) -> None:
         self.since: float | None = None
         self._thread: threading.Thread | None = None
 
-    def __call__(self, collective: Callable[..., Any], *tensors: Any, group: Any) -> None:
+    def __enter__(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="fcco-ranks", daemon=True)
             self._thread.start()
         self.since = time.monotonic()
-        try:
-            collective(*tensors, group=group)
-        finally:
-            self.since = None
+
+    def __exit__(self, *_: object) -> None:
+        self.since = None
 
     def _watch(self) -> None:
         said = None
@@ -67,7 +68,7 @@ class _Patience:
                 )
 
 
-_patience = _Patience()
+patience = _Patience()
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,9 @@ def row_counts(rows: Tensor, group: Group, call: int | None = None) -> list[int]
     # The number of the call travels with the number of rows: no second message.
     mine = torch.tensor([len(rows), -1 if call is None else call], device=rows.device)
     parts = [torch.empty_like(mine) for _ in range(group.size)]
-    _patience(torch.distributed.all_gather, parts, mine, group=group.handle)
-    lengths, calls = torch.stack(parts).T.tolist()
+    with patience:
+        torch.distributed.all_gather(parts, mine, group=group.handle)
+        lengths, calls = torch.stack(parts).T.tolist()
     if len(set(calls)) > 1:
         raise RanksOutOfStep(calls)
     return lengths
@@ -138,12 +140,14 @@ def gather_rows(
     padded = rows.new_zeros((max(lengths), rows.shape[1]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in range(group.size)]
-    _patience(torch.distributed.all_gather, parts, padded, group=group.handle)
+    with patience:
+        torch.distributed.all_gather(parts, padded, group=group.handle)
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
 def sum_over_ranks(value: Tensor, group: Group) -> Any:
     """The sum of a tensor over all ranks, as a Python number or (nested) list of numbers."""
     total = value.detach().clone()
-    _patience(torch.distributed.all_reduce, total, group=group.handle)
-    return total.tolist()
+    with patience:
+        torch.distributed.all_reduce(total, group=group.handle)
+        return total.tolist()

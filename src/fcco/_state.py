@@ -41,6 +41,9 @@ class CheckedState(nn.Module):
     may_be_nan: ClassVar[tuple[str, ...]] = ()
     """Buffers in which NaN means that there is no value yet."""
 
+    never_negative: ClassVar[tuple[str, ...]] = ()
+    """Buffers of sums, counts and squares."""
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state.
 
@@ -51,14 +54,16 @@ class CheckedState(nn.Module):
             found = state.get(name)
             if own is None or found is None:
                 continue
-            if not isinstance(found, Tensor) or found.shape != own.shape:
-                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise ValueError(f"`{name}` has shape {shape} instead of {tuple(own.shape)}.")
+            if found.shape != own.shape:
+                shape, wanted = tuple(found.shape), tuple(own.shape)
+                raise ValueError(f"`{name}` has shape {shape} instead of {wanted}.")
             if found.is_floating_point() != own.is_floating_point():
                 raise ValueError(f"`{name}` has dtype {found.dtype} instead of {own.dtype}.")
             bad = found.isinf() if name in self.may_be_nan else ~found.isfinite()
             if bool(bad.any()):
                 raise ValueError(f"`{name}` holds NaN or infinite values.")
+            if name in self.never_negative and bool((found < 0).any()):
+                raise ValueError(f"`{name}` holds negative numbers.")
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
@@ -70,13 +75,17 @@ class CheckedState(nn.Module):
         for what, keys in (("missing", missing), ("unexpected", unexpected)):
             if keys and strict:
                 raise RuntimeError(f"{call}: {what}: {', '.join(keys)}. Nothing was loaded.")
+        for key in given:
+            if not isinstance(state_dict[key], Tensor):
+                kind = type(state_dict[key]).__name__
+                raise RuntimeError(f"{call}: {key} is no tensor but: {kind}. Nothing was loaded.")
         for path, module in self.named_modules():
             if isinstance(module, CheckedState):
                 start = f"{prefix}{path}." if path else prefix
                 own = {k.removeprefix(start): state_dict[k] for k in given if k.startswith(start)}
                 try:
                     module.check_state(own)
-                except ValueError as error:
+                except Exception as error:  # of torch.load too, for bytes that are none of its
                     raise RuntimeError(f"{call}: {start}{error} Nothing was loaded.") from error
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
@@ -109,9 +118,9 @@ class Uninterrupted:
         self._held: list[Any] = []
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
-            # None: the handler was not made in Python, and cannot be called from here.
+            # Others are not Python's: they end the process, ignore Ctrl-C or belong to a library.
             self._before = signal.getsignal(signal.SIGINT)
-            if self._before is not None:
+            if callable(self._before):
                 signal.signal(signal.SIGINT, lambda *received: self._held.append(received))
 
     def __exit__(
@@ -120,7 +129,7 @@ class Uninterrupted:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._before is not None:
+        if callable(self._before):
             signal.signal(signal.SIGINT, self._before)
-            if self._held and callable(self._before):
+            if self._held:
                 self._before(*self._held[0])

@@ -115,10 +115,10 @@ def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 class Losses:
     """What became of the losses of the calls since the last step.
 
-    A hook costs as much as ten operations: the first call of a step, mostly the only one, has none,
-    and the second looks whether there are gradients since (`trained`). Of the losses watched, some
-    are used (differentiated) and some dropped without. `cleared`: when loss number WAITS[0] was
-    differentiated, the gradients of those before were gone.
+    A hook costs as much as ten operations: where steps have one call, there is none. The first
+    time that a step has a second, it looks whether there are gradients since (`trained`). Of the
+    losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss
+    number WAITS[0] was differentiated, the gradients of those before were gone.
     """
 
     made: int = 0

@@ -43,6 +43,7 @@ class _CallState:
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
         losses: of the calls since the last step.
+        several: a step had several calls; from then on the losses of all are watched.
         unused: how many losses were never differentiated.
         said_moves, said_steps, said_eval, said_unused: what was warned of.
     """
@@ -55,6 +56,7 @@ class _CallState:
     stepped: bool = False
     from_eval: bool = False
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
+    several: bool = False
     unused: int = 0
     said_moves: bool = False
     said_steps: bool = False
@@ -80,10 +82,17 @@ class _CallState:
 class _Terms(nn.ModuleDict):
     """The terms of an objective, which reads their settings once."""
 
-    def __setitem__(self, key: str, module: nn.Module) -> None:
-        if key in self:
-            raise AttributeError(_FIXED)
-        super().__setitem__(key, module)
+    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
+        super().__init__()
+        self._modules.update(terms)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AttributeError(_FIXED)
+
+    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
 
 
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
@@ -236,6 +245,7 @@ class Compositional(CheckedState):
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
         """
+        differentiating = torch.is_grad_enabled()
         # An interrupt right after `acquire` would leave the lock behind: only a call that is really
         # running counts.
         if not self._busy.acquire(blocking=False) and self._is_running():
@@ -250,6 +260,7 @@ class Compositional(CheckedState):
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
+            torch.set_grad_enabled(differentiating)  # one at the entry of `no_grad` leaves it on
             if self._busy.locked():
                 self._busy.release()
 
@@ -343,7 +354,8 @@ class Compositional(CheckedState):
         if updating and combined.grad_fn is not None:
             state = self._state
             state.losses.made += 1
-            if state.losses.made > 1 or state.unused:
+            state.several = state.several or state.losses.made > 1
+            if state.several:
                 state.losses.watch(combined, self._optimizers)
         elif not self.training and combined.requires_grad:
             combined.register_hook(self._state.differentiated)
@@ -607,6 +619,7 @@ class Compositional(CheckedState):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if the state belongs to another method or to other blocks."""
+        super().check_state(state)
         found = unpack(state["_extra_state"]) if "_extra_state" in state else {}
         for key, own in self._identity().items():
             if found.get(key, own) != own:

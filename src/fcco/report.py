@@ -6,7 +6,7 @@
 | `multiplier-at-cap` | a violated constraint has the largest multiplier its penalty allows |
 | `no-group-at-cap` | no group has the weight 1/(r n) that CVaR gives the worst ones |
 | `zone-below-noise` | the rounded kink is narrower than the median error of the estimates |
-| `estimates-lag` | their lag is more than a quarter of the steps done |
+| `estimates-lag` | they lag by over a quarter of the steps (gamma "auto": and more than noise) |
 | `estimates-lag` (function) | they differ from its values by more than the kink's width |
 | `collapse` | the group losses spread by less than their median error |
 | `collapse` (function) | its losses spread by less than 1 % within every group |
@@ -34,7 +34,7 @@ from .outer import project_simplex
 from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
-from .rules.track import correction_weight
+from .rules.track import correction_weight, standard_errors
 
 __all__ = [
     "ConstraintReport",
@@ -377,6 +377,11 @@ def _behind(tracker: InnerTracker) -> Finding | None:
     lag = (number / blocks - ahead) / gamma
     if lag <= max(2, tracker.steps / 4):
         return None
+    if tracker.automatic and tracker.estimate is not None:
+        difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
+        by_noise, by_lag = standard_errors(difference, innovation, gain)
+        if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
+            return None
     return Finding(
         "estimates-lag",
         f"The estimates are about {lag:.0f} steps behind (n / (gamma B1), with {blocks} of "

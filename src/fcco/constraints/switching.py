@@ -34,6 +34,7 @@ class SwitchingTerm(UnsampledTerm):
     objective_steps: Tensor
     constraint_steps: Tensor
     needs_objective = True
+    never_negative = ("objective_steps", "constraint_steps")
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
-from .._state import KeepsPrecision
+from .._state import KeepsPrecision, Uninterrupted
 
 __all__ = ["PairMemory", "pair_numbers"]
 
@@ -205,7 +205,8 @@ class PairMemory(KeepsPrecision):
                 pushed += once if column > 1 else weight
                 slopes[column] += torch.exp(pushed) @ pool[row]
         if stored:
-            self._store(every, numbers, all_levels)
+            with Uninterrupted():
+                self._store(every, numbers, all_levels)
         return logs.sum() * share, slopes * (scale * share), slope * share
 
     def _tracked(self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None) -> Tensor:
@@ -218,9 +219,15 @@ class PairMemory(KeepsPrecision):
         # A pair that met no negative keeps its value: nothing was measured.
         kept_value = torch.where(fresh < _EXCLUDED / 2, old, new)
         rows = kept_value if group is None else gather_rows(kept_value, group)
-        # A pair that the batch holds several times has the mean of its values, in any order.
-        times = (numbers.unsqueeze(1) == numbers).sum(1, keepdim=True)
-        self.value.index_fill_(0, numbers, 0).index_add_(0, numbers, rows / times)
+        # A pair that the batch holds several times has the mean of its G, in any order: `place`
+        # is the same for all of them.
+        place = torch.searchsorted(numbers.sort().values, numbers)
+        times = torch.zeros_like(rows).index_add_(0, place, torch.ones_like(rows))
+        top = rows.scatter_reduce(
+            0, place.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False
+        )
+        sums = torch.zeros_like(rows).index_add_(0, place, (rows - top[place]).exp())
+        self.value.index_copy_(0, numbers, (top + (sums / times).log())[place])
         return torch.where(kept_value.isnan(), new, kept_value).to(dtype)
 
     def _start_store(self, every: Tensor) -> None:

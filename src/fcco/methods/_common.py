@@ -58,7 +58,9 @@ def coupled(
     """An objective of one `CoupledTerm`; `tracker` are options of `InnerTracker`."""
     values = for_model(model, num_inner, dimension(method, outer, dim), **tracker)
     term = CoupledTerm(outer, values, smoothing=smoothing)
-    return Compositional(model, optimizer, term, process_group=process_group, offload=offload)
+    problem = Compositional(model, optimizer, term, process_group=process_group, offload=offload)
+    problem.method = method
+    return problem
 
 
 def penalized(

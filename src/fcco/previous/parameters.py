@@ -93,9 +93,11 @@ class ParameterTensors(CheckedState):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
-        for key, tensor in unpack(state["_extra_state"]).items() if state else ():
+        loaded = unpack(state["_extra_state"]) if state else {}
+        self._matched(loaded)
+        for key, tensor in loaded.items():
             if not bool(tensor.isfinite().all()):
-                raise ValueError(f"The previous value of parameter {key} is NaN or infinite.")
+                raise ValueError(f"the previous value of parameter {key} is NaN or infinite.")
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the tensors (checked against the parameters when they are first used)."""
@@ -106,22 +108,27 @@ class ParameterTensors(CheckedState):
         """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
         return tensor.to(local.device, copy=True)
 
-    def _adopt_loaded(self) -> None:
-        call, parameters = f"`{type(self).__name__}.load_state_dict`", self.parameters_in_order
-        for key, tensor in (self._loaded or {}).items():
+    def _matched(self, loaded: dict[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Parameters, what this process holds of each, and what was loaded for it."""
+        found, parameters = [], self.parameters_in_order
+        for key, tensor in loaded.items():
             if int(key) >= len(parameters):
                 raise ValueError(
-                    f"{call}: the checkpoint has parameter {key} but the optimizer only "
+                    f"the checkpoint has parameter {key} but the optimizer only "
                     f"{len(parameters)}; it belongs to another model."
                 )
-            parameter = parameters[int(key)]
-            local = local_part(parameter)
+            local = local_part(parameters[int(key)])
             if tensor.shape != local.shape:
                 raise ValueError(
-                    f"{call}: parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
+                    f"parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
                     f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
                     "model or sharding."
                 )
+            found.append((parameters[int(key)], local, tensor))
+        return found
+
+    def _adopt_loaded(self) -> None:
+        for parameter, local, tensor in self._matched(self._loaded or {}):
             self._saved[parameter] = self.copy_loaded(tensor, local)
         self._loaded = None
 

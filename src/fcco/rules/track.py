@@ -71,14 +71,14 @@ GAMMA_RANGE = (0.05, 0.95)
 noise and drift can hardly be told apart."""
 
 CLIP, EARLY = 100.0, 10
-"""A square that enters D and V counts up to 100 V, or 10^4 in the first 10 steps, unless there was
-one as large before: in the same batch (then the model has moved), or in the same block (then it is
-a rare event)."""
+"""A square that enters D and V counts up to 100 V, or 10^4 while V is the mean of few numbers,
+unless there was one as large before: in the same batch (then the model has moved), or in the same
+block (then it is a rare event)."""
 
-FAR, NEAR = 900.0, 1e-8
+FAR, NEAR = 900.0, 1e-5
 """A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in
-a row are and fit each other, the level has changed. So it has where the second and the third value
-of a block fit each other 10^4 times better than the first: that one was an outlier."""
+a row are and fit each other, the level has changed. And a block starts anew where its third value
+fits one of the first two 300 times better than their mean: the other was an outlier."""
 
 Formula = Callable[[Array, Any, Array, Any, Number, Number], tuple[Array, Array]]
 """From (u, which blocks have one or None, fresh values, those at w_{t-1} or None, gamma, gamma')
@@ -372,15 +372,20 @@ class Statistics(NamedTuple):
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
         weight, again = per_row(weight, fresh), per_row(again, fresh)
         moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
-        clip = CLIP * (1 + 99 * (pooled.steps < EARLY))
+        beyond = missed > CLIP * pooled.innovation
         if (
             isinstance(moved, Tensor)  # to look would make the host wait
             or pooled.steps < 3
-            or max(moved.max(), missed.max()) > clip * pooled.innovation
+            or beyond.any()
+            or moved.max() > CLIP * pooled.innovation
         ):
+            clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
-            third = per_row(self.visits == 2, fresh) & (moved < NEAR * missed) & (before > 0)
+            # u is then the mean of two: of the first and this value, if those fit each other.
+            fits = (moved < NEAR * missed) | ((fresh + self.latest - 2 * old) ** 2 < NEAR * missed)
+            third = per_row(self.visits == 2, fresh) & fits & (before > 0)
+            third = third & (beyond | (pooled.steps < 3))
             changed = ((far & (moved < missed / 9)) | third) & (again > 0)
             again = again * ~changed
             # As if it had never been visited: the next value takes the place of u.

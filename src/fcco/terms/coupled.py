@@ -84,6 +84,7 @@ class OuterTerm(AbstractTerm):
     """
 
     width: Tensor | None
+    never_negative = ("width",)
 
     def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
         super().__init__(tracker)

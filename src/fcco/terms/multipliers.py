@@ -2,7 +2,7 @@ r"""Constraints without settings: the method of multipliers, in units of the mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,7 @@ class MultiplierTerm(AbstractTerm):
     margin: Tensor
     scales: Tensor
     watches_objective = True
+    never_negative = ("variance", "margin")
 
     def __init__(
         self,
@@ -162,13 +163,6 @@ class MultiplierTerm(AbstractTerm):
     def _scales(self) -> Scales:
         scales = self.views["scales"]
         return Scales(*(scales.unbind() if isinstance(scales, Tensor) else scales.tolist()))
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if no training can have led to this state."""
-        super().check_state(state)
-        for name in {"variance", "margin"} & state.keys():
-            if bool((state[name] < 0).any()):
-                raise ValueError(f"`{name}` holds negative numbers.")
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The sum of c_i (u_i - limit_i), estimated from the batch, with c_i as slopes."""

@@ -12,6 +12,7 @@ Arrays are NumPy's where the table of u is on the CPU, tensors elsewhere (`fcco.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -134,12 +135,12 @@ class Entries(NamedTuple):
         fresh = blocks.sums(view(self.fresh.detach()), log)
         return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.whole)
 
-    def without_nonfinite(self) -> tuple[Entries, int]:
-        """Drop entries with a NaN or infinite value; also return how many were dropped."""
+    def without_nonfinite(self, limit: float) -> tuple[Entries, int]:
+        """Drop entries with a NaN, or beyond a limit; also return how many were dropped."""
         blocks, fresh, previous, carrier, carrier_blocks, independent = self
-        keep, keep_carrier = _finite_rows(fresh), _finite_rows(carrier)
+        keep, keep_carrier = _finite_rows(fresh, limit), _finite_rows(carrier)
         if previous is not None:
-            keep = keep & _finite_rows(previous)
+            keep = keep & _finite_rows(previous, limit)
         if not independent:
             keep = keep_carrier = keep & keep_carrier
         dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if independent else 0)
@@ -321,8 +322,9 @@ class Tracked(NamedTuple):
         return self.position if inverse is None else self.position[inverse]
 
 
-def _finite_rows(rows: Array) -> Array:
-    finite = rows.detach().isfinite() if isinstance(rows, Tensor) else np.isfinite(rows)
+def _finite_rows(rows: Array, limit: float = math.inf) -> Array:
+    rows = rows.detach() if isinstance(rows, Tensor) else rows
+    finite = (rows - rows == 0) & (abs(rows) <= limit)  # infinity minus itself is NaN
     return finite if finite.ndim == 1 else finite.all(1)
 
 

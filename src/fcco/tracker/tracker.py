@@ -435,7 +435,7 @@ class InnerTracker(KeepsPrecision):
         """
         dropped = 0
         if self.on_nonfinite == "skip":
-            entries, dropped = entries.without_nonfinite()
+            entries, dropped = entries.without_nonfinite(self.largest)
         batch = self.pool(entries, group, call)
         current, counts = batch.index, batch.counts
         if entries.independent:
@@ -478,8 +478,8 @@ class InnerTracker(KeepsPrecision):
                 rows, fresh, previous, blocks=batch.index.shape[0], came=came, repeated=repeated,
                 refresh=self.refresh_every is not None and self.refresh_due,
             )  # fmt: skip
-        if came is None and not self._within(visit.after):
-            self._refuse(batch, visit.after)
+        if came is None and not (good := self._within(visit.after)).all():
+            self._refuse(batch, good)
         only = (entries.blocks, entries.fresh.detach()) if first and self.estimate else None
         return Update(batch, rows, fresh, visit, came, dropped, only)
 
@@ -517,26 +517,30 @@ class InnerTracker(KeepsPrecision):
 
     def _finite(self, batch: Batch, fresh: Array) -> Array | None:
         """Refuse values that are not finite; on a GPU return which are."""
+        good = self._within(fresh)
+        if batch.previous is not None:
+            good = good & batch.finite()
         if isinstance(fresh, Tensor):
-            return batch.finite()
-        if not self._within(fresh) or not (
-            batch.previous is None or np.isfinite(batch.previous).all()
-        ):
-            self._refuse(batch, fresh)
+            return good
+        if not good.all():
+            self._refuse(batch, good)
         return None
 
-    def _within(self, values: Array) -> bool:
-        """Whether all are finite; statistics are made of squares, and of sums of them."""
-        largest = math.inf if self.estimate is None else rules.largest_square_root(values)
-        return bool(abs(values).max(initial=0.0) <= largest) and bool(np.isfinite(values).all())
+    @property
+    def largest(self) -> float:
+        """The largest value that can be tracked: statistics are made of squares, and of sums."""
+        return math.inf if self.estimate is None else rules.largest_square_root(self.views["u"])
 
-    def _refuse(self, batch: Batch, values: Array) -> None:
+    def _within(self, values: Array) -> Array:
+        """Which rows are finite, and not too large."""
+        good = abs(values) <= self.largest
+        if self.estimate is None:
+            good = good & (values - values == 0)
+        return good if good.ndim == 1 else good.all(1)
+
+    def _refuse(self, batch: Batch, good: Array) -> None:
         """Raise: some values of a batch, or u after it, are not finite."""
-        found = tensor(values)
-        largest = math.inf if self.estimate is None else rules.largest_square_root(values)
-        good = found.isfinite() & (found.abs() <= largest)
-        good = (good if good.dim() == 1 else good.all(1)) & tensor(batch.finite())
-        bad = tensor(batch.index)[~good].tolist()[:10]
+        bad = batch.index[~good].tolist()[:10]
         place = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
         raise NonFiniteValue(
             f"The values are NaN or infinite, or so large that their average overflows, for {place};"
@@ -644,8 +648,9 @@ class InnerTracker(KeepsPrecision):
 
     def check_batch(self, batch: Batch) -> None:
         """Raise unless all values of a batch are finite."""
-        if not bool(batch.finite().all()):
-            self._refuse(batch, batch.fresh)
+        good = batch.finite()
+        if not bool(good.all()):
+            self._refuse(batch, good)
 
     def set_batch(self, batch: Batch) -> None:
         """Set u_i to the means of a batch, which count as first visits."""
@@ -663,8 +668,8 @@ class InnerTracker(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        counters = state.get("_extra_state", torch.zeros(2))
-        if counters.shape != (2,) or bool((counters < 0).any()):
+        counters = state.get("_extra_state", self.get_extra_state())
+        if counters.shape != (2,) or counters.is_floating_point() or bool((counters < 0).any()):
             raise ValueError(f"`_extra_state` must be two counts but is: {counters.tolist()}.")
 
     def set_extra_state(self, state: Any) -> None:
@@ -691,6 +696,7 @@ class ErrorEstimate(KeepsPrecision):
     visits: Tensor
     largest: Tensor
     pooled: Tensor
+    never_negative = ("difference", "innovation", "visits", "largest", "pooled")
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
@@ -702,9 +708,6 @@ class ErrorEstimate(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        for name in ("difference", "innovation", "visits", "largest", "pooled"):
-            if name in state and bool((state[name] < 0).any()):
-                raise ValueError(f"`{name}` holds negative numbers.")
         low, high = rules.GAMMA_RANGE
         gain = state["pooled"][3].item() if "pooled" in state else low
         if not low - 1e-6 <= gain <= high + 1e-6:  # rounding

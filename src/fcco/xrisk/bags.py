@@ -56,7 +56,7 @@ class MultiInstanceAUC(Compositional):
     """
 
     labels: Tensor
-    warm_up = pool = entries = replay = takes_no_values  # type: ignore[assignment]
+    warm_up = pool = takes_no_values  # type: ignore[assignment]
 
     def __init__(
         self,

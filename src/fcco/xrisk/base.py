@@ -45,8 +45,8 @@ def takes_no_values(self: Any, *_: Any, **__: Any) -> NoReturn:
     """In place of methods that would take scores for inner values."""
     raise TypeError(
         f"`{type(self).__name__}` makes its inner values from scores, in a call alone: it has no "
-        "`warm_up`, `pool`, `entries` or `replay`. Estimates start at their first visit; to start "
-        "the model use `fcco.xrisk.warm_start`."
+        "`warm_up` or `pool`. Estimates start at their first visit; to start the model use "
+        "`fcco.xrisk.warm_start`."
     )
 
 
@@ -61,7 +61,7 @@ class ScoreRisk(Compositional):
     _batch: ClassVar[str] = "`labels`"
     _empty: ClassVar[str]
     """The warning about a batch without pairs, after "A batch of `...`"."""
-    warm_up = pool = entries = replay = takes_no_values  # type: ignore[assignment]
+    warm_up = pool = takes_no_values  # type: ignore[assignment]
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
         # No process group: every rank holds the values of the global batch already.
@@ -137,12 +137,18 @@ class ScoreRisk(Compositional):
             values: gives the inner values by term from the scores of all ranks.
         """
         several, name = ONLY not in self._terms, type(self).__name__
+        bad = (
+            f"Scores of `{name}` or the loss beside them are NaN or infinite; nothing was updated."
+        )
         proposals: Proposals = []
 
         def entries() -> Any:
             loss, scores = read_scores(name, function)
             scores = self._with_shape(scores, shape)
             scores = scores if ranks is None else gather_scores(scores, *ranks)
+            # Those of labels without a pair, or unknown, are in no value that is looked at later.
+            if several and self.learning and bool(scores.isnan().any()):
+                raise NonFiniteValue(bad)
             if loss is not None:
                 loss = mean_loss(loss, ranks and ranks[0], check=self.learning)
             if not index:  # nothing to learn from, but still a loss that can be differentiated
@@ -161,10 +167,7 @@ class ScoreRisk(Compositional):
                 warn(f"A batch of `{name}` {self._empty}")
             loss = entries()
             if self.learning and not bool(torch.isfinite(loss)):
-                raise NonFiniteValue(
-                    f"Scores of `{name}`, or the loss beside them, are NaN or infinite; nothing "
-                    "was updated."
-                )
+                raise NonFiniteValue(bad)
             return loss
         loss = super().forward(entries, index if several else index[ONLY])
         if self.learning:

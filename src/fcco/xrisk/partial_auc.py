@@ -220,7 +220,7 @@ class PartialAUC(_Partial):
     a running average over batches, exact when the batch holds all negatives; `"own"` keeps and
     steps an s_i for each positive, which is seen once in a while (SOPA). From 32 negatives in a
     batch `max_fpr=0.05` becomes a rate of 0.050 on all data if their scores are normal, 0.044 to
-    0.061 if they are log-normal or uniform; with fewer than 0.6 / `max_fpr` of them it is too
+    0.060 if they are log-normal or uniform; with fewer than 0.6 / `max_fpr` of them it is too
     large, as q cannot be above their largest score. The second
     replaces the hardest negatives by soft weights on all of them, by a temperature instead of a
     share; a block is a positive, g_i is the mean of exponentials, tracked in log space, and
