@@ -336,7 +336,7 @@ def _train(
 
     given = context.params
     if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
+        raise ConfigError("This needs tensorboard: pip install tensorboard")
     if (folder := given["data_folder"]) is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
