@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--gpu", action="store_true", help="large models on the GPU, bf16 autocast")
-    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--rounds", type=int, help="2 or more; a few for a quick look")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(1)

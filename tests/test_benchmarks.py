@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -203,6 +204,10 @@ def test_untuned_without_the_other_libraries(monkeypatch, capsys):
     for name in ("Cooper", "HCT"):
         (note,) = [each for each in found["left_out"] if each.startswith(name)]
         assert "not installed" in note and note in told.err
+    search: Any = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        untuned.tuned.search_constraints("adult", search)
+    assert {job.method for job in search.call_args.args[0]} == {"ALEXR", "SONEX"}
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,20 +104,24 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(
+    arrays: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The shape of the JSON; the file of finished runs is continued."""
     out = arrays / "runs.jsonl"
     words = (
         f"--quick --json --workers 1 --steps 30 --arrays {arrays} --out {out} "
-        "--method bce focal listwise ours"
+        "--method bce focal listwise ours lambdarank"
     )
+    monkeypatch.setitem(sys.modules, "lightgbm", None)  # as if it were not installed
     threads = torch.get_num_threads()
     try:
         command.main(words.split())
         told = capsys.readouterr()
         figures = json.loads(told.out.splitlines()[-1])
         left_out = figures.pop("left_out")
-        assert any(note.startswith("toxicity is left out") for note in left_out)
+        for name in ("toxicity", "lambdarank"):
+            assert any(note.startswith(f"{name} is left out") for note in left_out)
         assert {data: list(rows) for data, rows in figures.items()} == {
             "hiv": ["AP", "pAUC", "tpAUC"], "ranking": ["NDCG@5", "NDCG@10"],
         }  # fmt: skip

@@ -346,6 +346,14 @@ def test_the_menu_names_every_page_by_its_heading():
     assert len({name for name, _ in menu}) == len(menu), "two pages of one name"
 
 
+def test_nothing_tells_to_install_a_name_that_is_not_on_pypi():
+    """While the page of the installation says so: from a clone only."""
+    sources = [*SOURCE.rglob("*.py"), *(ROOT / "experiments/fcco_experiments").rglob("*.py")]
+    assert "not on PyPI" in (DOCS / "start/install.md").read_text() and len(sources) > 100
+    for path in [*PAGES, *PROJECT_FILES, *sources]:
+        assert not re.search(r"pip install [^`#\n]*\bfcco\b", path.read_text()), path
+
+
 def test_docstrings_name_pages_that_exist():
     mentions = set()
     for path in (ROOT / "src").rglob("*.py"):

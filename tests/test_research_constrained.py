@@ -135,13 +135,16 @@ def test_quick_command_prints_json(monkeypatch, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.delenv("FCCO_DATA", raising=False)
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))  # that of this machine may have it
-    words = "--quick --json --skip cost bias --methods SONEX SONX --problems adult convex --output"
-    monkeypatch.setattr(sys, "argv", ["constrained", *words.split(), str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "cooper", None)  # as if it were not installed
+    words = "--quick --json --skip cost bias --problems adult convex --output"
+    names = ("--methods", "SONEX", "SONX", "Cooper augmented")
+    monkeypatch.setattr(sys, "argv", ["constrained", *words.split(), str(tmp_path), *names])
     study.main()
     printed = capsys.readouterr()
     found = json.loads(printed.out.splitlines()[-1])
     assert set(found["problems"]) == {"convex"}
     assert "adult is left out" in found["notes"][0] and "FCCO_DATA" in printed.err
+    assert found["notes"][1].startswith("Cooper is left out") and found["notes"][1] in printed.err
     assert set(found["problems"]["convex"]["methods"]) == {"SONEX", "SONX"}
     written = {file.name for file in tmp_path.iterdir()}
     assert {"tables.md", "jobs.jsonl", "constrained-frontiers.png"} <= written

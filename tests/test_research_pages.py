@@ -136,3 +136,10 @@ def test_step_costs() -> None:
         assert [f"H200, {model}", *line] in short
         line[1] += " ({:.2f} to {:.2f})".format(*each["spread"])
         assert [model, *line, cells[3]] in details
+    prose = " ".join(text("step-cost").split())
+    perceptron, *large = ([float(cell) for cell in row[1:]] for row in short if "H200," in row[0])
+    ratios = [ratio for _, *each in large for ratio in each]
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times as long" in prose
+    assert f"{max(perceptron[1:]):.1f} times on a GPU" in prose
+    added = [ms * (ratio - 1) for ms, *each in (perceptron, *large) for ratio in each]
+    assert f"{min(added):.0f} to {max(added):.0f} ms with one" in prose

@@ -681,6 +681,17 @@ def test_columns_of_the_table_as_groups_and_a_pickle():
         clone(named).set_params(sensitive_features=["sex"]).fit(frame, y)
 
 
+@pytest.mark.parametrize("far", [3.3e38, -1e39, 1e200])
+def test_features_beyond_float32_have_the_probabilities_of_far_ones(far):
+    X, y, _ = table(11, 100)
+    for model in (AveragePrecisionClassifier(max_epochs=1), OperatingPointClassifier(max_epochs=1)):
+        model.fit(X, y)
+        rows = np.repeat(X[:1], 2, axis=0)
+        rows[:, 0] = far, math.copysign(1e12, far)
+        found = model.predict_proba(rows)
+        np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_what_cannot_be_meant_is_refused():
     X, y, group = table(11, 100)

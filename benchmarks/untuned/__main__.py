@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments.data import MissingData
 
 from research.constrained import peers
-from research.constrained.study import finite, short
+from research.constrained.study import finite
 from research.constrained.training import Job, Runner
 
 from . import constraints, groups, tuned
 from .constraints import LEVEL, Figures
+from .tuned import available
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
@@ -273,19 +273,6 @@ def tables(found: dict[str, Any]) -> str:
             std = row.get("cvar_std", math.nan)
             lines.append(f"  {label:<32}{row['cvar']:>10.4f}{std:>8.4f}   {rates}")
     return "\n".join(lines)
-
-
-def available(names: Iterable[str], make: Any, notes: list[str]) -> list[str]:
-    """Problems whose files are there; a note, also on stderr, for each of the others."""
-    found = []
-    for name in names:
-        try:
-            make(name)
-            found.append(name)
-        except MissingData as reason:
-            notes.append(f"{name} is left out: {short(reason)}")
-            print(notes[-1], file=sys.stderr)
-    return found
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:

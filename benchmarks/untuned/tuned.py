@@ -14,14 +14,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from research.constrained import grids
+from fcco_experiments.data import MissingData
+
+from research.constrained import grids, peers
 from research.constrained.report import choose, place
+from research.constrained.study import short
 from research.constrained.training import Job, Runner
 
 from . import constraints, groups
@@ -91,7 +94,8 @@ def _grid(name: str) -> dict[str, list[Any]]:
 
 def search_constraints(name: str, runner: Runner, seed: int = 0) -> Tuned:
     """The three best methods of a problem, each with its best setting, best first."""
-    jobs = {m: [Job(name, m, dict(s), seed) for s in _grid(name)[m]] for m in _LEADERS[name]}
+    methods = filter(constraints.can_run, _LEADERS[name])
+    jobs = {m: [Job(name, m, dict(s), seed) for s in _grid(name)[m]] for m in methods}
     runner([job for own in jobs.values() for job in own], f"{name}, grid")
     paths: list[tuple[str, dict[str, Any], list[Job]]] = []
     for method, own in jobs.items():
@@ -215,6 +219,19 @@ GROUPS: dict[str, Tuned] = {
 }
 
 
+def available(names: Iterable[str], make: Any, notes: list[str]) -> list[str]:
+    """Problems whose files are there; a note, also on stderr, for each of the others."""
+    found = []
+    for name in names:
+        try:
+            make(name)
+            found.append(name)
+        except MissingData as reason:
+            notes.append(f"{name} is left out: {short(reason)}")
+            print(notes[-1], file=sys.stderr)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pattern", nargs="?", default="", help="of the problems")
@@ -222,10 +239,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
     runner = Runner(options.workers, options.cache, run=run, result=Figures)
-    for name in filter(re.compile(options.pattern).search, constraints.PROBLEMS):
-        print(f"    {name!r}: {search_constraints(name, runner)!r},", flush=True)
-    for name in filter(re.compile(options.pattern).search, groups.PROBLEMS):
-        print(f"    {name!r}: {search_groups(name, runner)!r},", flush=True)
+    for note in peers.notes():
+        print(note, file=sys.stderr)
+    for part, search in ((constraints, search_constraints), (groups, search_groups)):
+        names = filter(re.compile(options.pattern).search, part.PROBLEMS)
+        for name in available(names, part.make, []):
+            print(f"    {name!r}: {search(name, runner)!r},", flush=True)
 
 
 if __name__ == "__main__":

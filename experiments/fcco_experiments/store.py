@@ -34,9 +34,9 @@ CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 TENSORBOARD, LOCK = "tensorboard", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOUS)
 # Files of a comparison.
-COMPARISON, SWEEP = "comparison.json", "sweep.json.gz"
+COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", "winners.yaml", CONFIG)
+_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 

@@ -233,7 +233,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         seeds=tuple(final_seeds),
     )
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
-    store.write_text(out / "winners.yaml", head + configs.dump(best))
+    store.write_text(out / store.WINNERS, head + configs.dump(best))
     return sweep
 
 

@@ -328,5 +328,5 @@ def test_what_does_not_fit_is_refused(bert, clip, tmp_path, monkeypatch):
     with pytest.raises(backbones.WeightsError, match=r"Missing key.*transformer.layer.2.attention"):
         built_from(bert, "distilbert")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"pip install 'fcco-experiments\[text\]'"):
+    with pytest.raises(ImportError, match=r"pip install './experiments\[text\]'"):
         backbones.build("minilm", pretrained=False)

@@ -222,6 +222,14 @@ def test_wrong_images(tmp_path, spoil, reason):
         data.load_grouped(write(frame, tmp_path / "t.csv"), columns=IMAGES)
 
 
+def test_the_ending_says_what_a_file_is(tmp_path):
+    text = b"a\tb,c,d\n1\t2,3,4\n"
+    for name, content in {"t.tsv": text, "T.TSV.GZ": gzip.compress(text)}.items():
+        (tmp_path / name).write_bytes(content)
+        table = data.read_table(tmp_path / name).frame
+        assert list(table.columns) == ["a", "b,c,d"] and table["b,c,d"].tolist() == ["2,3,4"]
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "{}/secret.png", "shots/../../secret.png"])
 def test_an_image_outside_its_folder_is_not_opened(tmp_path, name):
     frame, files = pictures()

@@ -183,6 +183,9 @@ def test_a_smooth_stand_in_that_is_met_while_the_true_gap_is_not(changes, said, 
     text, steps = (" ".join(f(asked, methods)) for f in (TASK.verdict, TASK.next_steps))
     assert ("stand-in" in text) == bool(said) and re.search(said, text) and "0.095" in text
     assert advice in steps and ("--epochs" in steps) == ("--epochs" in advice)
+    if said:  # a tolerance above the limit is the nearer cause
+        (step,) = TASK.next_steps(replace(asked, tolerance=0.04), methods)
+        assert "--tolerance 0.015" in step
 
 
 def test_the_nearest_is_named_when_none_is_feasible() -> None:
@@ -218,6 +221,9 @@ def test_warnings_by_hand() -> None:
     assert kinds(asked) == []
     assert kinds(asked, train_inside=0.02) == ["Vacuous"]
     assert kinds(asked, train_excess_gap=0.29) == ["Constraints"]
+    for score in ("normalised", "unbounded"):  # no advice to do what is done
+        (text,) = TASK.warnings(replace(asked, score=score), row(train_excess_gap=0.29))
+        assert ("normalise" in text) == (score == "unbounded") and "temperature" in text
     assert kinds(small(thresholds=(0.0,)), train_inside=0.0) == []  # nothing lies between
     violated = {"train_inside": 0.02, "train_excess_gap": 0.3, "train_violation": 0.1}
     assert kinds(asked, **violated) == []  # a violation needs no further warning

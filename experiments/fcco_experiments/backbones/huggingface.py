@@ -41,7 +41,7 @@ def _extra(package: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Text and CLIP backbones need {error.name}: pip install 'fcco-experiments[text]'."
+            f"Text and CLIP backbones need {error.name}: pip install './experiments[text]'."
         ) from error
 
 

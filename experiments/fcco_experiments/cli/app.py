@@ -336,7 +336,7 @@ def _train(
 
     given = context.params
     if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("This needs tensorboard: pip install 'fcco-experiments[tensorboard]'")
+        raise ConfigError("This needs tensorboard: pip install tensorboard")
     if (folder := given["data_folder"]) is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
@@ -396,7 +396,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
-    from .. import environment, stats
+    from .. import stats, store
     from ..report.sweep import conclude
     from .display import Printer
 
@@ -414,9 +414,8 @@ def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) 
     if done.table:
         printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
     printer.line(f"Report: {done.report}")
-    if (winners := out / "winners.yaml").is_file():
-        again = environment.program("compare", sweep["task"], "--config", str(winners))
-        printer.line(f"Compare the winners: {again}")
+    if (out / store.WINNERS).is_file():
+        printer.line(f"Compare the winners: {done.compare}")
     printer.json({"methods": done.table})
 
 

@@ -17,7 +17,7 @@ def rdkit_module(name: str) -> Any:
         return importlib.import_module(f"rdkit.{name}")
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Molecules need {error.name}: pip install 'fcco-experiments[molecules]'."
+            f"Molecules need {error.name}: pip install './experiments[molecules]'."
         ) from error
 
 

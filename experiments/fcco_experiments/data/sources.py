@@ -110,7 +110,11 @@ class _Unpacked(io.RawIOBase):
 
 def opened(path: Path) -> io.BufferedIOBase:
     """A file, or what is packed in one that ends in .gz."""
-    return io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix == ".gz" else path.open("rb")
+    return (
+        io.BufferedReader(_Unpacked(path), 1 << 20)
+        if path.suffix.lower() == ".gz"
+        else path.open("rb")
+    )
 
 
 def leads_out(name: str) -> bool:

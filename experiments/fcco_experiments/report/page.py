@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import results, stats
 from ..prose import paragraphs
-from ..store import CONFIG, Comparison, SavedRun
+from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.verdict import judge
 from . import plots, tables
@@ -55,24 +55,28 @@ def whole_commands(text: str, comparison: Comparison) -> str:
     They take the config beside the runs, of a sweep that of the winners. More seeds go on in the
     same folder, all else in another.
     """
-    called = shlex.split(str(comparison.meta.get("command", "")))
-    start = next((k for k, word in enumerate(called) if word in ("compare", "run", "sweep")), 0)
-    folder, program = str(comparison.folder), called[:start] or ["fcco"]
-    file = "winners.yaml" if called[start : start + 1] == ["sweep"] else CONFIG
-    data = [word for k, word in enumerate(called) if "--data-folder" in (word, called[k - 1])]
-    data += [word for word in called if word.startswith("--data-folder=")]
+    folder = str(comparison.folder)
 
     def whole(found: re.Match[str]) -> str:
-        kind, option, place = "compare", shlex.split(found[1]), folder
+        option = shlex.split(found[1])
         if option[0] == "fcco":
-            kind, option, place = "sweep", [], f"{folder}-sweep"
-        elif option[0] != "--seeds":
-            place = "-".join([folder, option[0][2:], *option[1:]])
-        words = [kind, comparison.meta["task"], "--config", f"{folder}/{file}", *data, *option]
-        words += ["--out", place, "--resume"]
-        return f"`{shlex.join([*program, *words])}`"
+            return f"`{command(comparison, 'sweep', f'{folder}-sweep')}`"
+        other = "-".join([folder, option[0][2:], *option[1:]])
+        place = folder if option[0] == "--seeds" else other
+        return f"`{command(comparison, 'compare', place, *option)}`"
 
     return re.sub("`(--[^`]+|fcco sweep [^`]+)`", whole, text)
+
+
+def command(comparison: Comparison, kind: str, out: str, *options: str) -> str:
+    """A command that begins with the config beside runs, that of the winners beside a sweep."""
+    called = shlex.split(str(comparison.meta.get("command", "")))
+    start = next((k for k, word in enumerate(called) if word in ("compare", "run", "sweep")), 0)
+    file = WINNERS if (comparison.folder / WINNERS).is_file() else CONFIG
+    data = [word for k, word in enumerate(called) if "--data-folder" in (word, called[k - 1])]
+    data += [word for word in called if word.startswith("--data-folder=")]
+    words = [kind, comparison.meta["task"], "--config", f"{comparison.folder}/{file}", *data]
+    return shlex.join([*(called[:start] or ["fcco"]), *words, *options, "--out", out, "--resume"])
 
 
 def _means(values: stats.Table) -> dict[str, list[Row]]:

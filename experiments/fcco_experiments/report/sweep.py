@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from .. import results, stats, store
 from ..store import Comparison
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from . import plots, tables
-from .page import Alert, alerts, common, glossary, other_data, summary
+from .page import Alert, alerts, command, common, glossary, other_data, summary
 from .plots import number
 from .style import Style, count, fixed, setting, styles
 from .tables import Cell, Head, Table, metric_head
@@ -349,6 +348,7 @@ class Conclusion:
     metrics: tuple[Metric, ...]
     table: stats.Table
     report: Path
+    compare: str
 
 
 def conclude(out: Path, told: Mapping[str, Any]) -> Conclusion:
@@ -369,7 +369,11 @@ def conclude(out: Path, told: Mapping[str, Any]) -> Conclusion:
         store.write_json(out / results.TABLE, {"methods": table})
         store.write_text(out / "table.md", stats.markdown(table, shown))
     store.write_text(out / "report.html", render_sweep(comparison, told, task, config))
-    return Conclusion(tuple(shown), table, out / "report.html")
+    return Conclusion(tuple(shown), table, out / "report.html", _compare_winners(comparison))
+
+
+def _compare_winners(comparison: Comparison) -> str:
+    return command(comparison, "compare", f"{comparison.folder}-winners")
 
 
 def winners_table(comparison: Comparison, sweep: Sweep, shown: Sequence[Metric]) -> stats.Table:
@@ -417,8 +421,7 @@ def content(
         "alerts": _alerts(comparison, sweep, task, config),
         "sweep": sweep,
         "several": bool(comparison.runs),
-        "compare_winners": f"fcco compare {meta['task']} --config "
-        + shlex.quote(f"{comparison.folder}/winners.yaml"),
+        "compare_winners": _compare_winners(comparison),
         "feasible": sum(trial.feasible for trial in sweep.trials),
         "order": order,
         "without": without,

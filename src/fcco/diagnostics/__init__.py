@@ -8,7 +8,7 @@
 | tracking error of u | `tracking_error` |
 
 All are functions of the model at its current parameters and return small frozen dataclasses. Those
-that solve a least-squares problem need scipy (`pip install 'fcco[solvers]'`). Common arguments:
+that solve a least-squares problem need scipy (`pip install scipy`). Common arguments:
 
 * `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or (B, d1), on the full data and with an
   autograd graph to `parameters`; deterministic, so set the model to evaluation mode first.

@@ -136,7 +136,7 @@ def _scipy_optimize(call: str) -> Any:
     try:
         import scipy.optimize
     except ImportError as error:
-        raise ImportError(f"`{call}` needs scipy: pip install 'fcco[solvers]'.") from error
+        raise ImportError(f"`{call}` needs scipy: pip install scipy.") from error
     return scipy.optimize
 
 

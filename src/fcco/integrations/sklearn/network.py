@@ -23,6 +23,9 @@ KNOT_ROWS, START_ROWS = 8192, 8192
 ITERATIONS = 15
 """Of L-BFGS."""
 
+FAR = 1e15
+"""Scaled features are at most this, so that the network's sums stay within float32."""
+
 
 class Encoding(NamedTuple):
     r"""Scales features and, with knots, adds piecewise linear functions of them.
@@ -74,7 +77,8 @@ class Encoding(NamedTuple):
         found, start = np.empty((len(X), len(self.mean)), dtype=np.float32), 0
         for table in (X, *self.pieces(X)):
             end = start + table.shape[1]
-            found[:, start:end] = (table - self.mean[start:end]) / self.scale[start:end]
+            scaled = (table - self.mean[start:end]) / self.scale[start:end]
+            found[:, start:end] = np.clip(scaled, -FAR, FAR)
             start = end
         return torch.as_tensor(found)
 
