@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal  # the enums of `signal` cost as much as ten operations
 import io
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -119,9 +119,9 @@ class Uninterrupted:
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             # Others are not Python's: they end the process, ignore Ctrl-C or belong to a library.
-            self._before = signal.getsignal(signal.SIGINT)
+            self._before = _signal.getsignal(_signal.SIGINT)
             if callable(self._before):
-                signal.signal(signal.SIGINT, lambda *received: self._held.append(received))
+                _signal.signal(_signal.SIGINT, lambda *received: self._held.append(received))
 
     def __exit__(
         self,
@@ -130,6 +130,6 @@ class Uninterrupted:
         traceback: TracebackType | None,
     ) -> None:
         if callable(self._before):
-            signal.signal(signal.SIGINT, self._before)
+            _signal.signal(_signal.SIGINT, self._before)
             if self._held:
                 self._before(*self._held[0])

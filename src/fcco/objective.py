@@ -42,6 +42,7 @@ class _CallState:
         stepping: an optimizer is inside its step (it runs a closure).
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
+        open: what the next step of an optimizer makes final.
         losses: of the calls since the last step.
         several: a step had several calls; from then on the losses of all are watched.
         unused: how many losses were never differentiated.
@@ -55,6 +56,7 @@ class _CallState:
     stepping: bool = False
     stepped: bool = False
     from_eval: bool = False
+    open: OpenStep | None = None
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
     several: bool = False
     unused: int = 0
@@ -185,7 +187,6 @@ class Compositional(CheckedState):
         )
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
-        self._open: OpenStep | None = None  # what the next step of an optimizer makes final
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
@@ -255,12 +256,15 @@ class Compositional(CheckedState):
                 "must follow each other."
             )
         try:
+            if torch.compiler.is_dynamo_compiling():
+                return self._without_dynamo(function, index, gradient, gradient_index)
             return self._loss(function, index, gradient, gradient_index)
         except RanksOutOfStep as error:
             self._state.calls = error.latest  # the next call is the same on all ranks again
             raise
         finally:
-            torch.set_grad_enabled(differentiating)  # one at the entry of `no_grad` leaves it on
+            if torch.is_grad_enabled() != differentiating:  # an interrupt at the entry of `no_grad`
+                torch.set_grad_enabled(differentiating)
             if self._busy.locked():
                 self._busy.release()
 
@@ -278,6 +282,9 @@ class Compositional(CheckedState):
     # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
     # takes a second when this module is imported.
     @torch._disable_dynamo
+    def _without_dynamo(self, *arguments: Any) -> Tensor:
+        return self._loss(*arguments)
+
     def _loss(
         self,
         function: Function,
@@ -342,7 +349,7 @@ class Compositional(CheckedState):
                 self._watch = None
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        step = OpenStep(self._open) if updating else None
+        step = OpenStep(self._state.open) if updating else None
         tracked, call = {}, self._state.calls
         for name, each in entries.items():
             tracked[name] = self._terms[name].tracker.track(each, step, group, call)
@@ -350,7 +357,7 @@ class Compositional(CheckedState):
             self._refuse_nonfinite(entries, loss)
         combined = self._combined(loss, tracked, group, step)
         if step is not None:
-            self._open = step
+            self._state.open = step
         if updating and combined.grad_fn is not None:
             state = self._state
             state.losses.made += 1
@@ -461,7 +468,7 @@ class Compositional(CheckedState):
 
     def _give_up(self) -> None:
         """Forget the calls since the last step."""
-        self._open, self._state.losses = None, _watch.Losses()
+        self._state.open, self._state.losses = None, _watch.Losses()
         for term in self._terms.values():
             term.forget()
 
@@ -481,7 +488,7 @@ class Compositional(CheckedState):
         entries = self._reader.entries(blocks, split(function())[1])
         if group is not None:
             entries = self._on_all_ranks(entries, group)
-        return self._terms[name].tracker.pooled(entries[name], group)
+        return self._terms[name].tracker.track(entries[name], None, group)
 
     def _on_all_ranks(self, entries: dict[str, Entries], group: Group) -> dict[str, Entries]:
         """The entries of every term that any rank holds, in an order that all ranks share.
@@ -543,7 +550,7 @@ class Compositional(CheckedState):
             state.open_at, state.waiting, state.moves = None, 0, 0
             if state.losses.made:
                 state.losses = _watch.Losses()
-            step = self._open
+            step = state.open
             if step is not None:
                 for function, arguments in step.writes.values():
                     function(*arguments)
@@ -552,7 +559,7 @@ class Compositional(CheckedState):
                         term.close(step)
             for term in self._terms.values():
                 term.forget()
-            self._open = None
+            state.open = None
             for action in self._after_close:
                 action()
 
@@ -638,14 +645,14 @@ class Compositional(CheckedState):
                 f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
                 "own; use `state_dict()`."
             )
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles", "_open")}
-        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses())
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
+        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         listens = state.pop("_listens")
         super().__setstate__(state)
-        self._busy, self._handles, self._open = threading.Lock(), [], None
+        self._busy, self._handles = threading.Lock(), []
         self._watch = _watch.FirstCalls(self._terms, copied=True)
         if listens:
             self._attach()

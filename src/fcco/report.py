@@ -412,6 +412,7 @@ class _Samples:
         blocks, values = entries.blocks, entries.fresh.detach().double()
         if blocks.inverse is None:
             return None
+        blocks = blocks.as_tensors()
         count = blocks.counts.to(values)
         count = count if values.dim() == 1 else count.unsqueeze(1)
         mean = blocks.sums(values) / count
@@ -598,7 +599,7 @@ def _opposing(
     term: Any, rows: Sequence[Row], entries: Entries, parameters: Sequence[Tensor]
 ) -> Finding | None:
     """Violated constraints of which no direction of the parameters lowers all."""
-    blocks, tracker = entries.carrier_blocks, term.tracker
+    blocks, tracker = entries.carrier_blocks.as_tensors(), term.tracker
     if not entries.carrier.requires_grad:
         return None
     sums = blocks.sums(entries.carrier, tracker.log_space)

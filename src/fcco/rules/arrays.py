@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Number", "Views", "concatenate", "per_row", "tensor", "view", "where"]
+__all__ = ["Array", "Number", "Views", "concatenate", "finite", "per_row", "tensor", "view", "where"]
 
 Array = Any
 """A NumPy array or a tensor."""
@@ -27,7 +27,7 @@ def view(tensor: Tensor) -> Array:
 
 def tensor(array: Array) -> Tensor:
     """An array as a tensor of the same memory."""
-    return array if isinstance(array, Tensor) else torch.as_tensor(array)
+    return array if isinstance(array, Tensor) else torch.from_numpy(array)
 
 
 def where(condition: Array, yes: Any, no: Any) -> Array:
@@ -38,6 +38,10 @@ def where(condition: Array, yes: Any, no: Any) -> Array:
 def concatenate(arrays: list[Array]) -> Array:
     join: Any = torch.cat if isinstance(arrays[0], Tensor) else np.concatenate
     return join(arrays)
+
+
+def finite(array: Array) -> Array:
+    return array.isfinite() if isinstance(array, Tensor) else np.isfinite(array)
 
 
 def per_row(vector: Array, like: Array) -> Array:

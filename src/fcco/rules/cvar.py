@@ -57,7 +57,8 @@ def width_at_first(u: Array, seen: Array | None, ratio: Number) -> Number:
     """Before any block was seen twice: so wide that all count alike."""
     low = u if seen is None else where(seen, u, math.inf)
     high = u if seen is None else where(seen, u, -math.inf)
-    return 100 / ratio * (high.max() - low.min() + 1e-12)
+    spread = high.max() - low.min()
+    return 100 / ratio * ((spread if isinstance(spread, Tensor) else float(spread)) + 1e-12)
 
 
 def mean_of_worst(u: Array, ratio: Number, seen: Array | None = None) -> Number:
@@ -167,7 +168,11 @@ def _hard(u: Array, ratio: Number, seen: Array | None) -> tuple[Number, Number]:
         above, ties = ((u > s) & seen).sum().to(s.dtype), ((u == s) & seen).sum()
     else:
         place = max(math.ceil(rank), 1) - 1
-        s = (u.sort(descending=True).values if isinstance(u, Tensor) else -np.sort(-u))[place]
+        if not isinstance(u, Tensor):
+            s = float(-np.partition(-u, place)[place])
+            above, ties = np.count_nonzero(u > s), np.count_nonzero(u == s)
+            return s, (number - above / ratio) / ties
+        s = u.sort(descending=True).values[place]
         above, ties = (u > s).sum(), (u == s).sum()
     return s, (number - above / ratio) / ties
 

@@ -163,7 +163,7 @@ def coefficients(
         noise: sigma^2 over all constraints.
         scales: of the last step.
     """
-    variance = rows.variance + (rows.variance == 0) * (noise + TINY)
+    variance = where(rows.variance == 0, noise + TINY, rows.variance)
     gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
     x = excess + (rows.margin + targets.margin)
     return targets.outside(rows.multiplier + x * gain, gain, rows.margin)
@@ -240,7 +240,7 @@ def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
     own, half = statistics.visits - 1, statistics.difference / 2  # half a squared difference
     mixed = (half * own + 5 * (pooled.difference / 2)) / (statistics.visits + 4)
     variance = half + (statistics.visits <= FEW) * (mixed - half)
-    return variance + (variance == 0) * HUGE, own > 0
+    return where(variance == 0, HUGE, variance), own > 0
 
 
 def _number(value: Any) -> Number:

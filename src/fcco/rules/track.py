@@ -368,17 +368,17 @@ class Statistics(NamedTuple):
             automatic: see `Pooled.after`.
         """
         again = (self.visits > 0) * came  # the first visit has nothing to compare with
-        weight = again / (self.visits + (self.visits == 0))
+        weight = per_row(again / (self.visits + (self.visits == 0)), fresh)
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
-        weight, again = per_row(weight, fresh), per_row(again, fresh)
-        moved, missed = (fresh - self.latest) ** 2, (fresh - old) ** 2
-        beyond = missed > CLIP * pooled.innovation
+        again = per_row(again, fresh)
+        moved, missed = fresh - self.latest, fresh - old
+        moved, missed = moved * moved, missed * missed
         if (
             isinstance(moved, Tensor)  # to look would make the host wait
             or pooled.steps < 3
-            or beyond.any()
-            or moved.max() > CLIP * pooled.innovation
+            or not (moved + missed).max(initial=0.0) <= CLIP * pooled.innovation
         ):
+            beyond = missed > CLIP * pooled.innovation
             clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
@@ -404,9 +404,12 @@ class Statistics(NamedTuple):
             visits=visits,
             largest=extreme,
         )
-        sums = ((moved * again).sum(), (missed * again).sum(), (again + 0 * moved).sum())
-        if not isinstance(moved, Tensor):
-            sums = map(float, sums)  # Python's numbers are the fastest
+        if isinstance(moved, Tensor):
+            sums = ((moved * again).sum(), (missed * again).sum(), (again + 0 * moved).sum())
+        else:  # Python's numbers are the fastest
+            each = (again + 0 * moved).reshape(-1)
+            sums = (float(moved.reshape(-1) @ each), float(missed.reshape(-1) @ each))
+            sums = (*sums, float(each.sum()))
         return statistics, pooled.after(*sums, automatic)
 
 

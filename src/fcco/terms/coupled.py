@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _checks
 from .._schedules import Schedule, Smoothing, Width
 from ..outer import AbstractOuter, MoreauEnvelope
+from ..rules.arrays import view
 from ..rules.track import automatic_width
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
@@ -149,15 +150,19 @@ class OuterTerm(AbstractTerm):
         """
         if step is None or not self.automatic:
             return self.smoothing
-        pooled, gamma = self.tracker.pooled(), self.tracker.rule.gamma
+        tracker = self.tracker
+        pooled, gamma = step.updates[tracker].rows.pooled, tracker.rule.gamma
         width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
             width = torch.where(pooled.steps > 0, width, at_first())
         elif at_first is not None and pooled.steps == 0:
             width = float(at_first())
-        assert self.width is not None
-        step.write((self, "width"), self.width.fill_, width)  # type: ignore[arg-type]
+        step.write((self, "width"), self._set_width, width)
         return width / self._jump
+
+    def _set_width(self, width: Any) -> None:
+        assert self.width is not None
+        view(self.width)[:] = width
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.

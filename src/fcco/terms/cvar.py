@@ -13,7 +13,7 @@ from .. import _checks
 from .._schedules import Smoothing
 from ..outer import CVaR, CVaRHinge
 from ..rules import cvar as rules
-from ..rules.arrays import view
+from ..rules.arrays import Views, view
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .coupled import OuterTerm
 
@@ -52,7 +52,7 @@ class CVaRTerm(OuterTerm):
             )
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
-        self.ratio = ratio
+        self.ratio, self._views = ratio, Views()
         # s, NaN before the first batch; and the subgradient taken at u_i = s, since the exact s of
         # the hard CVaR always sits on a kink.
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -91,18 +91,27 @@ class CVaRTerm(OuterTerm):
         """s and the slope at s, of the open step or of the last; None before the first."""
         if step is not None and (self, "threshold") in step.writes:
             return step.writes[self, "threshold"][1]  # type: ignore[return-value]
-        threshold, kink = self.threshold, self.kink
-        if self.tracker.steps == 0 and bool(threshold.isnan()):
-            return None
-        host = threshold.device.type == "cpu"
-        return (threshold.item(), kink.item()) if host else (threshold, kink)
+        known = self._views.found
+        if "s" not in known:
+            threshold, kink = self.threshold, self.kink
+            known["threshold"], known["kink"] = view(threshold), view(kink)
+            if self.tracker.steps == 0 and bool(threshold.isnan()):
+                return None
+            host = not isinstance(known["kink"], Tensor)
+            known["s"] = (threshold.item(), kink.item()) if host else (threshold, kink)
+        return known["s"]
 
     def _set(self, threshold: Any, kink: Any) -> None:
-        for buffer, value in ((self.threshold, threshold), (self.kink, kink)):
-            if isinstance(value, Tensor):
-                buffer.copy_(value)
-            else:
-                buffer.fill_(float(value))
+        known = self._views.found
+        known["threshold"][()], known["kink"][()], known["s"] = threshold, kink, (threshold, kink)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._views.found.clear()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._views.found.clear()
+        super()._load_from_state_dict(*arguments)
 
     def close(self, step: OpenStep) -> None:
         """End an optimizer step: s moves once, whatever the number of batches in it."""
@@ -115,6 +124,7 @@ class CVaRTerm(OuterTerm):
         """Set s to the best one for the tracked values."""
         table = view(self.table())
         if len(table):
+            self._known(None)
             self._set(*rules.threshold(table, self.ratio, self.smoothing))
 
     def value(self) -> Tensor:

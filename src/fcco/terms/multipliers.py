@@ -194,7 +194,8 @@ class MultiplierTerm(AbstractTerm):
             fresh, after = visit.counted, visit.after
             if update.came is not None:  # blocks that kept their value have nothing new to say
                 fresh = where(update.came, fresh, after)
-            known = None if update.rows.seen is None else update.rows.seen * 1.0
+            seen = update.rows.seen
+            known = None if seen is None else 1 - (1 - 0 * after) * ~seen
             sampling = self.scales.new_full((), number / index.shape[0])
             on_host = not isinstance(after, Tensor)
             scales = scales._replace(sampling=number / index.shape[0] if on_host else sampling)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._distributed import Group, gather_rows
 from .._memberships import are_memberships, read_memberships
-from ..rules.arrays import Array, concatenate, per_row, tensor, view
+from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
 __all__ = [
@@ -101,6 +101,12 @@ class Blocks(NamedTuple):
     def of_entries(self, rows: Array) -> Array:
         """Rows of blocks, (B1, ...), repeated for the entries of each, (E, ...)."""
         return rows if self.inverse is None else rows[self.inverse]
+
+    def as_tensors(self) -> Blocks:
+        """The same, for values that carry a gradient."""
+        inverse = None if self.inverse is None else tensor(self.inverse)
+        index, counts = tensor(self.index), tensor(self.counts)
+        return self._replace(index=index, inverse=inverse, counts=counts)
 
     def select(self, keep: Array) -> Blocks:
         """The blocks of the entries where `keep` is true; those without entries disappear."""
@@ -196,8 +202,8 @@ class Batch(NamedTuple):
 
     def finite(self) -> Array:
         """Which blocks have finite values at w_t and w_{t-1}, shape (B1,)."""
-        finite = _finite_rows(self.fresh)
-        return finite if self.previous is None else finite & _finite_rows(self.previous)
+        good = _finite_rows(self.fresh)
+        return good if self.previous is None else good & _finite_rows(self.previous)
 
 
 class OpenStep:
@@ -279,7 +285,7 @@ class Tracked(NamedTuple):
             slope: s_i, the gradient with respect to u, of the shape of u.
         """
         entries, factors = self.entries, tensor(self.factors(slope))
-        if entries.dim() > 1:
+        if factors.dim() > 1:
             entries, factors = entries.reshape(-1), factors.reshape(-1)
         loss = torch.dot(entries, factors)
         # In place: the backward pass of a dot product looks at its factors only, never at its
@@ -300,7 +306,9 @@ class Tracked(NamedTuple):
 
     def factors(self, slope: Array) -> Array:
         """d(loss) / d(entry), from d(loss) / d(u_i)."""
-        factors: Any = slope if isinstance(self.counts, Tensor) else view(tensor(slope).detach())
+        factors = slope
+        if isinstance(slope, Tensor) and not isinstance(self.counts, Tensor):
+            factors = view(slope.detach())
         position = self.blocks.inverse if self.ranks == 1 else self.entry_positions()
         if not self.blocks.whole or self.ranks > 1:
             factors = factors / per_row(self.counts, factors)
@@ -324,8 +332,8 @@ class Tracked(NamedTuple):
 
 def _finite_rows(rows: Array, limit: float = math.inf) -> Array:
     rows = rows.detach() if isinstance(rows, Tensor) else rows
-    finite = (rows - rows == 0) & (abs(rows) <= limit)  # infinity minus itself is NaN
-    return finite if finite.ndim == 1 else finite.all(1)
+    good = finite(rows) & (abs(rows) <= limit)
+    return good if good.ndim == 1 else good.all(1)
 
 
 def _unique(ids: Array) -> tuple[Array, Array, Array]:
@@ -420,10 +428,8 @@ def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
     if isinstance(ids, Tensor):  # on a GPU
         unique, inverse, counts = _unique(ids)
         low, high = unique[[0, -1]].tolist() if len(unique) else (0, 0)
-    elif ids.size == 0:
-        return Blocks(0, *(view(part) for part in _nothing(like)))
     else:
-        low, high = int(ids.min()), int(ids.max())
+        unique, inverse, counts, low, high = _found(ids, num_inner)
     if low < 0 or high >= num_inner:
         raise IndexError(
             f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
@@ -432,27 +438,27 @@ def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
         )
     if isinstance(ids, Tensor):
         return Blocks(len(ids), unique, inverse, counts.to(like.dtype))
-    if num_inner > _SMALL:
-        unique, inverse, counts = _unique(ids)
-    else:
-        counts = np.bincount(ids, minlength=high + 1)
-        unique = counts.nonzero()[0]
-        counts = counts[unique]
-        place = np.empty(high + 1, np.int64)
-        place[unique] = np.arange(unique.size)
-        inverse = place[ids]
-    # Copies from the host to a GPU may be asynchronous.
-    parts = [torch.from_numpy(part) for part in (unique, inverse, counts)]
     if like.device.type == "cpu":
         return Blocks(ids.size, unique, inverse, counts.astype(view(like).dtype))
+    # Copies from the host to a GPU may be asynchronous.
     ahead = like.device.type == "cuda"
+    parts = [torch.from_numpy(part) for part in (unique, inverse, counts)]
     unique, inverse = (p.to(like.device, non_blocking=ahead) for p in parts[:2])
     return Blocks(ids.size, unique, inverse, parts[2].to(like.device, like.dtype, ahead))
 
 
-def _nothing(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    none = torch.empty(0, dtype=torch.int64, device=like.device)
-    return none, none, like.new_empty(0)
+def _found(ids: np.ndarray[Any, Any], num_inner: int) -> tuple[Any, Any, Any, int, int]:
+    """The distinct ids, the position of each among them, their counts, and the range of all."""
+    # Negative ids are huge ones without a sign: one look for both.
+    if ids.size and num_inner <= _SMALL and (high := int(ids.view(np.uint64).max())) < num_inner:
+        counts = np.bincount(ids)
+        unique = counts.nonzero()[0]
+        place = np.empty(high + 1, np.int64)
+        place[unique] = np.arange(unique.size)
+        return unique, place[ids], counts[unique], 0, high
+    unique, inverse, counts = _unique(ids)
+    low, high = (int(unique[0]), int(unique[-1])) if unique.size else (0, 0)
+    return unique, inverse, counts, low, high
 
 
 def _of_memberships(index: Any, num_inner: int, like: Tensor) -> Blocks:

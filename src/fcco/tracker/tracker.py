@@ -76,6 +76,7 @@ class _Progress:
     blocks: int = 0  # in the last step
     last: Update | None = None
     repeats: Any = REPEATS  # steps since the batch was another one
+    complete: int = -1  # the version of the mask `seen` with which all blocks have a value
 
 
 class InnerTracker(KeepsPrecision):
@@ -209,7 +210,7 @@ class InnerTracker(KeepsPrecision):
         formula = rule or (rules.log_track if log_space else rules.track)
         number = None if isinstance(gamma, str) else gamma
         self.rule = Track(num_inner, number, correction, formula)
-        self._on_tensors = rule is not None
+        self._on_tensors, self._measured = rule is not None, measure
         self._progress, self._flags = _Progress(), DeferredFiniteCheck()
         self._all_blocks: Blocks | None = None
         self._views = Views()
@@ -219,6 +220,9 @@ class InnerTracker(KeepsPrecision):
         # A setting, like limits: it is not part of the state.
         self.register_buffer("offset", None if offset is None else offset.to(table), False)
         self.estimate: ErrorEstimate | None = ErrorEstimate(self.rows) if measure else None
+        # The largest value that can be tracked: statistics are made of squares, and sums of them.
+        limit = float(torch.finfo(dtype).max)
+        self.largest = rules.largest_square_root(table) if measure else limit
 
     @property
     def steps(self) -> int:
@@ -312,7 +316,8 @@ class InnerTracker(KeepsPrecision):
         """The tables as the rules see them, and the tensor `value`; renewed when they move."""
         known = self._views.found
         if not known:
-            known |= {"value": self.value, "u": view(self.rows), "seen": view(self.seen)}
+            known |= {"value": self.value, "mask": self.seen}
+            known |= {"u": view(self.rows), "seen": view(self.seen)}
             known["offset"] = None if self.offset is None else view(self.offset)
             if self.estimate is not None:
                 known |= {name: view(part) for name, part in self.estimate.named_buffers()}
@@ -463,43 +468,50 @@ class InnerTracker(KeepsPrecision):
         """The update of the blocks of a step; `first`: `entries` are all of it."""
         fresh, previous, tables = batch.mean(batch.fresh), batch.previous, self.views
         previous = None if previous is None else batch.mean(previous)
-        came = self._finite(batch, fresh)
-        repeated, rows = False, None
-        if first and self.estimate is not None:
-            repeated = self._comes_again(entries, fresh)
+        came = self._within(fresh) if isinstance(fresh, Tensor) else None
+        if came is not None and batch.previous is not None:
+            came = came & batch.finite()
+        measured = self._measured
+        repeated = first and measured and self._comes_again(entries, fresh)
+        rows = self._rows(batch, tables)
         if repeated is not False:  # no new visit: it takes the place of the last one
-            rows = self._rows_instead(repeated, batch, tables)
-        if rows is None:
-            rows = self._rows(batch, tables)
+            rows = self._rows_instead(repeated, rows)
         if self._on_tensors:
             visit = self._on_tensors_step(rows, fresh, previous, batch, came)
         else:
-            visit = self.rule.step(
-                rows, fresh, previous, blocks=batch.index.shape[0], came=came, repeated=repeated,
-                refresh=self.refresh_every is not None and self.refresh_due,
-            )  # fmt: skip
-        if came is None and not (good := self._within(visit.after)).all():
-            self._refuse(batch, good)
-        only = (entries.blocks, entries.fresh.detach()) if first and self.estimate else None
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+                visit = self.rule.step(
+                    rows, fresh, previous, blocks=batch.index.shape[0], came=came,
+                    repeated=repeated, refresh=self.refresh_every is not None and self.refresh_due,
+                )  # fmt: skip
+        # Values that are near to the average of earlier ones are finite.
+        near = measured and visit.counted is fresh and visit.pooled.steps > 2  # type: ignore[union-attr]
+        if came is None and not near:
+            good = self._within(fresh) & self._within(visit.after) & batch.finite()
+            if not good.all():
+                self._refuse(batch, good)
+        only = (entries.blocks, entries.fresh.detach()) if first and measured else None
         return Update(batch, rows, fresh, visit, came, dropped, only)
 
     def _rows(self, batch: Batch, tables: dict[str, Any]) -> Rows:
         """The state of the blocks of a batch."""
         at = self._at(batch)
-        seen: Any = tables["seen"][at]
-        if not isinstance(seen, Tensor) and seen.all():
-            seen = None
+        seen: Any = None
+        if not self._complete():
+            seen = tables["seen"][at]
+            seen = seen.clone() if isinstance(seen, Tensor) else None if seen.all() else seen.copy()
         statistics = pooled = None
-        if self.estimate is not None:
+        if self._measured:
             statistics = Statistics(*[tables[name][at] for name in Statistics._fields])
             pooled = self.pooled()
-        return Rows(tables["u"][at], seen, statistics, pooled)
+        u = tables["u"]
+        u = u[at] if not isinstance(at, slice) else u.clone() if isinstance(u, Tensor) else u.copy()
+        return Rows(u, seen, statistics, pooled)
 
-    def _rows_instead(self, repeated: Any, batch: Batch, tables: dict[str, Any]) -> Rows:
+    def _rows_instead(self, repeated: Any, now: Rows) -> Rows:
         """The state before the last step, where this batch is that of the last step again."""
-        last, now = self._progress.last, self._rows(batch, tables)
-        assert last is not None
-        before = last.rows
+        assert self._progress.last is not None
+        before = self._progress.last.rows
         if repeated is True:
             return now._replace(u=before.u, seen=before.seen)
         u = torch.where(repeated, before.u, now.u)
@@ -515,27 +527,9 @@ class InnerTracker(KeepsPrecision):
         )
         return visit._replace(before=view(visit.before), after=view(visit.after))
 
-    def _finite(self, batch: Batch, fresh: Array) -> Array | None:
-        """Refuse values that are not finite; on a GPU return which are."""
-        good = self._within(fresh)
-        if batch.previous is not None:
-            good = good & batch.finite()
-        if isinstance(fresh, Tensor):
-            return good
-        if not good.all():
-            self._refuse(batch, good)
-        return None
-
-    @property
-    def largest(self) -> float:
-        """The largest value that can be tracked: statistics are made of squares, and of sums."""
-        return math.inf if self.estimate is None else rules.largest_square_root(self.views["u"])
-
     def _within(self, values: Array) -> Array:
         """Which rows are finite, and not too large."""
         good = abs(values) <= self.largest
-        if self.estimate is None:
-            good = good & (values - values == 0)
         return good if good.ndim == 1 else good.all(1)
 
     def _refuse(self, batch: Batch, good: Array) -> None:
@@ -567,11 +561,17 @@ class InnerTracker(KeepsPrecision):
             or len(values) < len(means) + 8
         ):
             return False
-        same: Any = (inverse == before.inverse).all() & (blocks.index == before.index).all()
         on_host = not isinstance(values, Tensor)
-        if on_host and not same:
+        if on_host and not (
+            blocks.index[0] == before.index[0]  # seldom, and quick to see
+            and np.array_equal(blocks.index, before.index)
+            and np.array_equal(inverse, before.inverse)
+        ):
             progress.repeats = 0
             return False
+        same: Any = on_host or (
+            (inverse == before.inverse).all() & (blocks.index == before.index).all()
+        )
         here = (values - means[inverse]).reshape(-1)
         there = (view(earlier) - progress.last.fresh[inverse]).reshape(-1)
         product, squares = here @ there, (here @ here) * (there @ there)
@@ -610,7 +610,12 @@ class InnerTracker(KeepsPrecision):
             u = _changed(u, tracked.ids, tracked.u)
         if isinstance(u, Tensor):
             return u, seen
-        return (u, None) if seen.all() else (u[seen], None)
+        return (u, None) if self._complete() or seen.all() else (u[seen], None)
+
+    def _complete(self) -> bool:
+        """Whether all blocks are known to have a value, without asking a GPU."""
+        progress, seen = self._progress, self.views["mask"]
+        return progress.complete == seen._version  # others may have written to it
 
     def _at(self, batch: Batch) -> Any:
         """What picks the rows of a batch from a table."""
@@ -627,6 +632,8 @@ class InnerTracker(KeepsPrecision):
         tables["u"][at] = visit.after
         if update.rows.seen is not None:
             tables["seen"][at] = self._seen_after(update)
+            if not isinstance(tables["seen"], Tensor) and tables["seen"].all():
+                progress.complete = tables["mask"]._version
         if update.came is not None:
             self._flags.push(update.came, update.batch.index)
         if visit.statistics is not None and visit.pooled is not None:
@@ -637,7 +644,7 @@ class InnerTracker(KeepsPrecision):
             tables["pooled"][:] = torch.stack(list(pooled)) if on_device else pooled
         progress.skipped += update.dropped
         progress.blocks = update.batch.index.shape[0]
-        progress.last = update if self.estimate is not None else None
+        progress.last = update if self._measured else None
         progress.steps += 1
 
     def set_values(self, index: Any, values: Tensor) -> None:
