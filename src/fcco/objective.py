@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import _watch
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
-from ._state import CheckedState, Uninterrupted, pack, unpack
+from ._state import CheckedState, pack, unpack
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
@@ -43,6 +43,7 @@ class _CallState:
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
         open: what the next step of an optimizer makes final.
+        closing: it is being written.
         losses: of the calls since the last step.
         several: a step had several calls; from then on the losses of all are watched.
         unused: how many losses were never differentiated.
@@ -57,6 +58,7 @@ class _CallState:
     stepped: bool = False
     from_eval: bool = False
     open: OpenStep | None = None
+    closing: bool = False
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
     several: bool = False
     unused: int = 0
@@ -185,6 +187,7 @@ class Compositional(CheckedState):
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
         )
+        self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
         self._busy = threading.Lock()
@@ -293,6 +296,8 @@ class Compositional(CheckedState):
         gradient_index: Index,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
+        if self._state.closing:
+            self.close()
         # The test of `find_group`, without a call in the usual case of one process.
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
@@ -409,7 +414,7 @@ class Compositional(CheckedState):
                     if group is not None:  # terms have the same value on all ranks, g0 has not
                         total = sum_over_ranks(value.double(), group)
                         value = torch.tensor(total / group.size, dtype=torch.float64)
-                    step.observe(self._terms[name], value)
+                    self._terms[name].observe(step, value)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
     def _needs_function(self, function: Any, gradient: Any) -> str:
@@ -469,7 +474,7 @@ class Compositional(CheckedState):
     def _give_up(self) -> None:
         """Forget the calls since the last step."""
         self._state.open, self._state.losses = None, _watch.Losses()
-        for term in self._terms.values():
+        for term in self._forgetful:
             term.forget()
 
     def _look_back(
@@ -545,23 +550,21 @@ class Compositional(CheckedState):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        state = self._state
-        with Uninterrupted():
-            state.open_at, state.waiting, state.moves = None, 0, 0
-            if state.losses.made:
-                state.losses = _watch.Losses()
-            step = state.open
-            if step is not None:
-                for function, arguments in step.writes.values():
-                    function(*arguments)
-                for term in self._terms.values():
-                    if term.tracker in step.updates:
-                        term.close(step)
-            for term in self._terms.values():
-                term.forget()
-            state.open = None
-            for action in self._after_close:
-                action()
+        state, step = self._state, self._state.open
+        state.open_at, state.waiting, state.moves = None, 0, 0
+        if state.losses.made:
+            state.losses = _watch.Losses()
+        if step is not None:
+            state.closing = True  # until all is written: an interrupt before the end is made good
+            for tracker, update in step.updates.items():
+                tracker.close(update)
+            for function, arguments in step.writes.values():
+                function(*arguments)
+        for term in self._forgetful:
+            term.forget()
+        state.open, state.closing = None, False
+        for action in self._after_close:
+            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""
@@ -620,6 +623,11 @@ class Compositional(CheckedState):
         kind = {"objective": type(self).__name__, "method": self.method, "terms": terms}
         return {**kind, "blocks": {k: tuple(v) for k, v in blocks.items()}, "names": names}
 
+    def _save_to_state_dict(self, *arguments: Any) -> None:
+        if self._state.closing:
+            self.close()
+        super()._save_to_state_dict(*arguments)
+
     def get_extra_state(self) -> Tensor:
         """What the state belongs to: method, blocks and their names."""
         return pack(self._identity())
@@ -646,7 +654,7 @@ class Compositional(CheckedState):
                 "own; use `state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None)
+        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None, closing=False)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..outer import MoreauEnvelope
 from ..terms import CoupledTerm
+from ..rules.arrays import per_row
 from ..rules.track import (
     Formula,
     Pooled,
@@ -140,16 +141,18 @@ class Tracking:
         statistics = pooled = None
         if self.measured:
             statistics = Statistics(*(state[ERROR + name] for name in Statistics._fields))
+            statistics = statistics._replace(visits=per_row(statistics.visits, old))
             pooled = self.pooled(state)
         correction: Any = self.correction if numbers.correction is None else numbers.correction
         rule = Track(self.number, numbers.gamma, correction, self.formula)
         visit = rule.step(
-            Rows(old, seen, statistics, pooled), batch.mean(batch.fresh), past, blocks=sampled,
-            came=None if index is None else present,
+            Rows(old, per_row(seen, old), statistics, pooled), batch.mean(batch.fresh), past,
+            blocks=sampled, came=None if index is None else per_row(present, old),
         )  # fmt: skip
         changed = {"tracked": visit.after, "seen": seen | present}
         if visit.statistics is not None and visit.pooled is not None:
-            known = zip(Statistics._fields, visit.statistics, strict=True)
+            after = visit.statistics._replace(visits=visit.statistics.visits.view(len(old)))
+            known = zip(Statistics._fields, after, strict=True)
             changed |= {ERROR + name: rows for name, rows in known}
             changed[ERROR + "pooled"] = torch.stack(list(visit.pooled))
         u = visit.before if self.read == "old" else visit.after

@@ -96,6 +96,7 @@ class OuterTerm(AbstractTerm):
             )
         schedule = as_lambda(type(self).__name__, outer, smoothing)
         self.outer, self.smoothing_schedule = outer, schedule
+        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
         self._smoothed: tuple[float, AbstractOuter] | None = None
         # The width of the last step, for evaluations and reports.
         self.register_buffer("width", self._first_width(schedule))
@@ -107,27 +108,26 @@ class OuterTerm(AbstractTerm):
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
-    def automatic(self) -> bool:
-        """Whether lambda follows the error of the estimates."""
-        return isinstance(self.smoothing_schedule, str)
-
-    @property
     def smoothing(self) -> Any:
         """The current lambda; a schedule is a function of the steps this term had a part in.
 
         With `"auto"` it is a tensor where the state is on a GPU, so that nobody waits for it.
         """
-        schedule = self.smoothing_schedule
-        if isinstance(schedule, str):
-            width = self.width
-            assert width is not None
-            return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
-        return schedule(self.step) if callable(schedule) else schedule
+        width = self.width
+        if width is None:
+            return self.smoothing_at(self.step)
+        return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
+
+    def smoothing_at(self, step: int) -> float:
+        """The lambda that a number or a schedule gives."""
+        schedule: Any = self.smoothing_schedule
+        return schedule(step) if callable(schedule) else schedule
 
     @smoothing.setter
     def smoothing(self, value: Smoothing) -> None:
         schedule = as_lambda(type(self).__name__, self.outer, value)
         self.width, self.smoothing_schedule = self._first_width(schedule), schedule
+        self.automatic = isinstance(schedule, str)
 
     def _first_width(self, schedule: Schedule | Literal["auto"]) -> Tensor | None:
         """The width before any step, None unless it is automatic."""
