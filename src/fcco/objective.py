@@ -170,6 +170,7 @@ class Compositional(CheckedState):
         self.terms: Any = _Terms(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
+        self._only = named[ONLY] if set(named) == {ONLY} else None
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group = process_group
@@ -306,7 +307,13 @@ class Compositional(CheckedState):
             raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
         watch = self._watch if updating else None
-        blocks = reader.blocks(index)
+        only = self._only
+        if only is None or index is None or isinstance(index, Mapping):
+            blocks = reader.blocks(index)
+        else:
+            blocks = {ONLY: only.tracker.blocks(index)}
+            if blocks[ONLY].rows is not None and not only.overlapping:
+                blocks = reader.blocks(index)  # which says what is wrong
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
             self._end_step_if_parameters_moved()
@@ -326,7 +333,9 @@ class Compositional(CheckedState):
                 number = _watch.sequence_number()
         carriers = None
         if gradient is None:
-            loss, values = split(function())
+            values, loss = function(), None
+            if isinstance(values, tuple):
+                loss, values = split(values)
         else:
             with torch.no_grad():
                 values = split(function())[1]
@@ -334,15 +343,19 @@ class Compositional(CheckedState):
         if loss is None and self._needs_objective:
             raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
-        entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
+        plain = only is not None and blocks[ONLY] is not None and isinstance(values, Tensor)
+        if plain and carriers is None and past is None and values.dim():
+            entries = {ONLY: only.tracker.entries(blocks[ONLY], values)}
+        else:
+            entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
         elif not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
         if watch is not None:
             alone = loss is None or not loss.requires_grad
-            if alone and group is None:
-                _watch.refuse_without_gradient(entries.values())
+            if alone and group is None and not any(e.carrier.requires_grad for e in entries.values()):
+                raise ValueError(_watch.NO_GRADIENT)
             if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
@@ -358,7 +371,7 @@ class Compositional(CheckedState):
         tracked, call = {}, self._state.calls
         for name, each in entries.items():
             tracked[name] = self._terms[name].tracker.track(each, step, group, call)
-        if step is not None and group is None:
+        if step is not None and group is None and (loss is not None or not plain):
             self._refuse_nonfinite(entries, loss)
         combined = self._combined(loss, tracked, group, step)
         if step is not None:

@@ -52,7 +52,6 @@ __all__ = [
     "correction_weight",
     "forgetting_log_track",
     "log_track",
-    "new_value_weight",
     "noise_and_drift",
     "standard_errors",
     "theory_correction",
@@ -238,7 +237,11 @@ def noise_and_drift(
     """
     told_apart = gamma * (gamma <= GAMMA_RANGE[1])
     excess = innovation * (2 - gamma) - difference
-    drift = _clip(excess * (told_apart / (1 - told_apart)), 0 * difference, difference)
+    drift = excess * (told_apart / (1 - told_apart))
+    if isinstance(drift, float):
+        drift = min(max(drift, 0.0), difference)
+    else:
+        drift = drift.clip(0 * difference, difference)
     return (difference - drift) / 2, drift
 
 
@@ -252,7 +255,7 @@ def standard_errors(
 
 
 def best_gamma(noise: Number, drift: Number) -> Number:
-    """The weight of the new value with the smallest error.
+    """The weight of the new value with the smallest error, within `GAMMA_RANGE`.
 
     Example:
         >>> gamma = best_gamma(2.0, 1.0)
@@ -261,15 +264,8 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     """
     ratio = (drift + 1e-30) / (noise + 1e-30)
     # The stable form of (sqrt(ratio^2 + 4 ratio) - ratio) / 2.
-    return 2 / (1 + (1 + 4 / ratio) ** 0.5)
-
-
-def new_value_weight(visits: Array, gain: Number) -> Array:
-    """The weight of the new value with `gamma="auto"`, by blocks.
-
-    A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
-    """
-    return (1 / (visits + 1)).clip(gain)
+    best, (low, high) = 2 / (1 + (1 + 4 / ratio) ** 0.5), GAMMA_RANGE
+    return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
 
 
 WIDTH_BY_NOISE, WIDTH_BY_LAG = 4.0, 8.0
@@ -320,7 +316,7 @@ class Pooled(NamedTuple):
         innovation = innovation + weight * (missed - innovation)
         if automatic:
             best = best_gamma(*noise_and_drift(difference, innovation, gain))
-            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * some / POOLED_HORIZON
+            gain = gain + (best - gain) * some / POOLED_HORIZON
         return Pooled(difference, innovation, steps, gain)
 
 
@@ -486,7 +482,8 @@ class Track:
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            gamma = new_value_weight(statistics.visits, pooled.gain)
+            # A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
+            gamma = (1 / (statistics.visits + 1)).clip(pooled.gain)
         correction: Any = 0.0
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)
@@ -510,10 +507,6 @@ def largest_square_root(like: Array) -> float:
     """The largest number whose square is small enough for sums, in the precision of an array."""
     xp: Any = torch if isinstance(like, Tensor) else np
     return float(xp.finfo(like.dtype).max) ** 0.5 / 1000
-
-
-def _clip(value: Number, low: Number, high: Number) -> Number:
-    return min(max(value, low), high) if isinstance(value, float) else value.clip(low, high)
 
 
 def _second_largest(values: Array) -> Number:

@@ -141,15 +141,15 @@ class OuterTerm(AbstractTerm):
         self._jump, self._widest = self.outer.jump, widest(self.outer)
         return self.tracker.value.new_full((1,), 1e-12)
 
-    def lambda_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
-        """The lambda of a call, which in training follows the error of the estimates.
+    def width_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
+        """The width of the rounded kink in a training call with an automatic lambda; else None.
 
         Args:
             step: the open step; None in an evaluation.
-            at_first: gives the width while that error is not known; 0 unless given.
+            at_first: gives the width while the error of u is not known; 0 unless given.
         """
         if step is None or not self.automatic:
-            return self.smoothing
+            return None
         tracker = self.tracker
         pooled, gamma = step.updates[tracker].rows.pooled, tracker.rule.gamma
         width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
@@ -157,10 +157,10 @@ class OuterTerm(AbstractTerm):
             width = torch.where(pooled.steps > 0, width, at_first())
         elif at_first is not None and pooled.steps == 0:
             width = float(at_first())
-        step.write((self, "width"), self._set_width, width)
-        return width / self._jump
+        return width
 
-    def _set_width(self, width: Any) -> None:
+    def set_width(self, width: Any) -> None:
+        """Keep the width of the last step, for evaluations and reports."""
         assert self.width is not None
         view(self.width)[:] = width
 
@@ -262,7 +262,11 @@ class CoupledTerm(OuterTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
-        smoothing, weight = self.lambda_of(tracked.step), self.weight
+        step, weight = tracked.step, self.weight
+        width = self.width_of(step)
+        smoothing = self.smoothing if width is None else width / self._jump
+        if width is not None and step is not None:
+            step.write(self, self.set_width, width)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.u.shape[0], 1)
         value, slope = weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks)

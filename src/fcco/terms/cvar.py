@@ -76,7 +76,8 @@ class CVaRTerm(OuterTerm):
             present = table = tracker.table_with(step)
             if old and moves:  # what the gradient reads
                 table = tracker.table_with(step, tracked)
-        smoothing = self.lambda_of(step, lambda: rules.width_at_first(*table, ratio))
+        width = self.width_of(step, lambda: rules.width_at_first(*table, ratio))
+        smoothing = self.smoothing if width is None else width * ratio
         if moves:
             last = None if known is None else known[0]
             known = rules.threshold(table[0], ratio, smoothing, table[1], start=last)
@@ -87,26 +88,32 @@ class CVaRTerm(OuterTerm):
             if old and not self.automatic:  # of the table after this step, for the next one
                 number = step.updates[tracker].number
                 after = rules.threshold(present[0], ratio, self.smoothing_at(number), present[1])
-            step.write((self, "threshold"), self._set, known, after)
+            step.writes[self] = (self._set, (known, after, width))
         slope = rules.slopes(u, s, ratio, smoothing, kink, blocks)
         return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)
 
     def _known(self, step: OpenStep | None) -> tuple[Any, Any] | None:
         """s and the slope at s, of the open step or of the last; None before the first."""
-        if step is not None and (self, "threshold") in step.writes:
-            return step.writes[self, "threshold"][1][0]
+        if step is not None and self in step.writes:
+            return step.writes[self][1][0]
         found = self._views.found
         if "known" not in found:
             threshold, kink = self.threshold, self.kink
-            if self.tracker.steps == 0 and bool(threshold.isnan()):
+            if bool(threshold.isnan()):
                 return None
             host = not isinstance(view(kink), Tensor)
             found["known"] = (threshold.item(), kink.item()) if host else (threshold, kink)
         return found["known"]
 
-    def _set(self, _: Any, after: tuple[Any, Any]) -> None:
-        self._views.found["known"] = after
-        view(self.threshold)[...], view(self.kink)[...] = after
+    def _set(self, _: Any, after: tuple[Any, Any], width: Any = None) -> None:
+        """Keep s and the slope at s for the next step, and the width of this one."""
+        found = self._views.found
+        if "tables" not in found:
+            found["tables"] = [view(self.threshold), view(self.kink)]
+            found["tables"] += [] if self.width is None else [view(self.width)]
+        found["known"] = after
+        for table, value in zip(found["tables"], (*after, width), strict=False):
+            table[...] = value
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._views.found.clear()

@@ -55,7 +55,7 @@ class Update(NamedTuple):
         number: of the step, from 1 on.
         came: which blocks have finite values, on a GPU; None for all.
         dropped: entries dropped by `on_nonfinite="skip"`, those of earlier steps included.
-        entries: of the only call of the step; None if there were several calls.
+        samples: blocks and values of the only call of the step; None if there were several calls.
     """
 
     batch: Batch
@@ -65,7 +65,7 @@ class Update(NamedTuple):
     number: int
     came: Array | None = None
     dropped: int = 0
-    entries: Entries | None = None
+    samples: tuple[Blocks, Array] | None = None
 
 
 @dataclass
@@ -211,6 +211,8 @@ class InnerTracker(KeepsPrecision):
         formula = rule or (rules.log_track if log_space else rules.track)
         number = None if isinstance(gamma, str) else gamma
         self.rule = Track(num_inner, number, correction, formula)
+        # Whether updates use g_i(w_{t-1}).
+        self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
         self._on_tensors, self._measured, self._plain = rule is not None, measure, offset is None
         self._progress, self._flags = _Progress(), DeferredFiniteCheck()
         self._views = Views()
@@ -281,12 +283,6 @@ class InnerTracker(KeepsPrecision):
         return torch.where(per_row(known.visits > 1, errors), errors, torch.nan)
 
     @property
-    def needs_previous(self) -> bool:
-        """Whether updates use g_i(w_{t-1})."""
-        gamma, correction = self.rule.gamma, self.rule.correction
-        return correction != 0 and (correction != "auto" or gamma is None or gamma < 1)
-
-    @property
     def corrects(self) -> bool:
         """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
         return self.needs_previous and not self.refresh_due
@@ -303,7 +299,8 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None) -> Blocks:
         """Check `index`; find the distinct blocks."""
-        self._flags.poll()
+        if self._flags.waiting:
+            self._flags.poll()
         if index is not None:
             return find_blocks(index, self.num_inner, (self._views.found or self.views)["u"])
         # All blocks in order: the same each time.
@@ -404,9 +401,12 @@ class InnerTracker(KeepsPrecision):
             self.close(step.updates[self])
         return tracked
 
-    def pool(self, entries: Entries, group: Group | None = None, call: int | None = None) -> Batch:
-        """The batch of some entries, over all ranks; nothing is updated."""
-        batch = entries.batch(self.log_space)
+    def pool(self, entries: Entries) -> Batch:
+        """The batch of some entries of this rank; nothing is updated."""
+        return self._pooled(entries.batch(self.log_space), None, None)
+
+    def _pooled(self, batch: Batch, group: Group | None, call: int | None) -> Batch:
+        """A batch over all ranks, minus the offset."""
         if group is not None:
             batch = over_ranks(batch, group, call)
         if not self.sampled and batch.index.shape[0] != self.num_inner:
@@ -447,7 +447,9 @@ class InnerTracker(KeepsPrecision):
         if self.on_nonfinite == "skip":
             entries, number = entries.without_nonfinite(self.largest)
             dropped += number
-        batch = self.pool(entries, group, call)
+        batch = entries.batch(self.log_space)
+        if group is not None or not (self._plain and self.sampled):
+            batch = self._pooled(batch, group, call)
         current, counts = batch.index, batch.counts
         if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
@@ -495,11 +497,12 @@ class InnerTracker(KeepsPrecision):
                     repeated=repeated, refresh=refresh,
                 )  # fmt: skip
             if came is None:
-                good = self._within(fresh) & self._within(visit.after) & batch.finite()
+                good = self._within(visit.after) & batch.finite()
                 if not good.all():
                     self._refuse(batch, good)
         number = self._progress.steps + 1
-        return Update(batch, rows, fresh, visit, number, came, dropped, entries if first else None)
+        samples = (entries.blocks, entries.fresh) if first and measured else None
+        return Update(batch, rows, fresh, visit, number, came, dropped, samples)
 
     def _rows(self, batch: Batch) -> Rows:
         """The state of the blocks of a batch."""
@@ -566,9 +569,9 @@ class InnerTracker(KeepsPrecision):
         where nobody shall wait for it.
         """
         progress, last = self._progress, self._progress.last
-        if last is None or last.entries is None:
+        if last is None or last.samples is None:
             return False
-        (blocks, values), (before, earlier) = entries[:2], last.entries[:2]
+        (blocks, values), (before, earlier) = entries[:2], last.samples
         inverse, on_host = blocks.inverse, not isinstance(values, Tensor)
         if (
             inverse is None
@@ -619,7 +622,7 @@ class InnerTracker(KeepsPrecision):
             u[update.batch.index] = update.visit.after
             if not complete:
                 seen = seen.clone() if on_device else seen.copy()
-                seen[update.batch.index] = self._seen_after(update)
+                seen[update.batch.index] = update.came is None or self._seen_after(update)
         if tracked is not None:
             u[tracked.ids] = tracked.u
         if on_device or complete or seen.all():
@@ -628,7 +631,7 @@ class InnerTracker(KeepsPrecision):
 
     def _seen_after(self, update: Update) -> Any:
         """Which blocks of an update have a value after it."""
-        if update.came is None or update.rows.seen is None:
+        if update.rows.seen is None:
             return True
         return update.rows.seen | (update.came if self.dim == 1 else update.came[:, None])
 
@@ -641,7 +644,7 @@ class InnerTracker(KeepsPrecision):
         on_device = isinstance(tables["u"], Tensor)
         if update.rows.seen is not None:
             seen = tables["seen"]
-            seen[at] = self._seen_after(update)
+            seen[at] = update.came is None or self._seen_after(update)
             if not on_device and seen.all():
                 progress.complete = tables["mask"]._version
         if update.came is not None:
@@ -744,7 +747,7 @@ class DeferredFiniteCheck:
     """
 
     def __init__(self) -> None:
-        self._flags: deque[_Flag] = deque()
+        self.waiting: deque[_Flag] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -753,14 +756,14 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._flags.append(_Flag(good, arrived, finite, blocks))
+        self.waiting.append(_Flag(good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
-            flag = self._flags.popleft()
+        while self.waiting and (self.waiting[0].arrived is None or self.waiting[0].arrived.query()):
+            flag = self.waiting.popleft()
             if not flag.good.item():
-                self._flags.clear()
+                self.waiting.clear()
                 blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
                     f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
