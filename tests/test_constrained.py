@@ -237,8 +237,8 @@ def test_the_doors_of_sonex_refuse_the_same(door):
         ("correction", "best", "must be one of 'theory', 'auto' but is: 'best'"),
         ("read", "stale", "must be one of 'old', 'new' but is: 'stale'"),
         ("smoothing", -0.1, "must be at least 0.0 but is: -0.1"),
-        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip', 'deferred' but is: 'ignore'"),
-        ("dtype", torch.int64, "must be a float type but is: torch.int64"),
+        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip' but is: 'ignore'"),
+        ("dtype", torch.int64, "must be float32 or float64: torch.int64"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"({name}=...)` {limit}")):
             opened(door, **{name: value})
