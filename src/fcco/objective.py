@@ -170,7 +170,8 @@ class Compositional(CheckedState):
         self.terms: Any = _Terms(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
-        self._only = named[ONLY] if set(named) == {ONLY} else None
+        # The only term and its tracker, in a tuple: nn.Module would register them once more.
+        self._only = (named[ONLY], named[ONLY].tracker) if set(named) == {ONLY} else None
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group = process_group
@@ -260,8 +261,6 @@ class Compositional(CheckedState):
                 "must follow each other."
             )
         try:
-            if torch.compiler.is_dynamo_compiling():
-                return self._without_dynamo(function, index, gradient, gradient_index)
             return self._loss(function, index, gradient, gradient_index)
         except RanksOutOfStep as error:
             self._state.calls = error.latest  # the next call is the same on all ranks again
@@ -286,9 +285,6 @@ class Compositional(CheckedState):
     # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
     # takes a second when this module is imported.
     @torch._disable_dynamo
-    def _without_dynamo(self, *arguments: Any) -> Tensor:
-        return self._loss(*arguments)
-
     def _loss(
         self,
         function: Function,
@@ -311,8 +307,8 @@ class Compositional(CheckedState):
         if only is None or index is None or isinstance(index, Mapping):
             blocks = reader.blocks(index)
         else:
-            blocks = {ONLY: only.tracker.blocks(index)}
-            if blocks[ONLY].rows is not None and not only.overlapping:
+            blocks = {ONLY: only[1].blocks(index)}
+            if blocks[ONLY].rows is not None and not only[0].overlapping:
                 blocks = reader.blocks(index)  # which says what is wrong
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
@@ -345,7 +341,7 @@ class Compositional(CheckedState):
         past = None if past is None else split(past)[1]
         plain = only is not None and blocks[ONLY] is not None and isinstance(values, Tensor)
         if plain and carriers is None and past is None and values.dim():
-            entries = {ONLY: only.tracker.entries(blocks[ONLY], values)}
+            entries = {ONLY: only[1].entries(blocks[ONLY], values)}
         else:
             entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:

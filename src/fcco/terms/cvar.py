@@ -109,18 +109,18 @@ class CVaRTerm(OuterTerm):
         """Keep s and the slope at s for the next step, and the width of this one."""
         found = self._views.found
         if "tables" not in found:
-            found["tables"] = [view(self.threshold), view(self.kink)]
-            found["tables"] += [] if self.width is None else [view(self.width)]
+            buffers = (self.threshold, self.kink, self.width)
+            found["tables"] = [view(buffer) for buffer in buffers if buffer is not None]
         found["known"] = after
         for table, value in zip(found["tables"], (*after, width), strict=False):
             table[...] = value
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        self._views.found.clear()
+        self._views.found = {}
         super()._load_from_state_dict(*arguments)
 
     def start_threshold(self) -> None:

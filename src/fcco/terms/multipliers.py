@@ -131,11 +131,11 @@ class MultiplierTerm(AbstractTerm):
     @property
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
-        known = self._views.found
-        if not known:
-            known["rows"] = Multipliers(*(view(getattr(self, n)) for n in Multipliers._fields))
-            known["scales"], known["targets"] = view(self.scales), self._targets()
-        return known
+        if not self._views.found:
+            rows = Multipliers(*(view(getattr(self, name)) for name in Multipliers._fields))
+            known = {"rows": rows, "scales": view(self.scales), "targets": self._targets()}
+            self._views.found = known
+        return self._views.found
 
     def _targets(self) -> Targets:
         low, high, number = self.limits.low, self.limits.tolerance, self.limits.number
@@ -148,7 +148,7 @@ class MultiplierTerm(AbstractTerm):
         return Targets(view(torch.where(above, high, low)), self.limits.margin, view(sides))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def _of(self, at: Any) -> tuple[Multipliers, Targets]:

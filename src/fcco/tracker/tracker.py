@@ -312,19 +312,19 @@ class InnerTracker(KeepsPrecision):
     @property
     def views(self) -> dict[str, Any]:
         """The tables as the rules see them, and the tensor `value`; renewed when they move."""
-        known = self._views.found
-        if not known:
-            known |= {"value": self.value, "mask": self.seen}
+        if not self._views.found:
+            known = {"value": self.value, "mask": self.seen}
             known |= {"u": view(self.rows), "seen": view(self.seen)}
             known["offset"] = None if self.offset is None else view(self.offset)
             if self.estimate is not None:
                 known |= {name: view(part) for name, part in self.estimate.named_buffers()}
             if self.dim > 1:  # to go with rows of u
-                known |= {name: known[name][:, None] for name in ("seen", "visits") & known.keys()}
-        return known
+                known |= {name: known[name][:, None] for name in {"seen", "visits"} & known.keys()}
+            self._views.found = known
+        return self._views.found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def entries(
