@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "at_least",
     "below",
+    "finite",
     "in_interval",
     "integer",
     "meant",
@@ -51,6 +52,13 @@ def positive(call: str, name: str, value: Any) -> None:
     """Raise unless `value` is a finite number above zero."""
     if (type(value) in _PLAIN or number(call, name, value)) and not 0 < value < math.inf:
         raise ValueError(f"`{call}({name}=...)` must be positive and finite but is: {value}.")
+
+
+def finite(call: str, name: str, value: Any, low: float = -math.inf) -> None:
+    """Raise unless `value` is a finite number, not below `low`."""
+    if (type(value) in _PLAIN or number(call, name, value)) and not -math.inf < value < math.inf:
+        raise ValueError(f"`{call}({name}=...)` must be finite but is: {value}.")
+    at_least(call, name, value, low)
 
 
 def at_least(call: str, name: str, value: Any, low: float) -> None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from ..outer import CVaR
-from ..outer.projections import project_capped_simplex
+from ..outer import CVaR, project_capped_simplex
 from ..tracker import InnerTracker, Tracked
 from .base import AbstractTerm
 
