@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from fcco.diagnostics import (
     constraint_condition,
     kkt,
-    kkt_report,
     smallest_eigenvalue,
     tracking_error,
 )
@@ -66,7 +65,6 @@ def test_gram_matrix_agrees_with_forward_free_jacobian(width):
     assert spectrum.trace == pytest.approx(float(expected.sum()), rel=1e-10)
     if width is None:
         assert spectrum.smallest == pytest.approx(float(expected[-1]), rel=1e-8)
-        assert spectrum.condition == pytest.approx(spectrum.largest / spectrum.smallest)
         assert not spectrum.trivially_singular
     else:  # 12 rows in R^9
         assert spectrum.trivially_singular
@@ -171,7 +169,7 @@ def test_constraint_condition_takes_all_constraints_at_infeasible_points_only():
     assert result.smallest == pytest.approx(float(torch.linalg.svdvals(matrix)[-1]))
     assert result.violated == pytest.approx(2.0)
     inside = constraint_condition(lambda index: matrix[index] @ w - 10, 3, [w])
-    assert inside.feasible and inside.smallest is None and "nothing to check" in str(inside)
+    assert inside.feasible and inside.smallest is None
 
 
 # KKT residuals.
@@ -188,14 +186,13 @@ def test_smoothed_penalty_solution_has_the_predicted_residuals():
     shrink = 1 / (1 + smoothing * number)
     w, loss, inner = box_problem(0.3 + best * smoothing * number * shrink)
     smoothed = MoreauEnvelope(Hinge(penalty), smoothing)
-    report = kkt_report(loss, inner, number, [w], smoothed)
     expected = torch.full((number,), best * shrink, dtype=DOUBLE)
-    for result in (report.penalty, report.least_squares):
+    for outer in (smoothed, None):
+        result = kkt(loss, inner, number, [w], outer=outer)
         torch.testing.assert_close(result.multipliers, expected, rtol=1e-9, atol=0)
         assert result.stationarity < 1e-9
         assert result.feasibility == pytest.approx(smoothing * number * best * shrink)
         assert result.complementarity == pytest.approx(result.feasibility * best * shrink)
-    assert str(report).count("stationarity") == 2
 
 
 def test_too_small_a_penalty_is_seen_as_infeasible_with_saturated_multipliers():
@@ -247,7 +244,7 @@ def test_kkt_errors():
     w, loss, inner = box_problem(0.3)
     with pytest.raises(ValueError, match="one source"):
         kkt(loss, inner, 4, [w], multipliers=torch.ones(4), outer=Hinge())
-    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*of shape \(4,\)"):
         kkt(loss, inner, 4, [w], multipliers=torch.ones(3))
     with pytest.raises(ValueError, match="non-negative"):
         kkt(loss, inner, 4, [w], multipliers=-torch.ones(4))
@@ -273,7 +270,7 @@ def test_tracking_error_is_the_mean_square_over_seen_blocks(width):
     assert everything.mean_square == pytest.approx(float(squares.mean()))
     with pytest.raises(ValueError, match=r"tracking_error\(tracked"):
         tracking_error(torch.zeros(9, 5), problem.inner)
-    with pytest.raises(ValueError, match="no seen block"):
+    with pytest.raises(ValueError, match="a seen block"):
         tracking_error(exact, problem.inner, seen=torch.zeros(9, dtype=torch.bool))
 
 

@@ -1,7 +1,4 @@
-"""Laws in closed form: where tracked values and smoothed constraints settle.
-
-The page docs/concepts/laws.md derives them.
-"""
+"""Laws in closed form (docs/concepts/laws.md): where tracked values and constraints settle."""
 
 from __future__ import annotations
 
@@ -32,11 +29,9 @@ def expected_tracking_error(
         {p \gamma (2 - \gamma)}, \qquad m = \delta \frac{p a - (1 - p)}{p \gamma},
 
     where m = E(u - g) is 0 for steps of random sign. The theory's gamma' makes the second
-    bracket 0: then the law is the same for any pattern of directions. The error of a run is
-    measured by `fcco.diagnostics.tracking_error`.
+    bracket 0. The error of a run is measured by `fcco.diagnostics.tracking_error`.
 
     Args:
-        gamma: weight of the new value.
         num_inner: n.
         blocks: B1.
         correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
@@ -85,7 +80,4 @@ def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> 
         >>> round(smoothed_bias(0.01, num_constraints=8, multiplier=0.6), 6)
         0.048
     """
-    _checks.positive("smoothed_bias", "smoothing", smoothing)
-    _checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
-    _checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
     return smoothing * num_constraints * multiplier

@@ -1,8 +1,4 @@
-"""The three full-data quantities behind every diagnostic, computed in chunks of blocks.
-
-They are the values g_i(w), a weighted sum of J_i^T y_i (+ grad g_0), and the Gram matrix of the
-gradients. The autograd graph of more than one chunk of blocks never exists.
-"""
+"""Values, weighted gradients and Gram matrix of the inner functions, in chunks of blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor
 from .. import _checks
 from ..tracker import NonFiniteValue
 
-__all__ = ["FullData", "Inner", "Loss", "inner_values", "norm", "trainable"]
+__all__ = ["FullData", "Inner", "Loss", "inner_values", "trainable"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
@@ -46,8 +42,8 @@ class FullData:
         values = inner_values(self.call, self.inner, self.index, self.chunk)
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
-                f"`{self.call}(inner=...)` must give one value per constraint but d1 = "
-                f"{values.shape[1]} (write a vector constraint as several scalar ones)."
+                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint: "
+                "write a vector constraint as several scalar ones."
             )
         return values.reshape(-1)
 
@@ -71,13 +67,12 @@ class FullData:
         return total
 
     def gram(self, per_layer: bool, index: Tensor | None = None, tile: int = 32) -> Tensor:
-        """The Gram matrix J J^T of the blocks in `index` (all by default), in tiles of blocks.
+        """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
 
-        Rows are ordered block by block, sums are in float64; where there is a loss, its gradient
-        is the last row. Two tiles are alive at a time and gradients are recomputed, so the memory
-        is 2 tile d1 d' numbers instead of n d1 d, at about n^2 d1 / (2 tile) backward passes per
-        group of layers (n d1 where n <= tile); d' is d or, `per_layer`, the size of the largest
-        parameter (smaller ones share a group up to that size).
+        Rows are ordered block by block; where there is a loss, its gradient is the last row. Two
+        tiles of blocks are alive at a time and gradients are recomputed, so the memory is
+        2 tile d1 d' numbers instead of n d1 d, at about n^2 d1 / (2 tile) backward passes per group
+        of layers; d' is d or, `per_layer`, the size of the largest parameter.
         """
         index = self.index if index is None else index
         width = _block_values(self.call, self.inner, index[:1]).numel()  # d1, rows per block
@@ -101,7 +96,7 @@ class FullData:
         return matrix
 
     def _rows(self, tile: Tensor | None, group: list[Tensor]) -> Tensor:
-        """Gradients of the values of one tile with respect to `group`, as float64 rows."""
+        """Gradients of the values of one tile (None: of g_0) with respect to `group`."""
         if tile is not None:
             values = _block_values(self.call, self.inner, tile).reshape(-1)
         else:
@@ -122,14 +117,11 @@ def _layer_groups(parameters: list[Tensor], per_layer: bool) -> list[list[Tensor
     if not per_layer:
         return [parameters]
     limit = max(parameter.numel() for parameter in parameters)
-    groups: list[list[Tensor]] = []
-    room = 0
+    groups: list[list[Tensor]] = [[]]
     for parameter in parameters:
-        if not groups or parameter.numel() > room:
+        if sum(each.numel() for each in [*groups[-1], parameter]) > limit:
             groups.append([])
-            room = limit
         groups[-1].append(parameter)
-        room -= parameter.numel()
     return groups
 
 
@@ -152,19 +144,14 @@ def inner_values(call: str, inner: Inner, index: Tensor, chunk: int) -> Tensor:
     return torch.cat(parts)
 
 
-def norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of several tensors taken as one vector."""
-    return float(torch.stack([tensor.double().norm() for tensor in tensors]).norm())
-
-
 def _block_values(call: str, inner: Inner, index: Tensor) -> Tensor:
-    """g_i(w) for the blocks in `index`, with its graph, checked for shape and finiteness."""
+    """g_i(w) for the blocks in `index`, with its graph."""
     with torch.enable_grad():
         values = inner(index)
     if values.dim() not in (1, 2) or values.shape[0] != len(index):
         raise ValueError(
-            f"`{call}(inner=...)` must return the shape ({len(index)},) or ({len(index)}, d1) "
-            f"for {len(index)} blocks but returned: {tuple(values.shape)}."
+            f"`{call}(inner=...)` must return the shape ({len(index)},) or ({len(index)}, d1) but "
+            f"returned: {tuple(values.shape)}."
         )
     if not values.requires_grad:
         raise ValueError(
@@ -182,7 +169,6 @@ def _block_values(call: str, inner: Inner, index: Tensor) -> Tensor:
 
 
 def _loss_value(call: str, loss: Loss) -> Tensor:
-    """g_0(w) with its graph."""
     with torch.enable_grad():
         value = loss()
     if value.numel() != 1 or not value.requires_grad:
