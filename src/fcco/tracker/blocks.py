@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
-from .._memberships import are_memberships, read_memberships
+from ..index import are_memberships, read_memberships
 from .error import per_row
 from .update import value_of
 
