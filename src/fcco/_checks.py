@@ -16,17 +16,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "at_least",
-    "below",
-    "finite",
-    "in_interval",
-    "integer",
-    "meant",
-    "number",
-    "one_of",
-    "positive",
-    "requires",
-]
+    "at_least", "below", "finite", "in_interval", "integer", "meant", "number", "one_of",
+    "positive", "requires",
+]  # fmt: skip
 
 
 def number(call: str, name: str, value: Any) -> bool:
@@ -76,15 +68,9 @@ def integer(call: str, name: str, value: Any, low: int) -> None:
 
 
 def in_interval(
-    call: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float,
-    *,
-    open_low: bool = False,
-    open_high: bool = False,
-) -> None:
+    call: str, name: str, value: Any, low: float, high: float,
+    *, open_low: bool = False, open_high: bool = False,
+) -> None:  # fmt: skip
     """Raise unless `value` lies between `low` and `high`."""
     if type(value) not in _PLAIN and not number(call, name, value):
         return

@@ -123,7 +123,6 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             self._epoch, self._consumed = int(epoch), 0
 
     def state_dict(self) -> dict[str, int]:
-        """The seed, the epoch and the batches consumed in it; the same on every rank."""
         return {"seed": self.seed, "epoch": self._epoch, "consumed": self._consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,7 +268,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     def _next_samples(
         self, chosen: Ints, members: Ints, position: Ints, generator: np.random.Generator
     ) -> Ints:
-        """The next samples of the chosen groups; changes `members` and `position` in place."""
+        """The next samples of the chosen groups; changes `members` and `position`."""
         missing = self._samples_per_batch[chosen]
         ends = np.cumsum(missing)  # of each group's part of the batch
         batch = np.empty(ends[-1], dtype=np.int64)
@@ -408,7 +407,6 @@ class BlockSampler(ResumableSampler[Tensor]):
 
 
 def _draw_sorted(generator: np.random.Generator, available: int, drawn: int) -> Ints:
-    """Distinct numbers below `available`, in increasing order, each subset equally likely."""
     # Sorted, so NumPy need not shuffle the subset first.
     return np.sort(generator.choice(available, drawn, replace=False, shuffle=False))
 

@@ -1,8 +1,7 @@
 """The contract of an outer function f: what it must offer and what it may declare.
 
-An outer function is a frozen dataclass of numbers with a value, a (sub)gradient and, where it
-exists, a proximal map. It has no state. Scalar functions (`dim = 1`) act elementwise on a tensor of
-any shape; vector functions act on the last axis and remove it, and `dim = None` means any length.
+An outer function is a frozen dataclass of numbers, without state. A scalar one (`dim = 1`) acts
+elementwise on a tensor of any shape; a vector function acts on the last axis and removes it.
 
 No method branches on the values of a tensor, so all of them run under `torch.func.vmap` and
 `torch.compile(fullgraph=True)`, also when a parameter such as `scale` is itself a tensor.
@@ -118,8 +117,6 @@ class AbstractOuter(abc.ABC):
             raise ValueError(f"{self!r} does not say which constraint it penalises.")
 
     def _differentiate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The value and, by autograd, the gradient."""
-
         def total(point: Tensor) -> tuple[Tensor, Tensor]:
             value = self(point)
             return value.sum(), value
@@ -134,7 +131,6 @@ class AbstractOuter(abc.ABC):
         return self(nearest) + self._sum(slope * (step / 2) * slope)
 
     def _sum(self, elementwise: Tensor) -> Tensor:
-        """The sum over the inner dimension, which a scalar function does not have."""
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
 
@@ -236,7 +232,6 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
 def _bracket(
     outer: AbstractOuter, objective: Callable[[Tensor], Tensor], u: Tensor, step: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Two ends with the minimum between them."""
     lipschitz = outer.lipschitz
     if isinstance(lipschitz, Tensor) or math.isfinite(lipschitz):
         return u - step * lipschitz, u + step * lipschitz
@@ -249,7 +244,7 @@ def _bracket(
 
 
 def clip(point: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Project each entry onto [low, high]."""
+    """Each entry within [low, high]."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         # Two calls, because one refuses a number and a tensor together.
         return point.clamp(min=low).clamp(max=high)
@@ -257,5 +252,5 @@ def clip(point: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
 
 
 def _widen(u: Tensor) -> Tensor:
-    """The tensor in float64, where the device has it (MPS does not)."""
+    # MPS has no float64.
     return u if u.device.type == "mps" else u.double()

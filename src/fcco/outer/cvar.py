@@ -82,15 +82,7 @@ class CVaR(AbstractOuter):
 
 
 def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Project onto {y >= 0, sum y = total}.
-
-    Example:
-        >>> project_simplex(torch.tensor([0.5, 0.3, -1.0]))
-        tensor([0.6000, 0.4000, 0.0000])
-
-    References:
-        Held, Wolfe and Crowder (1974), Validation of subgradient optimization.
-    """
+    """Project onto {y >= 0, sum y = total} (Held, Wolfe and Crowder 1974)."""
     centred = point - point.amax(dim=-1, keepdim=True)
     partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
     threshold = ((partial - total) / (_numbers(point) + 1)).amax(dim=-1, keepdim=True)
@@ -105,11 +97,8 @@ def project_capped_simplex(
     The projection is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t
     with breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
 
-    Args:
-        point: any shape; the last axis has length d.
-        cap: the largest weight, at least total / d. total / cap need not be an integer. A tensor
-            is 0-dimensional or ends in an axis of length 1.
-        total: the sum of the weights.
+    The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
+    As a tensor it is 0-dimensional or ends in an axis of length 1.
 
     Example:
         >>> project_capped_simplex(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
@@ -146,17 +135,13 @@ def project_capped_simplex(
 
 
 def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """The smallest entry with weight when the largest entries get `cap` each, up to `total`.
-
-    With total = 1 and cap = 1/(r d) it is the upper quantile of level r: the value at risk.
-    """
+    """The smallest entry with weight when the largest entries get `cap` each, up to `total`."""
     ordered = point.sort(dim=-1, descending=True).values
     remaining = total - cap * _numbers(point)
     return torch.where(remaining > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
 
 
 def _numbers(point: Tensor) -> Tensor:
-    """The numbers 0, 1, ..., one for each entry."""
     return torch.arange(point.shape[-1], dtype=point.dtype, device=point.device)
 
 
