@@ -164,8 +164,7 @@ def test_constraint_condition_takes_all_constraints_at_infeasible_points_only():
     matrix = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.5, 0.0], [1.0, 1.0, 1.0]], dtype=DOUBLE)
     w = torch.tensor([1.0, -1.0, -3.0], dtype=DOUBLE, requires_grad=True)
     result = constraint_condition(lambda index: matrix[index] @ w - 0.1, 3, [w])
-    assert not result.feasible and result.num_violated == 1
-    assert result.largest_value == pytest.approx(1.9)
+    assert not result.feasible
     assert result.smallest == pytest.approx(float(torch.linalg.svdvals(matrix)[-1]))
     assert result.violated == pytest.approx(2.0)
     inside = constraint_condition(lambda index: matrix[index] @ w - 10, 3, [w])
@@ -263,11 +262,9 @@ def test_tracking_error_is_the_mean_square_over_seen_blocks(width):
     seen = torch.tensor([True] * 6 + [False] * 3)
     result = tracking_error((exact + noise).float(), problem.inner, seen=seen, chunk=4)
     squares = noise.reshape(9, -1).square().sum(1)
-    assert result.mean_square == pytest.approx(float(squares[:6].mean()), rel=1e-5)
-    assert result.largest == pytest.approx(float(squares[:6].max().sqrt()), rel=1e-5)
-    assert result.num_seen == 6
+    assert result == pytest.approx(float(squares[:6].mean()), rel=1e-5)
     everything = tracking_error(exact + noise, problem.inner)
-    assert everything.mean_square == pytest.approx(float(squares.mean()))
+    assert everything == pytest.approx(float(squares.mean()))
     with pytest.raises(ValueError, match=r"tracking_error\(tracked"):
         tracking_error(torch.zeros(9, 5), problem.inner)
     with pytest.raises(ValueError, match="a seen block"):

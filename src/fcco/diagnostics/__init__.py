@@ -20,9 +20,9 @@ best multipliers need scipy (`pip install 'fcco[solvers]'`). Common arguments:
 """
 
 from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
-from .residuals import KKT, TrackingError, kkt, tracking_error
+from .residuals import KKT, kkt, tracking_error
 
 __all__ = [
-    "KKT", "ConstraintCondition", "Spectrum", "TrackingError", "constraint_condition", "kkt",
-    "smallest_eigenvalue", "tracking_error",
+    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "kkt", "smallest_eigenvalue",
+    "tracking_error",
 ]  # fmt: skip

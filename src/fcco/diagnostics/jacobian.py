@@ -83,18 +83,14 @@ class ConstraintCondition:
 
     Attributes:
         feasible: max_i g_i <= 0; the assumption then asks nothing and the rest is None.
-        largest_value: max_i g_i.
         smallest: sigma_min of the Jacobian of all m constraints, the delta of the assumption.
         violated: sigma_min of the Jacobian of the violated constraints {i: g_i > 0} alone. It is
             never smaller, and enough for the proof, whose multipliers vanish where g_i <= 0.
-        num_violated: how many constraints are violated.
     """
 
     feasible: bool
-    largest_value: float
     smallest: float | None = None
     violated: float | None = None
-    num_violated: int = 0
 
 
 def constraint_condition(
@@ -117,11 +113,10 @@ def constraint_condition(
     call = "constraint_condition"
     _checks.integer(call, "num_constraints", num_constraints, 1)
     data = FullData(call, inner, num_constraints, trainable(call, parameters), chunk=chunk)
-    values = data.constraint_values()
-    largest, violated = float(values.max()), values > 0
-    if largest <= 0:
-        return ConstraintCondition(True, largest)
+    violated = data.constraint_values() > 0
+    if not bool(violated.any()):
+        return ConstraintCondition(feasible=True)
     matrix = data.gram(per_layer)
     part = matrix[violated][:, violated]
     singular = [math.sqrt(max(float(torch.linalg.eigvalsh(g)[0]), 0.0)) for g in (matrix, part)]
-    return ConstraintCondition(False, largest, *singular, num_violated=int(violated.sum()))
+    return ConstraintCondition(False, *singular)

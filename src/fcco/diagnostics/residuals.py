@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
-from ._full_data import FullData, Inner, Loss, inner_values, trainable
+from ._full_data import FullData, Inner, Loss, trainable
 
-__all__ = ["KKT", "TrackingError", "kkt", "tracking_error"]
+__all__ = ["KKT", "kkt", "tracking_error"]
 
 _ACTIVE = 1e-3
 """Constraints with g_i at least minus this may have a multiplier."""
@@ -127,56 +126,39 @@ def _best_multipliers(data: FullData, values: Tensor, per_layer: bool) -> Tensor
     return nu
 
 
-@dataclass(frozen=True)
-class TrackingError:
-    """The error of the tracked inner values, over the seen blocks.
-
-    Attributes:
-        mean_square: the mean of |u_i - g_i|^2.
-        largest: max_i |u_i - g_i|.
-        num_seen: how many blocks have a tracked value.
-    """
-
-    mean_square: float
-    largest: float
-    num_seen: int
-
-
 def tracking_error(
     tracked: Tensor, inner: Inner, *, seen: Tensor | None = None, chunk: int = 64
-) -> TrackingError:
+) -> float:
     r"""The error (1/n) sum_i |u_i - g_i(w)|^2 of the tracked values against the full data.
 
     `fcco.theory.expected_tracking_error` is its value in a steady state.
 
     Args:
         tracked: u, shape (n,) or (n, d1): `tracker.value`.
-        seen: shape (n,), True for blocks that have a tracked value (`tracker.seen`); all by
-            default.
+        seen: shape (n,), True for blocks that have a tracked value (`tracker.seen`) and count; all
+            by default.
 
     The other arguments are those of `fcco.diagnostics`.
 
     Example:
         >>> import torch
         >>> from fcco.diagnostics import tracking_error
-        >>> w = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
-        >>> tracking_error(torch.tensor([1.0, 1.5, 5.0]), lambda index: w[index]).largest
-        0.5
+        >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> tracking_error(torch.tensor([1.0, 1.5]), lambda index: w[index])
+        0.125
     """
-    call = "tracking_error"
-    seen = torch.ones(len(tracked), dtype=torch.bool) if seen is None else seen.bool()
-    if seen.shape != tracked.shape[:1] or not bool(seen.any()):
+    call, number = "tracking_error", len(tracked)
+    seen = torch.ones(number, dtype=torch.bool) if seen is None else seen.bool()
+    if seen.shape != (number,) or not bool(seen.any()):
         raise ValueError(
-            f"`{call}(seen=...)` must have the shape ({len(tracked)},) and a seen block but is: "
-            f"{seen}."
+            f"`{call}(seen=...)` must have the shape ({number},) and a seen block but is: {seen}."
         )
     index = seen.to(tracked.device).nonzero().reshape(-1)
-    values = inner_values(call, inner, index, chunk)
+    values = FullData(call, inner, number, [tracked], chunk=chunk).values(index)
     rows = tracked.detach().to(values)[index]
     if rows.numel() != values.numel():
         raise ValueError(
             f"`{call}(tracked=...)` has the shape {tuple(tracked.shape)} but inner gives "
             f"{tuple(values.shape[1:])} per block."
         )
-    square = (rows.reshape(values.shape) - values).square().reshape(len(index), -1).sum(1)
-    return TrackingError(float(square.mean()), math.sqrt(float(square.max())), len(index))
+    return float((rows.reshape(values.shape) - values).square().sum() / len(index))
