@@ -497,8 +497,8 @@ def test_groups_that_come_unequally_are_noticed_with_the_right_remedy():
 
 NAMES: list[tuple[Any, list[tuple[int, str]]]] = [
     (["b", None, "a"], [(0, "b"), (2, "a")]),
-    ([["b", "a"], [], ("c",)], [(0, "b"), (0, "a"), (2, "c")]),
-    ([None, {"a"}, np.array(["c", "b"])], [(1, "a"), (2, "c"), (2, "b")]),
+    ([["b", "a"], [], ("c",)], [(0, "a"), (0, "b"), (2, "c")]),
+    ([None, {"a", "d"}, np.array(["c", "b"])], [(1, "a"), (1, "d"), (2, "b"), (2, "c")]),
 ]
 
 

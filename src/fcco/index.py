@@ -102,8 +102,8 @@ def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any
         row = next(row for row, own in enumerate(rows) if len(set(own)) < len(own))
         raise ValueError(f"{place} must name each group of a sample once, but has: {rows[row]}.")
     number = {name: k for k, name in enumerate(names)}
-    sample = torch.tensor([row for row, _ in pairs])
-    group = torch.tensor([number[name] for _, name in pairs])
+    # Sorted: the order within a set differs between processes.
+    sample, group = torch.tensor(sorted((row, number[name]) for row, name in pairs)).unbind(1)
     return Memberships(sample, group, len(rows), len(names)), names
 
 

@@ -3,7 +3,7 @@
 | class | f(u) | facts |
 |---|---|---|
 | `Hinge` | rho [u]_+ | convex, monotone |
-| `CVaRHinge` | [u - s]_+ / r | convex, monotone |
+| `CVaRHinge` | [u]_+ / r, of losses minus s | convex, monotone |
 | `Absolute` | w abs(u) | convex |
 | `Pinball` | w max(tau u, (tau - 1) u) | convex |
 | `DeadZone` | w [abs(u) - kappa]_+ | convex |

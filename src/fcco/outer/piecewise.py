@@ -24,15 +24,15 @@ Bounds = tuple[float, float]
 
 
 class _PiecewiseLinear(AbstractOuter):
-    r"""high [u - end]_+ - low [start - u]_+, with low <= 0 <= high and start <= end.
+    r"""high [u - kink]_+ - low [-kink - u]_+, with low <= 0 <= high and kink >= 0.
 
     The gradient of its envelope is clip(t / step, low, high), where t is the signed distance of u
-    from [start, end]. Unless a subclass says otherwise, f is 0 at 0 alone and its slopes are equal,
-    or 0 and `scale` where it is monotone.
+    from [-kink, kink], on which f is 0.
     """
 
     convex = True
     scale: float
+    kink = 0.0
 
     def __post_init__(self) -> None:
         _checks.positive(type(self).__name__, "scale", self.scale)
@@ -40,10 +40,6 @@ class _PiecewiseLinear(AbstractOuter):
     def _slopes(self) -> Bounds:
         """The slopes (low, high) left and right of the zero set."""
         return 0.0 if self.monotone else -self.scale, self.scale
-
-    def _zero_set(self) -> Bounds:
-        """The interval (start, end) on which f is 0."""
-        return 0.0, 0.0
 
     def _distance(self, u: Tensor) -> Tensor:
         """The signed distance t of u from the zero set."""
@@ -60,12 +56,12 @@ class _PiecewiseLinear(AbstractOuter):
         return high - low
 
     def __call__(self, u: Tensor) -> Tensor:
-        (low, high), (start, end) = self._slopes(), self._zero_set()
-        return high * relu(u - end) - low * relu(start - u)
+        low, high = self._slopes()
+        return high * relu(u - self.kink) - low * relu(-self.kink - u)
 
     def gradient(self, u: Tensor) -> Tensor:
-        (low, high), (start, end) = self._slopes(), self._zero_set()
-        return high * (u > end).to(u.dtype) + low * (u < start).to(u.dtype)
+        low, high = self._slopes()
+        return high * (u > self.kink).to(u.dtype) + low * (u < -self.kink).to(u.dtype)
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         """Move towards the zero set by at most step times the slope."""
@@ -88,8 +84,7 @@ class _PiecewiseLinear(AbstractOuter):
 
     def violation(self, u: Tensor) -> Tensor:
         """How far u lies beyond the zero set; on its right only, if f is monotone."""
-        start, end = self._zero_set()
-        return u - end if self.monotone else torch.maximum(u - end, start - u)
+        return u if self.monotone else u.abs() - self.kink
 
 
 @dataclass(frozen=True)
@@ -110,34 +105,19 @@ class Hinge(_PiecewiseLinear):
 
 @dataclass(frozen=True)
 class CVaRHinge(_PiecewiseLinear):
-    """f(u) = [u - threshold]_+ / ratio: its mean over losses, plus the best threshold, is CVaR.
+    """f(u) = [u]_+ / ratio: s plus the mean of f(loss - s) is the CVaR of losses at the best s.
 
     1/ratio is part of f, so the quadratic zone of the envelope has width lambda / ratio (see
     docs/concepts/mathematics.md).
-
-    Example:
-        >>> from fcco.outer import CVaRHinge
-        >>> CVaRHinge(ratio=0.25, threshold=1.0)(torch.tensor([0.5, 1.5, 3.0]))
-        tensor([0., 2., 8.])
     """
 
     ratio: float
-    threshold: float = 0.0
 
     monotone = True
+    scale = derived(lambda self: 1 / self.ratio)
 
     def __post_init__(self) -> None:
         _checks.in_interval("CVaRHinge", "ratio", self.ratio, 0, 1, open_low=True)
-        _checks.finite("CVaRHinge", "threshold", self.threshold)
-
-    def _slopes(self) -> Bounds:
-        return 0.0, 1 / self.ratio
-
-    def _zero_set(self) -> Bounds:
-        return self.threshold, self.threshold
-
-    def _distance(self, u: Tensor) -> Tensor:
-        return u - self.threshold
 
 
 @dataclass(frozen=True)
@@ -172,13 +152,11 @@ class DeadZone(_PiecewiseLinear):
     scale: float = 1.0
 
     jump = derived(lambda self: self.scale)
+    kink = derived(lambda self: self.width)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _checks.finite("DeadZone", "width", self.width, 0)
-
-    def _zero_set(self) -> Bounds:
-        return -self.width, self.width
 
     def _distance(self, u: Tensor) -> Tensor:
         return relu(u - self.width) - relu(-self.width - u)
