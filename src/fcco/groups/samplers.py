@@ -44,6 +44,10 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     * `batch = sampler.draw()`: at once, without a loader.
 
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
+
+    Attributes:
+        epoch: that of the next batch.
+        consumed: number of batches consumed in this epoch.
     """
 
     def __init__(self, call: str, batches_per_epoch: int, seed: int | None, ranks: int) -> None:
@@ -57,7 +61,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             seed = int(torch.randint(2**31, (), device="cpu"))
         _checks.integer(call, "seed", seed, 0)
         self.seed, self.batches_per_epoch = int(seed), int(batches_per_epoch)
-        self._epoch = self._consumed = 0
+        self.epoch = self.consumed = 0
         self._advanced_by_caller = False  # `advance` was called: iteration no longer counts
         self._open_consume_loops = 0  # while one is open, `consume` counts and iteration does not
         # The stream of `draw`, and the place (epoch, consumed) it stands at.
@@ -65,16 +69,6 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
 
     @abc.abstractmethod
     def _stream(self, generator: np.random.Generator) -> Iterator[Batch_co]: ...
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self._epoch
-
-    @property
-    def consumed(self) -> int:
-        """Number of batches consumed in this epoch."""
-        return self._consumed
 
     def __len__(self) -> int:
         return self.batches_per_epoch
@@ -108,22 +102,22 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def draw(self) -> Batch_co:
         """The next batch, counted as consumed, for use without a loader; epochs follow on."""
         place, stream = self._draw_stream
-        if stream is None or place != (self._epoch, self._consumed):
+        if stream is None or place != (self.epoch, self.consumed):
             stream = self._remaining()  # the count has moved since the last draw
         batch = next(stream)
         # A stream ends with its epoch: the place after its last batch never comes.
-        self._draw_stream = (self._epoch, self._consumed + 1), stream
+        self._draw_stream = (self.epoch, self.consumed + 1), stream
         self._count(1)
         return batch
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch; no effect if it is the current one, also if half done."""
         _checks.integer(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
-        if epoch != self._epoch:
-            self._epoch, self._consumed = int(epoch), 0
+        if epoch != self.epoch:
+            self.epoch, self.consumed = int(epoch), 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"seed": self.seed, "epoch": self._epoch, "consumed": self._consumed}
+        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         call = f"{type(self).__name__}.load_state_dict"
@@ -137,7 +131,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
                 f"{self.batches_per_epoch} batches: the state is that of another sampler."
             )
         self.seed = int(state["seed"])
-        self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
+        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
         self._draw_stream = (0, 0), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,12 +141,12 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def _remaining(self) -> Iterator[Batch_co]:
         # A generator, so the count is read at the first batch and not at creation: a loader with
         # workers creates two iterators of its sampler and uses the second.
-        stream = self._stream(np.random.default_rng([self.seed, self._epoch]))
-        yield from itertools.islice(stream, self._consumed, self.batches_per_epoch)
+        stream = self._stream(np.random.default_rng([self.seed, self.epoch]))
+        yield from itertools.islice(stream, self.consumed, self.batches_per_epoch)
 
     def _count(self, batches: int) -> None:
-        epochs, self._consumed = divmod(self._consumed + batches, self.batches_per_epoch)
-        self._epoch += epochs
+        epochs, self.consumed = divmod(self.consumed + batches, self.batches_per_epoch)
+        self.epoch += epochs
 
 
 class GroupBatchSampler(ResumableSampler[list[int]]):
