@@ -338,6 +338,12 @@ class PositiveBatchSampler(GroupBatchSampler):
             positives = min(batch_size // 2, number)
         _checks.integer(call, "positives", positives, 1)
         _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
+        ranks = _rank_and_world_size(call, rank, world_size)[1]
+        if batch_size < ranks:
+            raise ValueError(
+                f"`{call}(batch_size=...)` must be at least the number of ranks, {ranks}, but is: "
+                f"{batch_size} (a rank would get no samples)."
+            )
         negatives = batch_size - positives
         if batches_per_epoch is None:
             batches_per_epoch = -(-(len(positive) - number) // negatives)
@@ -346,11 +352,6 @@ class PositiveBatchSampler(GroupBatchSampler):
             groups_per_batch=2, per_group=max(positives, negatives),
             batches_per_epoch=batches_per_epoch, seed=seed, rank=rank, world_size=world_size,
         )  # fmt: skip
-        if batch_size < self.world_size:
-            raise ValueError(
-                f"`{call}(batch_size=...)` must be at least the number of ranks, "
-                f"{self.world_size}, but is: {batch_size} (a rank would get no samples)."
-            )
         self.batch_size, self.positives = batch_size, positives
         # Group 0 are the negatives, group 1 the positives: the base knows one number for both.
         self._samples_per_batch = np.array([negatives, positives])
