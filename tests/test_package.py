@@ -45,7 +45,7 @@ CALLS = VALUES | {"_watch", "optim", "inputs", "objective"}
 OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
     "_checks": set(),
-    "_memberships": set(),
+    "index": set(),
     "_distributed": set(),
     "_state": set(),
     "_schedules": {"_checks"},
@@ -53,9 +53,9 @@ MAY_USE = {
     "_files": {"previous"},
     "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
-    "groups": {"_checks", "_memberships"},
+    "groups": {"_checks", "index"},
     "previous": {"_state"},
-    "tracker": {"_checks", "_memberships"} | RANKS,
+    "tracker": {"_checks", "index"} | RANKS,
     "theory": {"_checks", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker"},
     "optim": CHECKS | {"_state", "previous"},

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
-from .._memberships import are_memberships, read_memberships
+from ..index import are_memberships, read_memberships
 from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
-from ..outer import AveragePrecision as MinusRatio
-from ..outer import ClassSeparation, Linear
+from ..outer import ClassSeparation, Linear, Ratio
 from ..terms import CoupledTerm
 from ..tracker import for_model
 from .base import BinaryRisk, Label, Proposals, check_gamma
@@ -243,5 +242,5 @@ class RankTerm(CoupledTerm):
     """Minus the ratio of two ranks; knows how many samples of each class they count."""
 
     def __init__(self, positives: int, negatives: float, tracker: Any) -> None:
-        super().__init__(MinusRatio(), tracker)
+        super().__init__(Ratio(), tracker)
         self.positives, self.negatives = positives, negatives

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..inputs import ONLY
-from ..outer import NDCG as Discount
-from ..outer import AbstractOuter, LogMeanExp
+from ..outer import AbstractOuter, Discount, LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, Tracked, for_model
 from ..tracker.blocks import per_row
