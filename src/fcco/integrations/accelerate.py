@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 
 from ..groups import ResumableSampler
 from ..optim import MethodOptimizer
-from ..previous import unwrap
-from ._shared import check_ranks, load_objective, log_values, sampler_of
+from ._shared import check_ranks, load_objective, log_values, sampler_of, stepped_by
 
 __all__ = ["ResumableLoader", "check_loader", "log_values", "prepare"]
 
@@ -103,29 +102,20 @@ def prepare(
     )
     if not isinstance(made, nn.Module):
         raise TypeError(f"`prepare(objective=...)` must make an objective but made: {made!r}.")
-    if isinstance(made.optimizer, MethodOptimizer):
-        _put_around(accelerator, made.optimizer, results)
+    outer = made.optimizer
+    if isinstance(outer, MethodOptimizer):  # prepared in place of yours, so that it is saved too
+        places = stepped_by(outer, results)
+        if len(places) != 1:
+            raise ValueError(
+                f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
+                f"{len(places)} of the optimizers given to `prepare(...)`; it must be one."
+            )
+        results[places[0]] = accelerator.prepare_optimizer(outer)
     made.to(accelerator.device)
     state = _TrainingState(made, list(samplers.values()))
     accelerator.register_for_checkpointing(state)
     _check_at_first_call(accelerator, state)
     return (*results, made)
-
-
-def _put_around(accelerator: Accelerator, outer: MethodOptimizer, results: list[Any]) -> None:
-    """Replace the user's optimizer by the one around it, prepared, so that it is saved too."""
-    inner = {id(each) for each in outer.wrapped}
-    places = [
-        k
-        for k, each in enumerate(results)
-        if isinstance(each, torch.optim.Optimizer) and id(unwrap(each)) in inner
-    ]
-    if len(places) != 1:
-        raise ValueError(
-            f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
-            f"{len(places)} of the optimizers given to `prepare(...)`; it must be one."
-        )
-    results[places[0]] = accelerator.prepare_optimizer(outer)
 
 
 def check_loader(accelerator: Accelerator, loader: Any) -> None:

@@ -132,7 +132,9 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.report_: Any = classifier_report(goal, groups.names, scored, report_of(self.objective_))
+        self.report_: Any = classifier_report(
+            goal, groups.names, scored, report_of(self.objective_)
+        )
         return scored
 
     def _read_labels(self, y: Array) -> Array:
