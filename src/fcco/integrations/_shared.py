@@ -38,8 +38,7 @@ def sampler_of(loader: Any) -> ResumableSampler[Any] | None:
     if loader.batch_size is not None:
         raise ValueError(
             f"`DataLoader(sampler=...)` is a {type(loader.sampler).__name__}, which draws whole "
-            f"batches, but the loader makes batches of {loader.batch_size} of them: give it as "
-            "`DataLoader(batch_sampler=...)`."
+            "batches: give it as `DataLoader(batch_sampler=...)`."
         )
     return loader.sampler
 
@@ -75,8 +74,7 @@ def stepped_by(outer: MethodOptimizer, objects: Sequence[Any]) -> list[int]:
 def load_objective(objective: Any, state: dict[str, Any]) -> None:
     """Restore an objective from the one file that all ranks read.
 
-    With sharded parameters (FSDP2) that file has w_{t-1} of the first rank only. It is then
-    dropped: the first step goes without correction.
+    With sharded parameters (FSDP2) it has w_{t-1} of the first rank only, which is then dropped.
     """
     objective.load_state_dict(state)
     previous = objective.previous
@@ -94,7 +92,7 @@ def report_of(objective: nn.Module) -> GroupReport | ConstraintReport | None:
 
 
 def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
-    """The numbers of a report for a log, by name.
+    """The numbers of `objective.report()` for a log, by name.
 
     | of groups | of constraints |
     |---|---|

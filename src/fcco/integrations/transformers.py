@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -134,8 +134,8 @@ class RobustTrainer(Trainer):
     ) -> None:
         if not callable(objective) or isinstance(objective, nn.Module):
             raise TypeError(
-                "`RobustTrainer(objective=...)` must be a function (model, optimizer) -> objective, "
-                f"as the Trainer makes the optimizer, but is: {type(objective).__name__}."
+                "`RobustTrainer(objective=...)` must be a function of the model and the optimizer, "
+                f"which the Trainer makes, but is: {type(objective).__name__}."
             )
         _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
         if sampler is not None:
@@ -437,11 +437,7 @@ class RobustTrainer(Trainer):
     # Reports.
 
     def report(self, **options: Any) -> Any:
-        """The report of the objective, with the names of the groups.
-
-        Args:
-            options: see `CVaRGroupDRO.report` and `ConstrainedObjective.report`.
-        """
+        """`objective.report(**options)`, with the names of the groups."""
         objective = self.objective
         if not isinstance(objective, (GroupObjective, ConstrainedObjective)):
             raise ValueError(
@@ -473,14 +469,10 @@ def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of the tokens of each example, without those with the label -100.
+    """Mean cross-entropy of the tokens of each example, of `logits`, (B, T, V), and `labels`.
 
-    It is NaN, which objectives refuse, for an example without any other token.
-
-    Args:
-        outputs: with `logits`, (B, T, V).
-        inputs: with `labels`, (B, T).
-        shift: whether the logits at a place are for the token after it, as in causal models.
+    Tokens with the label -100 do not count; it is NaN, which objectives refuse, without any other.
+    With `shift` the logits at a place are for the token after it, as in causal models.
     """
     logits, labels = _logits_and_labels(outputs, inputs)
     if shift:
@@ -552,19 +544,12 @@ def _members(name: str, values: list[Any]) -> list[tuple[int, Any]]:
 
 def _names(name: str, values: list[Any]) -> list[Any]:
     """The different groups, sorted."""
-    call = f"`RobustTrainer(groups={name!r})`"
-    bad = [each for each in values if not isinstance(each, Hashable) or each != each]
-    if bad:
+    names = sorted(set(values) - {None})
+    if not names or any(each != each for each in names):
         raise ValueError(
-            f"{call} must hold one value for each example (None where it has no group), or a list "
-            f"of values, but holds: {bad[0]!r}."
+            f"`RobustTrainer(groups={name!r})` must hold a group for some examples and None for "
+            f"the others, but holds: {names[0] if names else 'None for every example'}."
         )
-    try:
-        names = sorted(set(values) - {None})
-    except TypeError as error:
-        raise ValueError(f"{call} must hold values of one kind: {error}.") from error
-    if not names:
-        raise ValueError(f"{call} holds no group: it is None for every example.")
     return names
 
 
