@@ -28,11 +28,8 @@ from ._shared import (
 
 __all__ = ["RobustModule", "log_values"]
 
-_UNUSED = 10
-"""Batches after which an objective whose loss was never differentiated is warned of."""
-
-_KEY = "fcco"
-"""The key of a checkpoint that holds the objective and the samplers."""
+_UNUSED = 10  # batches after which an objective whose loss was never differentiated is warned of
+_KEY = "fcco"  # in a checkpoint, of the objective and the samplers
 
 
 class RobustModule(LightningModule):
@@ -96,9 +93,8 @@ class RobustModule(LightningModule):
         objective = self._keeper.objective
         if objective is None:
             raise RuntimeError(
-                f"`{type(self).__name__}.objective` is made when `Trainer.fit` starts, and there "
-                "was none yet. In a fit: a `configure_callbacks` of your own must return "
-                "`[*super().configure_callbacks(), ...]`."
+                f"`{type(self).__name__}.objective` is made when `Trainer.fit` starts. In a fit: "
+                "`configure_callbacks` must return `[*super().configure_callbacks(), ...]`."
             )
         if objective.training != self.training:
             objective.train(self.training)

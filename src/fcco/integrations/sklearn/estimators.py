@@ -87,6 +87,14 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
 
     # Training.
 
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train on features, (n, d), and classes, (n,); positive is the second of `classes_`."""
+        self._check()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        groups = Groups((), np.zeros((len(X), 0), dtype=bool))
+        self._fit(X, self._read_labels(y), groups, check_random_state(self.random_state))
+        return self
+
     def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> dict[str, Scored]:
         """Train on checked data; returns the scores, minus the threshold, of the parts."""
         name = type(self).__name__
@@ -132,9 +140,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.report_: Any = classifier_report(
-            goal, groups.names, scored, report_of(self.objective_)
-        )
+        trained = report_of(self.objective_)
+        self.report_: Any = classifier_report(goal, groups.names, scored, trained)
         return scored
 
     def _read_labels(self, y: Array) -> Array:
@@ -230,21 +237,6 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[scores.argmax(1) if scores.ndim == 2 else (scores > 0) * 1]
 
 
-class PlainClassifier(TorchClassifier):
-    """Base of the classifiers that know of no groups."""
-
-    def fit(self, X: Any, y: Any) -> Any:
-        """Train on features, (n, d), and two classes of any type, (n,).
-
-        Positive is the second of `classes_`.
-        """
-        self._check()
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        groups = Groups((), np.zeros((len(X), 0), dtype=bool))
-        self._fit(X, self._read_labels(y), groups, check_random_state(self.random_state))
-        return self
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class GroupClassifier(TorchClassifier):
     """Base of the classifiers that look at groups."""
@@ -252,16 +244,15 @@ class GroupClassifier(TorchClassifier):
     sensitive_features: Any = None
 
     def fit(self, X: Any, y: Any, *, sensitive_features: Any = None) -> Any:
-        """Train.
+        """Train on features, (n, d), classes, (n,), and the groups of the samples.
 
         Args:
-            X: features, (n, d).
-            y: classes, (n,), of any type.
-            sensitive_features: the group of each sample: a column of any values, or several columns
-                whose combinations are the groups; a boolean table with a column for each group, or
-                a list of the groups of each sample, where groups may overlap and samples be in
-                none. Rows are matched by position; None and NaN are values like others. Groups are
-                not needed for predictions.
+            X: features.
+            y: classes, of any type.
+            sensitive_features: a column of any values, or several columns whose combinations are
+                the groups; a boolean table with a column for each group, or a list of the groups
+                of each sample, where groups may overlap and samples be in none. Rows are matched
+                by position; None and NaN are values like others.
         """
         self._check()
         if self.sensitive_features is None:
@@ -422,8 +413,6 @@ class WorstGroupClassifier(GroupClassifier):
     `estimator` of yours.
 
     Example:
-        A tenth of the samples follows a rule of its own.
-
         >>> import numpy as np
         >>> from fcco.integrations.sklearn import WorstGroupClassifier
         >>> random = np.random.default_rng(0)
@@ -451,7 +440,7 @@ class WorstGroupClassifier(GroupClassifier):
 
 
 @_estimator
-class OperatingPointClassifier(PlainClassifier):
+class OperatingPointClassifier(TorchClassifier):
     r"""Make one rate as large as possible while another keeps a limit, and say what holds.
 
     | `constraint` | limit | as large as possible |
@@ -537,7 +526,7 @@ class OperatingPointClassifier(PlainClassifier):
 
 
 @_estimator
-class AveragePrecisionClassifier(PlainClassifier):
+class AveragePrecisionClassifier(TorchClassifier):
     r"""Maximise average precision, for rare positives.
 
     Half of the epochs train with cross-entropy, by `fcco.xrisk.warm_start`, the others by

@@ -77,11 +77,9 @@ class ClassifierReport:
     def __str__(self) -> str:
         parts = [part for part in (self.training, self.validation) if part is not None]
         lines = [f"asked: {self.asked}"]
-        lines += [
-            f"{part.part} ({part.samples} samples): {self.name} {part.value:.4f}, "
-            f"accuracy {part.accuracy:.4f}"
-            for part in parts
-        ]
+        for part in parts:
+            figures = f"{self.name} {part.value:.4f}, accuracy {part.accuracy:.4f}"
+            lines.append(f"{part.part} ({part.samples} samples): {figures}")
         if len(parts[-1].groups) > 1:
             lines += ["", f"groups of the {parts[-1].part} part", *_table(parts[-1].groups)]
         if self.objective is not None:
