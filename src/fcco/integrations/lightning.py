@@ -77,6 +77,12 @@ class RobustModule(LightningModule):
         super().__init__(*args, **kwargs)
         self._keeper = _ObjectiveKeeper()
 
+    def _new_keeper(self) -> _ObjectiveKeeper:
+        if self._keeper.objective is not None:
+            self._keeper.objective.detach_hooks()  # a fit has new optimizers
+        self._keeper = _ObjectiveKeeper()
+        return self._keeper
+
     def configure_objective(self, optimizer: Any) -> nn.Module:
         """Make the objective on what `configure_optimizers` made: an optimizer, or a list.
 
@@ -137,9 +143,7 @@ class _ObjectiveKeeper(Callback):
             trainer.callbacks = others
             vars(connector).pop("_prepare_dataloader")
             return
-        if self.objective is not None:
-            self.objective.detach_hooks()  # this fit has new optimizers
-        pl_module._keeper = keeper = _ObjectiveKeeper()
+        keeper = pl_module._new_keeper()
         # The first one, so that a checkpoint of any other callback has the batch counted.
         trainer.callbacks = [keeper, *others]
         # There is no hook between `train_dataloader()` and the first batches, which workers ask

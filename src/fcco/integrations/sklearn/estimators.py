@@ -33,11 +33,9 @@ __all__ = [
     "WorstGroupClassifier",
 ]  # fmt: skip
 
+
 # scikit-learn reads the parameters of an estimator from the signature of its constructor, which a
 # dataclass writes from the fields of all its bases.
-_estimator = dataclass(eq=False, repr=False)
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class TorchClassifier(ClassifierMixin, BaseEstimator):
     """Base of the classifiers: a network on encoded features, trained for a goal."""
@@ -309,7 +307,7 @@ class GroupClassifier(TorchClassifier):
         return check_array(self._without_groups(X, False)[0], dtype="float64", estimator=self)
 
 
-@_estimator
+@dataclass(eq=False, repr=False)
 class ConstrainedClassifier(GroupClassifier):
     r"""Minimise the loss while rates or losses of groups differ by at most a tolerance.
 
@@ -396,7 +394,7 @@ class ConstrainedClassifier(GroupClassifier):
         return Gap(self.constraint, self.tolerance, groups)
 
 
-@_estimator
+@dataclass(eq=False, repr=False)
 class WorstGroupClassifier(GroupClassifier):
     r"""Minimise the average loss of the worst groups.
 
@@ -439,7 +437,7 @@ class WorstGroupClassifier(GroupClassifier):
         return WorstGroup(self.worst, groups.names)
 
 
-@_estimator
+@dataclass(eq=False, repr=False)
 class OperatingPointClassifier(TorchClassifier):
     r"""Make one rate as large as possible while another keeps a limit, and say what holds.
 
@@ -525,7 +523,7 @@ class OperatingPointClassifier(TorchClassifier):
         return scored
 
 
-@_estimator
+@dataclass(eq=False, repr=False)
 class AveragePrecisionClassifier(TorchClassifier):
     r"""Maximise average precision, for rare positives.
 
