@@ -170,13 +170,14 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             index = pair_numbers(labels, self.memory.num_pairs, where, _REMEDY)
         features = [self.model(column)["sentence_embedding"] for column in columns]
         width = features[0].shape[1]
-        if index is not None and width != (self._width or width):
-            raise ValueError(
-                "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
-                f"{self._width}, which have no meaning for those of width {width}: "
-                "`MatryoshkaLoss` and the like cannot wrap it."
-            )
-        self._width = self._width if index is None else width
+        if index is not None:
+            if self._width not in (None, width):
+                raise ValueError(
+                    "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
+                    f"{self._width}, which have no meaning for those of width {width}: "
+                    "`MatryoshkaLoss` and the like cannot wrap it."
+                )
+            self._width = width
         dtype = torch.promote_types(features[0].dtype, torch.float32)
         with torch.autocast(features[0].device.type, enabled=False):
             features = [normalize(each.to(dtype), dim=1) for each in features]
@@ -245,8 +246,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
 
     def get_config_dict(self) -> dict[str, Any]:
         names = ("num_pairs", "gamma", "symmetric", "stored_pairs", "negatives")
-        settings = {name: getattr(self.memory, name) for name in names}
-        return {"temperature": self.temperature, **settings}
+        return {"temperature": self.temperature} | {k: getattr(self.memory, k) for k in names}
 
     @property
     def citation(self) -> str:

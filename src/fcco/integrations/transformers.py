@@ -40,15 +40,11 @@ __all__ = ["RobustTrainer", "classification_losses", "log_values", "token_losses
 Losses = Callable[[Any, Mapping[str, Any]], Any]
 """(outputs of the model, inputs) -> a loss for each example, or a pair (loss, values)."""
 
-FILE = "objective.pt"
-"""The file of a checkpoint that holds the objective."""
-
-GROUP_INDEX = "group_index"
-"""The key of a batch under which the group numbers of its examples travel."""
-
-DRAWN_FOR = "_drawn_for_group"
-"""The key of an example that is in several groups, with the number of the one it is drawn for."""
-
+FILE = "objective.pt"  # of a checkpoint, with the objective
+GROUP_INDEX = "group_index"  # the key of a batch with the group numbers of its examples
+DRAWN_FOR = (
+    "_drawn_for_group"  # in an example of several groups: that which it is drawn for
+)
 NO_GROUP, UNKNOWN = -1, -2
 
 

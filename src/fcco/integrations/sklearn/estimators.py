@@ -165,7 +165,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         classes, call = len(self.classes_), f"`{type(self).__name__}(estimator=...)` must"
         number = 1 if classes == 2 else classes
         if self.estimator is None:
-            return WideAndDeep(self.encoding_, number).to(self.device)
+            return WideAndDeep(self.encoding_, number).to(self.device, torch.float32)
         module: Any = self.estimator
         made = isinstance(module, Callable) and not isinstance(module, nn.Module)
         module = module(features, number) if made else copy.deepcopy(module)
