@@ -42,9 +42,7 @@ Losses = Callable[[Any, Mapping[str, Any]], Any]
 
 FILE = "objective.pt"  # of a checkpoint, with the objective
 GROUP_INDEX = "group_index"  # the key of a batch with the group numbers of its examples
-DRAWN_FOR = (
-    "_drawn_for_group"  # in an example of several groups: that which it is drawn for
-)
+DRAWN_FOR = "_drawn_for_group"  # in an example of several groups: that which it is drawn for
 NO_GROUP, UNKNOWN = -1, -2
 
 

@@ -51,9 +51,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     device: Any = "cpu"
     verbose: bool = False
 
-    @property
-    def _multiclass(self) -> bool:
-        return False
+    _multiclass = False  # whether there may be more than two classes
 
     @abc.abstractmethod
     def _goal(self, groups: Groups) -> Goal: ...
@@ -424,10 +422,7 @@ class WorstGroupClassifier(GroupClassifier):
     """
 
     worst: float = 0.15
-
-    @property
-    def _multiclass(self) -> bool:
-        return True
+    _multiclass = True
 
     def _check(self) -> None:
         super()._check()
