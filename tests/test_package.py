@@ -146,6 +146,7 @@ PROBES = {
     "_orig_mod",  # the module inside torch.compile
     "__self__",  # the owner of a bound method
     "_asdict",  # a NamedTuple
+    "columns",  # the names in a data frame, of whatever library
 }
 
 

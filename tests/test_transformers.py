@@ -633,7 +633,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
         ({"loss_on": "ungrouped"}, ValueError, "none has None"),
         ({"groups_per_batch": 3}, ValueError, "divide 8"),
-        ({"sampler": None}, ValueError, "batches are those of the Trainer"),
+        ({"sampler": None}, ValueError, "groups_per_batch"),
         (
             {"groups_per_batch": None, "per_device_train_batch_size": 7}, ValueError, "over one",
         ),
