@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _checks, _watch
 from ._schedules import Smoothing
-from .inputs import Index, known_settings
+from .inputs import Index
 from .objective import Compositional
 from .outer import CVaR
 from .report import GroupReport, group_report
@@ -85,9 +85,8 @@ class CVaRGroupDRO(GroupObjective):
         read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
             on losses that are n/B1 steps older.
         names: of the groups, in the order of their ids, for reports and errors.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker` (`on_nonfinite`, `dtype`, ...).
+        process_group: see `Compositional`, as is `offload`.
+        on_nonfinite: see `InnerTracker`, as are `dtype` and `device`, which are the model's.
 
     Example:
         >>> import torch, fcco
@@ -103,7 +102,6 @@ class CVaRGroupDRO(GroupObjective):
         True
     """
 
-    @known_settings()
     def __init__(
         self,
         model: nn.Module,
@@ -118,7 +116,9 @@ class CVaRGroupDRO(GroupObjective):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
         offload: bool = False,
-        **options: Any,
+        on_nonfinite: Literal["raise", "skip", "deferred"] = "raise",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         named = None if names is None else tuple(names)
         number: Any = len(named) if named and num_groups is None else num_groups
@@ -138,34 +138,30 @@ class CVaRGroupDRO(GroupObjective):
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
                 "'auto' the lag of the estimates is weighed without a second forward pass."
             )
+        own = {"dtype": dtype, "device": device}
         tracker = for_model(
-            model, number, gamma=gamma, correction=correction, read=read,
-            **{"measure": gamma != 0, **options},
+            model, number, gamma=gamma, correction=correction, read=read, measure=gamma != 0,
+            on_nonfinite=on_nonfinite, **{k: v for k, v in own.items() if v is not None},
         )  # fmt: skip
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         term.names = named
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:
-        """The weight of each group in the gradient, NaN for one never seen.
-
-        Once all groups are seen the weights sum to about 1.
-        """
+        """The weight of each group in the gradient, NaN for one never seen; they sum to about 1."""
         return self.term.weights()
 
     @property
     def threshold(self) -> Tensor:
-        """The current s."""
+        """The current s of CVaR."""
         return self.term.threshold
 
     @property
     def ratio(self) -> float:
-        """The share of groups that count."""
         return self.term.ratio
 
     @property
     def num_groups(self) -> int:
-        """The number of groups."""
         return self.term.tracker.num_inner
 
 

@@ -94,20 +94,16 @@ class ProximalPoint(MethodOptimizer):
         self.wrapped = (self.outer,)
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
-        self.polish_steps: int | None = None  # K of a last round that ends at z
         groups = [{"params": list(group["params"])} for group in self.outer.param_groups]
         super().__init__(groups, {"lr": eta, "nu": nu})
 
     @property
     def round_begins(self) -> bool:
-        """Whether the next step is the first of a round, where z_{-1} = z_0 = w_t."""
         return self.inner_step == 0
 
     @property
     def round_length(self) -> int:
         """K_t of the current round."""
-        if self.polish_steps is not None:
-            return self.polish_steps
         if not callable(self.inner_steps):
             return self.inner_steps
         length = self.inner_steps(self.round)
@@ -133,20 +129,6 @@ class ProximalPoint(MethodOptimizer):
         with parameters_at(points, self.model):
             yield
 
-    def polish(self, steps: int) -> None:
-        """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.
-
-        The corollary of the paper certifies the original F at this z
-        (docs/concepts/mathematics.md).
-        """
-        _checks.integer("ProximalPoint.polish", "steps", steps, 1)
-        if not self.round_begins:
-            raise RuntimeError(
-                f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "
-                f"{self.round_length} inner steps of round {self.round} are done."
-            )
-        self.polish_steps = steps
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One inner step; the last one of a round ends with a step of the outer optimizer."""
@@ -168,35 +150,29 @@ class ProximalPoint(MethodOptimizer):
         return loss
 
     def _end_round(self) -> None:
-        if self.polish_steps is None:
-            for group in self.param_groups:
-                for z in group["params"]:
-                    if not self.state[z]["moved"]:
-                        continue  # frozen or unused: the outer optimizer must not touch it either
-                    anchor = self.state[z]["anchor"]
-                    # The outer optimizer steps on the gradient of the envelope, not on yours.
-                    z.grad = (anchor - z) / group["nu"]
-                    z.copy_(anchor)
-            self.step_wrapped(self.outer)
-        self.polish_steps = None
+        for group in self.param_groups:
+            for z in group["params"]:
+                if not self.state[z]["moved"]:
+                    continue  # frozen or unused: the outer optimizer must not touch it either
+                anchor = self.state[z]["anchor"]
+                # The outer optimizer steps on the gradient of the envelope, not on yours.
+                z.grad = (anchor - z) / group["nu"]
+                z.copy_(anchor)
+        self.step_wrapped(self.outer)
         self.inner_step, self.round = 0, self.round + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Anchors, counters and the outer optimizer's state."""
         state = super().state_dict()
         state["proximal"] = {
             "inner_step": self.inner_step,
             "round": self.round,
-            "polish_steps": self.polish_steps,
             "outer": self.outer.state_dict(),
         }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore everything that `state_dict` saved."""
         proximal = state_dict["proximal"]
         # torch's optimizers keep the tensors they load and then change them in place.
         self.outer.load_state_dict(copy.deepcopy(proximal["outer"]))
         self.inner_step, self.round = proximal["inner_step"], proximal["round"]
-        self.polish_steps = proximal["polish_steps"]
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "proximal"})

@@ -37,7 +37,6 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All parameters, in order."""
         return parameters_of(self)
 
     def join(self, model: nn.Module) -> None:
@@ -101,10 +100,7 @@ class SharedGroupsOptimizer(MethodOptimizer):
     """Base of wrappers whose parameter groups are those of the first wrapped optimizer.
 
     They are the very same objects, so that a scheduler may drive either. `state_dict()` holds the
-    state of all.
-
-    Args:
-        wrapped: the optimizers that make the steps; all hold the same parameters.
+    state of all, which must hold the same parameters.
     """
 
     _shared = False
@@ -138,14 +134,12 @@ class SharedGroupsOptimizer(MethodOptimizer):
         """Restore what `own_state` gave."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the wrapped optimizers and its own."""
         state = super().state_dict()
         state["wrapped"] = [each.state_dict() for each in self.wrapped]
         state["own"] = self.own_state()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore everything that `state_dict` saved."""
         saved = state_dict["wrapped"]
         if len(saved) != len(self.wrapped):
             raise ValueError(

@@ -1,4 +1,7 @@
-"""What every constrained method offers: violations, multipliers, a report."""
+"""Limits g_i(w) <= tolerance_i: what every method for them offers.
+
+`fcco.constrained` builds one; the methods are in `fcco.methods`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
-from .._state import KeepsPrecision
-from ..inputs import Index, parse
-from ..objective import Compositional
-from ..report import ConstraintReport, constraint_report
-from ..terms import AbstractTerm
+from . import _checks
+from ._state import KeepsPrecision
+from .inputs import Index, parse
+from .objective import Compositional
+from .report import ConstraintReport, constraint_report
+from .terms import AbstractTerm
 
-__all__ = [
-    "CONSTRAINTS",
-    "OBJECTIVE",
-    "ConstrainedObjective",
-    "MultiplierAverage",
-]
+__all__ = ["CONSTRAINTS", "OBJECTIVE", "ConstrainedObjective", "ConstraintReport"]
 
 OBJECTIVE, CONSTRAINTS = "objective", "constraints"
 """The names of the two terms of a constrained problem whose objective is coupled too."""
@@ -34,19 +32,6 @@ class MultiplierAverage(KeepsPrecision):
 
     This is the mean over the t_i steps since constraint i was first seen, and an exponential
     average with weight 1/horizon once there are more.
-
-    Args:
-        like: multipliers, whose shape, precision and device it takes.
-        horizon: how many steps it looks back.
-
-    Example:
-        >>> import torch
-        >>> from fcco.constraints import MultiplierAverage
-        >>> average = MultiplierAverage(torch.zeros(2), horizon=100)
-        >>> for multiplier in (0.0, 4.0, 2.0):
-        ...     average.add(torch.tensor([multiplier, torch.nan]))
-        >>> average.mean()
-        tensor([2., nan])
     """
 
     value: Tensor
@@ -54,7 +39,7 @@ class MultiplierAverage(KeepsPrecision):
 
     def __init__(self, like: Tensor, horizon: int) -> None:
         super().__init__()
-        _checks.integer("MultiplierAverage", "horizon", horizon, 1)
+        _checks.integer("keep_average", "horizon", horizon, 1)
         self.horizon = horizon
         self.register_buffer("value", torch.zeros_like(like))
         self.register_buffer("count", torch.zeros_like(like, dtype=torch.int64))
@@ -83,12 +68,9 @@ class ConstrainedObjective(Compositional):
     mean the second; `value()` is the sum of both.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         term: the constraints' term.
+        method: the word of the method.
         objective: a coupled term of the objective, or None.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
 
     Attributes:
         multiplier_average: the running average of the multipliers, after `keep_average`.
@@ -100,6 +82,7 @@ class ConstrainedObjective(Compositional):
         optimizer: torch.optim.Optimizer,
         term: AbstractTerm,
         *,
+        method: str = "",
         objective: AbstractTerm | None = None,
         process_group: Any = "auto",
         offload: bool = False,
@@ -112,13 +95,10 @@ class ConstrainedObjective(Compositional):
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
         super().__init__(
-            model,
-            optimizer,
-            terms,
-            process_group=process_group,
-            offload=offload,
+            model, optimizer, terms, process_group=process_group, offload=offload,
             shared_index=objective is None,  # constraints and the objective have other blocks
-        )
+        )  # fmt: skip
+        self.method = method
         self.multiplier_average: MultiplierAverage | None = None
 
     @property
@@ -186,14 +166,9 @@ class ConstrainedObjective(Compositional):
                 It runs once, in the mode that the model is in; nothing is updated.
             index: the index of that call.
         """
-        average = self.multiplier_average
-        return constraint_report(
-            self,
-            None if values is None else self._in_order(values),
-            None if average is None else average.mean(),
-            function,
-            index,
-        )
+        given = None if values is None else self._in_order(values)
+        average = None if self.multiplier_average is None else self.multiplier_average.mean()
+        return constraint_report(self, given, average, function, index)
 
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Given values of all constraints as a tensor."""

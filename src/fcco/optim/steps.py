@@ -1,9 +1,9 @@
-"""What happens around a step: which iterate to return, and projections onto a feasible set."""
+"""Around a step: the paper's updates, which iterate to return, projections onto a set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,7 +15,39 @@ from .._state import pack, unpack
 from ..previous import after_closure, parameters_of, unwrap
 from ..previous.swap import versions_kept
 
-__all__ = ["OutputIterate", "project_after_step"]
+__all__ = ["OutputIterate", "adam_type", "momentum_type", "project_after_step"]
+
+
+def momentum_type(
+    params: Iterable[Tensor], lr: float, beta: float = 0.1, **options: Any
+) -> torch.optim.SGD:
+    r"""The paper's momentum update as a torch optimizer (Alg. 1, lines 10-11).
+
+    .. math:: v_{t+1} = (1-\beta) v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
+
+    This is SGD with `momentum = dampening = 1 - beta`, of which `options` are further options. (SGD
+    without dampening goes the same way with steps 1/beta times as long.)
+    """
+    _checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
+    # The first buffer of torch's SGD is v = G_0, without dampening, which the paper leaves open.
+    return torch.optim.SGD(params, lr=lr, momentum=1 - beta, dampening=1 - beta, **options)
+
+
+def adam_type(
+    params: Iterable[Tensor], lr: float, beta: float = 0.1, beta2: float = 0.001, **options: Any
+) -> torch.optim.AdamW:
+    r"""The paper's Adam-type update as a torch optimizer.
+
+    .. math::
+        s_{t+1} = (1-\beta')s_t + \beta' G_t\circ G_t, \qquad
+        w_{t+1} = w_t - \eta\,\hat v_{t+1}/(\sqrt{\hat s_{t+1}} + \epsilon)
+
+    with bias corrections: AdamW with `betas = (1-beta, 1-beta2)`, and no weight decay unless given.
+    """
+    _checks.in_interval("adam_type", "beta", beta, 0.0, 1.0, open_low=True)
+    _checks.in_interval("adam_type", "beta2", beta2, 0.0, 1.0, open_low=True)
+    options.setdefault("weight_decay", 0.0)
+    return torch.optim.AdamW(params, lr=lr, betas=(1 - beta, 1 - beta2), **options)
 
 
 class OutputIterate(nn.Module):
@@ -139,12 +171,10 @@ class OutputIterate(nn.Module):
             parameter.copy_(value)
 
     def get_extra_state(self) -> Tensor:
-        """The kept iterate, the count, the sum of the weights and the random stream."""
         state = {"count": self.count, "total": self._total, "kept": self._kept}
         return pack({**state, "generator": self._generator.get_state()})
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore what `get_extra_state` gave."""
         state = unpack(state)
         like, kept = parameters_of(self._optimizer), state["kept"]
         shapes = [tuple(k.shape) for k in kept]

@@ -1,0 +1,456 @@
+r"""Proximal points with multipliers: OSS (virtual queues) and ICPPAC (constraint extrapolation).
+
+Round k approximately solves the strongly convex problem
+
+.. math::
+    \min_x\; g_0(x) + c\|x - w_k\|^2 \quad\text{s.t.}\quad
+    \phi_i(x) = g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
+
+by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Your function
+returns `(g_0, values of all constraints)`. Step `objective.optimizer`, a `ProximalRound`, which
+adds the pull to w_k and makes the steps with yours; between rounds the parameters are w_k.
+
+The rules use derivatives of the constraints along a step, J v, found by differentiating their
+backward pass: every operation of the constraints must allow that. Under DDP J v is averaged over
+ranks; FSDP2 is refused. With several batches before one step (gradient accumulation), the queues
+take the mean of them all, and ConEx moves the multipliers by the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._derivatives import Linearised
+from .._distributed import find_group
+from ..constraints import ConstrainedObjective
+from ..optim.wrapper import SharedGroupsOptimizer
+from ..previous import PreviousParameters
+from ..previous.swap import any_sharded, parameters_at
+from ..terms.unsampled import UnsampledTerm
+from ..tracker import NonFiniteValue, Tracked
+from .settings import Problem, Settings
+
+__all__ = ["ConstantConEx", "Icppac", "LagrangianTerm", "Oss", "ProximalRound", "VirtualQueue"]
+
+Number = float | Tensor
+
+
+# How the multipliers move. Both rules are pure and branch-free; their numbers may be tensors.
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualQueue:
+    r"""OSS: queues that collect the violations, linearised along the step that was made.
+
+    In terms of y = Q/V, with the source's V = sqrt(T) and alpha = T, the step is 1/(2 sqrt(T)) on
+    the Lagrangian, and y_i moves by l_i / sqrt(T).
+
+    Example:
+        >>> import torch
+        >>> rule, y = VirtualQueue(), torch.tensor([0.1, 0.1])
+        >>> l = torch.tensor([0.5, -0.5])
+        >>> rule.dual(y, l, l, steps=25), rule.step(25)
+        (tensor([0.2000, 0.0000]), 0.1)
+    """
+
+    warm_start: bool = False
+    follows_step: ClassVar[bool] = True
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        """The next y, from l_t and l_{t-1}."""
+        return (y + now / _root(steps)).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        """A factor of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
+        return 1 / (2 * _root(steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantConEx:
+    """ICPPAC: extrapolated values, linearised along the step before; constants as in its tests."""
+
+    warm_start: bool = True
+    tau: float = 10.0
+    theta: float = 0.1
+    follows_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _checks.positive("icppac", "tau", self.tau)
+        _checks.at_least("icppac", "theta", self.theta, 0.0)
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        # In the first step of a round `before` is `now`: it is not extrapolated.
+        ahead = (1 + self.theta) * now - self.theta * before
+        return (y + ahead / self.tau).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        return 1.0
+
+
+def _root(count: Number) -> Number:
+    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
+
+
+def regularised(values: Tensor, change: Tensor, proximal: Tensor) -> Tensor:
+    """L = phi(x) + <grad phi(x), v> from g(x) - tolerance, <grad g(x), v> and the proximal part."""
+    return values + change + proximal.to(values)
+
+
+def proximal_value(away: Tensor, move: Tensor) -> Tensor:
+    """|x - w|^2 + 2 <x - w, v>, from x - w and v."""
+    return torch.sum(away * (away + 2 * move))
+
+
+def pull_strength(coefficient: Number, total: Tensor) -> Tensor:
+    """2c (1 + sum_i y_i), the factor of x - w in the gradient of the Lagrangian."""
+    return 2 * coefficient * (1 + total)
+
+
+def running_average(average: Tensor, point: Tensor, count: int | Tensor) -> Tensor:
+    """The average with one more point; `count` has this one."""
+    share = 1 / count
+    point = point.to(average)
+    return torch.lerp(average, point, share.to(point) if isinstance(share, Tensor) else share)
+
+
+# The primal steps.
+
+
+class ProximalRound(SharedGroupsOptimizer):
+    r"""The primal part of OSS and ICPPAC as an optimizer: step it like any other.
+
+    .. math::
+        x_{t+1} = x_t - \eta_t\bigl(G_t + 2c(1 + \textstyle\sum_i y_i)(x_t - w)\bigr),
+            \quad x_0 = w, \qquad
+        w^+ = \frac1T\sum_t x_{t+1}
+
+    G_t is the gradient in `.grad` (of the objective and the weighted constraints); the pull to the
+    anchor w is added here, because the proximal term is part of the objective and of every
+    constraint. After T steps the parameters, and the anchor, become the average. The state is in
+    `state_dict()`, so a checkpoint in the middle of a round resumes exactly.
+
+    Args:
+        primal: makes the inner steps. Plain SGD is the method itself; others may be used, but
+            their momentum survives the jump to the average.
+        coefficient: c.
+        inner_steps: T.
+        rule: says the step size, as a factor of the optimizer's.
+
+    Attributes:
+        term: holds the y_i, and is told of each move where its rule follows the step.
+    """
+
+    term: LagrangianTerm
+
+    def __init__(
+        self,
+        primal: torch.optim.Optimizer,
+        coefficient: float,
+        inner_steps: int,
+        rule: VirtualQueue | ConstantConEx,
+    ) -> None:
+        _checks.integer("constrained", "inner_steps", inner_steps, 1)
+        super().__init__(primal)
+        self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
+        self.inner_step, self.round = 0, 0
+        self._anchor: dict[Tensor, Tensor] = {}
+        self._average: dict[Tensor, Tensor] = {}
+
+    @property
+    def round_begins(self) -> bool:
+        return self.inner_step == 0
+
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        """Inside, the parameters are w_k, the point between rounds: evaluate or save it here."""
+        with parameters_at(self._anchor, self.model):
+            yield
+
+    def quadratic(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> Tensor:
+        """The proximal term at x along v, c (|x - w|^2 + 2 <x - w, v>)."""
+        parts = [
+            proximal_value(x - self._anchor[parameter], v)
+            for parameter, x, v in zip(self.parameters, point, move, strict=True)
+            if parameter in self._anchor
+        ]
+        if not parts:  # between rounds: x = w
+            return torch.zeros(())
+        return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One inner step; the last one of a round ends at the average."""
+        loss = self._evaluated(closure)
+        for x in self.parameters:
+            if x not in self._anchor:  # all at the start of a round, later a new group
+                self._anchor[x] = x.detach().clone()
+        follows = self.rule.follows_step
+        before = [x.detach().clone() for x in self.parameters] if follows else []
+        self._pull()
+        self.step_wrapped(self.wrapped[0], float(self.rule.step(self.inner_steps)))
+        if follows:
+            move = [x.detach() - old for x, old in zip(self.parameters, before, strict=True)]
+            self.term.follow(before, move)
+        self.inner_step += 1
+        self._include()
+        if self.inner_step >= self.inner_steps:
+            self._end_round()
+        return loss
+
+    def _pull(self) -> None:
+        strength = pull_strength(self.coefficient, self.term.multiplier.sum())
+        for x in self.parameters:
+            away = x.detach() - self._anchor[x]
+            if x.grad is not None:
+                x.grad.add_(away * strength.to(away))
+            elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
+                x.grad = away * strength.to(away)
+
+    def _include(self) -> None:
+        for x in self.parameters:
+            if x not in self._average:
+                # Small weights would vanish in an average kept in bfloat16.
+                wide = torch.promote_types(x.dtype, torch.float32)
+                self._average[x] = self._anchor[x].to(wide, copy=True)
+            self._average[x] = running_average(self._average[x], x.detach(), self.inner_step)
+
+    def _end_round(self) -> None:
+        for x in self.parameters:
+            x.copy_(self._average[x])
+        self._anchor.clear()
+        self._average.clear()
+        self.inner_step, self.round = 0, self.round + 1
+
+    def own_state(self) -> dict[str, Any]:
+        places = {x: k for k, x in enumerate(self.parameters)}
+        return {
+            "inner_step": self.inner_step,
+            "round": self.round,
+            "anchor": {places[x]: kept.clone() for x, kept in self._anchor.items()},
+            "average": {places[x]: kept.clone() for x, kept in self._average.items()},
+        }
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.inner_step, self.round = state["inner_step"], state["round"]
+        here = self.parameters
+        self._anchor, self._average = (
+            {here[k]: saved.to(here[k].device, copy=True) for k, saved in state[name].items()}
+            for name in ("anchor", "average")
+        )
+
+
+# The dual steps.
+
+
+class LagrangianTerm(UnsampledTerm):
+    """The multipliers y of all constraints, and how they move in a round."""
+
+    multiplier: Tensor
+    last: Tensor
+
+    def __init__(self, word: str, problem: Problem, rounds: ProximalRound) -> None:
+        super().__init__(
+            word, problem.model, problem.names or problem.number, problem.tolerance, problem.margin
+        )
+        if any_sharded(rounds.parameters):
+            raise TypeError(
+                f"`{word}` needs derivatives along a step, which a sharded model (FSDP2) cannot "
+                "give; use DDP."
+            )
+        self.rounds, self.rule = rounds, rounds.rule
+        rounds.term = self
+        self._process_group = problem.process_group
+        self.looks_back = not self.rule.follows_step
+        self.ahead: Tensor | None = None  # l_t, measured before the step for rules that want it
+        self.ascended = False  # whether y has moved in the step under way
+        self._lines: list[Linearised] = []
+        zeros = torch.zeros_like(self.tracker.rows)
+        self.register_buffer("multiplier", zeros)
+        self.register_buffer("last", zeros.clone())
+
+    def linearised(self, tracked: Tracked) -> Linearised:
+        """The values of a batch, as a function of the move from here."""
+        values = self.limits.excess(tracked.carrying_gradient(), tracked.index)
+        moving = [p for p in self.rounds.parameters if p.requires_grad]
+        return Linearised(values, moving, find_group(self._process_group))
+
+    def _of_moving(self, move: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(self.rounds.parameters, move, strict=True)
+        return [v for p, v in pairs if p.requires_grad]
+
+    def look_back(
+        self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
+    ) -> None:
+        """l_t = phi(x_{t-1}) + <grad phi(x_{t-1}), x_t - x_{t-1}> on this batch (ConEx)."""
+        if self.ascended:  # a further batch of the same step
+            return
+        parameters = self.rounds.parameters
+        moved = previous.moved() if previous.ready else {}
+        move = [moved.get(p, torch.zeros_like(p)).detach() for p in parameters]
+
+        def measure() -> Tensor:
+            line = self.linearised(pooled())
+            proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
+            return regularised(line.values, line.change(self._of_moving(move)), proximal)
+
+        ahead = previous.evaluate_with_graph(measure)
+        if not bool(torch.isfinite(ahead).all()):
+            raise NonFiniteValue(
+                "Constraint values are NaN or infinite at the parameters of the last step, where "
+                "this method linearises them; nothing was updated."
+            )
+        self.ahead = ahead
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        """sum_i y_i (g_i - tolerance_i)."""
+        if self.tracker.updating:
+            if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
+                self.multiplier.zero_()
+            if self.rule.follows_step:
+                self._lines.append(self.linearised(tracked))
+            elif self.ahead is not None:
+                self._ascend(self.ahead)
+        excess = self.limits.excess(tracked.value, tracked.index)
+        slope = self.signed(self.multiplier)
+        return tracked.as_loss(torch.dot(self.multiplier, excess), slope)
+
+    def follow(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> None:
+        """Move y after a primal step, with the samples that it used."""
+        if not self._lines:  # a step on another loss
+            return
+        own = self._of_moving(move)
+        values = self._lines[-1].values  # of all batches of the step, which the tracker pools
+        change = torch.stack([line.change(own) for line in self._lines]).mean(0)
+        self._ascend(regularised(values, change, self.rounds.quadratic(point, move)))
+
+    def _ascend(self, values: Tensor) -> None:
+        before = values if self.rounds.round_begins else self.last
+        y = self.rule.dual(self.multiplier, values, before, self.rounds.inner_steps)
+        self.multiplier.copy_(y)
+        self.last.copy_(values)
+        self.ascended, self.ahead = True, None
+
+    def close(self) -> bool:
+        self._forget()
+        return super().close()
+
+    def rollback(self) -> None:
+        """Undo what was done since the last optimizer step, except a move of y (ConEx)."""
+        self._forget()
+        super().rollback()
+
+    def _forget(self) -> None:
+        self.ascended, self.ahead = False, None
+        self._lines.clear()
+
+    def value(self) -> Tensor:
+        """sum_i y_i (g_i - tolerance_i) in the last batch."""
+        return torch.dot(self.multiplier, self.limits.excess(self.tracker.rows))
+
+    def multipliers(self) -> Tensor:
+        """y, or Q/V; NaN before the first call."""
+        return torch.where(self.tracker.seen, self.signed(self.multiplier), torch.nan)
+
+
+# The methods.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oss(Settings):
+    r"""OSS: quadratically regularised subproblems, solved with virtual queues.
+
+    With c = rho-hat/2, round k starts at x_0 = w_k, y = 0, and makes T steps
+
+    .. math::
+        x_{t+1} &= \Pi_X\Bigl(x_t - \tfrac1{2\sqrt T}\bigl(\nabla\phi_0
+            + \textstyle\sum_i y_i\nabla\phi_i\bigr)(x_t;\xi_t)\Bigr) \\
+        y_i &\leftarrow \Bigl[y_i + \tfrac1{\sqrt T}\bigl(\phi_i(x_t;\xi_t)
+            + \langle\nabla\phi_i(x_t;\xi_t), x_{t+1}-x_t\rangle\bigr)\Bigr]_+
+
+    (the source averages x_0, ..., x_{T-1}, which differs by (x_T - x_0)/T). Here y = Q/V with the
+    queues Q, V = sqrt(T) and alpha = T of the source. Since y starts at 0 and ends at the sum of
+    the violations over sqrt(T), w_{k+1} is about nu*/sqrt(T) above a limit whose multiplier is nu*:
+    choose T, or `margin`, by that law. Plain SGD with lr=1 is the printed method, another lr scales
+    its step.
+
+    Args:
+        proximal: rho-hat, above the weak convexity rho of g_0 and of all g_i; 2 rho is usual.
+        inner_steps: T.
+
+    References:
+        R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
+        optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
+        X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
+        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps. Assumes weakly convex functions
+        with bounded subgradients, bounded X, a feasible start, and a Slater point of every
+        regularised problem with a common margin.
+    """
+
+    proximal: float
+    inner_steps: int
+
+    word = "oss"
+    couples = False
+    sampled = False
+
+    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
+        """C and the dual rule."""
+        return self.proximal / 2, VirtualQueue()
+
+    def build(self, problem: Problem) -> ConstrainedObjective:
+        _checks.positive(self.word, "proximal", self.proximal)
+        coefficient, rule = self.rounds()
+        rounds = ProximalRound(problem.optimizer, coefficient, self.inner_steps, rule)
+        term = LagrangianTerm(self.word, problem, rounds)
+        return problem.solved_by(self.word, term, rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Icppac(Oss):
+    r"""ICPPAC: inexact constrained proximal points, solved with constraint extrapolation.
+
+    With c = mu, round k starts at x_{-1} = x_0 = w_k and makes T steps
+
+    .. math::
+        \ell_t &= \phi(x_{t-1};\bar\xi_t) + \phi'(x_{t-1};\bar\xi_t)(x_t - x_{t-1}), \qquad
+        s_t = (1+\theta)\ell_t - \theta\ell_{t-1} \\
+        y_{t+1} &= [y_t + s_t/\tau]_+, \qquad
+        x_{t+1} = \Pi_X\Bigl(x_t - \eta\bigl(\phi_0'
+            + \textstyle\sum_i y_{t+1,i}\phi_i'\bigr)(x_t;\xi_t)\Bigr)
+
+    (l_{-1} = l_0). The method draws two batches per step: pass `objective(dual_batch,
+    gradient=primal_batch)`; with one function, one batch serves both. Plain SGD is the method; its
+    lr is eta (a step; the source's eta is its inverse).
+
+    Args:
+        proximal: mu; convex rounds need 2 mu at least the weak convexity of every function.
+        inner_steps: T.
+        tau: divisor of the dual step, tried in {1, 10, 100}.
+        theta: extrapolation; 0 is Arrow-Hurwicz with linearised values.
+        warm_start: whether a round starts with the y of the one before, or with 0.
+
+    References:
+        D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
+        functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
+        after O(eps^-6) samples for non-smooth weakly convex functions. Assumes bounded
+        subgradients and bounded noise, and a constraint qualification that holds at all
+        regularised problems alike (bounded multipliers), which a uniform Slater margin gives.
+    """
+
+    tau: float = 10.0
+    theta: float = 0.1
+    warm_start: bool = True
+
+    word = "icppac"
+
+    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
+        rule = ConstantConEx(tau=self.tau, theta=self.theta, warm_start=self.warm_start)
+        return self.proximal, rule
