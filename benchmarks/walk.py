@@ -40,8 +40,8 @@ from torch.nn.functional import softplus
 import fcco
 
 SOURCE = Path(fcco.__file__).parent
-BLOCKS, INNER_STEPS, MEMBERS = 4, 3, 3
-WARM_UP = 15  # the default for limits only measures in its first ten steps
+BLOCKS, INNER_STEPS, MEMBERS, WARM_UP = 4, 3, 3, 4
+MEASURED = 15  # steps after which the default for limits acts; the first ten only measure
 LIMITS = {"a": 0.5, "b": 0.4, "c": 0.5, "d": 0.4}
 CONSTRAINED: dict[str, Any] = {"penalty": 4.0, "smoothing": 0.1, "tolerance": 0.5}
 
@@ -132,9 +132,9 @@ def constrained_training(limits: Any = LIMITS, **settings: Any) -> Callable[[], 
     return training_step(objective, lambda x: (losses(model, x),) * 2)
 
 
-def warm(step: Callable[[], Any]) -> Callable[[], Any]:
+def warm(step: Callable[[], Any], steps: int = WARM_UP) -> Callable[[], Any]:
     """`step` after a few of them: first visits and imports are over."""
-    for _ in range(WARM_UP):
+    for _ in range(steps):
         step()
     return step
 
@@ -146,7 +146,7 @@ def sonex_step() -> list[Call]:
 
 
 def constrained_step() -> list[Call]:
-    return record(warm(constrained_training()))
+    return record(warm(constrained_training(), MEASURED))
 
 
 def alexr2_round() -> list[Call]:

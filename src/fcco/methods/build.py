@@ -109,10 +109,10 @@ def constrained(
         where = "constrained(limits={...})"
         if tolerance is not None:
             raise ValueError(f"`{where}` says each limit already: leave `tolerance` out.")
-        tolerance = [
-            limit if type(limit) is float and math.isfinite(limit) else bounds(where, name, limit)
-            for name, limit in limits.items()
-        ]
+        if all(type(limit) is float and math.isfinite(limit) for limit in limits.values()):
+            tolerance = torch.tensor(list(limits.values()), dtype=torch.float64)
+        else:
+            tolerance = [bounds(where, *each) for each in limits.items()]
     elif isinstance(limits, str):
         raise ValueError(
             "`constrained(limits=...)` must be a dict of limits, a list of names or a number but "
@@ -122,11 +122,11 @@ def constrained(
     number: Any = limits if names is None else len(names)
     if not names:
         _checks.integer("constrained", "limits", number, 1)
-    problem = Problem(
-        model, optimizer, int(number), names, 0.0 if tolerance is None else tolerance, margin,
-        objective, process_group, offload,
-    )  # fmt: skip
-    return chosen.build(problem)
+    tolerance = 0.0 if tolerance is None else tolerance
+    bound = {"tolerance": tolerance, "margin": margin, "names": names}
+    return chosen.build(
+        Problem(model, optimizer, int(number), bound, objective, process_group, offload)
+    )
 
 
 def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:

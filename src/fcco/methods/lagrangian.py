@@ -257,9 +257,8 @@ class LagrangianTerm(UnsampledTerm):
     last: Tensor
 
     def __init__(self, word: str, problem: Problem, rounds: ProximalRound) -> None:
-        super().__init__(
-            word, problem.model, problem.names or problem.number, problem.tolerance, problem.margin
-        )
+        limits = dict(problem.limits)
+        super().__init__(word, problem.model, limits.pop("names") or problem.number, **limits)
         if any_sharded(rounds.parameters):
             raise TypeError(
                 f"`{word}` needs derivatives along a step, which a sharded model (FSDP2) cannot "

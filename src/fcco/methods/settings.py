@@ -14,7 +14,6 @@ from .._schedules import Schedule, Smoothing
 from ..constraints import ConstrainedObjective
 from ..outer import AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm
-from ..terms.coupled import Tolerance
 from ..tracker import InnerTracker, like_model
 
 __all__ = ["Auto", "Penalty", "Problem", "Settings", "Tracked"]
@@ -29,16 +28,10 @@ class Problem(NamedTuple):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     number: int
-    names: tuple[str, ...] | None
-    tolerance: Tolerance
-    margin: float
+    limits: dict[str, Any]  # tolerance, margin and names
     objective: AbstractTerm | None
     process_group: Any
     offload: bool
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        return {"tolerance": self.tolerance, "margin": self.margin, "names": self.names}
 
     def solved_by(
         self,

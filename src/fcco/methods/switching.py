@@ -159,10 +159,8 @@ class SwitchingTerm(UnsampledTerm):
     needs_objective = True
 
     def __init__(self, problem: Problem, threshold: Schedule | Auto) -> None:
-        super().__init__(
-            "ssg", problem.model, problem.names or problem.number, problem.tolerance,
-            problem.margin, measure=threshold == "auto",
-        )  # fmt: skip
+        limits = {**problem.limits, "measure": threshold == "auto"}
+        super().__init__("ssg", problem.model, limits.pop("names") or problem.number, **limits)
         if isinstance(threshold, str):
             _checks.one_of("ssg", "threshold", threshold, ("auto",))
         elif not callable(threshold):

@@ -64,8 +64,6 @@ Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
 def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
     """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
     low, high = -math.inf, limit
-    if type(limit) is float and math.isfinite(limit):  # the usual limit
-        return low, high
     if isinstance(limit, AtLeast):
         low, high = limit.limit, math.inf
     elif isinstance(limit, Equal):
