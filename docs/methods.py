@@ -23,7 +23,9 @@ def renewed(text: str) -> str:
 
     def write(match: re.Match[str]) -> str:
         columns = [column.strip() for column in match["columns"].split("|")]
-        return f"{match[1]}{table(columns=columns).markdown()}\n"
+        head, *rows = table(columns=columns)
+        lines = [head, ["---"] * len(head), *([f"`{row[0]}`", *row[1:]] for row in rows)]
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     return _MARK.sub(write, text)
 

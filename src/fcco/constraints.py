@@ -20,8 +20,7 @@ from .terms import AbstractTerm
 
 __all__ = ["CONSTRAINTS", "OBJECTIVE", "ConstrainedObjective", "ConstraintReport"]
 
-OBJECTIVE, CONSTRAINTS = "objective", "constraints"
-"""The names of the two terms of a constrained problem whose objective is coupled too."""
+OBJECTIVE, CONSTRAINTS = "objective", "constraints"  # two terms, where both are coupled
 
 
 class MultiplierAverage(KeepsPrecision):
@@ -30,8 +29,7 @@ class MultiplierAverage(KeepsPrecision):
     .. math::
         \bar\nu_i \leftarrow \bar\nu_i + (\nu_i - \bar\nu_i) / \min(t_i, \text{horizon})
 
-    This is the mean over the t_i steps since constraint i was first seen, and an exponential
-    average with weight 1/horizon once there are more.
+    The mean over the t_i steps since constraint i was first seen, then an exponential average.
     """
 
     value: Tensor
@@ -53,27 +51,20 @@ class MultiplierAverage(KeepsPrecision):
         self.value.add_(moved / self.count.clamp(min=1))
 
     def mean(self) -> Tensor:
-        """The average, NaN for constraints not seen yet."""
         return torch.where(self.count > 0, self.value, torch.nan)
 
 
 class ConstrainedObjective(Compositional):
-    """What every constrained method offers: a loss, violations and multipliers.
-
-    Its term holds the limits and answers `violation()` and `multipliers()`, one number per
-    constraint; here they become dicts when the constraints have names.
+    """What every method for limits offers: a loss, violations and multipliers.
 
     With a coupled objective beside it there are two terms, named "objective" and "constraints":
     values and index are then given by these names. `term`, and all that is said of constraints,
     mean the second; `value()` is the sum of both.
 
     Args:
-        term: the constraints' term.
+        term: the constraints' term, which holds the limits.
         method: the word of the method.
         objective: a coupled term of the objective, or None.
-
-    Attributes:
-        multiplier_average: the running average of the multipliers, after `keep_average`.
     """
 
     def __init__(
@@ -103,7 +94,6 @@ class ConstrainedObjective(Compositional):
 
     @property
     def term(self) -> Any:
-        """The constraints' term."""
         return self.terms[CONSTRAINTS] if len(self.terms) > 1 else super().term
 
     @property
@@ -137,12 +127,8 @@ class ConstrainedObjective(Compositional):
             self.multiplier_average.add(self.term.multipliers())
 
     def average_multipliers(self) -> Any:
-        """The running average of `multipliers()`, since `keep_average` was called."""
         if self.multiplier_average is None:
-            raise ValueError(
-                "`average_multipliers()` needs `keep_average(horizon)` before the training: no "
-                "average of the multipliers was kept."
-            )
+            raise ValueError("`average_multipliers()` needs `keep_average()` before the training.")
         return self.term.limits.named(self.multiplier_average.mean())
 
     def report(
@@ -154,8 +140,7 @@ class ConstrainedObjective(Compositional):
     ) -> ConstraintReport:
         """A table of values, limits and multipliers, and what they say about the settings.
 
-        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
-        device, so it is not for every step.
+        `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
             values: g_i(w) of all constraints, from full data say, as a tensor or by name. The
@@ -171,7 +156,6 @@ class ConstrainedObjective(Compositional):
         return constraint_report(self, given, average, function, index)
 
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Given values of all constraints as a tensor."""
         limits = self.term.limits
         rows, _, index = parse("constraints", limits.names, values, self.term.tracker.dim)
         rows = rows if index is None else rows[index.argsort()]

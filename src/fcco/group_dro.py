@@ -25,10 +25,7 @@ class GroupObjective(Compositional):
     """An objective over the losses of groups, which reports each loss and their CVaR."""
 
     def cvar(self, losses: Tensor | None = None) -> Tensor:
-        """CVaR with the exact threshold: of the known group losses, or of those given.
-
-        For a result to report, give the full-data group losses.
-        """
+        """CVaR with the exact threshold: of the known group losses, or of those given."""
         return self.term.value() if losses is None else CVaR(self.term.ratio)(losses)
 
     def group_losses(self) -> Tensor:
@@ -45,8 +42,7 @@ class GroupObjective(Compositional):
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
 
-        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
-        device, so it is not for every step.
+        `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
             function: a function as in a call of the objective, best on a large batch of training

@@ -6,14 +6,12 @@ Round k approximately solves the strongly convex problem
     \min_x\; g_0(x) + c\|x - w_k\|^2 \quad\text{s.t.}\quad
     \phi_i(x) = g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
 
-by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Your function
-returns `(g_0, values of all constraints)`. Step `objective.optimizer`, a `ProximalRound`, which
-adds the pull to w_k and makes the steps with yours; between rounds the parameters are w_k.
+by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Step
+`objective.optimizer`, a `ProximalRound`, which adds the pull to w_k and makes the steps with yours.
 
-The rules use derivatives of the constraints along a step, J v, found by differentiating their
-backward pass: every operation of the constraints must allow that. Under DDP J v is averaged over
-ranks; FSDP2 is refused. With several batches before one step (gradient accumulation), the queues
-take the mean of them all, and ConEx moves the multipliers by the first.
+The rules use derivatives of the constraints along a step, J v, by differentiating their backward
+pass, averaged over the ranks of DDP; FSDP2 is refused. Of several batches before one step the
+queues take the mean, and ConEx moves the multipliers by the first.
 """
 
 from __future__ import annotations
@@ -48,24 +46,13 @@ Number = float | Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualQueue:
-    r"""OSS: queues that collect the violations, linearised along the step that was made.
-
-    In terms of y = Q/V, with the source's V = sqrt(T) and alpha = T, the step is 1/(2 sqrt(T)) on
-    the Lagrangian, and y_i moves by l_i / sqrt(T).
-
-    Example:
-        >>> import torch
-        >>> rule, y = VirtualQueue(), torch.tensor([0.1, 0.1])
-        >>> l = torch.tensor([0.5, -0.5])
-        >>> rule.dual(y, l, l, steps=25), rule.step(25)
-        (tensor([0.2000, 0.0000]), 0.1)
-    """
+    """OSS: queues that collect the violations, linearised along the step that was made."""
 
     warm_start: bool = False
     follows_step: ClassVar[bool] = True
 
     def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
-        """The next y, from l_t and l_{t-1}."""
+        """The next y = Q/V, from l_t and l_{t-1}, with the source's V = sqrt(T)."""
         return (y + now / _root(steps)).clamp(min=0)
 
     def step(self, steps: Number) -> Number:
@@ -132,23 +119,12 @@ class ProximalRound(SharedGroupsOptimizer):
             \quad x_0 = w, \qquad
         w^+ = \frac1T\sum_t x_{t+1}
 
-    G_t is the gradient in `.grad` (of the objective and the weighted constraints); the pull to the
-    anchor w is added here, because the proximal term is part of the objective and of every
-    constraint. After T steps the parameters, and the anchor, become the average. The state is in
-    `state_dict()`, so a checkpoint in the middle of a round resumes exactly.
-
-    Args:
-        primal: makes the inner steps. Plain SGD is the method itself; others may be used, but
-            their momentum survives the jump to the average.
-        coefficient: c.
-        inner_steps: T.
-        rule: says the step size, as a factor of the optimizer's.
-
-    Attributes:
-        term: holds the y_i, and is told of each move where its rule follows the step.
+    G_t is the gradient in `.grad`; the pull to the anchor w is added here, because the proximal
+    term is part of the objective and of every constraint. `primal` makes the steps: plain SGD is
+    the method itself, and the momentum of others survives the jump to the average.
     """
 
-    term: LagrangianTerm
+    term: LagrangianTerm  # holds the y_i, and is told of a move where its rule follows the step
 
     def __init__(
         self,
@@ -187,7 +163,6 @@ class ProximalRound(SharedGroupsOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One inner step; the last one of a round ends at the average."""
         loss = self._evaluated(closure)
         for x in self.parameters:
             if x not in self._anchor:  # all at the start of a round, later a new group
@@ -276,14 +251,14 @@ class LagrangianTerm(UnsampledTerm):
         self.register_buffer("last", zeros.clone())
 
     def linearised(self, tracked: Tracked) -> Linearised:
-        """The values of a batch, as a function of the move from here."""
         values = self.limits.excess(tracked.carrying_gradient(), tracked.index)
-        moving = [p for p in self.rounds.parameters if p.requires_grad]
-        return Linearised(values, moving, find_group(self._process_group))
+        return Linearised(values, self._moving(), find_group(self._process_group))
 
-    def _of_moving(self, move: Sequence[Tensor]) -> list[Tensor]:
-        pairs = zip(self.rounds.parameters, move, strict=True)
-        return [v for p, v in pairs if p.requires_grad]
+    def _moving(self, of: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The parameters that take gradients, or the parts of a move that belong to them."""
+        parameters = self.rounds.parameters
+        pairs = zip(parameters, parameters if of is None else of, strict=True)
+        return [part for parameter, part in pairs if parameter.requires_grad]
 
     def look_back(
         self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
@@ -298,18 +273,17 @@ class LagrangianTerm(UnsampledTerm):
         def measure() -> Tensor:
             line = self.linearised(pooled())
             proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
-            return regularised(line.values, line.change(self._of_moving(move)), proximal)
+            return regularised(line.values, line.change(self._moving(move)), proximal)
 
         ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
             raise NonFiniteValue(
                 "Constraint values are NaN or infinite at the parameters of the last step, where "
-                "this method linearises them; nothing was updated."
+                "they are linearised; nothing was updated."
             )
         self.ahead = ahead
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """sum_i y_i (g_i - tolerance_i)."""
         if self.tracker.updating:
             if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
                 self.multiplier.zero_()
@@ -325,7 +299,7 @@ class LagrangianTerm(UnsampledTerm):
         """Move y after a primal step, with the samples that it used."""
         if not self._lines:  # a step on another loss
             return
-        own = self._of_moving(move)
+        own = self._moving(move)
         values = self._lines[-1].values  # of all batches of the step, which the tracker pools
         change = torch.stack([line.change(own) for line in self._lines]).mean(0)
         self._ascend(regularised(values, change, self.rounds.quadratic(point, move)))
@@ -351,7 +325,6 @@ class LagrangianTerm(UnsampledTerm):
         self._lines.clear()
 
     def value(self) -> Tensor:
-        """sum_i y_i (g_i - tolerance_i) in the last batch."""
         return torch.dot(self.multiplier, self.limits.excess(self.tracker.rows))
 
     def multipliers(self) -> Tensor:
@@ -366,7 +339,7 @@ class LagrangianTerm(UnsampledTerm):
 class Oss(Settings):
     r"""OSS: quadratically regularised subproblems, solved with virtual queues.
 
-    With c = rho-hat/2, round k starts at x_0 = w_k, y = 0, and makes T steps
+    With c = rho-hat/2 and phi_i above, round k starts at x_0 = w_k, y = 0, and makes T steps
 
     .. math::
         x_{t+1} &= \Pi_X\Bigl(x_t - \tfrac1{2\sqrt T}\bigl(\nabla\phi_0
@@ -374,11 +347,10 @@ class Oss(Settings):
         y_i &\leftarrow \Bigl[y_i + \tfrac1{\sqrt T}\bigl(\phi_i(x_t;\xi_t)
             + \langle\nabla\phi_i(x_t;\xi_t), x_{t+1}-x_t\rangle\bigr)\Bigr]_+
 
-    (the source averages x_0, ..., x_{T-1}, which differs by (x_T - x_0)/T). Here y = Q/V with the
-    queues Q, V = sqrt(T) and alpha = T of the source. Since y starts at 0 and ends at the sum of
-    the violations over sqrt(T), w_{k+1} is about nu*/sqrt(T) above a limit whose multiplier is nu*:
-    choose T, or `margin`, by that law. Plain SGD with lr=1 is the printed method, another lr scales
-    its step.
+    (the source averages x_0, ..., x_{T-1}; its queues are Q = sqrt(T) y, its alpha is T). Since y
+    ends at the sum of the violations over sqrt(T), w_{k+1} is about nu*/sqrt(T) above a limit whose
+    multiplier is nu*: choose T, or `margin`, by that law. Plain SGD with lr=1 is the printed
+    method, another lr scales its step.
 
     Args:
         proximal: rho-hat, above the weak convexity rho of g_0 and of all g_i; 2 rho is usual.
@@ -388,9 +360,8 @@ class Oss(Settings):
         R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
         optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
         X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps. Assumes weakly convex functions
-        with bounded subgradients, bounded X, a feasible start, and a Slater point of every
-        regularised problem with a common margin.
+        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with a
+        Slater point of every regularised problem.
     """
 
     proximal: float
@@ -401,7 +372,6 @@ class Oss(Settings):
     sampled = False
 
     def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
-        """C and the dual rule."""
         return self.proximal / 2, VirtualQueue()
 
     def build(self, problem: Problem) -> ConstrainedObjective:
@@ -439,9 +409,7 @@ class Icppac(Oss):
     References:
         D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
         functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
-        after O(eps^-6) samples for non-smooth weakly convex functions. Assumes bounded
-        subgradients and bounded noise, and a constraint qualification that holds at all
-        regularised problems alike (bounded multipliers), which a uniform Slater margin gives.
+        after O(eps^-6) samples for non-smooth weakly convex functions with a uniform Slater margin.
     """
 
     tau: float = 10.0

@@ -59,8 +59,7 @@ class Ooa(Tracked):
     References:
         S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, Distributionally robust neural networks
         for group shifts, 2020 (plain, KL). The cap 1/(r n) is its extension to CVaR. For convex
-        losses the average iterate is O(sqrt(log(n) / T)) from the optimum after T steps; nothing
-        is known for other losses. Groups may be sampled, uniformly without replacement.
+        losses the average iterate is O(sqrt(log(n) / T)) from the optimum after T steps.
     """
 
     ratio: float | None = None

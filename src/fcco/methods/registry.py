@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .. import _checks
 from .alexr import Alexr
@@ -20,31 +19,20 @@ from .sonx import HingePenalty, Sonx
 from .sox import Sox, SquaredHingePenalty
 from .switching import Ssg
 
-__all__ = ["ALIASES", "METHODS", "ROWS", "Method", "Table", "settings_of", "table"]
+__all__ = ["ALIASES", "METHODS", "ROWS", "Method", "settings_of", "table"]
 
 Use = Literal["groups", "limits", "general"]
 
 
-@dataclass(frozen=True)
-class Method:
-    """One row of the registry.
+class Method(NamedTuple):
+    """One row of the registry."""
 
-    Attributes:
-        settings: the dataclass of its settings, whose docstring holds the update.
-        use: worst groups, limits, or any outer function.
-        second_pass: whether a step runs your function at earlier weights too.
-        when: use it when ...
-        problem: what the theory assumes of f and g_i.
-        complexity: evaluations until its measure (near stationarity, KKT, gap) is at most eps.
-        reference: where it comes from.
-    """
-
-    settings: type[Settings]
+    settings: type[Settings]  # its docstring holds the update
     use: tuple[Use, ...]
-    second_pass: bool
-    when: str
-    problem: str
-    complexity: str
+    second_pass: bool  # whether a step runs your function at earlier weights too
+    when: str  # use it when ...
+    problem: str  # what the theory assumes of f and g_i
+    complexity: str  # evaluations until near stationarity, KKT or a gap of eps
     reference: str
 
     @property
@@ -52,25 +40,23 @@ class Method:
         return self.settings.word
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> list[str]:
         """The settings that must be given, to `constrained` where it is for limits."""
         if "general" in self.use and "limits" not in self.use:
-            return ("outer",)
-        return tuple(self.settings.missing({}))
+            return ["outer"]
+        return self.settings.missing({})
 
     def facts(self) -> dict[str, Any]:
         """The row as plain values."""
         return {
             "method": self.name,
             "for": list(self.use),
-            "needs": list(self.needs),
+            "needs": self.needs,
             "without settings": not self.needs,
             "second forward pass": self.second_pass,
             "use it when": self.when,
             "reference": self.reference,
-            "limits per step": ("some" if self.settings.sampled else "all")
-            if "limits" in self.use
-            else "",
+            "limits per step": "some" if self.settings.sampled else "all",
             "theory for": self.problem,
             "complexity": self.complexity,
         }
@@ -150,13 +136,7 @@ ALIASES = {
 
 
 def settings_of(call: str, word: str, given: Mapping[str, Any]) -> Settings:
-    """Settings of a method from keywords; an error says what is wrong, missing, near, and whose.
-
-    Args:
-        call: what the user called.
-        word: the method.
-        given: the keywords.
-    """
+    """Settings of a method from the keywords of a call; errors say what is wrong, and whose."""
     kind = METHODS[word]
     known = _names(kind)
     missing = kind.missing(given)
@@ -173,16 +153,15 @@ def settings_of(call: str, word: str, given: Mapping[str, Any]) -> Settings:
 
 
 def _names(kind: type[Settings]) -> list[str]:
-    """The names of its settings, those that many methods share last."""
+    # Those that many methods share come last.
     shared = {field.name for field in dataclasses.fields(Tracked)}
     return sorted((field.name for field in dataclasses.fields(kind)), key=shared.__contains__)
 
 
 def _explained(name: str, known: Sequence[str]) -> str:
     owners = [word for word, kind in METHODS.items() if name in _names(kind)]
-    if owners:
-        return f"`{name}` (a setting of {', '.join(owners)})"
-    return f"`{name}` ({_checks.meant(name, known) or 'unknown'})"
+    whose = f"a setting of {', '.join(owners)}" if owners else _checks.meant(name, known)
+    return f"`{name}` ({whose or 'unknown'})"
 
 
 class Table(list[list[str]]):
@@ -193,17 +172,11 @@ class Table(list[list[str]]):
         padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in self)
         return "\n".join("  ".join(row).rstrip() for row in padded)
 
-    def markdown(self) -> str:
-        head, *rows = self
-        lines = [head, ["---"] * len(head), *([f"`{row[0]}`", *row[1:]] for row in rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-
-CHOICE = ("method", "for", "needs", "use it when", "second forward pass", "reference")
-"""The columns by which one chooses."""
-
-
-def table(use: Use | None = None, columns: Sequence[str] = CHOICE) -> Table:
+def table(
+    use: Use | None = None,
+    columns: Sequence[str] = ("method", "for", "needs", "use it when", "reference"),
+) -> Table:
     """The methods, all or those for one use; `columns` are keys of `Method.facts`.
 
     Example:

@@ -40,7 +40,6 @@ class Problem(NamedTuple):
         optimizer: torch.optim.Optimizer | None = None,
         kind: type[ConstrainedObjective] = ConstrainedObjective,
     ) -> ConstrainedObjective:
-        """The objective with this term; `optimizer` where the method puts one around yours."""
         return kind(
             self.model, optimizer or self.optimizer, term, method=method, objective=self.objective,
             process_group=self.process_group, offload=self.offload,
@@ -49,17 +48,11 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of the settings of a method.
+    """Base of the settings of a method."""
 
-    Attributes:
-        word: the name by which the method is chosen.
-        couples: whether the objective may be a coupled term, `constrained(objective=...)`.
-        sampled: whether a step may look at a part of the limits.
-    """
-
-    word: ClassVar[str]
-    couples: ClassVar[bool] = True
-    sampled: ClassVar[bool] = True
+    word: ClassVar[str]  # by which the method is chosen
+    couples: ClassVar[bool] = True  # beside a coupled term, `constrained(objective=...)`
+    sampled: ClassVar[bool] = True  # a step may look at a part of the limits
 
     @classmethod
     def missing(cls, given: Mapping[str, Any]) -> list[str]:
@@ -80,7 +73,6 @@ class Tracked(Settings):
     device: torch.device | str | None = None
 
     def table(self, model: nn.Module) -> dict[str, Any]:
-        """Options of the table: the model's precision and device unless others are given."""
         options: dict[str, Any] = like_model(model, {"on_nonfinite": self.on_nonfinite})
         own = {"dtype": self.dtype, "device": self.device}
         return options | {name: value for name, value in own.items() if value is not None}
@@ -141,7 +133,6 @@ class Penalty(Tracked):
         weight: Schedule = 1.0,
         **tracking: Any,
     ) -> CoupledTerm:
-        """The term of the penalty function; `tracking` are options of `InnerTracker`."""
         outer = self.function()
         tracker = InnerTracker(number, self.dimension(outer), **self.table(model), **tracking)
         return CoupledTerm(outer, tracker, smoothing=smoothing, weight=weight, **limits)
@@ -150,7 +141,6 @@ class Penalty(Tracked):
         raise NotImplementedError
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What is stepped: yours, unless the method puts an optimizer around it."""
         return optimizer
 
     def build(self, problem: Problem) -> ConstrainedObjective:

@@ -69,9 +69,8 @@ class HingePenalty(Sonx):
     References:
         M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, Single-loop algorithms for stochastic non-convex
         optimization with weakly-convex constraints, 2025 (arXiv:2504.15243). O(eps^-6) steps to a
-        nearly eps-KKT point, with rho > m (C + 1)/delta, constant in eps. Assumes g_0 and h_k
-        weakly convex and Lipschitz, h_k(.; xi) mean-Lipschitz, and the least singular value of the
-        constraints' subgradients at least delta wherever one is violated.
+        nearly eps-KKT point, with rho > m (C + 1)/delta, constant in eps, where the least singular
+        value of the constraints' subgradients is at least delta wherever one is violated.
     """
 
     word = "hinge"

@@ -47,13 +47,12 @@ class Sox(Penalty):
     kind = SquaredHinge
     requires = ("smooth",)
 
-    def weight(self) -> Schedule:
-        return 1.0
-
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+    def term(
+        self, model: nn.Module, number: int, limits: Mapping[str, Any], weight: Schedule = 1.0
+    ) -> CoupledTerm:
         # Without a correction there is no evaluation at w_{t-1}, and no copy of it is kept.
         tracking = {"gamma": self.gamma, "correction": 0.0, "read": self.read}
-        return self.coupled(model, number, limits, weight=self.weight(), **tracking)
+        return self.coupled(model, number, limits, weight=weight, **tracking)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +80,7 @@ class SquaredHingePenalty(Sox):
     References:
         G. Li, W. Yu, Y. Yao, W. Tong, Y. Liang, Q. Lin and T. Yang, Model developmental safety: a
         safety-centric method and applications in vision-language models, 2024 (arXiv:2410.03955).
-        O(eps^-7) steps to an eps-KKT point, with rho of order m/eps. Assumes g_0 and h_k smooth
-        and the least singular value of their Jacobian at least delta wherever one is violated.
+        O(eps^-7) steps to an eps-KKT point, with rho of order m/eps.
     """
 
     read: Literal["old", "new"] = "new"
@@ -90,6 +88,9 @@ class SquaredHingePenalty(Sox):
 
     word = "squared-hinge"
 
-    def weight(self) -> Schedule:
+    def term(
+        self, model: nn.Module, number: int, limits: Mapping[str, Any], weight: Schedule = 1.0
+    ) -> CoupledTerm:
         _checks.integer(self.word, "ramp_steps", self.ramp_steps, 0)
-        return CosineRamp(self.ramp_steps) if self.ramp_steps else 1.0
+        ramp = CosineRamp(self.ramp_steps) if self.ramp_steps else weight
+        return super().term(model, number, limits, ramp)

@@ -75,7 +75,6 @@ class PolyakStep(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step; `closure` returns the function's value (its gradient is in `.grad`)."""
         if closure is None:
             raise ValueError("`PolyakStep.step(closure)` must return the value to bring to 0.")
         value = closure()
@@ -95,18 +94,10 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
 
     Two are needed as soon as an optimizer keeps something from step to step: momentum of the
     objective would go on lowering it in a step for a constraint, and Adam's scale of the one
-    gradient would be used for the other.
-
-    Args:
-        objective_optimizer: steps on g_0.
-        constraint_optimizer: steps on the worst constraint, over the same parameters. None: the
-            first one, which must then be plain SGD.
-
-    Attributes:
-        term: decides the branch of each step.
+    gradient would be used for the other. One must be plain SGD.
     """
 
-    term: SwitchingTerm | None = None
+    term: SwitchingTerm | None = None  # decides the branch of each step
 
     def __init__(
         self,
@@ -118,19 +109,17 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         if len(self.wrapped) == 1 and _keeps_state(self.wrapped[0]):
             raise ValueError(
                 f"`ssg(constraint_optimizer=...)` is needed: {type(self.wrapped[0]).__name__} "
-                "keeps momentum, scales or weight decay, which belong to one branch and would act "
-                "in the other. Pass a second optimizer over the same parameters, or plain SGD."
+                "keeps momentum, scales or weight decay, which would act in the other branch too."
             )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """A step of the optimizer whose branch was taken."""
         loss = self._evaluated(closure)
         decision = None if self.term is None else self.term.open
         if self.term is None or decision is None:
             raise RuntimeError(
-                "`SwitchingOptimizer.step` does not know which branch to take: call the "
-                "objective, and `backward()` of its loss, before each step."
+                "`SwitchingOptimizer.step` does not know which branch to take: call the objective "
+                "before each step."
             )
         feasible = decision.constraint is None
         chosen = self.objective_optimizer if feasible else self.constraint_optimizer
@@ -145,7 +134,6 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
 
 
 def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step depends on more than the current gradient: anything but plain SGD."""
     if type(optimizer) is not torch.optim.SGD:
         return True
     return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
@@ -185,7 +173,6 @@ class SwitchingTerm(UnsampledTerm):
         return value
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """The worst constraint when it is violated; nothing otherwise, where g0 is the loss."""
         excess = self.limits.excess(tracked.value, tracked.index)
         updating = self.tracker.updating
         decision = self.open if updating else None
@@ -204,8 +191,7 @@ class SwitchingTerm(UnsampledTerm):
 
     def taken(self, size: float) -> None:
         """Note the size of the step that was made."""
-        if self.open is None:
-            return
+        assert self.open is not None
         if self.open.constraint is None:
             self.objective_steps += size
         else:
@@ -220,7 +206,6 @@ class SwitchingTerm(UnsampledTerm):
         super().rollback()
 
     def value(self) -> Tensor:
-        """The largest excess in the last batch."""
         return self.limits.excess(self.tracker.rows).max()
 
     def multipliers(self) -> Tensor:
@@ -239,23 +224,16 @@ class Switching(ConstrainedObjective):
             raise RuntimeError("`Switching.feasible` needs at least one call of the objective.")
         return self.term.last.constraint is None
 
-    def iterate_weight(self) -> float:
-        """The weight of w_t in the output: eta_t when it is feasible, else 0."""
-        if self.term.open is None:
-            raise RuntimeError(
-                "`Switching.iterate_weight` is known between the call of the objective and the "
-                "end of the step."
-            )
-        optimizer: Any = self.optimizer
-        feasible = self.term.open.constraint is None
-        return float(optimizer.param_groups[0]["lr"]) if feasible else 0.0
-
     def output_iterate(
         self, rule: Literal["random", "average"] = "random", seed: int = 0
     ) -> OutputIterate:
         """The method's output: w_tau over feasible tau with probability ~ eta_tau."""
-        optimizer: Any = self.optimizer
-        return OutputIterate(optimizer, rule, seed, weight=self.iterate_weight)
+        return OutputIterate(self._optimizers[0], rule, seed, weight=self._iterate_weight)
+
+    def _iterate_weight(self) -> float:
+        if self.term.open is None or self.term.open.constraint is not None:
+            return 0.0
+        return float(self._optimizers[0].param_groups[0]["lr"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,13 +252,10 @@ class Ssg(Settings):
     `objective.output_iterate()` keeps from the step S on at which it is called. The projection onto
     X is `fcco.project_after_step`. The multipliers are not part of the method; `multipliers()`
     estimates them by :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the
-    sizes of the steps made (with Adam, its step size is taken for that).
-
-    The function returns `(g_0, values of all constraints)`; g_0 is not differentiated in an
-    infeasible step. Step `objective.optimizer`, a `SwitchingOptimizer`. With `gradient=`, the first
-    function decides (without gradient) and the second carries the gradient, as the theory asks;
-    else one batch does both. Several batches before one step follow the decision of the first.
-    Under DDP a parameter that only g_0 uses needs `find_unused_parameters=True`.
+    step sizes (also of Adam). Step `objective.optimizer`, a `SwitchingOptimizer`. With `gradient=`,
+    the first function decides and the second carries the gradient, as the theory asks; several
+    batches before one step follow the decision of the first. Under DDP a parameter that only g_0
+    uses needs `find_unused_parameters=True`.
 
     Args:
         threshold: eps_t, a number or a function of the step. `"auto"` is the standard deviation of
@@ -293,9 +268,8 @@ class Ssg(Settings):
     References:
         Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
         non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
-        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones
-        (batches of O(eps^-4) for the switch). Assumes g_0 weakly convex, subgradients bounded by
-        M, and g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
+        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones,
+        for g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
         convex (rho) with subgradients of max_i g_i of norm at least nu where it is violated
         (eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta, Polyak steps).
     """

@@ -48,9 +48,8 @@ class ProximalPoint(MethodOptimizer):
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
     envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
-    docs/concepts/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t)
-    is in `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of
-    a round resumes exactly.
+    docs/concepts/mathematics.md). Between steps the parameters hold z. `state_dict()` has all of
+    it, also in the middle of a round.
 
     Args:
         outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
@@ -103,7 +102,6 @@ class ProximalPoint(MethodOptimizer):
 
     @property
     def round_length(self) -> int:
-        """K_t of the current round."""
         if not callable(self.inner_steps):
             return self.inner_steps
         length = self.inner_steps(self.round)
@@ -120,10 +118,7 @@ class ProximalPoint(MethodOptimizer):
 
     @contextmanager
     def anchored(self) -> Iterator[None]:
-        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here.
-
-        In the middle of a round they are z otherwise, a point on the way to a proximal point.
-        """
+        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here."""
         moved = {} if self.round_begins else self.state
         points = {z: state["anchor"] for z, state in moved.items() if state["moved"]}
         with parameters_at(points, self.model):
