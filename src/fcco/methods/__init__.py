@@ -7,19 +7,29 @@
 says what each is for and what it needs.
 """
 
-from .alexr import Alexr
-from .alexr2 import Alexr2
+# From the registry: an import from `.sonex` would be taken for the name of the function.
 from .build import alexr, alexr2, constrained, ooa, sonex, sonx, sox
-from .lagrangian import Icppac, Oss
-from .multipliers import Multipliers
-from .ooa import Ooa
-from .recursive import RecursiveHinge
-from .registry import ALIASES, METHODS, ROWS, Method, table
-from .settings import Settings
-from .sonex import Sonex
-from .sonx import HingePenalty, Sonx
-from .sox import Sox, SquaredHingePenalty
-from .switching import Ssg
+from .registry import (
+    ALIASES,
+    METHODS,
+    ROWS,
+    Alexr,
+    Alexr2,
+    HingePenalty,
+    Icppac,
+    Method,
+    Multipliers,
+    Ooa,
+    Oss,
+    RecursiveHinge,
+    Settings,
+    Sonex,
+    Sonx,
+    Sox,
+    SquaredHingePenalty,
+    Ssg,
+    table,
+)
 
 __all__ = [
     "ALIASES",

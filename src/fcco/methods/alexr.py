@@ -60,7 +60,7 @@ class Alexr(Penalty):
     dual_step: float
     theta: float = 1.0
     version: Literal["v1", "v2"] = "v2"
-    smoothing: float | Width = 0.0
+    smoothing: float | Width = 0.0  # type: ignore[misc]
 
     word = "alexr"
     couples = False
@@ -88,9 +88,9 @@ class Alexr(Penalty):
                 f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
                 "give `smoothing`, or use version='v2', which needs the prox of f only."
             )
+        return super().term(model, number, limits)
+
+    def tracking(self) -> dict[str, Any]:
         # The mirror step with psi = f* is a moving average of u with this weight.
         gamma = self.dual_step / (1 + self.dual_step)
-        return self.coupled(
-            model, number, limits, smoothing=smoothing, gamma=gamma, correction=self.theta * gamma,
-            read="new",
-        )  # fmt: skip
+        return {"gamma": gamma, "correction": self.theta * gamma, "read": "new"}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import _checks
 from .._schedules import Smoothing
 from ..optim import ProximalPoint
 from ..previous import unwrap
-from ..terms import CoupledTerm
 from ..terms.coupled import as_lambda
 from ..tracker import GAMMA, THETA
 from .settings import Auto, Penalty
@@ -53,7 +51,7 @@ class Alexr2(Penalty):
         eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
     """
 
-    smoothing: Smoothing
+    smoothing: Smoothing = field()  # type: ignore[misc]
     nu: float | Auto = "auto"
     eta: float | Auto = "auto"
     inner_steps: int | Callable[[int], int] = 5
@@ -63,17 +61,15 @@ class Alexr2(Penalty):
     word = "alexr2"
     requires = ("convex",)
 
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+    def tracking(self) -> dict[str, Any]:
         _checks.in_interval(self.word, "theta", self.theta, 0.0, 1.0)
         smoothing = as_lambda(self.word, self.function(), self.smoothing)
         auto = isinstance(smoothing, str)
         if not auto and not callable(smoothing):
             _checks.positive(self.word, "smoothing", smoothing)
         # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form, gamma' = theta gamma.
-        return self.coupled(
-            model, number, limits, smoothing=smoothing, gamma=self.gamma,
-            correction=self.theta * self.gamma, read="new", measure=auto,
-        )  # fmt: skip
+        correction = self.theta * self.gamma
+        return {"gamma": self.gamma, "correction": correction, "read": "new", "measure": auto}
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> ProximalPoint:
         """An inner step goes as far as one of the optimizer, and a round twice as far."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from .._schedules import Smoothing
-from ..terms import CoupledTerm
 from .settings import Penalty
 
 __all__ = ["RecursiveHinge"]
@@ -44,16 +40,14 @@ class RecursiveHinge(Penalty):
         weakly convex, g(.; xi) mean-Lipschitz.
     """
 
-    smoothing: Smoothing
+    smoothing: Smoothing = field()  # type: ignore[misc]
     refresh_every: int
 
     word = "recursive-hinge"
     couples = False
     sampled = False
 
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+    def tracking(self) -> dict[str, Any]:
         # The recursion is MSVR's update with gamma = 0 and gamma' = 1.
-        return self.coupled(
-            model, number, limits, smoothing=self.smoothing, gamma=0.0, correction=1.0, read="new",
-            refresh_every=self.refresh_every, sampled=False,
-        )  # fmt: skip
+        every = {"refresh_every": self.refresh_every, "sampled": False}
+        return {"gamma": 0.0, "correction": 1.0, "read": "new", **every}

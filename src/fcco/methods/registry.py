@@ -62,7 +62,8 @@ class Method(NamedTuple):
         }
 
 
-_ANY, _WEAK = ("groups", "limits", "general"), "g_0, g_i weakly convex"
+_ANY: tuple[Use, ...] = ("groups", "limits", "general")
+_WEAK = "g_0, g_i weakly convex"
 
 ROWS = (
     Method(

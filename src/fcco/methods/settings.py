@@ -93,7 +93,8 @@ class Penalty(Tracked):
     dim: int | None = None
 
     kind: ClassVar[Any] = Hinge
-    requires: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()  # facts that f must declare
+    smoothing: ClassVar[Smoothing] = 0.0  # a setting of some
 
     @classmethod
     def missing(cls, given: Mapping[str, Any]) -> list[str]:
@@ -123,22 +124,19 @@ class Penalty(Tracked):
             raise ValueError(f"`{self.word}(dim=...)` is needed: {outer!r} takes any length.")
         return dim
 
-    def coupled(
-        self,
-        model: nn.Module,
-        number: int,
-        limits: Mapping[str, Any],
-        *,
-        smoothing: Smoothing = 0.0,
-        weight: Schedule = 1.0,
-        **tracking: Any,
-    ) -> CoupledTerm:
-        outer = self.function()
-        tracker = InnerTracker(number, self.dimension(outer), **self.table(model), **tracking)
-        return CoupledTerm(outer, tracker, smoothing=smoothing, weight=weight, **limits)
-
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> Any:
+    def tracking(self) -> dict[str, Any]:
+        """Options of the `InnerTracker`."""
         raise NotImplementedError
+
+    def weight(self) -> Schedule:
+        return 1.0
+
+    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+        outer = self.function()
+        options = self.table(model) | self.tracking()
+        tracker = InnerTracker(number, self.dimension(outer), **options)
+        smoothing = self.smoothing
+        return CoupledTerm(outer, tracker, smoothing=smoothing, weight=self.weight(), **limits)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return optimizer

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
-
 from .._schedules import Smoothing
-from ..terms import CoupledTerm
 from .settings import Auto, Penalty
 
 __all__ = ["Sonex"]
@@ -61,18 +57,16 @@ class Sonex(Penalty):
         O(n / (B1 sqrt(B2)) eps^-5) steps; section 6.2: an eps-KKT point after O(eps^-5).
     """
 
-    smoothing: Smoothing
+    smoothing: Smoothing = field()  # type: ignore[misc]
     gamma: float | Auto | None = None
     correction: float | Literal["theory", "auto"] | None = None
     read: Literal["old", "new"] | None = None
 
     word = "sonex"
 
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
-        auto = isinstance(self.smoothing, str)
+    def tracking(self) -> dict[str, Any]:
         tracking: dict[str, Any] = {"gamma": 0.1, "correction": "auto", "read": "old"}
-        if auto:
+        if isinstance(self.smoothing, str):
             tracking = {"gamma": "auto", "correction": 0.0, "read": "new", "measure": True}
         own = {"gamma": self.gamma, "correction": self.correction, "read": self.read}
-        tracking |= {name: value for name, value in own.items() if value is not None}
-        return self.coupled(model, number, limits, smoothing=self.smoothing, **tracking)
+        return tracking | {name: value for name, value in own.items() if value is not None}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
-
-from ..terms import CoupledTerm
 from .settings import Penalty
 
 __all__ = ["HingePenalty", "Sonx"]
@@ -46,9 +42,8 @@ class Sonx(Penalty):
 
     word = "sonx"
 
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
-        tracking = {"gamma": self.gamma, "correction": self.correction, "read": self.read}
-        return self.coupled(model, number, limits, **tracking)
+    def tracking(self) -> dict[str, Any]:
+        return {"gamma": self.gamma, "correction": self.correction, "read": self.read}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from torch import nn
 
 from .. import _checks
 from .._schedules import CosineRamp, Schedule
 from ..outer import SquaredHinge
-from ..terms import CoupledTerm
 from .settings import Penalty
 
 __all__ = ["Sox", "SquaredHingePenalty"]
@@ -47,12 +43,9 @@ class Sox(Penalty):
     kind = SquaredHinge
     requires = ("smooth",)
 
-    def term(
-        self, model: nn.Module, number: int, limits: Mapping[str, Any], weight: Schedule = 1.0
-    ) -> CoupledTerm:
+    def tracking(self) -> dict[str, Any]:
         # Without a correction there is no evaluation at w_{t-1}, and no copy of it is kept.
-        tracking = {"gamma": self.gamma, "correction": 0.0, "read": self.read}
-        return self.coupled(model, number, limits, weight=weight, **tracking)
+        return {"gamma": self.gamma, "correction": 0.0, "read": self.read}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +81,6 @@ class SquaredHingePenalty(Sox):
 
     word = "squared-hinge"
 
-    def term(
-        self, model: nn.Module, number: int, limits: Mapping[str, Any], weight: Schedule = 1.0
-    ) -> CoupledTerm:
+    def weight(self) -> Schedule:
         _checks.integer(self.word, "ramp_steps", self.ramp_steps, 0)
-        ramp = CosineRamp(self.ramp_steps) if self.ramp_steps else weight
-        return super().term(model, number, limits, ramp)
+        return CosineRamp(self.ramp_steps) if self.ramp_steps else 1.0
