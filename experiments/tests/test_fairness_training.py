@@ -162,7 +162,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("sonex", {"penalty": 1, "smoothing": 1e-3, "margin": 0.1}, "Lower its own tolerance"),
     ("erm", {"penalty": 1}, "`erm` has no settings but got: penalty"),
     ("automatic", {"gamma": 1}, "`automatic` has no settings but got: gamma"),
-    ("sonexx", {}, "must be one of 'sonex'"),
+    ("sonexx", {}, "must be one of 'multipliers'"),
 ]
 
 
