@@ -29,33 +29,11 @@ from .registry import (
     SquaredHingePenalty,
     Ssg,
     table,
-)
+)  # fmt: skip
 
 __all__ = [
-    "ALIASES",
-    "METHODS",
-    "ROWS",
-    "Alexr",
-    "Alexr2",
-    "HingePenalty",
-    "Icppac",
-    "Method",
-    "Multipliers",
-    "Ooa",
-    "Oss",
-    "RecursiveHinge",
-    "Settings",
-    "Sonex",
-    "Sonx",
-    "Sox",
-    "SquaredHingePenalty",
-    "Ssg",
-    "alexr",
-    "alexr2",
-    "constrained",
-    "ooa",
-    "sonex",
-    "sonx",
-    "sox",
+    "ALIASES", "METHODS", "ROWS", "Alexr", "Alexr2", "HingePenalty", "Icppac", "Method",
+    "Multipliers", "Ooa", "Oss", "RecursiveHinge", "Settings", "Sonex", "Sonx", "Sox",
+    "SquaredHingePenalty", "Ssg", "alexr", "alexr2", "constrained", "ooa", "sonex", "sonx", "sox",
     "table",
-]
+]  # fmt: skip

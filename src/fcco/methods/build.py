@@ -69,23 +69,21 @@ def constrained(
         settings: of a method that was given by a word.
 
     Example:
-        >>> import torch
-        >>> from fcco import constrained
-        >>> def distance_above_the_limit(method, **settings):
-        ...     model = torch.nn.Linear(1, 1, bias=False).double()
-        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        ...     objective = constrained(model, optimizer, {"w": 0.3}, method, **settings)
-        ...     def loss_and_value():
-        ...         w = model.weight.view(())
-        ...         return (w - 1).square() / 2, {"w": w}
-        ...     for _ in range(500):
-        ...         objective(loss_and_value).backward()
-        ...         objective.optimizer.step(); objective.optimizer.zero_grad()
-        ...     return round(model.weight.item() - 0.3, 3)
-        >>> distance_above_the_limit("sonex", smoothing=0.02, penalty=20.0, gamma=1.0)
-        0.014
-        >>> distance_above_the_limit("squared-hinge", penalty=20.0, gamma=1.0)
-        0.033
+        Minimise (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
+
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(1, 1, bias=False).double()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> objective = fcco.constrained(
+        ...     model, optimizer, {"w": 0.3}, "sonex", smoothing=0.02, penalty=20.0, gamma=1.0)
+        >>> def loss_and_value():
+        ...     w = model.weight.view(())
+        ...     return (w - 1).square() / 2, {"w": w}
+        >>> for _ in range(500):
+        ...     objective(loss_and_value).backward()
+        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> round(model.weight.item() - 0.3, 3), round(objective.multipliers()["w"], 2)
+        (0.014, 0.69)
     """
     if isinstance(method, Settings):
         if settings:

@@ -137,8 +137,8 @@ class ProximalRound(SharedGroupsOptimizer):
         super().__init__(primal)
         self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
         self.inner_step, self.round = 0, 0
-        self._anchor: dict[Tensor, Tensor] = {}
-        self._average: dict[Tensor, Tensor] = {}
+        self._anchor: list[Tensor] = []  # w and the average of x, one tensor per parameter
+        self._average: list[Tensor] = []
 
     @property
     def round_begins(self) -> bool:
@@ -147,16 +147,14 @@ class ProximalRound(SharedGroupsOptimizer):
     @contextmanager
     def anchored(self) -> Iterator[None]:
         """Inside, the parameters are w_k, the point between rounds: evaluate or save it here."""
-        with parameters_at(self._anchor, self.model):
+        anchors = dict(zip(self.parameters, self._anchor, strict=False))
+        with parameters_at(anchors, self.model):
             yield
 
     def quadratic(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> Tensor:
         """The proximal term at x along v, c (|x - w|^2 + 2 <x - w, v>)."""
-        parts = [
-            proximal_value(x - self._anchor[parameter], v)
-            for parameter, x, v in zip(self.parameters, point, move, strict=True)
-            if parameter in self._anchor
-        ]
+        triples = zip(self._anchor, point, move, strict=False)
+        parts = [proximal_value(x - w, v) for w, x, v in triples]
         if not parts:  # between rounds: x = w
             return torch.zeros(())
         return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
@@ -164,60 +162,47 @@ class ProximalRound(SharedGroupsOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = self._evaluated(closure)
-        for x in self.parameters:
-            if x not in self._anchor:  # all at the start of a round, later a new group
-                self._anchor[x] = x.detach().clone()
-        follows = self.rule.follows_step
-        before = [x.detach().clone() for x in self.parameters] if follows else []
-        self._pull()
-        self.step_wrapped(self.wrapped[0], float(self.rule.step(self.inner_steps)))
-        if follows:
-            move = [x.detach() - old for x, old in zip(self.parameters, before, strict=True)]
-            self.term.follow(before, move)
-        self.inner_step += 1
-        self._include()
-        if self.inner_step >= self.inner_steps:
-            self._end_round()
-        return loss
-
-    def _pull(self) -> None:
+        parameters, follows = self.parameters, self.rule.follows_step
+        for x in parameters[len(self._anchor) :]:  # all at the start of a round, later a new group
+            self._anchor.append(x.detach().clone())
+            # Small weights would vanish in an average kept in bfloat16.
+            self._average.append(
+                x.detach().to(torch.promote_types(x.dtype, torch.float32), copy=True)
+            )
+        before = [x.detach().clone() for x in parameters] if follows else []
         strength = pull_strength(self.coefficient, self.term.multiplier.sum())
-        for x in self.parameters:
-            away = x.detach() - self._anchor[x]
+        for x, w in zip(parameters, self._anchor, strict=True):
+            away = x.detach() - w
             if x.grad is not None:
                 x.grad.add_(away * strength.to(away))
             elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
                 x.grad = away * strength.to(away)
-
-    def _include(self) -> None:
-        for x in self.parameters:
-            if x not in self._average:
-                # Small weights would vanish in an average kept in bfloat16.
-                wide = torch.promote_types(x.dtype, torch.float32)
-                self._average[x] = self._anchor[x].to(wide, copy=True)
-            self._average[x] = running_average(self._average[x], x.detach(), self.inner_step)
-
-    def _end_round(self) -> None:
-        for x in self.parameters:
-            x.copy_(self._average[x])
-        self._anchor.clear()
-        self._average.clear()
-        self.inner_step, self.round = 0, self.round + 1
+        self.step_wrapped(self.wrapped[0], float(self.rule.step(self.inner_steps)))
+        if follows:
+            move = [x.detach() - old for x, old in zip(parameters, before, strict=True)]
+            self.term.follow(before, move)
+        self.inner_step += 1
+        for x, average in zip(parameters, self._average, strict=True):
+            average.copy_(running_average(average, x.detach(), self.inner_step))
+            if self.inner_step >= self.inner_steps:
+                x.copy_(average)
+        if self.inner_step >= self.inner_steps:
+            self._anchor, self._average = [], []
+            self.inner_step, self.round = 0, self.round + 1
+        return loss
 
     def own_state(self) -> dict[str, Any]:
-        places = {x: k for k, x in enumerate(self.parameters)}
-        return {
-            "inner_step": self.inner_step,
-            "round": self.round,
-            "anchor": {places[x]: kept.clone() for x, kept in self._anchor.items()},
-            "average": {places[x]: kept.clone() for x, kept in self._average.items()},
-        }
+        kept = {"anchor": self._anchor, "average": self._average}
+        copies = {name: [part.clone() for part in parts] for name, parts in kept.items()}
+        return {"inner_step": self.inner_step, "round": self.round, **copies}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self.inner_step, self.round = state["inner_step"], state["round"]
-        here = self.parameters
         self._anchor, self._average = (
-            {here[k]: saved.to(here[k].device, copy=True) for k, saved in state[name].items()}
+            [
+                kept.to(x.device, copy=True)
+                for kept, x in zip(state[name], self.parameters, strict=False)
+            ]
             for name in ("anchor", "average")
         )
 
