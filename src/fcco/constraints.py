@@ -80,9 +80,8 @@ class ConstrainedObjective(Compositional):
     ) -> None:
         if objective is not None and not isinstance(objective, AbstractTerm):
             raise TypeError(
-                "`objective=` is a coupled term of the objective, such as `CoupledTerm(outer, "
-                f"tracker)`, but is: {type(objective).__name__}. An ordinary loss needs none: the "
-                "function returns (loss, values)."
+                f"`objective=` is a coupled term of the objective but is: "
+                f"{type(objective).__name__}. An ordinary loss needs none: return (loss, values)."
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
         super().__init__(
@@ -112,8 +111,7 @@ class ConstrainedObjective(Compositional):
     def keep_average(self, horizon: int = 1000) -> None:
         """From now on average the multipliers over the last `horizon` steps or so.
 
-        A multiplier read from tracked values carries their noise, and that of the hinge is either
-        0 or rho/m; the average over steps is the estimate. It costs some tensor operations a step.
+        One read from tracked values carries their noise, and that of the hinge is 0 or rho/m.
         """
         first = self.multiplier_average is None
         self.multiplier_average = MultiplierAverage(self.term.multipliers(), horizon)
@@ -143,13 +141,12 @@ class ConstrainedObjective(Compositional):
         `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
-            values: g_i(w) of all constraints, from full data say, as a tensor or by name. The
-                multipliers of a penalty are then those at these values; dual variables stay what
-                they are. None: what the method has tracked.
-            function: a function as in a call of the objective, best on a large batch: the gradients
-                of violated constraints are then compared, and its values with the tracked ones.
-                It runs once, in the mode that the model is in; nothing is updated.
-            index: the index of that call.
+            values: g_i(w) of all constraints, from full data say, as a tensor or by name; the
+                multipliers of a penalty are then those there. None: what the method has tracked.
+            function: as in a call of the objective, best on a large batch: the gradients of
+                violated constraints are then compared, and its values with the tracked ones. It
+                runs once, in the mode that the model is in; nothing is updated.
+            index: of that call.
         """
         given = None if values is None else self._in_order(values)
         average = None if self.multiplier_average is None else self.multiplier_average.mean()

@@ -45,9 +45,9 @@ class GroupObjective(Compositional):
         `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
-            function: a function as in a call of the objective, best on a large batch of training
-                data: its losses are then compared with the tracked ones, and within each group. It
-                runs once, in the mode that the model is in; nothing is updated.
+            function: as in a call of the objective, best on a large batch of training data: its
+                losses are then compared with the tracked ones, and within each group. It runs once,
+                in the mode that the model is in; nothing is updated.
             index: the group of each of its losses.
         """
         return group_report(self, self.group_weights(), function, index)
@@ -68,8 +68,6 @@ class CVaRGroupDRO(GroupObjective):
     `smoothing=0`, and with a `ProximalPoint` optimizer it is ALEXR2.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         num_groups: n; not needed with `names`.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
         smoothing: how far the kink at s is rounded. `"auto"`: as far as the estimates are off, see
@@ -78,8 +76,7 @@ class CVaRGroupDRO(GroupObjective):
         gamma: weight of the new group loss; `"auto"` weighs noise against lag.
         correction: gamma' of the tracker, for a second forward pass at w_{t-1}; see `InnerTracker`.
             It needs a number for `gamma`.
-        read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
-            on losses that are n/B1 steps older.
+        read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
         names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`, as is `offload`.
         on_nonfinite: see `InnerTracker`, as are `dtype` and `device`, which are the model's.

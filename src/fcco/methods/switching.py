@@ -30,13 +30,7 @@ class Decision(NamedTuple):
 
 
 def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest excess, whose it is, and whether it is at most the threshold eps_t; pure.
-
-    Example:
-        >>> import torch
-        >>> decide(torch.tensor([0.1, 0.3]), 0.2)
-        (tensor(0.3000), tensor(1), tensor(False))
-    """
+    """The largest excess, whose it is, and whether it is at most the threshold eps_t; pure."""
     worst, which = excess.max(0)
     # In float32 a threshold such as 0.1 is rounded, and a tie could go the other way. (MPS has no
     # float64.)
@@ -45,13 +39,7 @@ def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, T
 
 
 def polyak_length(value: Tensor, square: Tensor) -> Tensor:
-    """Polyak's step size g / |zeta|^2, and 0 where zeta = 0; pure and branch-free.
-
-    Example:
-        >>> import torch
-        >>> polyak_length(torch.tensor(1.0), torch.tensor([4.0, 0.0]))
-        tensor([0.2500, 0.0000])
-    """
+    """Polyak's step size g / |zeta|^2, and 0 where zeta = 0; pure and branch-free."""
     some = square > 0
     # The inner `where` keeps 0/0 out of both branches: its NaN would reach a gradient.
     return torch.where(some, value / torch.where(some, square, 1), 0)

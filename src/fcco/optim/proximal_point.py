@@ -26,12 +26,6 @@ def proximal_step(
     .. math::
         z^+ = \arg\min_x \langle G, x\rangle + \tfrac1{2\nu}\|x - w\|^2 + \tfrac1{2\eta}\|x - z\|^2
             = \frac{\nu z + \eta w - \eta\nu G}{\eta + \nu}
-
-    Example:
-        >>> import torch
-        >>> one = torch.tensor(1.0)
-        >>> proximal_step(z=one, anchor=0 * one, gradient=one, eta=0.5, nu=0.5)
-        tensor(0.2500)
     """
     return (nu * z + eta * anchor - eta * nu * gradient) / (eta + nu)
 
