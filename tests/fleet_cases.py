@@ -19,10 +19,9 @@ from torch.nn.functional import softplus
 
 import fcco
 from fcco import xrisk
-from fcco.constraints import ConstantConEx
 from fcco.fleet import Fleet, Member
-from fcco.methods import alexr, hinge_penalty, icppac, ooa, oss, squared_hinge_penalty, ssg
-from fcco.optim import PolyakStep
+from fcco.methods import alexr, ooa
+from fcco.methods.switching import PolyakStep
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -289,8 +288,8 @@ def sonex(update: Any, **options: Any) -> Any:
 def penalized(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
-            model, optimizer, NAMES, penalty=2.0 + run, gamma=0.3 + 0.2 * run, margin=0.01 * run,
-            smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
+            model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
+            margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
             tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
         )  # fmt: skip
 
@@ -301,18 +300,20 @@ def two_sided(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         outer = fcco.TwoSidedHinge(0.02 * run, 2.0 + run)
         return fcco.constrained(
-            model, optimizer, BLOCKS, outer=outer, smoothing=0.1, gamma=0.5, correction="auto"
-        )
+            model, optimizer, BLOCKS, "sonex", outer=outer, smoothing=0.1, gamma=0.5,
+            correction="auto",
+        )  # fmt: skip
 
     return _objective(build, update)
 
 
 def log_space(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.sonex(
-            model, optimizer, fcco.outer.LogMeanExp(0.3 + 0.2 * run), BLOCKS, smoothing=0.0,
-            gamma=0.3 + 0.2 * run, correction=0.2, log_space=True,
-        )  # fmt: skip
+        tracker = fcco.InnerTracker(
+            BLOCKS, gamma=0.3 + 0.2 * run, correction=0.2, log_space=True, dtype=DOUBLE
+        )
+        term = fcco.CoupledTerm(fcco.outer.LogMeanExp(0.3 + 0.2 * run), tracker)
+        return fcco.Compositional(model, optimizer, term)
 
     return _objective(build, update)
 
@@ -351,43 +352,43 @@ def alexr_v1(model: nn.Module, run: int) -> Made:
 
 def ramped(model: nn.Module, run: int) -> Made:
     optimizer = adam(model, run)
-    return optimizer, squared_hinge_penalty(
-        model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=10 * run,
-        tolerance=0.05 * run, margin=0.01,
+    return optimizer, fcco.constrained(
+        model, optimizer, NAMES, "squared-hinge", penalty=5.0 + run, gamma=0.3 + 0.2 * run,
+        ramp_steps=10 * run, tolerance=0.05 * run, margin=0.01,
     )  # fmt: skip
 
 
 def yang(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.01 + 0.01 * run)
-    return optimizer, hinge_penalty(
-        model, optimizer, BLOCKS, penalty=1.0 + run, gamma=0.8 - 0.2 * run,
-        correction=0.1 * (run + 1), margin=0.02 * (run + 1), average=50,
+    return optimizer, fcco.constrained(
+        model, optimizer, BLOCKS, "hinge", penalty=1.0 + run, gamma=0.8 - 0.2 * run,
+        correction=0.1 * (run + 1), margin=0.02 * (run + 1),
     )  # fmt: skip
 
 
 def lagrangian(update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5)) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return icppac(
-            model, optimizer, BLOCKS, proximal=0.3 + 0.4 * run, inner_steps=lengths[run],
-            schedule=schedules(run), tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
-            margin=0.01 * run,
+        return fcco.constrained(
+            model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
+            inner_steps=lengths[run], margin=0.01 * run, **schedules(run),
+            tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
         )  # fmt: skip
 
     return _objective(build, update)
 
 
-def constant(run: int) -> ConstantConEx:
-    return ConstantConEx(tau=2.0 + 3 * run, theta=0.2 * run)
+def constant(run: int) -> dict[str, Any]:
+    return {"tau": 2.0 + 3 * run, "theta": 0.2 * run}
 
 
-def cold(run: int) -> ConstantConEx:
-    return ConstantConEx(tau=1.0 + run, theta=0.5, warm_start=False)
+def cold(run: int) -> dict[str, Any]:
+    return {"tau": 1.0 + run, "theta": 0.5, "warm_start": False}
 
 
 def queue(lengths: tuple[int, ...]) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return oss(
-            model, optimizer, BLOCKS, proximal=0.5 + run, inner_steps=lengths[run],
+        return fcco.constrained(
+            model, optimizer, BLOCKS, "oss", proximal=0.5 + run, inner_steps=lengths[run],
             tolerance=0.02 * run, margin=0.01,
         )  # fmt: skip
 
@@ -410,8 +411,8 @@ def switching(kind: str) -> Any:
             update = adam(model, run, weight_decay=0.01)
             options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
         tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
-        objective: Any = ssg(
-            model, update, BLOCKS, tolerance=tolerance, margin=0.02 * run, **options
+        objective: Any = fcco.constrained(
+            model, update, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run, **options
         )
         return objective.optimizer, objective
 

@@ -137,7 +137,7 @@ def test_tracked_values_are_not_penalised_for_their_noise():
 
     def tracked(model, optimizer):
         objective = fcco.constrained(
-            model, optimizer, 1, smoothing=0.02, gamma=0.02,
+            model, optimizer, 1, "sonex", smoothing=0.02, gamma=0.02,
             outer=fcco.TwoSidedHinge(width, weight),
         )  # fmt: skip
         return lambda e: objective(lambda: (lambda g0, g: (g0, g[None]))(*loss_and_rates(model, e)))
@@ -161,7 +161,7 @@ def penalized(constraints: Any = 2, model: Any = None, **options: Any) -> fcco.C
     if "outer" not in options:
         settings |= {"penalty": 4.0, "smoothing": 0.1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return fcco.constrained(model, optimizer, constraints, **(settings | options))
+    return fcco.constrained(model, optimizer, constraints, "sonex", **(settings | options))
 
 
 def test_named_constraints_may_be_absent():

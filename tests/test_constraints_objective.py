@@ -296,7 +296,7 @@ def test_resumes_bitwise(case):
 def test_other_methods_refuse_it_with_the_reason(method):
     model = Point(START)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    message = f"method='{method}')` has no such setting: `objective` is a coupled term of the obj"
+    message = f"method='{method}')` takes no `objective`, a coupled term"
     with pytest.raises(ValueError, match=re.escape(message)):
         fcco.constrained(model, optimizer, M, method, objective=term(), **NOT_FOR[method])
     fcco.constrained(model, optimizer, M, method, **NOT_FOR[method])

@@ -26,8 +26,8 @@ from torch import nn
 import fcco
 from fcco import xrisk
 from fcco.fleet import Fleet, Member, Unsupported, group_members
-from fcco.methods import recursive_penalty, ssg
-from fcco.optim import PolyakStep, project_after_step
+from fcco.methods.switching import PolyakStep
+from fcco.optim import project_after_step
 from fcco.rules.cvar import threshold
 from fcco.terms.group_weights import GroupWeights
 
@@ -95,7 +95,9 @@ def test_what_acts_at_each_step_unseen_is_refused():
     assert group_members([Member(model, optimizer)])
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     refused("scheduler", optimizer)
-    objective = ssg(model, sgd(model, 0.1), 4, threshold=0.1, constraint_optimizer="polyak")
+    objective = fcco.constrained(
+        model, sgd(model, 0.1), 4, "ssg", threshold=0.1, constraint_optimizer="polyak"
+    )
     project_after_step(objective.optimizer, lambda: None)  # type: ignore[arg-type]
     refused("project_after_step", objective.optimizer, objective)
 
@@ -156,7 +158,8 @@ def test_terms_without_a_rule_are_refused():
     hinge: dict[str, Any] = {"outer": fcco.Hinge(), "num_inner": 4}
     skip = fcco.sonx(model, optimizer, **hinge, on_nonfinite="skip")
     refused("skip", optimizer, skip)
-    refreshed = recursive_penalty(model, optimizer, 4, penalty=1.0, smoothing=0.1, refresh_every=5)
+    settings: Any = {"penalty": 1.0, "smoothing": 0.1, "refresh_every": 5}
+    refreshed = fcco.constrained(model, optimizer, 4, "recursive-hinge", **settings)
     refused("refresh_every", optimizer, refreshed)
     one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})

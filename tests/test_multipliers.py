@@ -531,7 +531,9 @@ def test_what_has_no_limits_on_both_sides_says_how_to_write_them():
         signature_of(Member(model, optimizer, objective))
     for outer in (fcco.Absolute(2.0), fcco.TwoSidedHinge(0.1)):
         with pytest.raises(ValueError, match="non-decreasing outer function of one number"):
-            fcco.constrained(model, optimizer, {"a": (0.1, 0.2)}, outer=outer, smoothing=0.1)
+            fcco.constrained(
+                model, optimizer, {"a": (0.1, 0.2)}, "sonex", outer=outer, smoothing=0.1
+            )
 
 
 def test_equalities_are_met_from_both_sides():

@@ -102,6 +102,15 @@ class _Terms(nn.ModuleDict):
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
 
 
+class _Children(dict[str, Any]):
+    """The modules of an objective: its terms stay, and nn.Module would take any as `term`."""
+
+    def __setitem__(self, name: str, module: Any) -> None:
+        if name == "term" or (name == "terms" and name in self):
+            raise AttributeError(_FIXED)
+        super().__setitem__(name, module)
+
+
 class Compositional(CheckedState):
     r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
 
@@ -162,6 +171,7 @@ class Compositional(CheckedState):
         shared_index: bool = True,
     ) -> None:
         super().__init__()
+        self.__dict__["_modules"] = _Children()
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
@@ -196,11 +206,6 @@ class Compositional(CheckedState):
         self._handles: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
         self._attach()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("term", "terms") and "_terms" in self.__dict__:
-            raise AttributeError(_FIXED)  # nn.Module would take a module under any name
-        super().__setattr__(name, value)
 
     def _attach(self) -> None:
         """Listen to the steps of the optimizers."""

@@ -52,7 +52,7 @@ class ReferenceLosses(KeepsPrecision):
         ...         yield rows, losses(rows)
         >>> reference = fcco.ReferenceLosses.measure(model, protected, size=60)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> objective = fcco.constrained(model, optimizer, 3, penalty=3.0, smoothing=0.1)
+        >>> objective = fcco.constrained(model, optimizer, 3)
         >>> new_x, new_label, rows = torch.randn(8, 5), torch.full((8,), 3), torch.arange(12)
         >>> loss = objective(
         ...     lambda: (cross_entropy(model(new_x), new_label), losses(rows) - reference(rows)),

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
 from .._distributed import find_group
-from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
@@ -124,7 +123,6 @@ class ContrastiveTerm(AbstractTerm):
 
     overlapping = False  # a block is one pair
 
-    @known_settings("log_space")
     def __init__(
         self,
         num_pairs: int,

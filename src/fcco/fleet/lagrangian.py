@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..constraints import LagrangianTerm
-from ..constraints.lagrangian import regularised
-from ..optim import ProximalRound
-from ..optim.proximal_round import proximal_value, pull_strength, running_average
+from ..methods.lagrangian import (
+    LagrangianTerm,
+    ProximalRound,
+    proximal_value,
+    pull_strength,
+    regularised,
+    running_average,
+)
 from .hyperparameters import Hyperparameter, LimitHyperparameters, Template
 from .run import Estimate, Run, State, Unsupported, choose
 from .updates import Update, read_torch_optimizer
@@ -36,7 +40,7 @@ class LagrangianHyperparameters(NamedTuple):
 
 @dataclass(frozen=True)
 class Lagrangian:
-    """The gradient of g_0 + sum_i y_i g_i, see `fcco.constraints.ProximalLagrangian`."""
+    """The gradient of g_0 + sum_i y_i g_i, see `fcco.methods.lagrangian`."""
 
     rule: Template
 
@@ -109,8 +113,7 @@ def ascended(
 ) -> State:
     """The next multipliers, from y and l_t = `values`."""
     before = choose(run.flags.begins, lambda: values, lambda: run.state["last"])
-    t, steps = inner_step(run).to(values), numbers.inner_steps
-    return {"multiplier": rule.dual(y, values, before, t, steps), "last": values}
+    return {"multiplier": rule.dual(y, values, before, numbers.inner_steps), "last": values}
 
 
 def inner_step(run: Run) -> Tensor:
@@ -130,7 +133,7 @@ def _load_forward_mode() -> None:
 
 @dataclass(frozen=True)
 class RoundUpdate:
-    """Primal steps around an anchor that end at their average, see `fcco.optim.ProximalRound`.
+    """Primal steps around an anchor that end at their average, see `fcco.methods.lagrangian`.
 
     Args:
         primal: makes the steps.
@@ -169,7 +172,7 @@ class RoundUpdate:
         strength = pull_strength(numbers.coefficient, y.sum())
         gradient = gradient + (point - anchor) * strength.to(point)
         rule, t = self.rule.build(exact.rule), inner_step(run)
-        primal = hyperparameters._replace(lr=hyperparameters.lr * rule.step(t, exact.inner_steps))
+        primal = hyperparameters._replace(lr=hyperparameters.lr * rule.step(exact.inner_steps))
         changed = self.primal.step(run, primal, gradient, state)
         reached = changed["weights"]
         if rule.follows_step:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..constraints import LagrangianTerm, SwitchingTerm
 from ..inputs import ONLY
+from ..methods.lagrangian import LagrangianTerm, ProximalRound
+from ..methods.switching import SwitchingOptimizer, SwitchingTerm
 from ..objective import Compositional
-from ..optim import MethodOptimizer, ProximalPoint, ProximalRound, SwitchingOptimizer
+from ..optim import MethodOptimizer, ProximalPoint
 from ..previous import parameters_of, unwrap
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
 from ..xrisk import BinaryRisk

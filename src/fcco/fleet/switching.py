@@ -8,9 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..constraints import SwitchingTerm
-from ..optim import PolyakStep, SwitchingOptimizer
-from ..optim.switching import decide, polyak_length
+from ..methods.switching import (
+    PolyakStep,
+    SwitchingOptimizer,
+    SwitchingTerm,
+    decide,
+    polyak_length,
+)
 from .hyperparameters import Hyperparameter, LimitHyperparameters
 from .run import Estimate, Run, State, Unsupported
 from .updates import Update, only_group, read_torch_optimizer
@@ -30,7 +34,7 @@ class SwitchHyperparameters(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch:
-    """The gradient of g_0 or of the worst constraint, see `fcco.constraints.Switching`."""
+    """The gradient of g_0 or of the worst constraint, see `fcco.methods.Ssg`."""
 
     number: int  # m
     needs_previous = False
@@ -68,7 +72,7 @@ class PolyakHyperparameters(NamedTuple):
 
 @dataclass(frozen=True)
 class PolyakUpdate:
-    """Polyak's step on the worst constraint, see `fcco.optim.PolyakStep`."""
+    """Polyak's step on the worst constraint, see `fcco.methods.switching`."""
 
     def start(self, weights: Tensor) -> State:
         """It has no state."""
@@ -92,7 +96,7 @@ class SwitchingHyperparameters(NamedTuple):
 
 @dataclass(frozen=True)
 class SwitchingUpdate:
-    """The step of the optimizer whose branch was taken, see `fcco.optim.SwitchingOptimizer`.
+    """The step of the optimizer whose branch was taken, see `fcco.methods.switching`.
 
     Args:
         objective: steps on g_0.

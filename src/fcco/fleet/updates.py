@@ -195,8 +195,6 @@ class ProximalPointUpdate:
     ) -> tuple[ProximalPointUpdate, ProximalPointHyperparameters, RoundLength]:
         """The update of an optimizer, its numbers, and the length of its rounds."""
         group = only_group(optimizer)
-        if optimizer.polish_steps is not None:
-            raise Unsupported("A fleet has no last round that ends at z: `ProximalPoint.polish`.")
         outer, of_outer = read_torch_optimizer(optimizer.outer)
         numbers = ProximalPointHyperparameters(of_outer, float(group["nu"]), float(group["lr"]))
         return cls(outer), numbers, optimizer.inner_steps
