@@ -69,7 +69,7 @@ MAY_USE = {
     "xrisk": CALLS,
     "methods": CALLS | {"group_dro", "constraints"},
     "continual": {"_checks", "_files"} | RANKS,
-    "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
+    "fleet": CALLS | {"group_dro", "constraints", "methods"},
     "integrations": CALLS | OBJECTIVES,
 }
 
