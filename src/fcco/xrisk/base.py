@@ -1,11 +1,10 @@
-"""The bases of risks: reading a call, the scores of all ranks, the rows of pairs."""
+"""The bases of risks: reading a call, the scores of all ranks, pairs of samples, terms."""
 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,24 +17,14 @@ from .._state import CheckedState
 from .._watch import warn
 from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
+from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 from ..tracker.blocks import find_blocks
 from .pairs import gather_scores
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
-__all__ = [
-    "BinaryRisk",
-    "Label",
-    "New",
-    "OfLabel",
-    "ScoreRisk",
-    "as_labels",
-    "average",
-    "check_gamma",
-    "read_scores",
-    "table_for",
-]
+__all__ = ["BinaryRisk", "Label", "New", "RiskTerm", "ScoreRisk", "as_labels", "check_gamma"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
@@ -53,12 +42,6 @@ class ScoreRisk(CheckedState):
     On several ranks these are the values of the global batch: scores are gathered, and every rank
     computes the same values from them.
 
-    Args:
-        model: your model.
-        optimizer: your optimizer.
-        terms: of the objective.
-        process_group: ranks whose scores are compared, see `Compositional`.
-
     Attributes:
         objective: the `Compositional` that tracks the inner values.
     """
@@ -66,13 +49,10 @@ class ScoreRisk(CheckedState):
     _gathers: ClassVar[bool] = True
     _noun: ClassVar[str] = "sample"
     _batch: ClassVar[str] = "`labels`"
-    _empty: ClassVar[str]
-    """The warning about a batch without pairs, after "A batch of `...`"."""
-    _seen: list[Any] | None = None
-    """Of the scores of the first calls; None: they are not watched."""
+    _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
+    _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
     _said_empty = False
-    previous = None
-    """No risk looks at w_{t-1}."""
+    previous = None  # no risk looks at w_{t-1}
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
         super().__init__()
@@ -84,12 +64,10 @@ class ScoreRisk(CheckedState):
 
     @property
     def term(self) -> Any:
-        """The only term of the objective."""
         return self.objective.term
 
     @property
     def terms(self) -> Mapping[str, Any]:
-        """The terms of the objective, one per label."""
         return self.objective.terms
 
     @property
@@ -102,11 +80,9 @@ class ScoreRisk(CheckedState):
         return self.objective.value()
 
     def close(self) -> None:
-        """End the tracking step; a hook calls it after each optimizer step."""
         self.objective.close()
 
     def detach_hooks(self) -> None:
-        """Stop listening to the optimizer, so that another objective can take over."""
         self.objective.detach_hooks()
 
     def _read_index(self, index: Any, number: int) -> Ints:
@@ -116,7 +92,7 @@ class ScoreRisk(CheckedState):
         and positions of positives are needed on the host in any case.
         """
         name = type(self).__name__
-        ids = np.arange(number) if index is None else on_host(index)
+        ids = np.arange(number) if index is None else torch.as_tensor(index).cpu().numpy()
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(
                 f"`{name}`: `index` must be the number of each {self._noun} in the training set, "
@@ -129,58 +105,66 @@ class ScoreRisk(CheckedState):
             )
         return ids.astype(np.int64, copy=False)
 
-    def _gathered(self, *arrays: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Ranks | None]:
-        """Arrays with a row per sample, those of all ranks; with None on a single process."""
+    def _gathered(self, ids: Ints, y: NDArray[Any] | None = None) -> tuple[Ints, Any, Ranks | None]:
+        """The numbers and labels of the samples of all ranks; with None on a single process."""
         group = find_group(self._ranks)
         if group is None:
-            return arrays, None
-        columns = [a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays]
+            return ids, y, None
         device = next(iter(self.terms.values())).tracker.value.device
         # In one message: double precision holds labels, and numbers of samples below 2^53.
-        rows = torch.from_numpy(np.concatenate(columns, axis=1, dtype=np.float64)).to(device)
-        sizes = row_counts(rows, group)
-        table = gather_rows(rows, group, sizes).cpu().numpy()
-        parts = np.split(table, np.cumsum([c.shape[1] for c in columns])[:-1], axis=1)
-        found = [
-            part.reshape(-1, *own.shape[1:]).astype(own.dtype)
-            for part, own in zip(parts, arrays, strict=True)
-        ]
-        return found, (group, sizes)
+        rows = np.column_stack([ids] if y is None else [ids, y]).astype(np.float64)
+        own = torch.from_numpy(rows).to(device)
+        sizes = row_counts(own, group)
+        table = gather_rows(own, group, sizes).cpu().numpy()
+        labels = table[:, 1:] if y is not None and y.ndim > 1 else table[:, -1]
+        return table[:, 0].astype(np.int64), labels, (group, sizes)
 
     def _scores(
-        self, function: Callable[[], Any], shape: tuple[int, ...], ranks: Ranks | None
-    ) -> tuple[Tensor | None, Tensor]:
-        """The ordinary loss, or None, and the scores of all ranks.
+        self, function: Any, shape: tuple[int, ...] | None = None, ranks: Ranks | None = None
+    ) -> tuple[Any, Tensor]:
+        """What the user's function returns: the ordinary loss or None, and the scores of all ranks.
 
-        Args:
-            function: the user's.
-            shape: of the scores of this rank.
-            ranks: as `_gathered` found them.
+        `shape` is that of the scores of this rank, None if the objective reads both.
         """
         name = type(self).__name__
-        loss, scores = read_scores(name, function)
+        if not callable(function):
+            raise TypeError(
+                f"`{name}` needs a function that runs the model and returns the scores but got: "
+                f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
+            )
+        loss, scores = split(function())
+        if not isinstance(scores, Tensor):
+            raise TypeError(
+                f"The function given to `{name}` must return scores, a tensor, or (loss, scores) "
+                f"but returned: {type(scores).__name__}."
+            )
+        # Differences and quotients of scores in half precision would be wrong in the third digit.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if shape is None:
+            return loss, scores
         if scores.shape == (*shape, 1) and len(shape) == 1:
             scores = scores.squeeze(1)
         if scores.shape != shape:
+            each = self._noun if len(shape) == 1 else f"{self._noun} and label"
             raise ValueError(
-                f"The function given to `{name}` must return one score per "
-                f"{self._noun}{'' if len(shape) == 1 else ' and label'} of {self._batch}, shape "
-                f"{shape}, but they have shape {tuple(scores.shape)}."
+                f"The function given to `{name}` must return one score per {each} of "
+                f"{self._batch}, shape {shape}, but they have shape {tuple(scores.shape)}."
             )
         if ranks is not None:
             scores = gather_scores(scores, *ranks)
         # Of several labels those without a pair, or unknown, are in no value that is looked at.
-        if len(shape) > 1 and self.learning and bool(scores.isnan().any()):
-            raise NonFiniteValue(self._not_finite())
+        if len(shape) > 1 and self.learning:
+            self._refuse(bool(scores.isnan().any()))
         if loss is not None:
             loss = mean_loss(loss, ranks and ranks[0], check=self.learning)
         return loss, scores
 
-    def _not_finite(self) -> str:
-        name = type(self).__name__
-        return (
-            f"Scores of `{name}` or the loss beside them are NaN or infinite; nothing was updated."
-        )
+    def _refuse(self, bad: bool) -> None:
+        if bad:
+            raise NonFiniteValue(
+                f"Scores of `{type(self).__name__}` or the loss beside them are NaN or infinite; "
+                "nothing was updated."
+            )
 
     def _without_pairs(self, loss: Tensor | None, scores: Tensor) -> Tensor:
         """Nothing to learn from, but still a loss that can be differentiated."""
@@ -189,8 +173,8 @@ class ScoreRisk(CheckedState):
             warn(f"A batch of `{type(self).__name__}` {self._empty}")
         nothing = (scores * 0).sum()  # NaN if a score is not finite
         result = nothing if loss is None else loss + nothing
-        if self.learning and not bool(torch.isfinite(result)):
-            raise NonFiniteValue(self._not_finite())
+        if self.learning:
+            self._refuse(not bool(torch.isfinite(result)))
         return result
 
     def _tracked_loss(
@@ -200,17 +184,13 @@ class ScoreRisk(CheckedState):
         index: Mapping[str, Tensor],
         new: New,
     ) -> Tensor:
-        """The loss of a batch from its inner values.
+        """The loss of a batch from its inner values and their blocks, both by term.
 
-        Args:
-            loss: the ordinary one, or None.
-            values: by term.
-            index: their blocks.
-            new: what else the batch changes, unless it is refused.
+        `new` is what else the batch changes, unless it is refused.
         """
         found, blocks = (values[ONLY], index[ONLY]) if ONLY in values else (values, index)
         result = self.objective(lambda: found if loss is None else (loss, found), blocks)
-        if self.learning:
+        if new and self.learning:
             for table, numbers, rows in new:
                 table.propose(numbers, rows)
         return result
@@ -230,6 +210,39 @@ class ScoreRisk(CheckedState):
                 "probabilities, but logits are wanted: leave the sigmoid out. (To compare "
                 "probabilities give `activation=None, margin=1`, where there are such.)"
             )
+
+
+class RiskTerm(AbstractTerm):
+    r"""The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels.
+
+    Args:
+        outer: f, which is smooth.
+        tracker: of g_i.
+    """
+
+    share: Any = 1.0
+
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker) -> None:
+        super().__init__(tracker)
+        self.outer = outer
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        values, slope = self.outer.value_and_gradient(tracked.value)
+        share = self.share / max(len(tracked.index), 1)
+        return tracked.as_loss(values.sum() * share, slope * share)
+
+    def value(self) -> Tensor:
+        return self.outer(self.table()).mean()
+
+
+def average(model: nn.Module, *size: int, **options: Any) -> InnerTracker:
+    """The tracker of a risk: running averages, read after their update."""
+    return for_model(model, *size, correction=0.0, read="new", **options)
+
+
+def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
+    """A table of thresholds in the precision of a tracker."""
+    return BlockParameters(number, dtype=tracker.value.dtype, device=tracker.value.device)
 
 
 class Label:
@@ -259,26 +272,6 @@ class Label:
             )
         self.name = name
         self.block = torch.where(positive, positive.cumsum(0) - 1, -1).numpy()
-
-
-class OfLabel(AbstractTerm):
-    """A term with a weight, to be mixed into that of a label: its share in the mean over labels."""
-
-    share: Any = None
-
-    def loss(self, tracked: Tracked) -> Tensor:
-        loss = super().loss(tracked)  # type: ignore[safe-super]
-        return loss if self.share is None else loss * self.share
-
-
-class _Pairs(NamedTuple):
-    """The pairs of one label in a batch."""
-
-    label: Label
-    column: int  # of the label among the scores
-    order: Tensor  # positions of the positives in the batch, then of the negatives
-    positives: int  # P, how many are positives
-    block: Tensor  # number of each positive, (P,)
 
 
 class BinaryRisk(ScoreRisk):
@@ -312,17 +305,11 @@ class BinaryRisk(ScoreRisk):
     """Whether the blocks are the positives; otherwise one block for the whole class."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        labels: Any,
-        *,
-        names: Sequence[str] | None,
-        process_group: Any,
+        self, model: nn.Module, optimizer: Any, labels: Any, names: Any, process_group: Any
     ) -> None:
         call = type(self).__name__
         table = as_labels(f"`{call}(labels=...)`", labels)
-        self._several = table.dim() == 2
+        self._table, self._several = table.numpy(), table.dim() == 2
         columns = table.unbind(1) if self._several else (table,)
         keys = [f"label {t}" for t in range(len(columns))] if self._several else [ONLY]
         if names is not None:
@@ -333,7 +320,6 @@ class BinaryRisk(ScoreRisk):
                     f"`{call}(names=...)` names the columns of `labels`, of shape "
                     f"{tuple(table.shape)}, and must be {wanted} but is: {keys}."
                 )
-        self._table = table.numpy()
         self.labels = [Label(call, *each) for each in zip(keys, columns, strict=True)]
         for label in self.labels:
             label.term = self.term_of(label, model)
@@ -344,7 +330,7 @@ class BinaryRisk(ScoreRisk):
             self.register_buffer("visits", zeros.to(self.labels[0].term.tracker.value.device))
 
     @abc.abstractmethod
-    def term_of(self, label: Label, model: nn.Module) -> OfLabel:
+    def term_of(self, label: Label, model: nn.Module) -> Any:
         """The term of a label."""
 
     @abc.abstractmethod
@@ -360,10 +346,8 @@ class BinaryRisk(ScoreRisk):
             block: number of each positive, (P,).
         """
 
-    def _compare(
-        self, activation: Any, surrogate: str | Surrogate, margin: float | None
-    ) -> Surrogate:
-        """Read how scores are compared, for the surrogate of their differences."""
+    def _compare(self, activation: Any, surrogate: Any, margin: float | None) -> Surrogate:
+        """Read how scores are compared: the surrogate of their differences."""
         call = type(self).__name__
         if activation is not None:
             _checks.one_of(call, "activation", activation, ("sigmoid",))
@@ -384,9 +368,9 @@ class BinaryRisk(ScoreRisk):
                 training set in order, or in `eval()` mode, where samples may be others.
         """
         others = index is None and not self.training
-        y, ids = self._read_batch(labels, index, others)
+        ids, y = self._read_batch(labels, index, others)
         shape = y.shape
-        (y, ids), ranks = self._gathered(y, ids)
+        ids, y, ranks = self._gathered(ids, y)
         loss, scores = self._scores(function, shape, ranks)
         pairs = self._pairs(y, ids, others, scores.device)
         if not pairs:
@@ -416,11 +400,12 @@ class BinaryRisk(ScoreRisk):
         1 - (1-p)^k. The mean over the labels of each batch would be a ratio, in which labels that
         come alone weigh more; it is the value of an evaluation.
         """
-        names = [label.name for label in self.labels]
-        visits = self.visits + self.visits.new_tensor([True, *(name in present for name in names)])
-        for label, number in zip(self.labels, visits[1:], strict=True):
-            counts = torch.stack([visits[0], number * len(names)]).to(label.term.tracker.value)
-            label.term.share = counts[0] / counts[1] if self.learning else 1 / len(present)
+        came = [True, *(label.name in present for label in self.labels)]
+        visits = self.visits + self.visits.new_tensor(came)
+        counts = visits.to(self.labels[0].term.tracker.value)
+        shares = counts[0] / (counts[1:] * len(self.labels))
+        for label, share in zip(self.labels, shares, strict=True):
+            label.term.share = share if self.learning else 1 / len(present)
         return visits
 
     def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
@@ -428,13 +413,12 @@ class BinaryRisk(ScoreRisk):
 
         Every value is a block of its own, also if there are more than in training.
         """
-        total = loss
+        parts = [] if loss is None else [loss]
         for name, each in values.items():
             term = self.terms[name]
             blocks = find_blocks(None, len(each), term.tracker.value)
-            part = term.loss(term.tracker.pooled(term.tracker.entries(blocks, each)))
-            total = part if total is None else total + part
-        assert total is not None
+            parts.append(term.loss(term.tracker.pooled(term.tracker.entries(blocks, each))))
+        total = torch.stack(parts).sum()
         if total.requires_grad:
             total.register_hook(self.objective._state.differentiated)
         return total
@@ -443,17 +427,17 @@ class BinaryRisk(ScoreRisk):
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
         return super().value() / len(self.labels)
 
-    def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[NDArray[Any], Ints]:
-        """Labels and sample numbers of a call, checked; for others those numbers mean nothing."""
+    def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, Any]:
+        """Numbers and labels of the samples of a call, checked; other samples have no numbers."""
         name, known = type(self).__name__, self._table
-        y = on_host(labels)
+        y = torch.as_tensor(labels).detach().cpu().numpy()
         if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
             raise ValueError(
                 f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
                 f"{known.shape}."
             )
         if others:
-            return as_labels(f"`{name}`: `labels`", y).numpy(), np.arange(len(y))
+            return np.arange(len(y)), as_labels(f"`{name}`: `labels`", y).numpy()
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
             what = "`index`" if index is not None else "the training set, as no `index` is given,"
@@ -463,19 +447,23 @@ class BinaryRisk(ScoreRisk):
             )
         there = known[ids]
         if (there == y).all():
-            return there, ids
+            return ids, there
         y = as_labels(f"`{name}`: `labels`", y).numpy()  # it has the better words for a -1
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
             raise ValueError(
                 f"`{name}`: labels of the batch differ from those of the training set at the same "
                 "`index`. Is `index` the number of each sample in the whole training set?"
             )
-        return y, ids
+        return ids, y
 
     def _pairs(
         self, y: NDArray[Any], ids: Ints, others: bool, device: torch.device
-    ) -> dict[str, _Pairs]:
-        """The pairs of a batch by label; labels without any are left out."""
+    ) -> dict[str, tuple[Label, int, Tensor, int, Tensor]]:
+        """The pairs of a batch by label; labels without any are left out.
+
+        Of each: its column among the scores; positions of the positives in the batch, then of the
+        negatives; how many are positives; and the number of each positive.
+        """
         pairs = {}
         for t, label in enumerate(self.labels):
             column = y[:, t] if self._several else y
@@ -484,20 +472,8 @@ class BinaryRisk(ScoreRisk):
                 order = torch.from_numpy(np.concatenate([positive, negative]))
                 own = np.arange(positive.size) if others else label.block[ids[positive]]
                 order, block = order.to(device, non_blocking=True), torch.from_numpy(own)
-                pairs[label.name] = _Pairs(label, t, order, positive.size, block)
+                pairs[label.name] = (label, t, order, positive.size, block)
         return pairs
-
-
-def average(
-    model: nn.Module, number: int, dim: int = 1, *, gamma: Any, **options: Any
-) -> InnerTracker:
-    """The tracker of a risk: running averages, read after their update."""
-    return for_model(model, number, dim, gamma=gamma, correction=0.0, read="new", **options)
-
-
-def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
-    """A table of thresholds in the precision of a tracker."""
-    return BlockParameters(number, dtype=tracker.value.dtype, device=tracker.value.device)
 
 
 def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
@@ -522,28 +498,3 @@ def as_labels(place: str, labels: Any) -> Tensor:
             f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {table[wrong][0]:g}."
         )
     return table
-
-
-def read_scores(call: str, function: Any) -> tuple[Any, Tensor]:
-    """What the user's function returns: the ordinary loss or None, and the scores."""
-    if not callable(function):
-        raise TypeError(
-            f"`{call}` needs a function that runs the model and returns the scores but got: "
-            f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
-        )
-    loss, scores = split(function())
-    if not isinstance(scores, Tensor):
-        raise TypeError(
-            f"The function given to `{call}` must return scores, a tensor, or (loss, scores) but "
-            f"returned: {type(scores).__name__}."
-        )
-    # Differences and quotients of scores in half precision would be wrong in the third digit.
-    return loss, scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-
-def on_host(values: Any) -> NDArray[Any]:
-    """A tensor or what NumPy takes, as an array."""
-    if isinstance(values, Tensor):
-        values = values.detach()
-        return (values if values.device.type == "cpu" else values.cpu()).numpy()
-    return np.asarray(values)

@@ -9,28 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
-from ..outer import AveragePrecision as MinusRatio
+from ..outer import AveragePrecision as Ratio
 from ..outer import ClassSeparation, Linear
-from ..terms import CoupledTerm, NestedTerm
-from .base import (
-    BinaryRisk,
-    Label,
-    New,
-    OfLabel,
-    ScoreRisk,
-    as_labels,
-    average,
-    check_gamma,
-    read_scores,
-)
+from ..terms import NestedTerm
+from .base import BinaryRisk, Label, New, RiskTerm, ScoreRisk, as_labels, average, check_gamma
 from .pairs import pair_means
 from .surrogates import Surrogate, find_surrogate
 
-__all__ = ["AUC", "AveragePrecision", "LabelTerm", "MultiInstanceAUC"]
-
-
-class LabelTerm(OfLabel, CoupledTerm):
-    """The coupled term of a label."""
+__all__ = ["AUC", "AveragePrecision", "MultiInstanceAUC"]
 
 
 def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
@@ -55,15 +41,14 @@ class AUC(BinaryRisk):
     pairwise form is a plain mean and needs no tracking.
 
     Args:
-        model: your model.
+        model: your model; for this, labels and names see `BinaryRisk`.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown, and the risk is the mean over labels.
+        labels: 0 or 1 for each sample of the training set.
         loss: see above.
         margin: m, of the first two forms and of the surrogate.
         surrogate: l of the pairwise form, a name or a `Surrogate`.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        names: names of the labels.
+        names: of several labels.
         process_group: see `Compositional`.
 
     Example:
@@ -73,8 +58,7 @@ class AUC(BinaryRisk):
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
         >>> risk = xrisk.AUC(model, optimizer, labels=y)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -99,17 +83,17 @@ class AUC(BinaryRisk):
         _checks.positive("AUC", "margin", margin)
         check_gamma("AUC", gamma)
         self.loss, self.margin, self.gamma = loss, margin, gamma
-        # A surrogate that is not a name has a margin of its own; this one has a default, and stays
-        # that of the other forms.
-        own = None if isinstance(surrogate, Surrogate) else margin
+        own = (
+            None if isinstance(surrogate, Surrogate) else margin
+        )  # has its own
         self.surrogate = find_surrogate("AUC", surrogate, own)
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        super().__init__(model, optimizer, labels, names, process_group)
 
-    def term_of(self, label: Label, model: nn.Module) -> LabelTerm:
+    def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
-            return LabelTerm(Linear(), average(model, 1, gamma=1.0))
+            return RiskTerm(Linear(), average(model, 1, gamma=1.0))
         outer = ClassSeparation(self.margin, hinge=self.loss == "margin")
-        return LabelTerm(outer, average(model, 1, 4, gamma=self.gamma))
+        return RiskTerm(outer, average(model, 1, 4, gamma=self.gamma))
 
     def values(
         self, label: Label, scores: Tensor, positives: int, block: Tensor
@@ -141,10 +125,9 @@ class AveragePrecision(BinaryRisk):
     moves what matters.
 
     Args:
-        model: your model.
+        model: your model; for this, labels and names see `BinaryRisk`.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown: the risk is then the mean over labels (mAP).
+        labels: 0 or 1 for each sample of the training set; of several labels it is the mean (mAP).
         activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
             differences, so that no pair outweighs all others; your scores are logits then.
         prevalence: the share of positives at which precision is taken, unless that of the training
@@ -154,7 +137,7 @@ class AveragePrecision(BinaryRisk):
         surrogate: l, a name or a `Surrogate`.
         margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        names: names of the labels.
+        names: of several labels.
         process_group: see `Compositional`.
 
     Example:
@@ -164,8 +147,7 @@ class AveragePrecision(BinaryRisk):
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
         >>> risk = xrisk.AveragePrecision(model, optimizer, labels=y)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -192,10 +174,10 @@ class AveragePrecision(BinaryRisk):
         self.prevalence, self.gamma = prevalence, gamma
         self.surrogate = self._compare(activation, surrogate, margin)
         self._at_zero = self.surrogate.value_and_slope(torch.zeros(1))[0].item()
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        super().__init__(model, optimizer, labels, names, process_group)
 
-    def term_of(self, label: Label, model: nn.Module) -> LabelTerm:
-        return LabelTerm(MinusRatio(), average(model, label.positives, 2, gamma=self.gamma))
+    def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
+        return RiskTerm(Ratio(), average(model, label.positives, 2, gamma=self.gamma))
 
     def values(
         self, label: Label, scores: Tensor, positives: int, block: Tensor
@@ -242,8 +224,7 @@ class MultiInstanceAUC(ScoreRisk):
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> risk = xrisk.MultiInstanceAUC(model, optimizer, labels=[1, 0, 0])
         >>> x, bag = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
-        >>> loss = risk(lambda: model(x).squeeze(1), bag)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), bag).backward()
 
     References:
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
@@ -301,6 +282,6 @@ class MultiInstanceAUC(ScoreRisk):
             bag: number of the bag of each instance, (B,); the (global) batch must hold bags of both
                 classes.
         """
-        loss, scores = read_scores("MultiInstanceAUC", function)
+        loss, scores = self._scores(function)
         values = scores / self.temperature
         return self.objective(lambda: values if loss is None else (loss, values), bag)

@@ -13,9 +13,8 @@ from .. import _checks
 from .._schedules import Smoothing
 from ..outer import Linear
 from ..terms import CVaRTerm
-from ..tracker import NonFiniteValue
-from .base import BinaryRisk, Label, New, OfLabel, average, check_gamma, table_for
-from .binary import LabelTerm
+from ..tracker import NonFiniteValue, Tracked
+from .base import BinaryRisk, Label, New, RiskTerm, average, check_gamma, table_for
 from .pairs import pair_means
 from .surrogates import Surrogate
 
@@ -73,15 +72,14 @@ class PartialAUC(BinaryRisk):
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
     Args:
-        model: your model.
+        model: your model; for this, labels and names see `BinaryRisk`.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown: the risk is then the mean over labels.
+        labels: 0 or 1 for each sample of the training set.
         max_fpr: the largest false positive rate that counts; 1 is AUC.
         activation: `"sigmoid"` compares probabilities instead of the scores themselves.
         surrogate: l, a name or a `Surrogate`; it must not fall.
         margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
-        names: names of the labels.
+        names: of several labels.
         process_group: see `Compositional`.
 
     Example:
@@ -91,8 +89,7 @@ class PartialAUC(BinaryRisk):
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
         >>> risk = xrisk.PartialAUC(model, optimizer, labels=y, max_fpr=0.5)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
@@ -123,13 +120,11 @@ class PartialAUC(BinaryRisk):
                 f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
                 "are those with the largest scores."
             )
-        super().__init__(model, optimizer, labels, names=names, process_group=process_group)
+        super().__init__(model, optimizer, labels, names, process_group)
 
-    def term_of(self, label: Label, model: nn.Module) -> OfLabel:
+    def term_of(self, label: Label, model: nn.Module) -> Any:
         # f is linear: there is nothing to gain from tracking.
-        return self._with_cutoff(LabelTerm(Linear(), average(model, 1, gamma=1.0)))
-
-    def _with_cutoff(self, term: OfLabel) -> OfLabel:
+        term = RiskTerm(Linear(), average(model, 1, gamma=1.0))
         term.keep("cutoff", table_for(term.tracker, 1))
         return term
 
@@ -161,8 +156,13 @@ class PartialAUC(BinaryRisk):
         return cutoff, [(table, None, cutoff.view(1))]
 
 
-class CVaRLabelTerm(OfLabel, CVaRTerm):
-    """CVaR over the positives of a label."""
+class _PositivesTerm(CVaRTerm):
+    """CVaR over the positives of a label, times its share in the mean over labels."""
+
+    share: Any = 1.0
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        return super().loss(tracked) * self.share
 
 
 class TwoWayPartialAUC(PartialAUC):
@@ -200,8 +200,7 @@ class TwoWayPartialAUC(PartialAUC):
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
         >>> risk = xrisk.TwoWayPartialAUC(model, optimizer, labels=y, min_tpr=0.5, max_fpr=0.5)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         L. Zhou et al., Stochastic primal-dual block coordinate methods for two-way partial AUC
@@ -230,8 +229,9 @@ class TwoWayPartialAUC(PartialAUC):
         self.min_tpr, self.smoothing, self.gamma = min_tpr, smoothing, gamma
         super().__init__(model, optimizer, labels, max_fpr=max_fpr, **settings)
 
-    def term_of(self, label: Label, model: nn.Module) -> OfLabel:
+    def term_of(self, label: Label, model: nn.Module) -> Any:
         measure = self.smoothing == "auto"
         tracker = average(model, label.positives, gamma=self.gamma, measure=measure)
-        term = CVaRLabelTerm(tracker, 1 - self.min_tpr, smoothing=self.smoothing)
-        return self._with_cutoff(term)
+        term = _PositivesTerm(tracker, 1 - self.min_tpr, smoothing=self.smoothing)
+        term.keep("cutoff", table_for(tracker, 1))
+        return term

@@ -17,10 +17,9 @@ from .. import _checks
 from ..inputs import ONLY
 from ..outer import NDCG as Discount
 from ..outer import AbstractOuter, LogMeanExp
-from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked
 from ..tracker.blocks import per_row
-from .base import New, ScoreRisk, average, check_gamma, table_for
+from .base import New, RiskTerm, ScoreRisk, average, check_gamma, table_for
 from .pairs import Members, pair_means
 from .surrogates import Linear, Surrogate, find_surrogate
 
@@ -29,11 +28,8 @@ __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 
 
-class RankingTerm(AbstractTerm):
-    r"""A weighted sum over the relevant items of a list, averaged over lists.
-
-    .. math::
-        \frac1Q\sum_{q=1}^Q \sum_{i \in q} c_i\, f\bigl(g_i(w)\bigr)
+class RankingTerm(RiskTerm):
+    r"""The mean over lists of sum_i c_i f(g_i(w)), over the relevant items i of each.
 
     The items of a batch stand for their lists: one of n items of which b are in the batch has the
     weight n / b, and a list without a relevant item in the batch counts as one too. Where lists and
@@ -41,7 +37,7 @@ class RankingTerm(AbstractTerm):
 
     Args:
         outer: f.
-        tracker: the tracker of g_i, one block per relevant item.
+        tracker: of g_i, one block per relevant item.
         weight: c_i, (n,).
         list_of: number of the list of each item, (n,).
 
@@ -51,26 +47,22 @@ class RankingTerm(AbstractTerm):
 
     weight: Tensor
     list_of: Tensor
-    drawn: Tensor
 
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
     ) -> None:
-        super().__init__(tracker)
-        self.outer = outer
+        super().__init__(outer, tracker)
         self.register_buffer("weight", weight.to(tracker.value), persistent=False)
         self.register_buffer("list_of", list_of.to(tracker.value.device), persistent=False)
         self.drawn = tracker.value.new_ones(int(list_of.max()) + 1)
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """The mean over the lists of the batch."""
         values, slope = self.outer.value_and_gradient(tracked.value)
         index = tracked.index
         weight = self.weight[index] / (self.drawn[self.list_of[index]] * self.drawn.count_nonzero())
         return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
 
     def value(self) -> Tensor:
-        """The sum at the tracked values, over the items seen, averaged over their lists."""
         seen = self.tracker.seen
         lists = self.list_of[seen].unique()
         total = (self.outer(self.table()) * self.weight[seen]).sum()
@@ -102,10 +94,8 @@ class RankingRisk(ScoreRisk):
     short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
     a sample of each with at least two items. Lists weigh equally if they are drawn equally often
     and their items at random, whether a sample holds a relevant one or not. On several ranks an
-    item is compared with those of its list on all ranks.
-
-    A subclass sets its own settings before it calls this constructor, which asks for weights and
-    the term.
+    item is compared with those of its list on all ranks. (A subclass sets its settings before it
+    calls this constructor, which asks for weights and the term.)
 
     Args:
         model: your model.
@@ -122,12 +112,7 @@ class RankingRisk(ScoreRisk):
     )
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        relevance: Any,
-        query: Any,
-        process_group: Any,
+        self, model: nn.Module, optimizer: Any, relevance: Any, query: Any, process_group: Any
     ) -> None:
         call = type(self).__name__
         grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
@@ -172,8 +157,8 @@ class RankingRisk(ScoreRisk):
         """The inner values of the relevant items of a batch, and new state.
 
         Args:
-            anchors: their scores, (P,).
-            scores: those of all items, (B,).
+            anchors: the scores of these items, (P,).
+            scores: of all items, (B,).
             members: which pairs are of one list.
             others: how many other items the list of each has in the training set, (P,).
             block: number of each among the relevant items, (P,).
@@ -189,7 +174,7 @@ class RankingRisk(ScoreRisk):
         """
         ids = self._read_index(index, len(self._list))
         shape, device = ids.shape, self.term.weight.device
-        (ids,), ranks = self._gathered(ids)
+        ids, _, ranks = self._gathered(ids)
         loss, scores = self._scores(function, shape, ranks)
         lists = self._list[ids]
         present = np.bincount(self._list[np.unique(ids)], minlength=len(self._sizes))
@@ -232,14 +217,14 @@ class NDCG(RankingRisk):
     tracked, so that a batch need not hold the whole list; f is the discount. For the top k of the
     list each gain is multiplied by sigmoid((h_i - lambda_q) / spread_q). The spread is the standard
     deviation of the scores of list q in the batch. The cut-off lambda_q, between the k-th and the
-    next score of the list, is kept in a table of parameters: a running average of the quantiles of
-    batches, exact when the batch holds the list.
+    next score of the list, is kept in a table: a running average of the quantiles of batches, exact
+    when the batch holds the list.
 
     Args:
-        model: your model.
+        model: your model; for this and the data see `RankingRisk`.
         optimizer: your optimizer.
-        relevance: grade of each item of the training set, at least 0, (N,).
-        query: list of each item, integers, (N,).
+        relevance: grade of each item.
+        query: list of each item.
         k: None for the whole list, or the length of the top.
         gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
         surrogate: l, a name or a `Surrogate`.
@@ -255,8 +240,7 @@ class NDCG(RankingRisk):
         >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
         >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
         >>> risk = xrisk.NDCG(model, optimizer, grade, query, k=2)
-        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk(lambda: model(x).squeeze(1), torch.arange(6)).backward()
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
@@ -355,26 +339,7 @@ class ListwiseCrossEntropy(RankingRisk):
 
     A block is an item of relevance above 0; g_i = sum_{j != i} exp(h_j - h_i) is tracked in log
     space, so that a list may be longer than a batch; f = log(1 + .). Extreme classification is the
-    case of lists with one relevant item.
-
-    Args:
-        model: your model.
-        optimizer: your optimizer.
-        relevance: grade of each item of the training set, at least 0, (N,).
-        query: list of each item, integers, (N,).
-        gamma: weight of the new sums.
-        process_group: see `Compositional`.
-
-    Example:
-        >>> import torch
-        >>> from fcco import xrisk
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
-        >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> risk = xrisk.ListwiseCrossEntropy(model, optimizer, grade, query)
-        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+    case of lists with one relevant item. Arguments and calls are those of `NDCG`.
 
     References:
         Z. Cao et al., Learning to rank: from pairwise approach to listwise approach, 2007
