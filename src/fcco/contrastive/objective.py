@@ -22,18 +22,24 @@ from .kernel import compute_dtype, log_means_and_slopes
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
 
 
-class _TemperatureSlopes(NamedTuple):
-    """What a step of individual temperatures needs of a batch, without gradient.
+class _Slopes(NamedTuple):
+    """What a step of individual temperatures needs of a batch, without gradient."""
 
-    Attributes:
-        pairs: number of each pair, (A,).
-        entries: log g_i, (A, 2).
-        slopes: their derivatives by tau_i, (A, 2).
-    """
+    pairs: Tensor  # number of each pair, (A,)
+    entries: Tensor  # log g_i, (A, 2)
+    by_tau: Tensor  # their derivatives by tau_i, (A, 2)
 
-    pairs: Tensor
-    entries: Tensor
-    slopes: Tensor
+    @classmethod
+    def of(cls, entries: Tensor) -> _Slopes:
+        """Those that `inner` left in the graph of its entries; of no pair, if there are none.
+
+        Entries that were converted, or selected from, are found as well.
+        """
+        node: Any = entries.grad_fn
+        while node is not None and not isinstance(getattr(node, "slopes", None), cls):
+            node = node.next_functions[0][0] if node.next_functions else None
+        nothing = entries.detach()[:0]
+        return cls(nothing[:, 0].long(), nothing, nothing) if node is None else node.slopes
 
 
 class ContrastiveTerm(AbstractTerm):
@@ -176,8 +182,6 @@ class ContrastiveTerm(AbstractTerm):
         )
         self._temperature = temperature
         self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
-        # `inner` leaves them for the call of `loss` that follows, which knows u.
-        self._last: _TemperatureSlopes | None = None
         self.temperatures: BlockParameters | None = None
         if temperature == "individual":
             like = self.tracker.value
@@ -242,8 +246,9 @@ class ContrastiveTerm(AbstractTerm):
             images, texts, self.temperature(ids), table is not None and self.tracker.updating,
             label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
         )  # fmt: skip
-        if slopes is not None and ids is not None:
-            self._last = _TemperatureSlopes(ids, entries.detach(), slopes)
+        if slopes is not None and ids is not None and entries.grad_fn is not None:
+            # They go with the entries to `loss`, which knows u.
+            entries.grad_fn.slopes = _Slopes(ids, entries.detach(), slopes)  # type: ignore[attr-defined]
         return entries
 
     def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
@@ -269,9 +274,8 @@ class ContrastiveTerm(AbstractTerm):
         logs, slope = values + self.radius, slope * share
         if not self.scaled:
             return tracked.as_loss(logs.sum() * share, slope)
-        last, self._last = self._last, None
-        if last is not None and self.tracker.updating:
-            self._step_temperatures(last, tracked, logs)
+        if self.temperatures is not None and self.tracker.updating:
+            self._step_temperatures(self.temperatures, tracked, logs)
         loss = tracked.as_loss((logs * known).sum() * share, slope * known)
         if isinstance(tau, Tensor) and tau.requires_grad:
             # The entries carry the gradient of their own tau; this adds that of the factor tau.
@@ -279,25 +283,25 @@ class ContrastiveTerm(AbstractTerm):
             loss = value_of(loss, gradient_of=logs.sum() * share * tau.reshape(()).to(logs))
         return loss
 
-    def _step_temperatures(self, last: _TemperatureSlopes, tracked: Tracked, logs: Tensor) -> None:
+    def _step_temperatures(self, table: BlockParameters, tracked: Tracked, logs: Tensor) -> None:
         """A step of tau_i along its gradient; the entries of a pair are averaged.
 
         Args:
-            last: values of this rank that carry the gradient.
-            tracked: u of the pairs of all ranks.
-            logs: log(u_i + e) + radius of these.
+            table: the temperatures.
+            tracked: u of the pairs of all ranks, and the entries of this one.
+            logs: log(u_i + e) + radius of these pairs.
         """
-        table, number = self.temperatures, tracked.index.shape[0]
-        if table is None or number == 0:
+        pairs, entries, by_tau = _Slopes.of(tracked.entries)
+        number = len(tracked.index)
+        if number == 0:  # on all ranks
             return
-        pairs, entries, slopes = last
         tau = self.temperature(pairs)
         # `tracked.index` is sorted; a pair that the tracker has skipped is not in it.
         place = torch.searchsorted(tracked.index, pairs).clamp(max=number - 1)
         u, logs = tracked.value[place], logs[place]
         # d(log u) = dg / u, as in `Tracked.factors`, and d(log g) / d(tau) of the batch.
         factors = self.outer.gradient(u) * torch.exp((entries.to(u) - u).clamp(max=60))
-        stepped = tau - self.temperature_lr * (logs + tau * factors * slopes.to(u))
+        stepped = tau - self.temperature_lr * (logs + tau * factors * by_tau.to(u))
         # A pair whose values are not finite is skipped by the tracker, and keeps its tau.
         there = (tracked.index[place] == pairs) & stepped.isfinite().all(1)
         stepped = torch.where(there.unsqueeze(1), stepped, tau)
