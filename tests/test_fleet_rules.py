@@ -165,9 +165,9 @@ def test_terms_without_a_rule_are_refused():
 
 
 def test_risks_are_refused():
-    model, optimizer = network(0), sgd(network(0), 0.1)
-    y = torch.arange(12) % 2
-    refused("AUC", optimizer, xrisk.AUC(model, optimizer, y))
+    model = network(0)
+    optimizer = sgd(model, 0.1)
+    refused("cannot read a AUC", optimizer, xrisk.AUC(model, optimizer, torch.arange(12) % 2))
 
 
 def test_numbers_that_a_fleet_cannot_see_are_refused():

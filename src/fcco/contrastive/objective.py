@@ -36,10 +36,10 @@ class _Slopes(NamedTuple):
         Entries that were converted, or selected from, are found as well.
         """
         node: Any = entries.grad_fn
-        while node is not None and not isinstance(getattr(node, "slopes", None), cls):
+        while node is not None and cls not in node.metadata:
             node = node.next_functions[0][0] if node.next_functions else None
         nothing = entries.detach()[:0]
-        return cls(nothing[:, 0].long(), nothing, nothing) if node is None else node.slopes
+        return cls(nothing[:, 0].long(), nothing, nothing) if node is None else node.metadata[cls]
 
 
 class ContrastiveTerm(AbstractTerm):
@@ -237,7 +237,8 @@ class ContrastiveTerm(AbstractTerm):
         )  # fmt: skip
         if slopes is not None and ids is not None and entries.grad_fn is not None:
             # They go with the entries to `loss`, which knows u.
-            entries.grad_fn.slopes = _Slopes(ids, entries.detach(), slopes)  # type: ignore[attr-defined]
+            found: Any = entries.grad_fn.metadata
+            found[_Slopes] = _Slopes(ids, entries.detach(), slopes)
         return entries
 
     def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:

@@ -20,7 +20,6 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
-from ..tracker.blocks import find_blocks
 from .pairs import gather_scores
 from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
@@ -411,17 +410,15 @@ class BinaryRisk(ScoreRisk):
     def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
         """The loss of any samples on their own, of a validation set for example.
 
-        Every value is a block of its own, also if there are more than in training.
+        In parts, where there are more positives than in training: every value is a block.
         """
         parts = [] if loss is None else [loss]
         for name, each in values.items():
-            term = self.terms[name]
-            blocks = find_blocks(None, len(each), term.tracker.value)
-            parts.append(term.loss(term.tracker.pooled(term.tracker.entries(blocks, each))))
-        total = torch.stack(parts).sum()
-        if total.requires_grad:
-            total.register_hook(self.objective._state.differentiated)
-        return total
+            for part in each.split(self.terms[name].tracker.num_inner):
+                blocks = torch.arange(len(part))
+                value = self._tracked_loss(None, {name: part}, {name: blocks}, ())
+                parts.append(value * (len(part) / len(each)))
+        return torch.stack(parts).sum()
 
     def value(self) -> Tensor:
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""

@@ -83,9 +83,7 @@ class AUC(BinaryRisk):
         _checks.positive("AUC", "margin", margin)
         check_gamma("AUC", gamma)
         self.loss, self.margin, self.gamma = loss, margin, gamma
-        own = (
-            None if isinstance(surrogate, Surrogate) else margin
-        )  # has its own
+        own = None if isinstance(surrogate, Surrogate) else margin  # has its own
         self.surrogate = find_surrogate("AUC", surrogate, own)
         super().__init__(model, optimizer, labels, names, process_group)
 
