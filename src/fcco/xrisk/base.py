@@ -85,11 +85,8 @@ class ScoreRisk(CheckedState):
         self.objective.detach_hooks()
 
     def _read_index(self, index: Any, number: int) -> Ints:
-        """The numbers of the samples of a call among all, checked; None means all in order.
-
-        In NumPy, on the host: a dozen looks at short vectors take a third of torch's time there,
-        and positions of positives are needed on the host in any case.
-        """
+        """The numbers of the samples of a call among all, checked; None means all in order."""
+        # In NumPy: a dozen looks at short vectors take a third of torch's time there.
         name = type(self).__name__
         ids = np.arange(number) if index is None else torch.as_tensor(index).cpu().numpy()
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -212,12 +209,7 @@ class ScoreRisk(CheckedState):
 
 
 class RiskTerm(AbstractTerm):
-    r"""The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels.
-
-    Args:
-        outer: f, which is smooth.
-        tracker: of g_i.
-    """
+    """The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
 
     share: Any = 1.0
 
@@ -245,12 +237,7 @@ def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
 
 
 class Label:
-    """One of the labels.
-
-    Args:
-        call: the name of the risk, for the error text.
-        name: of the label.
-        labels: 0, 1 or NaN for each training sample, (N,).
+    """One of the labels, from 0, 1 or NaN for each training sample; `call` is for the error text.
 
     Attributes:
         positives, negatives: how many samples are 1, and 0.
@@ -281,9 +268,8 @@ class BinaryRisk(ScoreRisk):
 
     A batch without positives, or without negatives, of a label says nothing about that label. One
     of several labels that comes in one of k batches has k times the weight there (`visits` counts
-    them): in expectation all labels weigh the same.
-
-    A subclass sets its own settings before it calls this constructor, which asks for the terms.
+    them): in expectation all labels weigh the same. (A subclass sets its settings before it calls
+    this constructor, which asks for the terms.)
 
     Args:
         model: your model.
@@ -304,7 +290,13 @@ class BinaryRisk(ScoreRisk):
     """Whether the blocks are the positives; otherwise one block for the whole class."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, labels: Any, names: Any, process_group: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
     ) -> None:
         call = type(self).__name__
         table = as_labels(f"`{call}(labels=...)`", labels)
@@ -338,11 +330,7 @@ class BinaryRisk(ScoreRisk):
     ) -> tuple[Tensor, New]:
         """The inner values of a batch, one row for each positive or one in all; and new state.
 
-        Args:
-            label: whose pairs these are.
-            scores: of the positives, then of the negatives.
-            positives: P, how many are positives.
-            block: number of each positive, (P,).
+        `scores` are those of the P positives, then of the negatives; `block` numbers the positives.
         """
 
     def _compare(self, activation: Any, surrogate: Any, margin: float | None) -> Surrogate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -41,23 +41,21 @@ class AUC(BinaryRisk):
     pairwise form is a plain mean and needs no tracking.
 
     Args:
-        model: your model; for this, labels and names see `BinaryRisk`.
+        model: your model.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set.
+        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         loss: see above.
         margin: m, of the first two forms and of the surrogate.
         surrogate: l of the pairwise form, a name or a `Surrogate`.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        names: of several labels.
-        process_group: see `Compositional`.
+        options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.AUC(model, optimizer, labels=y)
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.AUC(model, optimizer, labels=y)
         >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
@@ -76,8 +74,7 @@ class AUC(BinaryRisk):
         margin: float = 1.0,
         surrogate: str | Surrogate = "squared_hinge",
         gamma: float | Literal["auto"] = "auto",
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
         _checks.positive("AUC", "margin", margin)
@@ -85,7 +82,7 @@ class AUC(BinaryRisk):
         self.loss, self.margin, self.gamma = loss, margin, gamma
         own = None if isinstance(surrogate, Surrogate) else margin  # has its own
         self.surrogate = find_surrogate("AUC", surrogate, own)
-        super().__init__(model, optimizer, labels, names, process_group)
+        super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
@@ -123,9 +120,9 @@ class AveragePrecision(BinaryRisk):
     moves what matters.
 
     Args:
-        model: your model; for this, labels and names see `BinaryRisk`.
+        model: your model.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set; of several labels it is the mean (mAP).
+        labels: 0 or 1 for each sample of the training set; or several labels (mAP).
         activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
             differences, so that no pair outweighs all others; your scores are logits then.
         prevalence: the share of positives at which precision is taken, unless that of the training
@@ -135,16 +132,14 @@ class AveragePrecision(BinaryRisk):
         surrogate: l, a name or a `Surrogate`.
         margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        names: of several labels.
-        process_group: see `Compositional`.
+        options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.AveragePrecision(model, optimizer, labels=y)
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.AveragePrecision(model, optimizer, labels=y)
         >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
@@ -164,15 +159,14 @@ class AveragePrecision(BinaryRisk):
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         check_gamma("AveragePrecision", gamma)
         _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
         self.prevalence, self.gamma = prevalence, gamma
         self.surrogate = self._compare(activation, surrogate, margin)
         self._at_zero = self.surrogate.value_and_slope(torch.zeros(1))[0].item()
-        super().__init__(model, optimizer, labels, names, process_group)
+        super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         return RiskTerm(Ratio(), average(model, label.positives, 2, gamma=self.gamma))
@@ -216,11 +210,10 @@ class MultiInstanceAUC(ScoreRisk):
         process_group: see `Compositional`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> risk = xrisk.MultiInstanceAUC(model, optimizer, labels=[1, 0, 0])
+        >>> risk = fcco.xrisk.MultiInstanceAUC(model, optimizer, labels=[1, 0, 0])
         >>> x, bag = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
         >>> risk(lambda: model(x).squeeze(1), bag).backward()
 
@@ -275,10 +268,8 @@ class MultiInstanceAUC(ScoreRisk):
         """The loss of one batch of instances.
 
         Args:
-            function: runs the model and returns the scores of the instances, (B,), or
-                (loss, scores).
-            bag: number of the bag of each instance, (B,); the (global) batch must hold bags of both
-                classes.
+            function: runs the model and returns the scores of instances, (B,), or (loss, scores).
+            bag: number of the bag of each instance, (B,); there must be bags of both classes.
         """
         loss, scores = self._scores(function)
         values = scores / self.temperature

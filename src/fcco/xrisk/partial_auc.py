@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -72,23 +71,21 @@ class PartialAUC(BinaryRisk):
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
     Args:
-        model: your model; for this, labels and names see `BinaryRisk`.
+        model: your model.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set.
+        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         max_fpr: the largest false positive rate that counts; 1 is AUC.
         activation: `"sigmoid"` compares probabilities instead of the scores themselves.
         surrogate: l, a name or a `Surrogate`; it must not fall.
         margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
-        names: of several labels.
-        process_group: see `Compositional`.
+        options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.PartialAUC(model, optimizer, labels=y, max_fpr=0.5)
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.PartialAUC(model, optimizer, labels=y, max_fpr=0.5)
         >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
@@ -108,8 +105,7 @@ class PartialAUC(BinaryRisk):
         activation: Literal["sigmoid"] | None = None,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         call = type(self).__name__
         _checks.in_interval(call, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
@@ -120,7 +116,7 @@ class PartialAUC(BinaryRisk):
                 f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
                 "are those with the largest scores."
             )
-        super().__init__(model, optimizer, labels, names, process_group)
+        super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> Any:
         # f is linear: there is nothing to gain from tracking.
@@ -186,20 +182,19 @@ class TwoWayPartialAUC(PartialAUC):
     Args:
         model: your model.
         optimizer: your optimizer.
-        labels: see `PartialAUC`, as for the other settings.
+        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
         max_fpr: the largest false positive rate that counts.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
         gamma: weight of the new g_i; `"auto"` weighs noise against lag.
-        settings: `activation`, `surrogate`, `margin`, `names`, `process_group`.
+        options: `activation`, `surrogate`, `margin`, `names`, `process_group`: see `PartialAUC`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.TwoWayPartialAUC(model, optimizer, labels=y, min_tpr=0.5, max_fpr=0.5)
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.TwoWayPartialAUC(model, optimizer, labels=y, min_tpr=0.5, max_fpr=0.5)
         >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
@@ -220,18 +215,19 @@ class TwoWayPartialAUC(PartialAUC):
         max_fpr: float,
         smoothing: Smoothing = "auto",
         gamma: float | Literal["auto"] = "auto",
-        **settings: Any,
+        **options: Any,
     ) -> None:
         _checks.in_interval("TwoWayPartialAUC", "min_tpr", min_tpr, 0.0, 1.0, open_high=True)
         if isinstance(smoothing, int | float):
             _checks.at_least("TwoWayPartialAUC", "smoothing", smoothing, 0.0)
         check_gamma("TwoWayPartialAUC", gamma)
         self.min_tpr, self.smoothing, self.gamma = min_tpr, smoothing, gamma
-        super().__init__(model, optimizer, labels, max_fpr=max_fpr, **settings)
+        super().__init__(model, optimizer, labels, max_fpr=max_fpr, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> Any:
-        measure = self.smoothing == "auto"
+        smoothing: Any = self.smoothing
+        measure = smoothing == "auto"
         tracker = average(model, label.positives, gamma=self.gamma, measure=measure)
-        term = _PositivesTerm(tracker, 1 - self.min_tpr, smoothing=self.smoothing)
+        term = _PositivesTerm(tracker, 1 - self.min_tpr, smoothing=smoothing)
         term.keep("cutoff", table_for(tracker, 1))
         return term

@@ -233,13 +233,12 @@ class NDCG(RankingRisk):
         process_group: see `Compositional`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
         >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> risk = xrisk.NDCG(model, optimizer, grade, query, k=2)
+        >>> risk = fcco.xrisk.NDCG(model, optimizer, grade, query, k=2)
         >>> risk(lambda: model(x).squeeze(1), torch.arange(6)).backward()
 
     References:

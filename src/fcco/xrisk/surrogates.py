@@ -11,18 +11,7 @@ from torch import Tensor
 
 from .. import _checks
 
-__all__ = [
-    "LOGIT_MARGIN",
-    "SURROGATES",
-    "Linear",
-    "Logistic",
-    "PairHinge",
-    "PairSquaredHinge",
-    "Sigmoid",
-    "Squared",
-    "Surrogate",
-    "find_surrogate",
-]
+__all__ = ["LOGIT_MARGIN", "SURROGATES", "PairHinge", "PairSquaredHinge", "Surrogate"]
 
 
 class Surrogate(abc.ABC):
