@@ -346,12 +346,7 @@ for _name, _make in {
     "auc": lambda m: xrisk.AUC(m, adam(m), LABEL),
     "ap": lambda m: xrisk.AveragePrecision(m, adam(m), LABEL),
     "partial": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3),
-    "partial, kl": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3, form="kl"),
-    "partial, own": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3, threshold="own"),
     "two-way": lambda m: xrisk.TwoWayPartialAUC(m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3),
-    "two-way, kl": lambda m: xrisk.TwoWayPartialAUC(
-        m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3, form="kl"
-    ),
     "two-way, sigmoid": lambda m: xrisk.TwoWayPartialAUC(
         m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3, activation="sigmoid"
     ),

@@ -11,6 +11,7 @@ dataclass's `__init__`), and not comprehensions. A generator counts once, howeve
 |---|---|
 | `sonex_step` | a warm step of `CVaRGroupDRO`: the call, backward, optimizer step, zero_grad |
 | `constrained_step` | the same for `constrained(...)` without settings, after its warm-up |
+| `xrisk_step` | the same for `xrisk.AveragePrecision` |
 | `alexr2_round` | a warm round of `constrained(..., "alexr2")`: three inner steps |
 | `fleet_step` | an eager step of a fleet of three constrained SONEX members |
 | `build_constrained` | `constrained(...)` of four named limits itself |
@@ -149,6 +150,20 @@ def constrained_step() -> list[Call]:
     return record(warm(constrained_training(), MEASURED))
 
 
+def xrisk_step() -> list[Call]:
+    model, optimizer = problem()
+    x, index = torch.randn(8, 5), torch.arange(8)
+    labels = index % 2
+    risk = fcco.xrisk.AveragePrecision(model, optimizer, labels)
+
+    def step() -> None:
+        risk(lambda: model(x).squeeze(1), labels, index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return record(warm(step))
+
+
 def alexr2_round() -> list[Call]:
     settings: dict[str, Any] = {"nu": 0.5, "eta": 0.1, "inner_steps": INNER_STEPS, **CONSTRAINED}
     step = constrained_training(BLOCKS, method="alexr2", **settings)
@@ -178,7 +193,14 @@ def build_constrained() -> list[Call]:
 
 WALKS: dict[str, Callable[[], list[Call]]] = {
     walk.__name__: walk
-    for walk in (sonex_step, constrained_step, alexr2_round, fleet_step, build_constrained)
+    for walk in (
+        sonex_step,
+        constrained_step,
+        xrisk_step,
+        alexr2_round,
+        fleet_step,
+        build_constrained,
+    )
 }
 
 

@@ -561,21 +561,12 @@ CASES: dict[str, Case] = {
     "risk-labels": Case(
         risk(xrisk.AveragePrecision, BOTH), twice_labelled, sizes=sometimes_empty, sensitive=False
     ),
-    "risk-partial": Case(risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6), labelled, sensitive=False),
-    "risk-partial-own": Case(
-        risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6, threshold="own"),
-        labelled, micro=2, sensitive=False,
-    ),
-    "risk-partial-kl": Case(
-        risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6, form="kl", surrogate="logistic"),
-        labelled, sensitive=False,
+    "risk-partial": Case(
+        risk(xrisk.PartialAUC, POSITIVE, max_fpr=0.6), labelled, micro=2, sensitive=False
     ),
     "risk-two-way": Case(
-        risk(xrisk.TwoWayPartialAUC, POSITIVE, **RATES), labelled, sensitive=False
-    ),
-    "risk-two-way-kl": Case(
-        risk(xrisk.TwoWayPartialAUC, POSITIVE, **RATES, form="kl", surrogate="logistic"),
-        labelled, sizes=sometimes_empty, sensitive=False,
+        risk(xrisk.TwoWayPartialAUC, POSITIVE, **RATES), labelled, sizes=sometimes_empty,
+        sensitive=False,
     ),
     "risk-ndcg": Case(
         risk(xrisk.NDCG, GRADE, GROUP, k=9), numbered, sizes=sometimes_empty, sensitive=False

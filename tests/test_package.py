@@ -69,7 +69,7 @@ MAY_USE = {
     "xrisk": CALLS,
     "methods": CALLS | {"group_dro", "constraints", "_derivatives"},
     "continual": {"_checks", "_files"} | RANKS,
-    "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
+    "fleet": CALLS | {"group_dro", "constraints", "methods"},
     "integrations": CALLS | OBJECTIVES,
 }
 
@@ -209,4 +209,4 @@ def test_tests_for_a_gpu_need_torch_numpy_and_pytest_only():
     )  # fmt: skip
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]
     assert "needs a CUDA device" in found.stdout
-    assert int(re.findall(r"(\d+) skipped", found.stdout)[0]) > 30
+    assert int(re.findall(r"(\d+) skipped", found.stdout)[0]) > 25

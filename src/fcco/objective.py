@@ -231,6 +231,11 @@ class Compositional(CheckedState):
         return self.terms[ONLY]
 
     @property
+    def open_step(self) -> OpenStep | None:
+        """What the next step of an optimizer makes final, if there was a call."""
+        return self._state.open
+
+    @property
     def group(self) -> Group | None:
         """The ranks to pool over."""
         return find_group(self._process_group)

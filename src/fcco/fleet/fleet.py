@@ -95,8 +95,6 @@ class Fleet:
             self.state[name] = torch.stack([p.state[name] for p in parts]).to(self.device)
         if signature.estimator.needs_previous:
             self.state["previous"] = vectors.clone()
-        self._blocks = self._table_of_blocks([p.block for p in parts])
-        self._positives: int | None = None  # in each batch
         self.died = torch.full((self.runs,), -1, device=self.device)
         if signature.rounds:
             self.state["between_rounds"] = self.alive
@@ -129,9 +127,7 @@ class Fleet:
         Args:
             batch: a tensor or any nesting of tensors; rows as `streams` says.
             gradient_batch: an independent batch that carries the gradient (Alg. 2, line 5).
-            index: block of each entry of a batch, for sampled blocks; rows like `batch`. For a risk
-                of `fcco.xrisk`, whose function returns scores, the number of each sample in the
-                training set; all batches must hold equally many positives.
+            index: block of each entry of a batch, for sampled blocks; rows like `batch`.
             gradient_index: that of `gradient_batch`, where it differs.
         """
         for given in (index, gradient_index):
@@ -145,8 +141,6 @@ class Fleet:
         begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
         flags = Flags(begins, ends, self.hyperparameters.smoothed())
         data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
-        if self._blocks is not None:
-            data = self._with_positives_first(data, self._blocks)
         if self._program is None:
             self._look_at_first_pass(data)
             self._program = Program(self.signature, self.mode, self.device)
@@ -291,49 +285,6 @@ class Fleet:
             return value
 
         return tree_map_only(Tensor, rows, values)
-
-    def _table_of_blocks(self, rows: Sequence[Tensor | None]) -> Tensor | None:
-        """The block of each training sample, (R, N), or (1, N) when runs agree; None without."""
-        known = [row for row in rows if row is not None]
-        if not known:
-            return None
-        if len({len(row) for row in known}) > 1:
-            raise Unsupported(
-                "All runs of a fleet must have training sets of one size, but `labels` differ in "
-                "length."
-            )
-        same = all(row is known[0] or torch.equal(row, known[0]) for row in known)
-        return torch.stack(known[:1] if same else known).to(self.device)
-
-    def _with_positives_first(self, data: Data, blocks: Tensor) -> Data:
-        """The order of the samples of each batch, and the blocks of its positives.
-
-        Their number must be the same in all batches: it is the size of tensors. On a GPU, where a
-        look at it would make the host wait, only the first batch is refused; a later batch freezes
-        its run.
-        """
-        index = data.index
-        if index is None or data.gradient_batch is not None:
-            raise ValueError(
-                "`Fleet.step` of a risk over pairs needs `index`, the number of each sample in the "
-                "training set, and takes no `gradient_batch`."
-            )
-        block = blocks.expand(self.runs, -1).gather(1, index)
-        counts = (block >= 0).sum(1)
-        if self._positives is None or self.device.type == "cpu":
-            wanted = int(counts[0]) if self._positives is None else self._positives
-            if not bool((counts == wanted).all()) or not 0 < wanted < index.shape[1]:
-                raise ValueError(
-                    "`Fleet.step`: all batches of a risk over pairs must hold the same number of "
-                    "positives, at least one, and negatives, but there are batches of "
-                    f"{index.shape[1]} with {int(counts.min())} and {int(counts.max())} of them "
-                    f"(first: {wanted}); draw them with `fcco.groups.PositiveBatchSampler`."
-                )
-            self._positives = wanted
-        order = (block < 0).to(torch.uint8).argsort(dim=1, stable=True)
-        first = block.gather(1, order[:, : self._positives])
-        first = torch.where((counts == self._positives)[:, None], first, -1)
-        return data._replace(index=first, order=order)
 
     def _look_at_first_pass(self, data: Data) -> None:
         """Find out, with run 0, which buffers a pass changes and which parameters it uses."""

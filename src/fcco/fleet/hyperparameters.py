@@ -35,11 +35,10 @@ SMOOTHING = "estimator.smoothing"
 
 
 class RunHyperparameters(NamedTuple):
-    """All hyperparameters of a run: named tuples of its update, its estimator and its values."""
+    """All hyperparameters of a run: named tuples of its update and its estimator."""
 
     update: Any
     estimator: Any
-    values: Any = None
 
 
 class LimitHyperparameters(NamedTuple):

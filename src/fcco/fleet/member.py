@@ -17,14 +17,11 @@ from ..objective import Compositional
 from ..optim import MethodOptimizer, ProximalPoint
 from ..previous import parameters_of, unwrap
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from ..xrisk import BinaryRisk
-from ..xrisk.binary import RankTerm
 from .coupled import Coupled
 from .cvar import CVaREstimator
 from .group_weights import Adversary
 from .hyperparameters import RunHyperparameters
 from .lagrangian import Lagrangian, RoundUpdate
-from .pairs import PairValues
 from .run import Estimator, PlainLoss, State, Unsupported
 from .switching import Switch, SwitchingUpdate
 from .updates import ProximalPointUpdate, RoundLength, Update, read_torch_optimizer
@@ -67,7 +64,6 @@ class Signature:
     rounds: bool = False  # steps come in rounds
     names: tuple[str, ...] | None = None  # of the blocks, in order
     needs_loss: bool = False  # the function must return g_0
-    values: PairValues | None = None  # from scores to inner values
 
     @property
     def switches(self) -> bool:
@@ -82,13 +78,11 @@ class MemberParts(NamedTuple):
     hyperparameters: RunHyperparameters
     state: State  # of the estimator
     round_length: RoundLength | None
-    block: Tensor | None = None  # of each training sample, -1 for a negative; for scores
 
 
 _TERMS: dict[type, Callable[[Any], tuple[Estimator, Any, State]]] = {
     CoupledTerm: Coupled.of,
     CVaRTerm: CVaREstimator.of,
-    RankTerm: Coupled.of,
     GroupWeights: Adversary.of,
     LagrangianTerm: Lagrangian.of,
     SwitchingTerm: Switch.of,
@@ -151,10 +145,6 @@ def _read(member: Member) -> MemberParts:
         term = _only_term(objective)
         estimator, of_estimator, state = _TERMS[type(term)](term)
         names, needs_loss = term.names, term.needs_objective
-    values = of_values = block = None
-    if isinstance(objective, BinaryRisk):
-        values, of_values, more = PairValues.of(objective, objective.term)
-        state, block = state | more, torch.from_numpy(objective.label.block)
     stepped = optimizer if objective is None else objective.optimizer
     alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
     if alone or isinstance(stepped, (list, tuple)) or unwrap(stepped) is not optimizer:
@@ -167,9 +157,8 @@ def _read(member: Member) -> MemberParts:
     else:
         (update, of_update), length = read_torch_optimizer(optimizer), None
     _check_hooks(optimizer, member)
-    signature = Signature(estimator, update, length is not None, names, needs_loss, values)
-    numbers = RunHyperparameters(of_update, of_estimator, of_values)
-    return MemberParts(signature, numbers, state, length, block)
+    signature = Signature(estimator, update, length is not None, names, needs_loss)
+    return MemberParts(signature, RunHyperparameters(of_update, of_estimator), state, length)
 
 
 def _only_term(objective: Any) -> Any:

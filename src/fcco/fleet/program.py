@@ -26,8 +26,6 @@ Result = tuple[State, Tensor, Tensor]
 def step_one_run(signature: Signature, run: Run) -> Result:
     """The step of one run: a pure function of tensors without an axis for the runs."""
     hyperparameters = run.hyperparameters
-    if signature.values is not None:
-        run = signature.values.bind(run, hyperparameters.values)
     estimate = signature.estimator.gradient(run, hyperparameters.estimator)
     state = {**run.state, **estimate.state}
     if signature.estimator.needs_previous:

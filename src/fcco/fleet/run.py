@@ -55,7 +55,6 @@ class Data(NamedTuple):
     gradient_batch: Any = None  # an independent batch that carries the gradient (Alg. 2, line 5)
     index: Tensor | None = None  # type: ignore[assignment] # block of each entry of `batch`
     gradient_index: Tensor | None = None  # that of `gradient_batch`, where it differs
-    order: Tensor | None = None  # positions of the samples of `batch`, positives first
 
 
 class Flags(NamedTuple):
@@ -275,7 +274,6 @@ class Run(NamedTuple):
     fixed: State  # buffers that no pass changes, and parameters that are not trained
     data: Data
     flags: Flags
-    values: Callable[[Tensor], tuple[Tensor, State]] | None = None  # of what the function returns
 
     @property
     def weights(self) -> Tensor:
@@ -325,9 +323,6 @@ class Run(NamedTuple):
             weights = function.unpack(vector)
             loss, values, surrogate, written = function.outputs(weights, buffers, batch)
             changed = {BUFFER + name: value for name, value in written.items()}
-            if self.values is not None and values is not None:
-                values, more = self.values(values)
-                changed |= more
             loss = vector.new_zeros(()) if loss is None else loss
             carrier = _as_entries(values if surrogate is None else surrogate, index, table)
             tracked = carrier if surrogate is None else _as_entries(values, index, table)
@@ -341,7 +336,7 @@ class Run(NamedTuple):
     @property
     def gradient_batch(self) -> tuple[Any, Tensor | None]:
         """The batch that carries the gradient, and the block of each of its entries."""
-        batch, other, index, other_index, _ = self.data
+        batch, other, index, other_index = self.data
         return (batch if other is None else other, index if other_index is None else other_index)
 
     def passes(self, table: Tensor) -> tuple[Tensor, Forward]:
