@@ -358,6 +358,7 @@ def test_names_tolerances_margin_and_entries():
     index = torch.tensor([1, 0, 0])
     noise = torch.tensor([0.0, 0.3, -0.1], dtype=DOUBLE)
     loss = pooled(lambda: (0 * model.w.sum(), model.w[index] + noise), index)
+    pooled.close()
     y = torch.stack([model.w[0] + 0.1, model.w[1]]).detach()
     torch.testing.assert_close(pooled.multipliers(), y)
     assert loss.item() == pytest.approx((y @ y).item())

@@ -294,7 +294,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name, options, message", [
     ("squared-hinge", {"penalty": -1.0}, "penalty=...)` must be positive"),
     ("squared-hinge", {"ramp_steps": -1}, "ramp_steps=...)` must be at least 0"),
-    ("squared-hinge", {"gamma": 0.0}, "would never move"),
+    ("squared-hinge", {"gamma": 0.0}, "never moves"),
     ("hinge", {"penalty": None}, "method='hinge')` needs `penalty`"),
     ("recursive-hinge", {"smoothing": -0.1}, "smoothing=...)` must be at least 0"),
     ("recursive-hinge", {"refresh_every": 0}, "refresh_every=...)` must be at least 1"),

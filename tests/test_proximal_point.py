@@ -207,12 +207,12 @@ def test_the_outer_optimizer_steps_alone_only_while_no_objective_listens():
     tracker = fcco.msvr_tracker(2, dtype=torch.float64)
     term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=0.1)
     objective = fcco.Compositional(nn.ParameterList([w]), optimizer, term)
-    for _ in range(2):  # a whole round, with its own step of the outer optimizer
+    for steps in range(2):  # a whole round, with its own step of the outer optimizer
         objective(lambda: w).backward()
         kept = w.detach().clone()
         with pytest.raises(RuntimeError, match=r"\(ProximalPoint\), not the SGD inside it"):
             outer.step()
-        assert torch.equal(w, kept) and tracker.open_step is not None
+        assert torch.equal(w, kept) and tracker.steps == steps
         optimizer.step()
     assert optimizer.round == 1 and tracker.steps == 2
     objective.detach_hooks()
