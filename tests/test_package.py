@@ -40,7 +40,7 @@ def test_import_is_silent_and_needs_only_torch_and_numpy():
 
 # What each part of the library may use besides itself, foundations first.
 CHECKS, RANKS = {"_checks", "_schedules"}, {"_distributed", "_state"}
-VALUES = CHECKS | RANKS | {"outer", "tracker", "previous", "terms"}
+VALUES = CHECKS | RANKS | {"outer", "rules", "tracker", "previous", "terms"}
 CALLS = VALUES | {"_watch", "optim", "inputs", "objective"}
 OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
@@ -53,9 +53,10 @@ MAY_USE = {
     "_files": {"previous"},
     "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
+    "rules": {"_checks", "outer"},
     "groups": {"_checks", "index"},
     "previous": {"_state"},
-    "tracker": {"_checks", "index"} | RANKS,
+    "tracker": {"_checks", "index", "rules"} | RANKS,
     "theory": {"_checks", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker"},
     "optim": CHECKS | {"_state", "previous"},

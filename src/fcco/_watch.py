@@ -238,9 +238,9 @@ def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]] | None:
 
 
 NO_GRADIENT = (
-    "What your function returned has no gradient, in training mode: was it computed by `.detach()`, "
-    "`.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an evaluation call "
-    "`objective.eval()` first."
+    "What your function returned has no gradient, in training mode: was it computed by "
+    "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an "
+    "evaluation call `objective.eval()` first."
 )
 
 

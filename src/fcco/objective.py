@@ -313,7 +313,8 @@ class Compositional(CheckedState):
             raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
         watch = self._watch if updating else None
-        only = self._only
+        only: Any = self._only
+        blocks: dict[str, Any]
         if only is None or index is None or isinstance(index, Mapping):
             blocks = reader.blocks(index)
         else:
@@ -349,8 +350,8 @@ class Compositional(CheckedState):
         if loss is None and self._needs_objective:
             raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
-        plain = only is not None and blocks[ONLY] is not None and isinstance(values, Tensor)
-        if plain and carriers is None and past is None and values.dim():
+        plain = carriers is None and only is not None and isinstance(values, Tensor)
+        if plain and blocks[ONLY] is not None and past is None and values.dim():
             entries = {ONLY: only[1].entries(blocks[ONLY], values)}
         else:
             entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
@@ -360,7 +361,11 @@ class Compositional(CheckedState):
             raise ValueError("Your function returned neither a loss nor any inner value.")
         if watch is not None:
             alone = loss is None or not loss.requires_grad
-            if alone and group is None and not any(e.carrier.requires_grad for e in entries.values()):
+            if (
+                alone
+                and group is None
+                and not any(e.carrier.requires_grad for e in entries.values())
+            ):
                 raise ValueError(_watch.NO_GRADIENT)
             if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
@@ -673,7 +678,9 @@ class Compositional(CheckedState):
                 "own; use `state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None, closing=False)
+        state["_state"] = dataclasses.replace(
+            self._state, losses=_watch.Losses(), open=None, closing=False
+        )
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from .inputs import CallReader, Index, split
 from .outer import project_simplex
+from .rules.track import correction_weight, standard_errors
 from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
-from .rules.track import correction_weight, standard_errors
 
 __all__ = [
     "ConstraintReport",

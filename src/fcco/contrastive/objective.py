@@ -180,7 +180,6 @@ class ContrastiveTerm(AbstractTerm):
             self.temperatures = BlockParameters(
                 num_pairs, 2, bounds=temperature_bounds, dtype=like.dtype, device=like.device
             )
-            self.temperatures = self.temperatures
         self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
         self.chunk, self._process_group = chunk, process_group

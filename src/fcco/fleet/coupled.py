@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..outer import MoreauEnvelope
-from ..terms import CoupledTerm
 from ..rules.arrays import per_row
 from ..rules.track import (
     Formula,
@@ -21,6 +20,7 @@ from ..rules.track import (
     forgetting_log_track,
     log_track,
 )
+from ..terms import CoupledTerm
 from ..terms.coupled import OuterTerm, weighted_mean, widest
 from ..tracker import InnerTracker
 from ..tracker.blocks import Batch

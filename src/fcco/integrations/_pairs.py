@@ -175,7 +175,7 @@ class PairMemory(KeepsPrecision):
             rows = new if group is None else gather_rows(new, group, counts)
             # A pair that the batch holds several times has the mean of its G, in any order.
             pairs, place, times = numbers.unique(return_inverse=True, return_counts=True)
-            logs = segment(rows, place, len(pairs), log=True) - times.log().unsqueeze(1)
+            logs = segment(rows, place, len(pairs), log=True) - times.to(rows).log().unsqueeze(1)
             self.value.index_copy_(0, pairs, logs.to(self.value))
         # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
         logs = softplus(sums, threshold=60)

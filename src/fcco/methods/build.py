@@ -140,7 +140,9 @@ def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:
     ) -> Compositional:
         chosen: Any = settings_of(word, word, {**defaults, **settings, "outer": outer})
         term, stepped = chosen.term(model, num_inner, {}), chosen.stepped(optimizer)
-        return Compositional(model, stepped, term, process_group=process_group, offload=offload)
+        made = Compositional(model, stepped, term, process_group=process_group, offload=offload)
+        made.method = word
+        return made
 
     build.__name__ = build.__qualname__ = word
     build.__doc__ = f"The mean of `outer` over `num_inner` blocks, by `{METHODS[word].__name__}`."

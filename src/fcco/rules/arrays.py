@@ -8,7 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Number", "Views", "concatenate", "finite", "per_row", "tensor", "view", "where"]
+__all__ = [
+    "Array",
+    "Number",
+    "Views",
+    "concatenate",
+    "finite",
+    "per_row",
+    "tensor",
+    "view",
+    "where",
+]
 
 Array = Any
 """A NumPy array or a tensor."""
@@ -31,16 +41,19 @@ def tensor(array: Array) -> Tensor:
 
 
 def where(condition: Array, yes: Any, no: Any) -> Array:
+    """Elements of one or of the other."""
     choose: Any = torch.where if isinstance(condition, Tensor) else np.where
     return choose(condition, yes, no)
 
 
 def concatenate(arrays: list[Array]) -> Array:
+    """Rows one after another."""
     join: Any = torch.cat if isinstance(arrays[0], Tensor) else np.concatenate
     return join(arrays)
 
 
 def finite(array: Array) -> Array:
+    """Which elements are neither NaN nor infinite."""
     return array.isfinite() if isinstance(array, Tensor) else np.isfinite(array)
 
 

@@ -98,8 +98,8 @@ def threshold(
 ) -> tuple[Number, Number]:
     r"""The s that minimises CVaR's formula, and the slope at u_i = s if lambda is 0.
 
-    Without smoothing, s is the (1-r)-quantile, the ceil(r n)-th largest value. With smoothing, it is
-    the root of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, which is piecewise linear in s.
+    Without smoothing, s is the (1-r)-quantile, the ceil(r n)-th largest value. With smoothing, it
+    is the root of (1/n) sum_i clip((u_i - s)/lambda, 0, 1/r) = 1, which is piecewise linear in s.
 
     Args:
         u: u_i, shape (n,), n > 0.
@@ -125,9 +125,7 @@ def threshold(
     return _sorted(u, ratio, smoothing, seen), 0.0 * u.sum()
 
 
-def _newton(
-    u: np.ndarray[Any, Any], ratio: float, smoothing: float, start: float
-) -> float | None:
+def _newton(u: Array, ratio: Number, smoothing: Any, start: float) -> float | None:
     """Newton's method from the last s, None where it fails.
 
     A step that stays in its linear piece is exact, the usual case during training, and costs O(n)

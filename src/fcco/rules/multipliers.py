@@ -1,4 +1,4 @@
-"""The method of multipliers in units of the measured noise; `fcco.terms.MultiplierTerm` derives it."""
+"""The method of multipliers in units of the measured noise, see `fcco.terms.MultiplierTerm`."""
 
 from __future__ import annotations
 
@@ -182,7 +182,12 @@ class Constraints(NamedTuple):
 
 
 def step(
-    rows: Multipliers, targets: Targets, shown: Constraints, scales: Scales, share: float, steps: int
+    rows: Multipliers,
+    targets: Targets,
+    shown: Constraints,
+    scales: Scales,
+    share: float,
+    steps: int,
 ) -> tuple[Multipliers, Scales]:
     """Measure the units of the constraints of a step; after the warm-up move nu too.
 

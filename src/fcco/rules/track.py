@@ -221,9 +221,7 @@ def correction_weight(
 # The error of u.
 
 
-def noise_and_drift(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
 
     Close to gamma = 1, where V is D in any case, q is 0.
@@ -245,9 +243,7 @@ def noise_and_drift(
     return (difference - drift) / 2, drift
 
 
-def standard_errors(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     """The standard errors of u after a visit, by noise and by lag, from D and V."""
     noise, drift = noise_and_drift(difference, innovation, gamma)
     by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
@@ -269,7 +265,7 @@ def best_gamma(noise: Number, drift: Number) -> Number:
 
 
 WIDTH_BY_NOISE, WIDTH_BY_LAG = 4.0, 8.0
-"""Width of the rounded kink with `smoothing="auto"`, in standard errors of u by noise and by lag."""
+"""Width of the rounded kink with `smoothing="auto"`, in errors of u by noise and by lag."""
 
 
 def automatic_width(pooled: Pooled, gamma: Number, widest: Number = math.inf) -> Number:
@@ -414,7 +410,7 @@ class Rows(NamedTuple):
     statistics: Statistics | None = None
     pooled: Pooled | None = None
 
-    def near(self, fresh: np.ndarray[Any, Any]) -> bool:
+    def near(self, fresh: Array) -> bool:
         """Whether values of arrays are known to be near to the averages of earlier ones."""
         pooled = self.pooled
         if pooled is None or pooled.steps < 3:
@@ -482,7 +478,7 @@ class Track:
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            # A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
+            # A block's first values are averaged: the k-th has weight 1/k, or the gain if larger.
             gamma = (1 / (statistics.visits + 1)).clip(pooled.gain)
         correction: Any = 0.0
         if previous is not None:

@@ -118,7 +118,7 @@ class OuterTerm(AbstractTerm):
             return self.smoothing_at(self.step)
         return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
 
-    def smoothing_at(self, step: int) -> float:
+    def smoothing_at(self, step: int) -> Any:
         """The lambda that a number or a schedule gives."""
         schedule: Any = self.smoothing_schedule
         return schedule(step) if callable(schedule) else schedule
@@ -138,7 +138,8 @@ class OuterTerm(AbstractTerm):
                 f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
                 "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
             )
-        self._jump, self._widest = self.outer.jump, widest(self.outer)
+        self._jump: Any = self.outer.jump
+        self._widest = widest(self.outer)
         return self.tracker.value.new_full((1,), 1e-12)
 
     def width_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:

@@ -201,8 +201,10 @@ class Batch(NamedTuple):
         previous = None  # if one has none, the whole step goes without correction
         if self.previous is not None and other.previous is not None:
             previous = concatenate([self.previous, other.previous])
-        columns = [concatenate([a, b]) for a, b in zip(self[:3], other[:3], strict=True)]
-        return _pooled(*columns, previous, self.log)
+        index, counts, fresh = (
+            concatenate([a, b]) for a, b in zip(self[:3], other[:3], strict=True)
+        )
+        return _pooled(index, counts, fresh, previous, self.log)
 
     def finite(self) -> Array:
         """Which blocks have finite values at w_t and w_{t-1}, shape (B1,)."""

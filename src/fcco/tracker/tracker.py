@@ -313,7 +313,7 @@ class InnerTracker(KeepsPrecision):
     def views(self) -> dict[str, Any]:
         """The tables as the rules see them, and the tensor `value`; renewed when they move."""
         if not self._views.found:
-            known = {"value": self.value, "mask": self.seen}
+            known: dict[str, Any] = {"value": self.value, "mask": self.seen}
             known |= {"u": view(self.rows), "seen": view(self.seen)}
             known["offset"] = None if self.offset is None else view(self.offset)
             if self.estimate is not None:
@@ -354,7 +354,9 @@ class InnerTracker(KeepsPrecision):
             fresh = self._shaped("values", fresh, blocks)
         past = None
         if self.needs_previous and not self.refresh_due:
-            past = fresh if previous is None else self._shaped("values at w_{t-1}", previous, blocks)
+            past = (
+                fresh if previous is None else self._shaped("values at w_{t-1}", previous, blocks)
+            )
             past = past.detach().numpy() if host else past.detach()
         independent = carrier_blocks is not None
         carrier_blocks = carrier_blocks or blocks
@@ -474,7 +476,8 @@ class InnerTracker(KeepsPrecision):
 
     def _updated(self, batch: Batch, entries: Entries, dropped: int, first: bool) -> Update:
         """The update of the blocks of a step; `first`: `entries` are all of it."""
-        fresh, previous, measured = batch.mean(batch.fresh), batch.previous, self._measured
+        fresh: Any = batch.mean(batch.fresh)
+        previous, measured = batch.previous, self._measured
         previous = None if previous is None else batch.mean(previous)
         came = None
         if isinstance(fresh, Tensor):
@@ -488,7 +491,9 @@ class InnerTracker(KeepsPrecision):
         if self._on_tensors:
             visit = self._on_tensors_step(rows, fresh, previous, batch, came)
         elif came is None and rows.near(fresh):  # then all is finite
-            visit = self.rule.step(rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated)
+            visit = self.rule.step(
+                rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated
+            )
         else:
             mask = came if came is None or self.dim == 1 else came[:, None]
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
@@ -537,10 +542,11 @@ class InnerTracker(KeepsPrecision):
         self, rows: Rows, fresh: Array, previous: Any, batch: Batch, came: Any
     ) -> Visit:
         """A rule of the caller's own knows tensors alone."""
-        parts = [None if part is None else tensor(part) for part in (*rows[:2], fresh, previous)]
+        given = (*rows[:2], fresh, previous)
+        parts: list[Any] = [None if part is None else tensor(part) for part in given]
         mask = came if came is None or self.dim == 1 else came[:, None]
         visit = self.rule.step(
-            Rows(*parts[:2]), parts[2], parts[3], blocks=batch.index.shape[0], came=mask
+            Rows(parts[0], parts[1]), parts[2], parts[3], blocks=batch.index.shape[0], came=mask
         )
         after = view(visit.after)
         if came is None and not (good := self._within(after) & batch.finite()).all():
@@ -557,9 +563,9 @@ class InnerTracker(KeepsPrecision):
         bad = batch.index[~good].tolist()[:10]
         place = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
         raise NonFiniteValue(
-            f"The values are NaN or infinite, or so large that their average overflows, for {place};"
-            " nothing was updated. A mean over no samples is NaN: leave out what a batch has none "
-            "of. `on_nonfinite='skip'` drops such values."
+            "The values are NaN or infinite, or so large that their average overflows, for "
+            f"{place}; nothing was updated. A mean over no samples is NaN: leave out what a batch "
+            "has none of. `on_nonfinite='skip'` drops such values."
         )
 
     def _comes_again(self, entries: Entries, means: Array) -> Any:
@@ -631,9 +637,10 @@ class InnerTracker(KeepsPrecision):
 
     def _seen_after(self, update: Update) -> Any:
         """Which blocks of an update have a value after it."""
+        came: Any = update.came
         if update.rows.seen is None:
             return True
-        return update.rows.seen | (update.came if self.dim == 1 else update.came[:, None])
+        return update.rows.seen | (came if self.dim == 1 else came[:, None])
 
     def close(self, update: Update) -> None:
         """Write an update: the step is over."""

@@ -186,9 +186,10 @@ class ScoreRisk(CheckedState):
         """
         found, blocks = (values[ONLY], index[ONLY]) if ONLY in values else (values, index)
         result = self.objective(lambda: found if loss is None else (loss, found), blocks)
-        if new and self.learning:
+        step = self.objective.open_step
+        if self.learning and step is not None:
             for table, numbers, rows in new:
-                table.propose(self.objective.open_step, numbers, rows)
+                table.propose(step, numbers, rows)
         return result
 
     def _look_at(self, scores: Tensor) -> None:
@@ -209,7 +210,7 @@ class ScoreRisk(CheckedState):
 
 
 class RiskTerm(AbstractTerm):
-    """The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
+    """The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean of all."""
 
     share: Any = 1.0
 

@@ -185,7 +185,8 @@ class GroupDROTraining(BaseTraining):
             tracked = objective.group_losses().double().cpu()
             error = (tracked - true)[~tracked.isnan()]  # of groups that batches have shown
             if len(error):
-                exact = exact_threshold(true, config.ratio, float(objective.term.smoothing))
+                smoothing = float(objective.term.smoothing)
+                exact = threshold(true, config.ratio, smoothing)[0]
                 row["tracking_error"] = error.square().mean().sqrt().item()
                 row["threshold"] = objective.threshold.item()
                 row["threshold_exact"] = exact.item()
