@@ -351,8 +351,9 @@ class Compositional(CheckedState):
             raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
         plain = carriers is None and only is not None and isinstance(values, Tensor)
-        if plain and blocks[ONLY] is not None and past is None and values.dim():
-            entries = {ONLY: only[1].entries(blocks[ONLY], values)}
+        own = blocks[ONLY] if plain else None
+        if own is not None and past is None and values.shape[:1] == (own.size,):
+            entries = {ONLY: only[1].entries(own, values)}
         else:
             entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .inputs import CallReader, Index, split
 from .outer import project_simplex
+from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
 from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
 from .terms.limits import Limit
@@ -409,7 +410,7 @@ class _Samples:
     @classmethod
     def of(cls, entries: Entries) -> _Samples | None:
         """None where entries are no samples, or no block has two of them."""
-        blocks, values = entries.blocks, entries.fresh.detach().double()
+        blocks, values = entries.blocks, tensor(entries.fresh).double()
         if blocks.inverse is None:
             return None
         blocks = blocks.as_tensors()

@@ -170,7 +170,7 @@ def _hard(u: Array, ratio: Number, seen: Array | None) -> tuple[Number, Number]:
         if not isinstance(u, Tensor):
             s = float(-np.partition(-u, place)[place])
             above, ties = np.count_nonzero(u > s), np.count_nonzero(u == s)
-            return s, (number - above / ratio) / ties
+            return s, float((number - above / ratio) / ties)  # NumPy's would widen float32
         s = u.sort(descending=True).values[place]
         above, ties = (u > s).sum(), (u == s).sum()
     return s, (number - above / ratio) / ties
