@@ -84,7 +84,7 @@ def mean_of_worst(u: Array, ratio: Number, seen: Array | None = None) -> Number:
     number = u.shape[0] if seen is None else seen.sum()
     rank = ratio * number
     ordered = (u if seen is None else torch.where(seen, u, -torch.inf)).sort(descending=True).values
-    weight = (rank - torch.arange(len(u), device=u.device)).clip(0, 1)
+    weight = (rank - torch.arange(len(u), dtype=u.dtype, device=u.device)).clip(0, 1)
     return torch.where(weight > 0, ordered * weight, 0).sum() / rank
 
 
