@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from .._distributed import Group, gather_rows
 from .surrogates import Surrogate
 
-__all__ = ["Members", "gather_scores", "pair_means"]
+__all__ = ["GatherScores", "Members", "pair_means"]
 
 _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
@@ -21,17 +21,11 @@ _CHUNK = 1 << 18
 
 
 class Members(NamedTuple):
-    """Which pairs count when these are not all: those of one list (query), but no item with itself.
+    """Pairs of one list (query) alone, and no item with itself."""
 
-    Attributes:
-        own: the position of each anchor among the others, (P,).
-        row: the list of each anchor, (P,).
-        column: the list of each of the others, (M,).
-    """
-
-    own: Tensor
-    row: Tensor
-    column: Tensor
+    own: Tensor  # the position of each anchor among the others, (P,)
+    row: Tensor  # the list of each anchor, (P,)
+    column: Tensor  # the list of each of the others, (M,)
 
     def weight(self, rows: slice, like: Tensor) -> Tensor:
         """The weights of the pairs of some anchors, (R, M): 1 over the number that counts, or 0."""
@@ -69,8 +63,6 @@ def pair_means(
         log_exp: the second form.
 
     Example:
-        >>> import torch
-        >>> from fcco.xrisk.pairs import pair_means
         >>> from fcco.xrisk.surrogates import PairSquaredHinge
         >>> positives, negatives = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0])
         >>> pair_means(PairSquaredHinge(), positives, negatives)
@@ -143,19 +135,8 @@ def _chunks(rows: int, columns: int) -> list[slice]:
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
-def gather_scores(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
-    """Concatenate the scores of all ranks, (B,) or (B, T); backward needs no communication.
-
-    Args:
-        scores: of this rank.
-        group: the ranks.
-        sizes: number of samples on each.
-    """
-    return _GatherScores.apply(scores, group, sizes)  # type: ignore[return-value]
-
-
-class _GatherScores(torch.autograd.Function):
-    """The scores of all ranks; only those of this rank carry a gradient."""
+class GatherScores(torch.autograd.Function):
+    """The scores of all ranks, (B,) or (B, T); backward needs no communication."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
