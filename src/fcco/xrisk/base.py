@@ -20,8 +20,7 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
-from .pairs import GatherScores
-from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
+from .pairs import LOGIT_MARGIN, GatherScores, Surrogate, find_surrogate
 
 __all__ = ["BinaryRisk", "Label", "RiskTerm", "ScoreRisk", "Values", "as_labels", "check_gamma"]
 

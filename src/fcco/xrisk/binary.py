@@ -13,8 +13,7 @@ from ..outer import AveragePrecision as Ratio
 from ..outer import ClassSeparation, Linear
 from ..terms import NestedTerm
 from .base import BinaryRisk, Label, RiskTerm, ScoreRisk, Values, as_labels, average, check_gamma
-from .pairs import pair_means
-from .surrogates import Surrogate, find_surrogate
+from .pairs import Surrogate, find_surrogate, pair_means
 
 __all__ = ["AUC", "AveragePrecision", "MultiInstanceAUC"]
 

@@ -14,8 +14,7 @@ from ..outer import Linear
 from ..terms import CVaRTerm
 from ..tracker import NonFiniteValue, Tracked
 from .base import BinaryRisk, Label, RiskTerm, Values, average, check_gamma, table_for
-from .pairs import pair_means
-from .surrogates import Surrogate
+from .pairs import Surrogate, pair_means
 
 __all__ = ["PartialAUC", "TwoWayPartialAUC"]
 

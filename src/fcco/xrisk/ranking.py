@@ -20,8 +20,7 @@ from ..outer import AbstractOuter, LogMeanExp
 from ..tracker import InnerTracker, Tracked
 from ..tracker.blocks import per_row
 from .base import New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
-from .pairs import Members, pair_means
-from .surrogates import Linear, Surrogate, find_surrogate
+from .pairs import Linear, Members, Surrogate, find_surrogate, pair_means
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 
