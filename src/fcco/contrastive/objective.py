@@ -20,6 +20,9 @@ from .kernel import compute_dtype, log_means_and_slopes
 
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
 
+TEMPERATURES = (0.005, 1.0)
+"""The interval of individual temperatures."""
+
 
 class _Slopes(NamedTuple):
     """What a step of individual temperatures needs of a batch, without gradient."""
@@ -55,13 +58,12 @@ class ContrastiveTerm(AbstractTerm):
     .. math::
         \frac1n\sum_{i=1}^n \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e) + 2\,\text{radius}\bigr].
 
-    The mean over the negatives in a batch estimates g_i without bias for any batch size; a tracker
-    follows log g_i. (A mean that includes pair i itself would be biased: i has weight 1/B in a
-    batch but 1/n in the data set.) The paper's loss is the mean over all j including i. Because
-    (1/n)(1 + (n-1) g) = ((n-1)/n)(g + 1/(n-1)), the default offset e = 1/(n-1) gives this loss, up
-    to the constant 2 tau log((n-1)/n). u is read after its update, as in SogCLR: an entry then has
-    at most 1/gamma times its weight in a full batch. With `read="old"`, as in the paper's Algorithm
-    1, that factor is g_i/u_i, which is large if g_i grew since.
+    The mean over the negatives in a batch estimates g_i without bias for any batch size (with pair
+    i itself it would not: i has weight 1/B in a batch but 1/n in the data set); a tracker follows
+    log g_i. The paper's loss is the mean over all j including i: the default offset e = 1/(n-1)
+    gives it, up to the constant 2 tau log((n-1)/n). u is read after its update, as in SogCLR: an
+    entry then has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the
+    paper's Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since.
 
     With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
     minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
@@ -81,21 +83,18 @@ class ContrastiveTerm(AbstractTerm):
 
     Args:
         num_pairs: n, the number of anchors in the data set.
-        temperature: tau, a number, or a function without arguments that returns it as a tensor
-            with gradient, `lambda: model.log_temperature.exp()`; it is then learned. A learned tau
-            must depend on parameters of the model only, so that it can be computed at w_{t-1} too.
-            The function is called after the forward pass; under FSDP2, where parameters are
-            gathered only during the forward pass, return a tensor that this pass computed.
-            Or `"individual"`, see above; `radius` must be above 0 then.
+        temperature: tau, a number; or `"individual"`, with a `radius` above 0; or, to learn it, a
+            function that returns it with gradient, `lambda: model.log_temperature.exp()`, from
+            parameters of the model alone. It is called after the forward pass; under FSDP2, where
+            parameters are gathered during the pass only, return a tensor that this pass computed.
         gamma: weight of the new means (gamma_1); 1 uses the current batch alone.
         correction: gamma_1' of MSVR; 0 is a moving average and needs no second forward pass.
         offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
             that a pair has in the data set.
-        radius: rho of the robust form, tau (log(g + e) + rho): a learned tau then has a positive
-            optimum instead of falling to 0 (iSogCLR, FastCLIP v3).
+        radius: of the robust form: a learned tau then has a positive optimum instead of falling
+            to 0 (iSogCLR, FastCLIP v3).
         first_temperature: individual tau_i before their first step.
-        temperature_lr: step size of individual tau_i.
-        temperature_bounds: interval of individual tau_i.
+        temperature_lr: step size of individual tau_i, which stay in [0.005, 1].
         scaled: multiply by tau; False is CLIP's form.
         normalize: scale the features to unit length first, in float32.
         chunk: see `log_means`.
@@ -110,8 +109,7 @@ class ContrastiveTerm(AbstractTerm):
         >>> term = fcco.ContrastiveTerm(num_pairs=100, temperature=0.1, gamma=0.8)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
-        >>> loss = objective(lambda: term.inner(image(x), text(t)), index)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> objective(lambda: term.inner(image(x), text(t)), index).backward()
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -134,7 +132,6 @@ class ContrastiveTerm(AbstractTerm):
         radius: float = 0.0,
         first_temperature: float = 0.05,
         temperature_lr: float = 1e-3,
-        temperature_bounds: tuple[float, float] = (0.005, 1.0),
         scaled: bool = True,
         normalize: bool = True,
         chunk: int | None = None,
@@ -146,9 +143,7 @@ class ContrastiveTerm(AbstractTerm):
         if isinstance(temperature, str):
             _checks.one_of(call, "temperature", temperature, ("individual",))
             _checks.positive(call, "temperature_lr", temperature_lr)
-            _checks.positive(call, "temperature_bounds", temperature_bounds[0])
-            low, high = temperature_bounds
-            _checks.in_interval(call, "first_temperature", first_temperature, low, high)
+            _checks.in_interval(call, "first_temperature", first_temperature, *TEMPERATURES)
             if not radius > 0:
                 raise ValueError(
                     f"`{call}(temperature='individual')` needs a `radius` above 0: otherwise every "
@@ -167,18 +162,15 @@ class ContrastiveTerm(AbstractTerm):
         if chunk is not None:
             _checks.integer(call, "chunk", chunk, 1)
         options.setdefault("read", "new")
-        super().__init__(
-            InnerTracker(
-                num_pairs, 2, gamma=gamma, correction=correction, log_space=True, **options
-            )
-        )
+        options |= {"gamma": gamma, "correction": correction, "log_space": True}
+        super().__init__(InnerTracker(num_pairs, 2, **options))
         self._temperature = temperature
         self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
         self.temperatures: BlockParameters | None = None
         if temperature == "individual":
             like = self.tracker.value
             self.temperatures = BlockParameters(
-                num_pairs, 2, bounds=temperature_bounds, dtype=like.dtype, device=like.device
+                num_pairs, 2, bounds=TEMPERATURES, dtype=like.dtype, device=like.device
             )
         self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
@@ -187,9 +179,8 @@ class ContrastiveTerm(AbstractTerm):
     def __getstate__(self) -> dict[str, Any]:
         if callable(self._temperature):
             raise TypeError(
-                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`: "
-                "it refers to the parameters of this model, not to those of the copy. Use "
-                "`state_dict()`, and build the copy with a function of its own."
+                "`ContrastiveTerm` cannot be copied or pickled with a function as `temperature`, "
+                "which refers to the parameters of this model: use `state_dict()`."
             )
         return self.__dict__
 
@@ -336,8 +327,7 @@ class GlobalContrastive(Compositional):
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         >>> objective = fcco.GlobalContrastive(model, optimizer, num_pairs=100, temperature=0.1)
         >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
-        >>> loss = objective(lambda: (model["image"](x), model["text"](t)), index)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> objective(lambda: (model["image"](x), model["text"](t)), index).backward()
     """
 
     def __init__(

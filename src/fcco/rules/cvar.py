@@ -81,7 +81,7 @@ def mean_of_worst(u: Array, ratio: Number, seen: Array | None = None) -> Number:
         worst = np.partition(u, first)[first:]
         total = float(worst.sum(dtype=np.float64))
         return (total - (worst.size - rank) * float(worst[0])) / rank
-    number = u.shape[0] if seen is None else seen.sum()
+    number = u.shape[0] if seen is None else seen.sum(dtype=_widest(u))
     rank = ratio * number
     ordered = (u if seen is None else torch.where(seen, u, -torch.inf)).sort(descending=True).values
     weight = (rank - torch.arange(len(u), dtype=u.dtype, device=u.device)).clip(0, 1)
@@ -156,7 +156,7 @@ def _newton(u: Array, ratio: Number, smoothing: Any, start: float) -> float | No
 
 def _hard(u: Array, ratio: Number, seen: Array | None) -> tuple[Number, Number]:
     """The ceil(r n)-th largest value, and the subgradient there with which weights sum to 1."""
-    number = u.shape[0] if seen is None else seen.sum()
+    number = u.shape[0] if seen is None else seen.sum(dtype=_widest(u))
     # r n in floating point may lie just above the integer that is meant.
     rank = ratio * number - 1e-9
     if isinstance(rank, Tensor):
@@ -176,12 +176,16 @@ def _hard(u: Array, ratio: Number, seen: Array | None) -> tuple[Number, Number]:
     return s, (number - above / ratio) / ties
 
 
+def _widest(u: Tensor) -> torch.dtype:
+    return u.dtype if u.device.type == "mps" else torch.float64
+
+
 def _sorted(u: Tensor, ratio: Number, smoothing: Number, seen: Tensor | None = None) -> Tensor:
     """The root with smoothing, from its 2n sorted breakpoints, in O(n log n)."""
     number, width = u.shape[0], smoothing / ratio
     # Sums of values are subtracted below: start from small ones, in the best precision there is.
     largest = (u if seen is None else torch.where(seen, u, -torch.inf)).max()
-    wide = u.dtype if u.device.type == "mps" else torch.float64
+    wide = _widest(u)
     relative, count = (u - largest).to(wide), number
     if seen is not None:
         # Others go below all breakpoints of those that count, where they add nothing.

@@ -15,9 +15,9 @@
 
 from .base import BinaryRisk
 from .binary import AUC, AveragePrecision, MultiInstanceAUC
+from .pairs import SURROGATES, Surrogate
 from .partial_auc import PartialAUC, TwoWayPartialAUC
 from .ranking import NDCG, ListwiseCrossEntropy
-from .surrogates import SURROGATES, Surrogate
 from .training import warm_start
 
 __all__ = [

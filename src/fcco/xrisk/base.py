@@ -20,29 +20,27 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
-from .pairs import gather_scores
-from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
+from .pairs import LOGIT_MARGIN, GatherScores, Surrogate, find_surrogate
 
-__all__ = ["BinaryRisk", "Label", "New", "RiskTerm", "ScoreRisk", "as_labels", "check_gamma"]
+__all__ = ["BinaryRisk", "Label", "RiskTerm", "ScoreRisk", "Values", "as_labels", "check_gamma"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
 """The ranks, and the number of samples on each."""
 New = Sequence[tuple[BlockParameters, Tensor | None, Tensor]]
 """What a batch changes beside the tracked values: tables, numbers of rows, and the new rows."""
+Values = tuple[Tensor, New]
+"""The inner values of a batch, and what it changes."""
 
 _CALLS, _SCORES = 25, 1000
 """So many calls and scores, all of them in [0, 1], are those of probabilities."""
 
 
 class ScoreRisk(CheckedState):
-    """Base of risks: your function returns scores, from which inner values are made.
+    """Base of risks: your function returns scores; `objective` tracks inner values made from them.
 
     On several ranks these are the values of the global batch: scores are gathered, and every rank
     computes the same values from them.
-
-    Attributes:
-        objective: the `Compositional` that tracks the inner values.
     """
 
     _gathers: ClassVar[bool] = True
@@ -147,7 +145,7 @@ class ScoreRisk(CheckedState):
                 f"{self._batch}, shape {shape}, but they have shape {tuple(scores.shape)}."
             )
         if ranks is not None:
-            scores = gather_scores(scores, *ranks)
+            scores = GatherScores.apply(scores, *ranks)
         # Of several labels those without a pair, or unknown, are in no value that is looked at.
         if len(shape) > 1 and self.learning:
             self._refuse(bool(scores.isnan().any()))
@@ -173,17 +171,8 @@ class ScoreRisk(CheckedState):
             self._refuse(not bool(torch.isfinite(result)))
         return result
 
-    def _tracked_loss(
-        self,
-        loss: Tensor | None,
-        values: Mapping[str, Tensor],
-        index: Mapping[str, Tensor],
-        new: New,
-    ) -> Tensor:
-        """The loss of a batch from its inner values and their blocks, both by term.
-
-        `new` is what else the batch changes, unless it is refused.
-        """
+    def _tracked_loss(self, loss: Any, values: Any, index: Any, new: New) -> Tensor:
+        """The loss of a batch from its inner values and their blocks, both by term."""
         found, blocks = (values[ONLY], index[ONLY]) if ONLY in values else (values, index)
         result = self.objective(lambda: found if loss is None else (loss, found), blocks)
         step = self.objective.open_step
@@ -193,7 +182,7 @@ class ScoreRisk(CheckedState):
         return result
 
     def _look_at(self, scores: Tensor) -> None:
-        """Say once that the scores of the first calls look like probabilities, not logits."""
+        """Say once that the scores of the first calls are probabilities, not logits."""
         if self._seen is None or not self.learning:
             return
         self._seen.append((*scores.detach().aminmax(), scores.numel()))
@@ -210,7 +199,7 @@ class ScoreRisk(CheckedState):
 
 
 class RiskTerm(AbstractTerm):
-    """The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean of all."""
+    """The term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
 
     share: Any = 1.0
 
@@ -326,12 +315,10 @@ class BinaryRisk(ScoreRisk):
         """The term of a label."""
 
     @abc.abstractmethod
-    def values(
-        self, label: Label, scores: Tensor, positives: int, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         """The inner values of a batch, one row for each positive or one in all; and new state.
 
-        `scores` are those of the P positives, then of the negatives; `block` numbers the positives.
+        The scores are those of the positives, so many, and then of the negatives.
         """
 
     def _compare(self, activation: Any, surrogate: Any, margin: float | None) -> Surrogate:
@@ -370,7 +357,7 @@ class BinaryRisk(ScoreRisk):
         for name, (label, column, order, number, block) in pairs.items():
             own = scores[:, column] if self._several else scores
             ordered = own.index_select(0, order)  # one gather, and one scatter backward
-            values[name], found = self.values(label, ordered, number, block)
+            values[name], found = self.values(label, ordered, number)
             blocks[name] = block if self.per_positive else torch.zeros_like(block[:1])
             new += found
         if others:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from .. import _checks
 from ..outer import ClassSeparation, Linear, Ratio
 from ..terms import NestedTerm
-from .base import BinaryRisk, Label, New, RiskTerm, ScoreRisk, as_labels, average, check_gamma
-from .pairs import pair_means
-from .surrogates import Surrogate, find_surrogate
+from .base import BinaryRisk, Label, RiskTerm, ScoreRisk, Values, as_labels, average, check_gamma
+from .pairs import Surrogate, find_surrogate, pair_means
 
 __all__ = ["AUC", "AveragePrecision", "MultiInstanceAUC"]
 
@@ -40,8 +39,6 @@ class AUC(BinaryRisk):
     pairwise form is a plain mean and needs no tracking.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         loss: see above.
         margin: m, of the first two forms and of the surrogate.
@@ -50,12 +47,9 @@ class AUC(BinaryRisk):
         options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = fcco.xrisk.AUC(model, optimizer, labels=y)
-        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = AUC(model, torch.optim.Adam(model.parameters()), y)
+        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -89,9 +83,7 @@ class AUC(BinaryRisk):
         outer = ClassSeparation(self.margin, hinge=self.loss == "margin")
         return RiskTerm(outer, average(model, 1, 4, gamma=self.gamma))
 
-    def values(
-        self, label: Label, scores: Tensor, positives: int, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         sides = scores[:positives], scores[positives:]
         if self.loss == "pairwise":
             return pair_means(self.surrogate, *sides).mean().view(1), ()
@@ -119,8 +111,6 @@ class AveragePrecision(BinaryRisk):
     moves what matters.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set; or several labels (mAP).
         activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
             differences, so that no pair outweighs all others; your scores are logits then.
@@ -134,12 +124,9 @@ class AveragePrecision(BinaryRisk):
         options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = fcco.xrisk.AveragePrecision(model, optimizer, labels=y)
-        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = AveragePrecision(model, torch.optim.Adam(model.parameters()), y)
+        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -170,9 +157,7 @@ class AveragePrecision(BinaryRisk):
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         return RiskTerm(Ratio(), average(model, label.positives, 2, gamma=self.gamma))
 
-    def values(
-        self, label: Label, scores: Tensor, positives: int, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         """The ranks of each positive among the positives and among all, for the training set."""
         means = pair_means(self.surrogate, scores[:positives], scores, split=positives)
         above, below = means.unbind(1)
@@ -199,8 +184,6 @@ class MultiInstanceAUC(ScoreRisk):
     tracked too; f is `fcco.outer.ClassSeparation`. Bags may be larger than a batch.
 
     Args:
-        model: your model, which scores instances.
-        optimizer: your optimizer.
         labels: 0 or 1 for each bag of the training set.
         temperature: tau; small is the maximum over the instances, large their mean.
         margin: m.
@@ -209,12 +192,9 @@ class MultiInstanceAUC(ScoreRisk):
         process_group: see `Compositional`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> risk = fcco.xrisk.MultiInstanceAUC(model, optimizer, labels=[1, 0, 0])
-        >>> x, bag = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
-        >>> risk(lambda: model(x).squeeze(1), bag).backward()
+        >>> model, x = torch.nn.Linear(2, 1), torch.randn(6, 2)
+        >>> risk = MultiInstanceAUC(model, torch.optim.Adam(model.parameters()), labels=[1, 0, 0])
+        >>> risk(lambda: model(x), bag=torch.tensor([0, 0, 1, 1, 2, 2])).backward()
 
     References:
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023

@@ -1,17 +1,26 @@
-"""Means over pairs of scores, row by row, without keeping all pairs in memory."""
+"""Pairs of scores: surrogates of the 0-1 loss of a pair, and means over many pairs.
+
+No more than a million pairs are ever in memory.
+"""
 
 from __future__ import annotations
 
+import abc
+import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .. import _checks
 from .._distributed import Group, gather_rows
-from .surrogates import Surrogate
 
-__all__ = ["Members", "gather_scores", "pair_means"]
+__all__ = [
+    "SURROGATES", "GatherScores", "Members", "PairHinge", "PairSquaredHinge", "Surrogate",
+    "pair_means",
+]  # fmt: skip
 
 _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
@@ -20,18 +29,124 @@ _CHUNK = 1 << 18
 """Pairs that are computed at a time when there are more than these."""
 
 
-class Members(NamedTuple):
-    """Which pairs count when these are not all: those of one list (query), but no item with itself.
+class Surrogate(abc.ABC):
+    """A function l(d) of the difference d of the score that should be lower and the other one."""
 
-    Attributes:
-        own: the position of each anchor among the others, (P,).
-        row: the list of each anchor, (P,).
-        column: the list of each of the others, (M,).
+    monotone = True
+    """Whether l never falls, so that the worst pairs are those with the largest d."""
+
+    @abc.abstractmethod
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        """The values l(d) and the derivatives l'(d), elementwise.
+
+        Two different tensors, which the caller may overwrite; so may be `difference` itself.
+        """
+
+
+@dataclass(frozen=True)
+class _Margin(Surrogate):
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        _checks.positive(type(self).__name__, "margin", self.margin)
+
+
+@dataclass(frozen=True)
+class PairSquaredHinge(_Margin):
+    """[margin + d]_+^2 / margin^2, which is 1 at d = 0.
+
+    Example:
+        >>> PairSquaredHinge(2.0).value_and_slope(torch.tensor([-3.0, 0.0, 2.0]))[0]
+        tensor([0., 1., 4.])
     """
 
-    own: Tensor
-    row: Tensor
-    column: Tensor
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        excess = (difference / self.margin + 1).relu_()
+        return excess * excess, excess * (2 / self.margin)
+
+
+@dataclass(frozen=True)
+class PairHinge(_Margin):
+    """[margin + d]_+ / margin, which is 1 at d = 0; its derivative is 0 at the kink."""
+
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        excess = (difference / self.margin + 1).relu_()
+        return excess, (excess > 0).to(excess) / self.margin
+
+
+@dataclass(frozen=True)
+class Squared(_Margin):
+    """(margin + d)^2 / margin^2, which is 1 at d = 0; it falls below d = -margin."""
+
+    monotone = False
+
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        excess = difference / self.margin + 1
+        return excess * excess, excess * (2 / self.margin)
+
+
+@dataclass(frozen=True)
+class Logistic(_Margin):
+    """log2(1 + exp(d / margin)), which is 1 at d = 0; no overflow for any d."""
+
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        scaled, base = difference / self.margin, math.log(2)
+        return torch.nn.functional.softplus(scaled) / base, scaled.sigmoid() / (base * self.margin)
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Margin):
+    """2 / (1 + exp(-d / margin)), which is 1 at d = 0 and at most 2: outliers count little."""
+
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        share = (difference / self.margin).sigmoid()
+        return 2 * share, share * (1 - share) * (2 / self.margin)
+
+
+@dataclass(frozen=True)
+class Linear(Surrogate):
+    """The difference d itself, for exponentials of it."""
+
+    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        return difference, torch.ones_like(difference)
+
+
+SURROGATES = {
+    "squared_hinge": PairSquaredHinge,
+    "logistic": Logistic,
+    "hinge": PairHinge,
+    "sigmoid": Sigmoid,
+    "squared": Squared,
+}
+"""The surrogates by name."""
+
+LOGIT_MARGIN = 5.0
+"""The margin between logits that a trained classifier has room for."""
+
+
+def find_surrogate(
+    call: str, surrogate: str | Surrogate, margin: float | None, usual: float = 1.0
+) -> Surrogate:
+    """Read `surrogate=...` and `margin=...` of a call; `usual` is the margin unless given."""
+    if isinstance(surrogate, Surrogate):
+        if margin is not None:
+            raise ValueError(
+                f"`{call}(margin=...)` belongs to a surrogate given by name; {surrogate!r} has its "
+                "own."
+            )
+        return surrogate
+    _checks.one_of(call, "surrogate", surrogate, tuple(SURROGATES))
+    if margin is not None:
+        _checks.positive(call, "margin", margin)
+    return SURROGATES[surrogate](usual if margin is None else margin)
+
+
+class Members(NamedTuple):
+    """Pairs of one list (query) alone, and no item with itself."""
+
+    own: Tensor  # the position of each anchor among the others, (P,)
+    row: Tensor  # the list of each anchor, (P,)
+    column: Tensor  # the list of each of the others, (M,)
 
     def weight(self, rows: slice, like: Tensor) -> Tensor:
         """The weights of the pairs of some anchors, (R, M): 1 over the number that counts, or 0."""
@@ -69,9 +184,6 @@ def pair_means(
         log_exp: the second form.
 
     Example:
-        >>> import torch
-        >>> from fcco.xrisk.pairs import pair_means
-        >>> from fcco.xrisk.surrogates import PairSquaredHinge
         >>> positives, negatives = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0])
         >>> pair_means(PairSquaredHinge(), positives, negatives)
         tensor([2., 0.])
@@ -143,19 +255,8 @@ def _chunks(rows: int, columns: int) -> list[slice]:
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
-def gather_scores(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
-    """Concatenate the scores of all ranks, (B,) or (B, T); backward needs no communication.
-
-    Args:
-        scores: of this rank.
-        group: the ranks.
-        sizes: number of samples on each.
-    """
-    return _GatherScores.apply(scores, group, sizes)  # type: ignore[return-value]
-
-
-class _GatherScores(torch.autograd.Function):
-    """The scores of all ranks; only those of this rank carry a gradient."""
+class GatherScores(torch.autograd.Function):
+    """The scores of all ranks, (B,) or (B, T); backward needs no communication."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, group: Group, sizes: list[int]) -> Tensor:

@@ -13,9 +13,8 @@ from .._schedules import Smoothing
 from ..outer import Linear
 from ..terms import CVaRTerm
 from ..tracker import NonFiniteValue, Tracked
-from .base import BinaryRisk, Label, New, RiskTerm, average, check_gamma, table_for
-from .pairs import pair_means
-from .surrogates import Surrogate
+from .base import BinaryRisk, Label, RiskTerm, Values, average, check_gamma, table_for
+from .pairs import Surrogate, pair_means
 
 __all__ = ["PartialAUC", "TwoWayPartialAUC"]
 
@@ -71,8 +70,6 @@ class PartialAUC(BinaryRisk):
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         max_fpr: the largest false positive rate that counts; 1 is AUC.
         activation: `"sigmoid"` compares probabilities instead of the scores themselves.
@@ -81,12 +78,9 @@ class PartialAUC(BinaryRisk):
         options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = fcco.xrisk.PartialAUC(model, optimizer, labels=y, max_fpr=0.5)
-        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = PartialAUC(model, torch.optim.Adam(model.parameters()), y, max_fpr=0.5)
+        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
 
     References:
         D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
@@ -124,9 +118,7 @@ class PartialAUC(BinaryRisk):
         term.cutoff = table_for(term.tracker, 1)
         return term
 
-    def values(
-        self, label: Label, scores: Tensor, positives: int, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         anchors, negatives = scores[:positives], scores[positives:]
         with torch.no_grad():
             cutoff, new = self._cutoff(label, negatives)
@@ -135,7 +127,7 @@ class PartialAUC(BinaryRisk):
         values = pair_means(self.surrogate, anchors, negatives, weight, level=level)
         return values if self.per_positive else values.mean().view(1), new
 
-    def _cutoff(self, label: Label, negatives: Tensor) -> tuple[Tensor, New]:
+    def _cutoff(self, label: Label, negatives: Tensor) -> Values:
         """The cut-off q for a batch, and what is kept of it."""
         if not self.training:
             return upper_quantile(negatives, self.max_fpr, exact=True), ()
@@ -175,13 +167,9 @@ class TwoWayPartialAUC(PartialAUC):
 
     a non-smooth outer function, the case that SONEX was made for: a block is a positive, g_i (see
     `PartialAUC`) is tracked, and f = [. - s]_+ / (1 - min_tpr) is rounded as far as the estimates
-    are off, with the exact s (`fcco.CVaRTerm`).
-
-    Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
+    are off, with the exact s (`fcco.CVaRTerm`). Train with cross-entropy first.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
         max_fpr: the largest false positive rate that counts.
@@ -190,12 +178,10 @@ class TwoWayPartialAUC(PartialAUC):
         options: `activation`, `surrogate`, `margin`, `names`, `process_group`: see `PartialAUC`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = fcco.xrisk.TwoWayPartialAUC(model, optimizer, labels=y, min_tpr=0.5, max_fpr=0.5)
-        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> risk = TwoWayPartialAUC(model, optimizer, y, min_tpr=0.5, max_fpr=0.5)
+        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
 
     References:
         L. Zhou et al., Stochastic primal-dual block coordinate methods for two-way partial AUC

@@ -18,9 +18,8 @@ from ..inputs import ONLY
 from ..outer import AbstractOuter, Discount, LogMeanExp
 from ..rules.arrays import per_row
 from ..tracker import InnerTracker, Tracked
-from .base import New, RiskTerm, ScoreRisk, average, check_gamma, table_for
-from .pairs import Members, pair_means
-from .surrogates import Linear, Surrogate, find_surrogate
+from .base import New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
+from .pairs import Linear, Members, Surrogate, find_surrogate, pair_means
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 
@@ -33,19 +32,11 @@ class RankingTerm(RiskTerm):
     The items of a batch stand for their lists: one of n items of which b are in the batch has the
     weight n / b, and a list without a relevant item in the batch counts as one too. Where lists and
     items are drawn at random this has no bias.
-
-    Args:
-        outer: f.
-        tracker: of g_i, one block per relevant item.
-        weight: c_i, (n,).
-        list_of: number of the list of each item, (n,).
-
-    Attributes:
-        drawn: share of each list that is in the batch, 0 for those that do not count, (Q,).
     """
 
-    weight: Tensor
-    list_of: Tensor
+    weight: Tensor  # c_i, (n,)
+    list_of: Tensor  # number of the list of each item, (n,)
+    drawn: Tensor  # share of each list that is in the batch, 0 for those that do not count, (Q,)
 
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
@@ -90,18 +81,14 @@ class RankingRisk(ScoreRisk):
 
     Call it with a function that returns the scores of a batch of items, and the number of each
     item in the training set, which says its list and relevance. Give whole lists where they are
-    short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
-    a sample of each with at least two items. Lists weigh equally if they are drawn equally often
-    and their items at random, whether a sample holds a relevant one or not. On several ranks an
-    item is compared with those of its list on all ranks. (A subclass sets its settings before it
-    calls this constructor, which asks for weights and the term.)
+    short (`GroupBatchSampler(query, ..., small_groups="all")`), or a sample of each with at least
+    two items. Lists weigh equally if they are drawn equally often and their items at random,
+    whether a sample holds a relevant one or not. On several ranks an item is compared with those of
+    its list on all ranks. (A subclass sets its settings before it calls this constructor.)
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
-        process_group: see `Compositional`.
     """
 
     _noun, _batch = "item", "`index` (all without it)"
@@ -150,15 +137,12 @@ class RankingRisk(ScoreRisk):
         """The term, from c_i and the number of the list of each relevant item."""
 
     @abc.abstractmethod
-    def values(
-        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The inner values of the relevant items of a batch, and new state.
 
         Args:
-            anchors: the scores of these items, (P,).
             scores: of all items, (B,).
-            members: which pairs are of one list.
+            members: which pairs of a relevant item and another are of one list.
             others: how many other items the list of each has in the training set, (P,).
             block: number of each among the relevant items, (P,).
         """
@@ -189,7 +173,7 @@ class RankingRisk(ScoreRisk):
             for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
         )
         members = Members(own=own, row=lists[own], column=lists)
-        values, new = self.values(scores[own], scores, members, others.to(scores), block)
+        values, new = self.values(scores, members, others.to(scores), block)
         return self._tracked_loss(loss, {ONLY: values}, {ONLY: block}, new)
 
 
@@ -220,10 +204,7 @@ class NDCG(RankingRisk):
     when the batch holds the list.
 
     Args:
-        model: your model; for this and the data see `RankingRisk`.
-        optimizer: your optimizer.
-        relevance: grade of each item.
-        query: list of each item.
+        relevance, query: see `RankingRisk`.
         k: None for the whole list, or the length of the top.
         gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
         surrogate: l, a name or a `Surrogate`.
@@ -232,13 +213,10 @@ class NDCG(RankingRisk):
         process_group: see `Compositional`.
 
     Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
-        >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> risk = fcco.xrisk.NDCG(model, optimizer, grade, query, k=2)
-        >>> risk(lambda: model(x).squeeze(1), torch.arange(6)).backward()
+        >>> model, x, query = torch.nn.Linear(2, 1), torch.randn(6, 2), torch.arange(6) // 3
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> risk = NDCG(model, optimizer, relevance=[2, 0, 1, 0, 0, 3], query=query, k=2)
+        >>> risk(lambda: model(x), torch.arange(6)).backward()
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
@@ -283,10 +261,9 @@ class NDCG(RankingRisk):
             term.cutoffs = table_for(tracker, len(term.drawn))
         return term
 
-    def values(
-        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The ranks, and to what degree each item is in the top."""
+        anchors = scores[members.own]
         ranks = 1 + others * pair_means(self.surrogate, anchors, scores, members)
         if self.k is None:
             return ranks, ()
@@ -367,9 +344,7 @@ class ListwiseCrossEntropy(RankingRisk):
         tracker = average(model, len(weight), gamma=self.gamma, log_space=True)
         return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
 
-    def values(
-        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
-    ) -> tuple[Tensor, New]:
+    def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The logarithm of the sum over the other items, estimated for the whole list."""
-        sums = pair_means(Linear(), anchors, scores, members, log_exp=True) + others.log()
-        return sums, ()
+        means = pair_means(Linear(), scores[members.own], scores, members, log_exp=True)
+        return means + others.log(), ()

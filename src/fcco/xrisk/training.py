@@ -29,7 +29,7 @@ def warm_start(
 
     Args:
         model: returns scores (logits), (B,), (B, 1) or (B, T).
-        optimizer: its optimizer.
+        optimizer: of the model.
         loader: yields batches that begin with inputs and labels, `(x, y, ...)`.
         epochs: passes over the loader.
         loss: another loss of scores and labels; unless given, binary cross-entropy over the labels
@@ -72,7 +72,7 @@ def warm_start(
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    if labels.is_floating_point() and bool(labels.isnan().all()):
+    known = ~labels.isnan()
+    if not bool(known.any()):
         return scores.new_zeros(())
-    known = ~labels.isnan() if labels.is_floating_point() else torch.ones_like(labels).bool()
     return binary_cross_entropy_with_logits(scores[known], labels[known].to(scores))
