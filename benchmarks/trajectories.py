@@ -192,7 +192,7 @@ def constraints(method: str, groups: int | None, **settings: Any) -> Case:
     return run
 
 
-NUMBERS = {"penalty": 20.0, "gamma": 0.4}
+NUMBERS: dict[str, Any] = {"penalty": 20.0, "gamma": 0.4}
 for _name, _method, _groups, _settings in (
     ("defaults", "multipliers", 3, {}),
     ("defaults, all", "multipliers", None, {}),

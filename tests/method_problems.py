@@ -38,6 +38,7 @@ class MethodProblem(abc.ABC):
     blocks: int  # sampled per step
     start: np.ndarray
     solution: np.ndarray
+    loss_noise: float = 0.0
 
     def __init__(self, number: int, noise: float, seed: int = 0) -> None:
         self.number, self.generator = number, torch.Generator().manual_seed(seed)
@@ -59,12 +60,15 @@ class MethodProblem(abc.ABC):
         return Point(self.start)
 
     def closure(self, model: Point, blocks: Tensor, samples: Tensor) -> Callable[[], Any]:
-        noise = self.noise[blocks, samples]
+        noise, shift = self.noise[blocks, samples], 0.0
+        if self.loss_noise:
+            draw = torch.randn((), generator=self.generator, dtype=DOUBLE)
+            shift = self.loss_noise * draw.item()
 
         def inner() -> Any:
             values = self.exact(model.w)[blocks] + noise
             loss = self.loss(model.w)
-            return values if loss is None else (loss, values)
+            return values if loss is None else (loss + shift, values)
 
         return inner
 

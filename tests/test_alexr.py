@@ -387,7 +387,7 @@ def test_constrained_form_equals_the_transcription(theta, margin):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     objective = fcco.constrained(
         model, optimizer, 6, "alexr", penalty=2.0, dual_step=0.4, theta=theta,
-        tolerance=limit, margin=margin,
+        tolerance=limit.tolist(), margin=margin,
     )  # fmt: skip
     w, w_prev, y = start.copy(), start.copy(), np.zeros(6)
     rng, same = np.random.default_rng(1), np.random.default_rng(1)

@@ -161,7 +161,7 @@ def made(case: str, model: Point, own: fcco.CoupledTerm | None = None, **more: A
         optimizer = make(model.parameters(), lr=rule.lr, beta=rule.beta, **second)
     names = more.pop("names", M)
     return fcco.constrained(
-        model, optimizer, names, method, objective=own or term(), tolerance=LIMIT, **more
+        model, optimizer, names, method, objective=own or term(), tolerance=LIMIT.tolist(), **more
     )
 
 

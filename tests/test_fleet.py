@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.fleet import Fleet, Member, Unsupported, group_members
+from fcco.methods.switching import PolyakStep
 
 DOUBLE = torch.float64
 MODES = ("eager", "traced")
@@ -556,7 +557,7 @@ def test_hyperparameters_have_short_names() -> None:
     """Of two optimizers, the first has the short ones."""
     model = network().to(DOUBLE)
     steps = torch.optim.SGD(model.parameters(), lr=0.1)
-    polyak = fcco.methods.switching.PolyakStep(model.parameters(), lr=0.5)
+    polyak = PolyakStep(model.parameters(), lr=0.5)
     objective = fcco.constrained(
         model, steps, 4, "ssg", threshold=0.2, constraint_optimizer=polyak,
         tolerance=[1.0, 2.0, 3.0, 4.0],

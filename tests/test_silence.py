@@ -708,7 +708,7 @@ def test_limits_by_name_are_names_and_tolerances(method):
     ):
         model = Point([1.0, 2.0])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = LIMITED[method] | more
+        settings: dict[str, Any] = LIMITED[method] | more
         objective: Any = constrained(model, optimizer, constraints, method, **settings)
         for _ in range(4):
             named = lambda m=model: {"women": m.w[0], "men": m.w[1]}  # noqa: E731

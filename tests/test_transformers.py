@@ -271,7 +271,7 @@ def mixed() -> list[dict[str, Any]]:
 
 def limited(method: str) -> Callable[[Any, Any], fcco.ConstrainedObjective]:
     settings = {"sonex": {"smoothing": 0.2}, "alexr2": {"smoothing": 0.2, "nu": 0.5, "eta": 0.1}}
-    more = settings[method] | ({"inner_steps": 3} if method == "alexr2" else {})
+    more: dict[str, Any] = settings[method] | ({"inner_steps": 3} if method == "alexr2" else {})
     return lambda model, optimizer: fcco.constrained(
         model, optimizer, NAMES, method, penalty=4.0, gamma=0.3, tolerance=0.3, **more
     )

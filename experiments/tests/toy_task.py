@@ -74,8 +74,9 @@ class ToyTraining(Training):
         else:
             kept = kept if method.update == "momentum" else 0.0
             optimizer = torch.optim.SGD(parameters, lr=lr, momentum=kept, dampening=kept)
+        settings: dict[str, Any] = dict(method.settings)
         self.objective: Any = fcco.constrained(
-            self.model, optimizer, 1, method.method, tolerance=FINAL, **method.settings
+            self.model, optimizer, 1, method.method, tolerance=FINAL, **settings
         )
         self.generator = torch.Generator().manual_seed(seed)
 

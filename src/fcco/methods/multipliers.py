@@ -23,7 +23,9 @@ class Multipliers(Tracked):
 
     A smoothed hinge whose limit is shifted by nu_i, so that no violation is left when nu_i has
     found the multiplier. The gains k_i, k'_i and a margin come from the noise of the loss and of
-    the values; `fcco.terms.MultiplierTerm` has them all. The function must return the loss too.
+    the values; `fcco.terms.MultiplierTerm` has them all. The function must return the loss too, of
+    a batch like the values: beside a loss without noise, noisy values have no unit, and the
+    multipliers hardly move.
 
     Args:
         gamma: weight of the new value in u_i; the gains were chosen with 0.2.

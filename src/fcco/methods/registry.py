@@ -11,7 +11,7 @@ from .alexr import Alexr
 from .alexr2 import Alexr2
 from .lagrangian import Icppac, Oss
 from .multipliers import Multipliers
-from .ooa import Ooa
+from .online import Ooa
 from .recursive import RecursiveHinge
 from .settings import Settings, Tracked
 from .sonex import Sonex
