@@ -42,7 +42,9 @@ class Regression(nn.Module):
 
     def limited(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and means of the output over parts of the batch."""
-        parts = torch.stack([self(x).view(len(LIMITS), -1).mean(1), y.view(len(LIMITS), -1).mean(1)])
+        parts = torch.stack(
+            [self(x).view(len(LIMITS), -1).mean(1), y.view(len(LIMITS), -1).mean(1)]
+        )
         return self.losses(x, y).mean(), (parts[0] + 0.1 * parts[1])
 
 
@@ -67,7 +69,7 @@ def steps(kind: str, number: int = STEPS) -> list[Step]:
             found.append(found[-1])
             continue
         if kind == "outlier" and k == 30:
-            y[0] += 1e4
+            y[0] += 100
         parts = ((x, y, group),)
         if kind == "accumulated":
             parts = ((x[::2], y[::2], group[::2]), (x[1::2], y[1::2], group[1::2]))
@@ -236,4 +238,4 @@ def test_on_a_gpu_the_host_waits_for_nothing(build, kind, monkeypatch):
     print(f"{build.__name__}, {kind}: {extra} operations beside the plain loss")
     print(dict((ours.count - plain.count).most_common(12)))
     assert not ours.waits, "\n".join(ours.waits)
-    assert extra < 400
+    assert extra < 500
