@@ -255,7 +255,7 @@ def test_a_bad_value_of_one_term_leaves_both_tables(case, bad):
         values[bad] = values[bad] * torch.nan
         return values
 
-    with pytest.raises(ValueError, match=r"NaN .*; nothing was updated"):
+    with pytest.raises(ValueError, match=f"`{bad}` are NaN .*; nothing was updated"):
         objective(spoiled, index)
     for name, buffer in objective.named_buffers():
         torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, msg=name)

@@ -128,9 +128,7 @@ def test_deferred_checks_never_wait_for_the_gpu_and_still_raise(offload):
     torch.manual_seed(0)
     model = network().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    objective = fcco.sonex(
-        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, on_nonfinite="deferred", offload=offload
-    )
+    objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.5, offload=offload)
     group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
 
     def step(scale: torch.Tensor) -> None:
@@ -150,6 +148,7 @@ def test_deferred_checks_never_wait_for_the_gpu_and_still_raise(offload):
         torch.cuda.set_sync_debug_mode("default")
     kept = objective.term.tracker.value.clone()
     objective(lambda: float("nan") * model(x).squeeze(1), group)
+    objective.close()
     torch.cuda.synchronize()
     assert torch.equal(objective.term.tracker.value, kept)
     with pytest.raises(ValueError, match="in an earlier step"):
@@ -163,7 +162,7 @@ def offloaded(
     model = network(dropout).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     objective = fcco.sonex(
-        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, gamma=0.3, on_nonfinite="deferred",
+        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, gamma=0.3,
         offload=offload,
     )  # fmt: skip
     group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")

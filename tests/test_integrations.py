@@ -569,6 +569,7 @@ def test_log_values_of_constraints(number):
     values = torch.linspace(0.0, 1.0, number)
     assert shared.report_of(objective) is None, "nothing seen yet"
     objective(lambda: (model.weight.sum(), values + 0 * model.weight.sum()))
+    objective.close()
     logged = shared.log_values(shared.report_of(objective))
     assert logged["worst_violation"] == pytest.approx(0.5)
     assert logged["constraints_met"] == int((values <= 0.5).sum())

@@ -230,7 +230,7 @@ def measured(build: Callable[..., Any], kind: str) -> tuple[Operations, Operatio
 
 
 @pytest.mark.parametrize("kind", ["sampled", "whole"])
-@pytest.mark.parametrize("build", [cvar, hard, online, limits])
+@pytest.mark.parametrize("build", [cvar, paper, hard, online, limits])
 def test_on_a_gpu_the_host_waits_for_nothing(build, kind, monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
     ours, plain = measured(build, kind)

@@ -176,6 +176,20 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     torch.testing.assert_close(torch.stack(list(pooled)), estimate.pooled, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("settings", [
+    {"gamma": 0.3, "correction": 0.6}, {"gamma": 0.2, "correction": "auto"},
+    {"gamma": 0.3, "refresh_every": 7}, {"gamma": 0.5, "correction": "theory", "read": "old"},
+])  # fmt: skip
+def test_a_tracker_that_measures_tracks_the_same(settings):
+    """As long as no value is far off."""
+    plain, measured = (tracker(5, measure=measure, **settings) for measure in (False, True))
+    for (index, values), (_, moved) in zip(draws(0, 60, 5, 3), draws(1, 60, 5, 3), strict=True):
+        past = values - 0.1 * moved
+        found = [each(values, index, past) for each in (plain, measured)]
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(measured.value, plain.value, rtol=0, atol=1e-12)
+
+
 # What counts as a visit.
 
 
@@ -413,7 +427,7 @@ def test_on_a_gpu_it_is_the_same_and_nobody_waits(read):
         torch.manual_seed(0)
         model = nn.Linear(2, 1).to(device, DOUBLE)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        dro = fcco.CVaRGroupDRO(model, optimizer, 20, 0.2, read=read, on_nonfinite="deferred")
+        dro = fcco.CVaRGroupDRO(model, optimizer, 20, 0.2, read=read)
         draw = torch.Generator().manual_seed(0)
         batches = [Groups().batch(draw, 5, 8) for _ in range(60)]
         inputs = [(x.to(device), y.to(device), group) for x, y, group in batches]

@@ -25,7 +25,7 @@ import fcco
 from fcco import xrisk
 from fcco.groups import PositiveBatchSampler
 from fcco.terms import BlockParameters, NestedTerm
-from fcco.tracker import NonFiniteValue
+from fcco.tracker import NonFiniteValue, OpenStep
 from fcco.xrisk import pairs
 from fcco.xrisk.pairs import Members, pair_means
 
@@ -338,6 +338,7 @@ def test_full_batch_is_the_objective_itself(name):
     loss = run.call(np.arange(SIZE))
     expected = brute(name, run.scores(torch.tensor(X)), 0.4)
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    run.risk.close()
     torch.testing.assert_close(run.risk.value(), expected.detach(), rtol=1e-10, atol=0)
     gradient, exact = run.gradient(loss), run.gradient(expected)
     assert exact.norm() > 1e-3
@@ -992,32 +993,40 @@ def test_positive_batch_sampler():
 
 
 def test_block_parameters():
-    """Rows are NaN until set; proposals of a step are averaged at its end, or forgotten."""
+    """Rows are NaN until set; proposals of a step are averaged at its end, however often."""
     table, one = BlockParameters(4, bounds=(-1.0, 2.0), dtype=torch.float64), torch.tensor([1])
     assert table.value.isnan().all()
     first = torch.tensor([5.0, 6.0])
     assert table.read(torch.tensor([1, 3]), first).tolist() == [5.0, 6.0]
-    table.propose(torch.tensor([1, 3, 1]), torch.tensor([1.0, 7.0, 0.5]))
-    table.propose(one, torch.tensor([0.0]))
+
+    def made(step: OpenStep) -> None:
+        for function, arguments in step.writes.values():
+            function(*arguments)
+
+    step = OpenStep()
+    table.propose(step, torch.tensor([1, 3, 1]), torch.tensor([1.0, 7.0, 0.5]))
+    step = OpenStep(step)
+    table.propose(step, one, torch.tensor([0.0]))
     assert table.value.isnan().all(), "nothing is final before the step ends"
-    table.close()
+    made(step)
     torch.testing.assert_close(table.value[[1, 3]], torch.tensor([0.5, 2.0], dtype=torch.float64))
     assert table.value[[0, 2]].isnan().all()
-    table.propose(one, torch.tensor([9.0]))
-    table.rollback()
-    table.close()
+    made(step)
     assert table.read(torch.tensor([1, 2]), first).tolist() == [0.5, 6.0]
     other = BlockParameters(4, dtype=torch.float64)
     other.load_state_dict(table.state_dict())
     assert same({"": other.value}, {"": table.value})
-    table.propose(None, torch.arange(4.0))
-    table.propose(one, torch.tensor([0.0]))
-    table.close()
+    step = OpenStep()
+    table.propose(step, None, torch.arange(4.0))
+    table.propose(step, one, torch.tensor([0.0]))
+    made(step)
     assert table.value.tolist() == [0.0, 0.5, 2.0, 2.0]
     assert table.half().value.dtype == torch.float64
     vectors = BlockParameters(2, dim=3)
-    vectors.propose(torch.tensor([1, 1]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
-    vectors.close()
+    step = OpenStep()
+    rows = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    vectors.propose(step, torch.tensor([1, 1]), rows)
+    made(step)
     assert vectors.value[1].tolist() == [2.0, 2.0, 2.0] and vectors.value[0].isnan().all()
     with pytest.raises(ValueError, match="bounds"):
         BlockParameters(2, bounds=(1.0, 0.0))

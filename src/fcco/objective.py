@@ -193,8 +193,9 @@ class Compositional(CheckedState):
             type(self).__name__, model, self._optimizers, self.previous is not None
         )
         self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
-        for term in named.values():
+        for name, term in named.items():
             term.tracker.names = term.names
+            term.tracker.of = "" if name == ONLY else f" of `{name}`"
         self._watchers = [name for name, term in named.items() if term.watches_objective]
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()

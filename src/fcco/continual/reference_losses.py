@@ -57,6 +57,7 @@ class ReferenceLosses(KeepsPrecision):
         >>> loss = objective(
         ...     lambda: (cross_entropy(model(new_x), new_label), losses(rows) - reference(rows)),
         ...     label[rows])
+        >>> loss.backward(); optimizer.step()
         >>> objective.violation()
         tensor([0., 0., 0.])
 

@@ -110,7 +110,9 @@ def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=2, ratio=0.5)
-        >>> loss = dro(lambda: 0 * model(torch.ones(2, 2)).squeeze(1) + 1.0, [0, 1])
+        >>> dro(lambda: 0 * model(torch.ones(2, 2)).squeeze(1) + 1.0, [0, 1]).backward()
+        >>> optimizer.step()
+        >>> loss.backward(); optimizer.step()
         >>> log_values(dro.report())["worst_group_loss"]
         1.0
     """

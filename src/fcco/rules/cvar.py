@@ -73,7 +73,7 @@ def mean_of_worst(u: Array, ratio: Number, seen: Array | None = None) -> Number:
     Example:
         >>> import numpy as np
         >>> mean_of_worst(np.array([1.0, 4.0, 2.0, 3.0, 0.0]), ratio=0.5)
-        3.4
+        3.2
     """
     if not isinstance(u, Tensor):
         rank = ratio * u.size
@@ -111,7 +111,7 @@ def threshold(
     Example:
         >>> import torch
         >>> threshold(torch.tensor([1.0, 4.0, 2.0, 3.0]), 0.5, 0.0)
-        (tensor(3.), tensor(1.))
+        (tensor(3.), tensor(2.))
         >>> threshold(torch.tensor([0.0, 1.0]), 0.5, smoothing=torch.tensor(0.5))[0]
         tensor(0.)
     """

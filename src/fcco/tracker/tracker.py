@@ -143,6 +143,7 @@ class InnerTracker(KeepsPrecision):
     seen: Tensor
     offset: Tensor | None
     names: tuple[str, ...] | None = None  # of the blocks, for errors
+    of: str = ""  # the term among several, for errors
 
     def __init__(
         self,
@@ -564,9 +565,9 @@ class InnerTracker(KeepsPrecision):
         bad = batch.index[~good].tolist()[:10]
         place = ", ".join(f"`{self.names[k]}`" for k in bad) if self.names else f"blocks {bad}"
         raise NonFiniteValue(
-            "The values are NaN or infinite, or so large that their average overflows, for "
-            f"{place}; nothing was updated. A mean over no samples is NaN: leave out what a batch "
-            "has none of. `on_nonfinite='skip'` drops such values."
+            f"The values{self.of} are NaN or infinite, or so large that their average overflows, "
+            f"for {place}; nothing was updated. A mean over no samples is NaN: leave out what a "
+            "batch has none of. `on_nonfinite='skip'` drops such values."
         )
 
     def _comes_again(self, entries: Entries, means: Array) -> Any:
