@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fcco.optim import proximal_step
 from fcco.outer import AbstractOuter, CVaR, CVaRHinge, SquaredHinge
-from fcco.terms.group_weights import mirror_ascent
+from fcco.rules.group_weights import mirror_ascent
 from fcco.tracker import track
 
 from .engine import Runs
