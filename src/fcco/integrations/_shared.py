@@ -112,7 +112,6 @@ def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
         >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=2, ratio=0.5)
         >>> dro(lambda: 0 * model(torch.ones(2, 2)).squeeze(1) + 1.0, [0, 1]).backward()
         >>> optimizer.step()
-        >>> loss.backward(); optimizer.step()
         >>> log_values(dro.report())["worst_group_loss"]
         1.0
     """
