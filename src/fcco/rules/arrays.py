@@ -8,7 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Number", "Views", "concatenate", "finite", "per_row", "tensor", "view", "where"]
+__all__ = [
+    "Array",
+    "Number",
+    "Numbers",
+    "Tensors",
+    "Views",
+    "concatenate",
+    "finite",
+    "per_row",
+    "tensor",
+    "view",
+    "where",
+]
 
 Array = Any
 """A NumPy array or a tensor."""
@@ -47,6 +59,21 @@ def finite(array: Array) -> Array:
 def per_row(vector: Array, like: Array) -> Array:
     """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
     return vector if like.ndim == 1 else vector[:, None]
+
+
+class Numbers:
+    """Operations on Python's numbers; `Tensors` has the same for 0-dimensional tensors."""
+
+    larger, smaller, number = max, min, float
+
+    @staticmethod
+    def choose(condition: Number, yes: Number, no: Number) -> Number:
+        return yes if condition else no
+
+
+class Tensors:
+    larger, smaller = torch.clamp_min, torch.clamp_max
+    choose, number = torch.where, torch.as_tensor
 
 
 class Views:

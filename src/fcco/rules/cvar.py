@@ -124,9 +124,7 @@ def threshold(
     return _sorted(u, ratio, smoothing, seen), 0.0 * u.sum()
 
 
-def _newton(
-    u: np.ndarray[Any, Any], ratio: float, smoothing: float, start: float
-) -> float | None:
+def _newton(u: np.ndarray[Any, Any], ratio: float, smoothing: float, start: float) -> float | None:
     """Newton's method from the last s, None where it fails.
 
     A step that stays in its linear piece is exact, the usual case during training, and costs O(n)

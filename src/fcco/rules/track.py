@@ -222,9 +222,7 @@ def correction_weight(
 # The error of u.
 
 
-def noise_and_drift(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
 
     Close to gamma = 1, where V is D in any case, q is 0.
@@ -242,9 +240,7 @@ def noise_and_drift(
     return (difference - drift) / 2, drift
 
 
-def standard_errors(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     """The standard errors of u after a visit, by noise and by lag, from D and V."""
     noise, drift = noise_and_drift(difference, innovation, gamma)
     by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
@@ -347,6 +343,7 @@ class Statistics(NamedTuple):
             or abs(innovation).max(initial=0.0) <= (FAR * pooled.innovation) ** 0.5
         ):
             return fresh, fresh
+        where: Any = torch.where if isinstance(fresh, Tensor) else np.where
         scale = self.innovation.clip(pooled.innovation) ** 0.5
         limit = (FAR**0.5 * scale).clip(self.largest**0.5).clip(_second_largest(abs(innovation)))
         # A first value is what it is; so is one after another that was as far.
@@ -378,6 +375,7 @@ class Statistics(NamedTuple):
             or pooled.steps < 3
             or not (moved + missed).max(initial=0.0) <= CLIP * pooled.innovation
         ):
+            where: Any = torch.where if isinstance(fresh, Tensor) else np.where
             beyond = missed > CLIP * pooled.innovation
             clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2

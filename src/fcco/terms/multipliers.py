@@ -138,14 +138,11 @@ class MultiplierTerm(AbstractTerm):
         return known
 
     def _targets(self) -> Targets:
-        low, high, number = self.limits.low, self.limits.tolerance, self.limits.number
-        if low is None:
-            return Targets(view(high.expand(number)), self.limits.margin)
-        above, below = high.isfinite(), low.isfinite()
-        width = torch.where(above & below, high - low, 0)
-        most = torch.where(above & below, width / 2, rules.HUGE)
-        sides = torch.stack([width, above.to(low), below.to(low), most])
-        return Targets(view(torch.where(above, high, low)), self.limits.margin, view(sides))
+        limits = self.limits
+        limit, margin, sides = rules.targets(
+            limits.tolerance.expand(limits.number), limits.low, limits.margin
+        )
+        return Targets(view(limit), margin, None if sides is None else view(sides))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._views.found.clear()
@@ -201,9 +198,7 @@ class MultiplierTerm(AbstractTerm):
             scales = scales._replace(sampling=number / index.shape[0] if on_host else sampling)
             shown = Constraints(fresh, update.rows.u, after, known, visit.statistics, visit.pooled)
             at = slice(None) if index.shape[0] == number else index
-            rows, scales = rules.step(
-                *self._of(at), shown, scales, self._share, self.tracker.steps
-            )
+            rows, scales = rules.step(*self._of(at), shown, scales, self._share, self.tracker.steps)
             for part, new in zip(self.views["rows"], rows, strict=True):
                 part[at] = new
         table = self.views["scales"]
