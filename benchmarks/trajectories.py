@@ -194,8 +194,8 @@ def constraints(method: str, groups: int | None, **settings: Any) -> Case:
 
 NUMBERS = {"penalty": 20.0, "gamma": 0.4}
 for _name, _method, _groups, _settings in (
-    ("defaults", "sonex", 3, {}),
-    ("defaults, all", "sonex", None, {}),
+    ("defaults", "multipliers", 3, {}),
+    ("defaults, all", "multipliers", None, {}),
     ("sonex", "sonex", 3, {**NUMBERS, "smoothing": 0.05, "correction": "auto"}),
     ("sonex, new", "sonex", 3, {**NUMBERS, "smoothing": 0.05, "read": "new", "correction": 0.1}),
     ("sonex, margin", "sonex", 3, {**NUMBERS, "smoothing": 0.05, "margin": 0.02}),
@@ -346,12 +346,7 @@ for _name, _make in {
     "auc": lambda m: xrisk.AUC(m, adam(m), LABEL),
     "ap": lambda m: xrisk.AveragePrecision(m, adam(m), LABEL),
     "partial": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3),
-    "partial, kl": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3, form="kl"),
-    "partial, own": lambda m: xrisk.PartialAUC(m, adam(m), LABEL, max_fpr=0.3, threshold="own"),
     "two-way": lambda m: xrisk.TwoWayPartialAUC(m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3),
-    "two-way, kl": lambda m: xrisk.TwoWayPartialAUC(
-        m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3, form="kl"
-    ),
     "two-way, sigmoid": lambda m: xrisk.TwoWayPartialAUC(
         m, adam(m), LABEL, min_tpr=0.5, max_fpr=0.3, activation="sigmoid"
     ),
@@ -460,8 +455,8 @@ def on_rank(rank: int, folder: str) -> None:
             settings = {"smoothing": 0.1, "gamma": 0.3, "correction": "auto", "read": "old"}
             objective = _cvar(**(settings if how == "sonex" else {}))(ddp)
         else:
-            settings = {**NUMBERS, "smoothing": 0.05} if how == "sonex" else {}
-            objective = fcco.constrained(ddp, sgd(ddp), LIMITS, "sonex", **settings)
+            settings = {**NUMBERS, "smoothing": 0.05, "method": "sonex"} if how == "sonex" else {}
+            objective = fcco.constrained(ddp, sgd(ddp), LIMITS, **settings)
 
         def call(rows: Tensor, kind: str = kind, ddp: nn.Module = ddp, o: Any = objective) -> Any:
             rows = rows[rank::2]

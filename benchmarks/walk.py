@@ -10,10 +10,11 @@ dataclass's `__init__`), and not comprehensions. A generator counts once, howeve
 | walk | what runs |
 |---|---|
 | `sonex_step` | a warm step of `CVaRGroupDRO`: the call, backward, optimizer step, zero_grad |
-| `constrained_step` | the same for `constrained(..., "sonex")` |
+| `constrained_step` | the same for `constrained(...)` without settings, after its warm-up |
+| `xrisk_step` | the same for `xrisk.AveragePrecision` |
 | `alexr2_round` | a warm round of `constrained(..., "alexr2")`: three inner steps |
 | `fleet_step` | an eager step of a fleet of three constrained SONEX members |
-| `build_constrained` | `constrained(..., "sonex")` itself |
+| `build_constrained` | `constrained(...)` of four named limits itself |
 
 Keys of each walk in the JSON: `calls`; `files`, the distinct files among them; `switches`, how
 often a call lies in another file than the call before; `depth`, the deepest nesting of calls.
@@ -41,6 +42,8 @@ import fcco
 
 SOURCE = Path(fcco.__file__).parent
 BLOCKS, INNER_STEPS, MEMBERS, WARM_UP = 4, 3, 3, 4
+MEASURED = 15  # steps after which the default for limits acts; the first ten only measure
+LIMITS = {"a": 0.5, "b": 0.4, "c": 0.5, "d": 0.4}
 CONSTRAINED: dict[str, Any] = {"penalty": 4.0, "smoothing": 0.1, "tolerance": 0.5}
 
 
@@ -124,15 +127,15 @@ def training_step(objective: Any, inner: Callable[[Tensor], Any]) -> Callable[[]
     return step
 
 
-def constrained_training(method: str, **settings: Any) -> Callable[[], None]:
+def constrained_training(limits: Any = LIMITS, **settings: Any) -> Callable[[], None]:
     model, optimizer = problem()
-    objective = fcco.constrained(model, optimizer, BLOCKS, method, **CONSTRAINED, **settings)
+    objective = fcco.constrained(model, optimizer, limits, **settings)
     return training_step(objective, lambda x: (losses(model, x),) * 2)
 
 
-def warm(step: Callable[[], Any]) -> Callable[[], Any]:
+def warm(step: Callable[[], Any], steps: int = WARM_UP) -> Callable[[], Any]:
     """`step` after a few of them: first visits and imports are over."""
-    for _ in range(WARM_UP):
+    for _ in range(steps):
         step()
     return step
 
@@ -144,11 +147,26 @@ def sonex_step() -> list[Call]:
 
 
 def constrained_step() -> list[Call]:
-    return record(warm(constrained_training("sonex")))
+    return record(warm(constrained_training(), MEASURED))
+
+
+def xrisk_step() -> list[Call]:
+    model, optimizer = problem()
+    x, index = torch.randn(8, 5), torch.arange(8)
+    labels = index % 2
+    risk = fcco.xrisk.AveragePrecision(model, optimizer, labels)
+
+    def step() -> None:
+        risk(lambda: model(x).squeeze(1), labels, index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return record(warm(step))
 
 
 def alexr2_round() -> list[Call]:
-    step = constrained_training("alexr2", nu=0.5, eta=0.1, inner_steps=INNER_STEPS)
+    settings: dict[str, Any] = {"nu": 0.5, "eta": 0.1, "inner_steps": INNER_STEPS, **CONSTRAINED}
+    step = constrained_training(BLOCKS, method="alexr2", **settings)
     return record(warm(lambda: [step() for _ in range(INNER_STEPS)]))
 
 
@@ -170,12 +188,19 @@ def fleet_step() -> list[Call]:
 
 def build_constrained() -> list[Call]:
     problems = iter([problem() for _ in range(WARM_UP + 1)])
-    return record(warm(lambda: fcco.constrained(*next(problems), BLOCKS, "sonex", **CONSTRAINED)))
+    return record(warm(lambda: fcco.constrained(*next(problems), LIMITS)))
 
 
 WALKS: dict[str, Callable[[], list[Call]]] = {
     walk.__name__: walk
-    for walk in (sonex_step, constrained_step, alexr2_round, fleet_step, build_constrained)
+    for walk in (
+        sonex_step,
+        constrained_step,
+        xrisk_step,
+        alexr2_round,
+        fleet_step,
+        build_constrained,
+    )
 }
 
 

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import fcco
-from fcco import xrisk
-from fcco.constraints import ConstantConEx
 from fcco.fleet import Fleet, Member
-from fcco.methods import alexr, hinge_penalty, icppac, ooa, oss, squared_hinge_penalty, ssg
-from fcco.optim import PolyakStep
+from fcco.methods import alexr, ooa
+from fcco.methods.switching import PolyakStep
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -65,10 +63,6 @@ class Batches:
 
 def output(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return model(batch["x"]).squeeze(-1)
-
-
-def output_and_loss(model: nn.Module, batch: dict[str, Tensor]) -> Any:
-    return loss_of(model, batch), output(model, batch).unsqueeze(1)
 
 
 def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -190,42 +184,6 @@ class Case:
         return found
 
 
-SAMPLES, IN_BATCH = 30, 5
-
-
-def labels(run: int) -> Tensor:
-    """Nine positives among the training samples, others in each run."""
-    return ((torch.arange(SAMPLES) * 7 + run) % 10 < 3).long()
-
-
-@dataclass(frozen=True)
-class RiskCase(Case):
-    """A risk over pairs: `block` is the number of each sample; five of a batch are positives."""
-
-    @functools.cached_property
-    def batches(self) -> list[tuple[Batches, Batches]]:
-        found = []
-        for run in range(RUNS):
-            batches, y = Batches.of(7 + run, False), labels(run)
-            draw = torch.Generator().manual_seed(run)
-            rows = []
-            for _ in range(STEPS):
-                order = torch.randperm(SAMPLES, generator=draw)
-                positive, negative = order[y[order] == 1], order[y[order] == 0]
-                ids = torch.cat([positive[:IN_BATCH], negative[: ROWS - IN_BATCH]])
-                rows.append(ids[torch.randperm(ROWS, generator=draw)])
-            rows[3][rows[3] == rows[3][y[rows[3]] == 1][0]] = rows[3][y[rows[3]] == 1][1]  # twice
-            found.append((Batches(batches.x, batches.y, torch.stack(rows)),) * 2)
-        return found
-
-    def step_alone(self, member: Member, run: int, step: int) -> None:
-        batch = self.batches[run][0].at(step)
-        index, call = batch["block"], lambda: self.inner(member.model, batch)
-        member.objective(call, labels(run)[index], index).backward()
-        member.optimizer.step()
-        member.optimizer.zero_grad()
-
-
 def parameters(member: Member) -> list[Tensor]:
     return list(member.model.parameters())
 
@@ -243,7 +201,6 @@ ERROR = tuple(
     (f"error.{name}", lambda o, name=name: o.term.tracker.estimate.get_buffer(name))
     for name in ("latest", "difference", "innovation", "visits", "pooled")
 )
-THRESHOLD_OF_TERM = (*TRACKED, ("threshold", lambda o: o.term.threshold))
 THRESHOLD = (*TRACKED, ("threshold", lambda objective: objective.threshold))
 
 
@@ -289,8 +246,8 @@ def sonex(update: Any, **options: Any) -> Any:
 def penalized(update: Any, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
-            model, optimizer, NAMES, penalty=2.0 + run, gamma=0.3 + 0.2 * run, margin=0.01 * run,
-            smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
+            model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
+            margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
             tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
         )  # fmt: skip
 
@@ -301,18 +258,20 @@ def two_sided(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         outer = fcco.TwoSidedHinge(0.02 * run, 2.0 + run)
         return fcco.constrained(
-            model, optimizer, BLOCKS, outer=outer, smoothing=0.1, gamma=0.5, correction="auto"
-        )
+            model, optimizer, BLOCKS, "sonex", outer=outer, smoothing=0.1, gamma=0.5,
+            correction="auto",
+        )  # fmt: skip
 
     return _objective(build, update)
 
 
 def log_space(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.sonex(
-            model, optimizer, fcco.outer.LogMeanExp(0.3 + 0.2 * run), BLOCKS, smoothing=0.0,
-            gamma=0.3 + 0.2 * run, correction=0.2, log_space=True,
-        )  # fmt: skip
+        tracker = fcco.InnerTracker(
+            BLOCKS, gamma=0.3 + 0.2 * run, correction=0.2, log_space=True, dtype=DOUBLE
+        )
+        term = fcco.CoupledTerm(fcco.outer.LogMeanExp(0.3 + 0.2 * run), tracker)
+        return fcco.Compositional(model, optimizer, term)
 
     return _objective(build, update)
 
@@ -351,43 +310,43 @@ def alexr_v1(model: nn.Module, run: int) -> Made:
 
 def ramped(model: nn.Module, run: int) -> Made:
     optimizer = adam(model, run)
-    return optimizer, squared_hinge_penalty(
-        model, optimizer, NAMES, penalty=5.0 + run, gamma=0.3 + 0.2 * run, ramp_steps=10 * run,
-        tolerance=0.05 * run, margin=0.01,
+    return optimizer, fcco.constrained(
+        model, optimizer, NAMES, "squared-hinge", penalty=5.0 + run, gamma=0.3 + 0.2 * run,
+        ramp_steps=10 * run, tolerance=0.05 * run, margin=0.01,
     )  # fmt: skip
 
 
 def yang(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.01 + 0.01 * run)
-    return optimizer, hinge_penalty(
-        model, optimizer, BLOCKS, penalty=1.0 + run, gamma=0.8 - 0.2 * run,
-        correction=0.1 * (run + 1), margin=0.02 * (run + 1), average=50,
+    return optimizer, fcco.constrained(
+        model, optimizer, BLOCKS, "hinge", penalty=1.0 + run, gamma=0.8 - 0.2 * run,
+        correction=0.1 * (run + 1), margin=0.02 * (run + 1),
     )  # fmt: skip
 
 
 def lagrangian(update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5)) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return icppac(
-            model, optimizer, BLOCKS, proximal=0.3 + 0.4 * run, inner_steps=lengths[run],
-            schedule=schedules(run), tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
-            margin=0.01 * run,
+        return fcco.constrained(
+            model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
+            inner_steps=lengths[run], margin=0.01 * run, **schedules(run),
+            tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
         )  # fmt: skip
 
     return _objective(build, update)
 
 
-def constant(run: int) -> ConstantConEx:
-    return ConstantConEx(tau=2.0 + 3 * run, theta=0.2 * run)
+def constant(run: int) -> dict[str, Any]:
+    return {"tau": 2.0 + 3 * run, "theta": 0.2 * run}
 
 
-def cold(run: int) -> ConstantConEx:
-    return ConstantConEx(tau=1.0 + run, theta=0.5, warm_start=False)
+def cold(run: int) -> dict[str, Any]:
+    return {"tau": 1.0 + run, "theta": 0.5, "warm_start": False}
 
 
 def queue(lengths: tuple[int, ...]) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return oss(
-            model, optimizer, BLOCKS, proximal=0.5 + run, inner_steps=lengths[run],
+        return fcco.constrained(
+            model, optimizer, BLOCKS, "oss", proximal=0.5 + run, inner_steps=lengths[run],
             tolerance=0.02 * run, margin=0.01,
         )  # fmt: skip
 
@@ -410,8 +369,8 @@ def switching(kind: str) -> Any:
             update = adam(model, run, weight_decay=0.01)
             options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
         tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
-        objective: Any = ssg(
-            model, update, BLOCKS, tolerance=tolerance, margin=0.02 * run, **options
+        objective: Any = fcco.constrained(
+            model, update, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run, **options
         )
         return objective.optimizer, objective
 
@@ -457,26 +416,12 @@ def at_its_limit(run: int) -> fcco.outer.OneSidedMCP:
     return fcco.outer.OneSidedMCP(1.0 + run, 20.0)
 
 
-def risk(kind: Any, update: Any, **options: Any) -> Any:
-    """An X-risk; options that are functions depend on the run."""
-
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        own = {k: v(run) if callable(v) else v for k, v in options.items()}
-        return kind(model, optimizer, labels(run), **own)
-
-    return _objective(build, update)
-
-
 def proximal(model: nn.Module, run: int) -> Any:
     return fcco.ProximalPoint(momentum(model, run), 0.5 + run, 0.03 + 0.01 * run, [2, 3, 3][run])
 
 
 def positive(run: int) -> float:
     return 0.02 + 0.1 * run
-
-
-def margin(run: int) -> float:
-    return 0.5 + 0.5 * run
 
 
 def falling(run: int) -> Any:
@@ -495,8 +440,6 @@ GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
 LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
 LEARNED = (*TRACKED, *ERROR)
-CUTOFF = (("pair_thresholds", lambda o: o.term.cutoff.value),)
-OWN = (("pair_thresholds", lambda o: o.term.thresholds_of_positives.value),)
 CASES: dict[str, Case] = {
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
@@ -549,43 +492,6 @@ CASES: dict[str, Case] = {
     "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),
                            of=TRACKED, **GROUPED),
     "cvar-every": Case(cvar(momentum, smoothing=0.0, correction=0.0), of=TRACKED),
-}  # fmt: skip
-PARTIAL: dict[str, Any] = {"max_fpr": lambda run: [0.2, 0.55, 1.0][run], "margin": margin}
-TWO_WAY: dict[str, Any] = PARTIAL | {"min_tpr": lambda run: 0.3 + 0.2 * run}
-SOFT: dict[str, Any] = {"max_fpr": 0.5, "form": "kl", "temperature": lambda run: 0.5 + run}
-STEPPED: dict[str, Any] = {
-    "threshold": "own", "threshold_lr": lambda run: 0.1 + 0.2 * run,
-    "max_fpr": lambda run: 0.2 + 0.2 * run,
-}  # fmt: skip
-CASES |= {
-    "auc": RiskCase(risk(xrisk.AUC, momentum, margin=margin), output, True, of=LEARNED),
-    "auc-squared": RiskCase(
-        risk(xrisk.AUC, adam, loss="squared", gamma=0.4), output_and_loss, True, of=TRACKED
-    ),
-    "auc-pairwise": RiskCase(
-        risk(xrisk.AUC, momentum, loss="pairwise", surrogate="logistic"), output, True, of=TRACKED
-    ),
-    "average-precision": RiskCase(
-        risk(xrisk.AveragePrecision, adam, margin=margin), output_and_loss, True, of=LEARNED
-    ),
-    "partial-auc": RiskCase(
-        risk(xrisk.PartialAUC, momentum, **PARTIAL), output, True, of=(*TRACKED, *CUTOFF)
-    ),
-    "partial-auc-own": RiskCase(
-        risk(xrisk.PartialAUC, momentum, activation="sigmoid", **PARTIAL | STEPPED),
-        output, True, of=(*TRACKED, *OWN),
-    ),
-    "partial-auc-soft": RiskCase(
-        risk(xrisk.PartialAUC, adam, **SOFT), output_and_loss, True, of=TRACKED
-    ),
-    "two-way": RiskCase(
-        risk(xrisk.TwoWayPartialAUC, momentum, **TWO_WAY), output, True,
-        of=(*THRESHOLD_OF_TERM, *ERROR, *CUTOFF),
-    ),
-    "two-way-own": RiskCase(
-        risk(xrisk.TwoWayPartialAUC, momentum, **TWO_WAY | STEPPED, smoothing=positive),
-        output_and_loss, True, of=(*THRESHOLD_OF_TERM, *OWN),
-    ),
 }  # fmt: skip
 for read, smoothing in (("old", 0.0), ("old", positive), ("new", 0.0), ("new", positive)):
     # A term moves s after the step, a fleet before the next one: with the old u it shows one step

@@ -49,6 +49,7 @@ class Setup:
 Build = Callable[[MethodProblem, Point], Setup]
 
 TRANSCRIPTIONS: dict[str, str] = {
+    "multipliers": "test_multipliers.py::test_the_rule_equals_its_transcription",
     "sonex": "test_transcription.py::test_sonex",
     "alexr2": "test_transcription.py::test_alexr2",
     "sonx": "test_transcription.py::test_sonx",
@@ -155,9 +156,14 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 
 
 def constrained(problem: MethodProblem, model: Point, method: str, lr: float, **settings: Any):
-    if method in fcco.methods.table().only(constraints="sampled").names():
-        settings.setdefault("penalty", 2.0 * problem.number)
+    if "penalty" in fcco.methods.METHODS[method].missing(settings):
+        settings["penalty"] = 2.0 * problem.number
     return fcco.constrained(model, sgd(model, lr), problem.number, method, **settings)
+
+
+@setup("multipliers", "S3", "S3b")
+def _(problem: MethodProblem, model: Point) -> Setup:
+    return Setup(constrained(problem, model, "multipliers", 0.05), 2000, 0.08, {})
 
 
 @setup("sonex", "S3", "S3b")

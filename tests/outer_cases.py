@@ -70,7 +70,7 @@ def cvar_expression(v: Any, r: float) -> Any:
 
 SCALAR_CONVEX = [
     Case(fo.Hinge(1.5), lambda u: 1.5 * plus(u)),
-    Case(fo.CVaRHinge(0.4, 0.25), lambda u: plus(u - 0.25) / 0.4),
+    Case(fo.CVaRHinge(0.4), lambda u: plus(u) / 0.4),
     Case(fo.Absolute(0.75), lambda u: 0.75 * np.abs(u)),
     Case(fo.Pinball(0.75, 2.0), lambda u: 2 * np.maximum(0.75 * u, -0.25 * u)),
     Case(fo.DeadZone(0.5, 1.25), lambda u: 1.25 * plus(np.abs(u) - 0.5)),
@@ -83,18 +83,18 @@ WEAKLY_CONVEX = [
 VECTOR_CONVEX = [
     Case(fo.CVaR(0.25), lambda u: u.max(-1), size=4, solver=cp.max),
     Case(
-        fo.CVaR(0.4, dim=5),
+        fo.CVaR(0.4),
         lambda u: np.sort(u)[..., -2:].mean(-1),
         size=5,
         solver=lambda v: cp.sum_largest(v, 2) / 2,
     ),
     Case(
-        fo.CVaR(0.3, dim=5),
+        fo.CVaR(0.3),
         lambda u: cvar(u, 0.3),
         size=5,
         solver=lambda v: cvar_expression(v, 0.3),
     ),
-    Case(fo.CVaR(1.0, dim=3), lambda u: u.mean(-1), size=3, solver=lambda v: cp.sum(v) / 3),
+    Case(fo.CVaR(1.0), lambda u: u.mean(-1), size=3, solver=lambda v: cp.sum(v) / 3),
     Case(
         fo.TwoSidedHinge(0.5, 1.5),
         lambda u: 1.5 * plus(np.abs(u[..., 0] - u[..., 1]) - 0.5),
@@ -103,7 +103,7 @@ VECTOR_CONVEX = [
     ),
 ]
 SMOOTH_ONLY = [
-    Case(fo.AveragePrecision(), lambda u: -u[..., 0] / u[..., 1], size=2, low=0.3),
+    Case(fo.Ratio(), lambda u: -u[..., 0] / u[..., 1], size=2, low=0.3),
     Case(
         fo.ClassSeparation(0.8), lambda u: separation(plus(0.8 + u[..., 2] - u[..., 0]), u), size=4
     ),
@@ -112,9 +112,9 @@ SMOOTH_ONLY = [
         lambda u: separation(0.8 + u[..., 2] - u[..., 0], u),
         size=4,
     ),
-    Case(fo.Linear(1.5), lambda u: 1.5 * u),
-    Case(fo.NDCG(), lambda u: 1 / np.log2(1 + u), low=0.3),
-    Case(fo.NDCG(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3),
+    Case(fo.Linear(), lambda u: u),
+    Case(fo.Discount(), lambda u: 1 / np.log2(1 + u), low=0.3),
+    Case(fo.Discount(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3),
     Case(fo.LogMeanExp(0.5), lambda u: 0.5 * u),
     Case(fo.LogMeanExp(0.5, offset=0.2), lambda u: 0.5 * np.log(np.exp(u) + 0.2)),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,14 @@ from problems import Point, SumOfHinges, box, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport, MultiplierAverage
-from fcco.methods.constrained import RECIPES, _settings, constrained
+from fcco.methods import METHODS, ROWS, Sonex, constrained
+from fcco.methods.registry import ALIASES as WORDS
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7
 PENALTY: dict[str, Any] = {"penalty": 6.0, "smoothing": 0.004}
 
 CASES: dict[str, dict[str, Any]] = {  # what each method needs
+    "multipliers": {},
     "sonex": PENALTY,
     "alexr2": PENALTY | {"nu": 0.5, "eta": 0.02, "gamma": 0.2},
     "alexr": {"penalty": 6.0, "dual_step": 0.1},
@@ -29,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {  # what each method needs
     "oss": {"proximal": 1.0, "inner_steps": 5},
     "icppac": {"proximal": 0.5, "inner_steps": 5},
 }
-SAMPLED = {"sonex", "alexr2", "alexr", "hinge", "squared-hinge"}
+SAMPLED = {"multipliers", "sonex", "alexr2", "alexr", "hinge", "squared-hinge"}
 ALIASES = {
     "smoothed-hinge": "sonex",
     "proximal-hinge": "alexr2",
@@ -55,9 +58,10 @@ def objective_of(method: str, model: Any = None, constraints: Any = M, **more: A
 
 
 def test_every_method_has_a_case():
-    assert set(CASES) | set(ALIASES) == set(RECIPES)
-    assert {m.name for m in fcco.methods.table() if m.constraints} == set(CASES)
-    assert {m.name for m in fcco.methods.table().only(constraints="all")} == set(CASES) - SAMPLED
+    rows = [row for row in ROWS if "limits" in row.use]
+    assert {row.name for row in rows} == set(CASES) and WORDS == ALIASES
+    assert {row.name for row in rows if row.settings.sampled} == SAMPLED
+    assert {row.name for row in rows if not row.needs} == {"multipliers", "ssg"}
 
 
 @pytest.mark.parametrize("alias, name", ALIASES.items())
@@ -77,8 +81,6 @@ def test_an_alias_builds_the_same_method(alias, name):
     assert objective.state_dict().keys() == expected.state_dict().keys()
     with pytest.raises(ValueError, match=re.escape(f"`constrained(method={alias!r})`")):
         constrained(model, optimizer, M, alias, speed=9, **CASES[name])
-    if alias not in ("sonx", "sox"):  # methods of their own, without constraints
-        assert fcco.methods.get(alias) is fcco.methods.get(name)
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -126,47 +128,46 @@ def test_sampled_constraints_are_taken_or_refused(method):
 
 @pytest.mark.parametrize("method, settings, message", [
     ("sonexx", {}, "but is: 'sonexx'"),
-    ("sonex", {"smoothing": 0.1}, "`sonex(smoothing=0.1)` needs a number as `penalty` too"),
-    ("alexr2", {"penalty": 2.0}, "`alexr2(penalty=2.0)` needs a number as `smoothing` too"),
-    ("alexr", {"dual_step": 0.1}, "`alexr(dual_step=0.1)` needs a number as `penalty` too"),
-
-    ("sonex", {"outer": fcco.Hinge(2.0)}, "`sonex(outer=...)` needs a number as `smoothing`"),
-    ("sonex", {"dim": 2}, "`sonex(dim=2)` has no automatic settings"),
-    ("alexr", {"theta": 1.0}, "needs numbers as `penalty` and `dual_step`"),
-    ("alexr2", {"theta": 0.1}, "needs numbers as `smoothing` and `penalty`"),
+    ("sonex", {}, "method='sonex')` needs `smoothing` and `penalty` (`multipliers`, the default"),
+    ("sonex", {"smoothing": 0.1}, "method='sonex')` needs `penalty`"),
+    ("alexr2", {"penalty": 2.0}, "method='alexr2')` needs `smoothing`"),
+    ("alexr", {"theta": 1.0}, "method='alexr')` needs `dual_step` and `penalty`"),
+    ("sonex", {"outer": fcco.Hinge(2.0)}, "method='sonex')` needs `smoothing`"),
+    ("multipliers", {"penalty": 2.0}, "`penalty` (a setting of sonex, alexr2, sonx"),
+    (Sonex(smoothing=0.1), {}, "`sonex(penalty=...)` is needed unless `outer` is given"),
+    (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "has its settings already: leave `gamma`"),
+    ("ooa", {}, "but is: 'ooa'"),
+    (fcco.methods.Ooa(), {}, "no method for limits"),
     ("ssg", {"threshold": "wide"}, "must be one of 'auto' but is: 'wide'"),
-    ("recursive-hinge", PENALTY, "needs `refresh_every`, how often"),
-    ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` is "
-     "the weight of a penalty; dual and switching methods have none (for sonex, alexr2, alexr, "
-     "hinge, squared-hinge, recursive-hinge). Settings: threshold"),
-
+    ("recursive-hinge", PENALTY, "needs `refresh_every`"),
+    ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` (a "
+     "setting of sonex, alexr2, sonx, sox, alexr, hinge, squared-hinge, recursive-hinge). "
+     "Settings: threshold, constraint_optimizer."),
     ("icppac", {"inner_steps": 5}, "needs `proximal`"),
-    ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` is how far the hinge is smoothed "
-     "(for sonex, alexr2, recursive-hinge). Settings: penalty, gamma, read, ramp_steps"),
-    ("sonex", PENALTY | {"speed": 9}, "`speed` is unknown (no method has it)"),
+    ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` (a setting of sonex, alexr2, "),
+    ("sonex", PENALTY | {"speed": 9}, "`speed` (unknown)"),
     ("alexr2", {"outer": fcco.outer.OneSidedMCP(1.0, 2.0), "smoothing": 0.1, "nu": 0.1, "eta": 0.1},
      "must be convex"),
-    ("sonex", PENALTY | {"constraints": 0}, "constraints=...)` must be at least 1"),
-    ("ssg", {"threshold": 0.1, "constraints": 1.5}, "constraints=...)` must be an integer"),
-    ("alexr", {"penalty": 1.0, "dual_step": 0.1, "constraints": "gap"}, "a number or a list"),
+    ("sonex", PENALTY | {"limits": 0}, "limits=...)` must be at least 1"),
+    ("ssg", {"threshold": 0.1, "limits": 1.5}, "limits=...)` must be an integer"),
+    ("alexr", {"penalty": 1.0, "dual_step": 0.1, "limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"penalty": -1.0}, "must be positive"),
     ("sonex", PENALTY | {"outer": fcco.Hinge()}, "has its own weight"),
-    ("sonex", {"outer": fcco.CVaR(0.5), "smoothing": 0.1}, "dimension two or more"),
-    ("sonex", {"equality": [True, False]}, "`equality` is said by the limit itself, `fcco.Equal("),
+    ("sonex", {"outer": fcco.CVaR(0.5), "smoothing": 0.1}, "`sonex(dim=...)` is needed"),
     ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "no meaning for equalities"),
     ("sonex", {"outer": fcco.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
     ("sonnex", {}, "but is: 'sonnex' (did you mean `sonex`?)"),
-    ("sonex", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
+    ("multipliers", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
     ("sonex", {"outer": fcco.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
-    ("sonex", PENALTY | {"constraints": ["a", "a"]}, "must be 2 different names"),
+    ("sonex", PENALTY | {"limits": ["a", "a"]}, "must be 2 different names"),
 ])  # fmt: skip
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=re.escape(message)):
-        constrained(model, optimizer, method=method, **{"constraints": M} | settings)
+        constrained(model, optimizer, method=method, **{"limits": M} | settings)
 
 
 def test_a_number_of_constraints_may_come_from_numpy():
@@ -176,22 +177,26 @@ def test_a_number_of_constraints_may_come_from_numpy():
 
 @pytest.mark.parametrize("method", CASES)
 def test_every_accepted_setting_reaches_the_method(method):
-    """No name that the door accepts makes the recipe fail for being unknown or given twice."""
-    accepted, needed = _settings(RECIPES[method])
-    assert {"tolerance", "margin", "process_group"} <= set(accepted)
-    assert set(needed) <= set(CASES[method])
+    """No setting is a name alone, and the settings themselves build what their word builds."""
+    kind = METHODS[method]
+    accepted = [field.name for field in dataclasses.fields(kind)]
+    assert not kind.missing(CASES[method])
     values: dict[str, Any] = {
-        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "tolerance": 0.1,
-        "margin": 0.01, "process_group": None, "read": "old", "correction": 0.1,
-        "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
-        "average": 10, "ramp_steps": 3, "inner_steps": 4, "schedule": None,
-        "constraint_optimizer": None, "objective": None, "offload": True,
+        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "read": "old",
+        "correction": 0.1, "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
+        "ramp_steps": 3, "inner_steps": 4, "constraint_optimizer": None, "tau": 3.0,
+        "warm_start": False, "version": "v2", "smoothing": 0.0, "nu": 0.1, "eta": 0.1,
     }  # fmt: skip
     assert set(accepted) <= set(values) | set(CASES[method])
     for name in accepted:
         if name in values:
-            take_part = objective_of(method, **{name: values[name]})
-            assert isinstance(take_part, ConstrainedObjective)
+            given = {name: values[name]}
+            if name not in CASES[method]:
+                objective = objective_of(method, **given)
+                model = Point(np.zeros(M))
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+                other = constrained(model, optimizer, M, kind(**CASES[method], **given))
+                assert str(objective) == str(other) and objective.method == other.method
 
 
 # The doors of SONEX take the same settings.
@@ -237,8 +242,8 @@ def test_the_doors_of_sonex_refuse_the_same(door):
         ("correction", "best", "must be one of 'theory', 'auto' but is: 'best'"),
         ("read", "stale", "must be one of 'old', 'new' but is: 'stale'"),
         ("smoothing", -0.1, "must be at least 0.0 but is: -0.1"),
-        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip', 'deferred' but is: 'ignore'"),
-        ("dtype", torch.int64, "must be a float type but is: torch.int64"),
+        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip' but is: 'ignore'"),
+        ("dtype", torch.int64, "must be float32 or float64: torch.int64"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"({name}=...)` {limit}")):
             opened(door, **{name: value})
@@ -254,7 +259,7 @@ def summary(report: ConstraintReport) -> tuple[Any, ...]:
 def test_report_of_tracked_and_of_given_values():
     model = Point([0.5, -1.0, 2.0])
     objective = constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), 3, penalty=6.0, smoothing=0.1,
+        model, torch.optim.SGD(model.parameters(), lr=0.1), 3, "sonex", penalty=6.0, smoothing=0.1,
         tolerance=0.2, margin=0.05, gamma=1.0,
     )  # fmt: skip
     with pytest.raises(ValueError, match="no constraint has been seen"):
@@ -275,7 +280,7 @@ def test_report_of_tracked_and_of_given_values():
 def test_report_of_vector_constraints():
     model = Point([0.5, -1.0, 0.2, 0.3])
     objective = fcco.constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), ["one", "two"],
+        model, torch.optim.SGD(model.parameters(), lr=0.1), ["one", "two"], "sonex",
         outer=SumOfHinges(4.0, dim=2), smoothing=0.1,
     )  # fmt: skip
     values = model.w.detach().view(2, 2)
@@ -306,8 +311,9 @@ def test_a_step_on_another_loss_is_not_averaged():
     model = Point(np.ones(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(ValueError, match="needs `keep_average"):
-        constrained(model, optimizer, M, penalty=6.0, smoothing=0.02).average_multipliers()
-    objective = constrained(model, optimizer, M, "hinge", penalty=3.0, average=100)
+        constrained(model, optimizer, M).average_multipliers()
+    objective = constrained(model, optimizer, M, "hinge", penalty=3.0)
+    objective.keep_average(100)
     take_step(objective, lambda: (0 * model.w.sum(), model.w))
     assert objective.average_multipliers().tolist() == [1.0, 1.0, 1.0]
     objective.term.tracker.set_values(None, torch.full((M,), -1.0))

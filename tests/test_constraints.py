@@ -137,7 +137,7 @@ def test_tracked_values_are_not_penalised_for_their_noise():
 
     def tracked(model, optimizer):
         objective = fcco.constrained(
-            model, optimizer, 1, smoothing=0.02, gamma=0.02,
+            model, optimizer, 1, "sonex", smoothing=0.02, gamma=0.02,
             outer=fcco.TwoSidedHinge(width, weight),
         )  # fmt: skip
         return lambda e: objective(lambda: (lambda g0, g: (g0, g[None]))(*loss_and_rates(model, e)))
@@ -161,7 +161,7 @@ def penalized(constraints: Any = 2, model: Any = None, **options: Any) -> fcco.C
     if "outer" not in options:
         settings |= {"penalty": 4.0, "smoothing": 0.1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return fcco.constrained(model, optimizer, constraints, **(settings | options))
+    return fcco.constrained(model, optimizer, constraints, "sonex", **(settings | options))
 
 
 def test_named_constraints_may_be_absent():
@@ -191,6 +191,7 @@ def test_two_sided_hinge_reports_the_gap():
     model = Point([0.9, 0.5, 0.1, 0.2, 0.7, 0.0])
     objective = penalized(3, model, outer=fcco.TwoSidedHinge(0.1, 6.0), smoothing=0.05)
     objective(lambda: (0 * model.w.sum(), model.w.view(3, 2)[:2]), torch.tensor([0, 1]))
+    objective.close()
     gaps = np.array([0.4, 0.1, np.nan]) - 0.1
     np.testing.assert_allclose(objective.violation(), gaps, atol=1e-15)
     expected = np.minimum(np.maximum(gaps, 0) / (2 * 0.05), 6.0) / 3
@@ -201,6 +202,7 @@ def test_a_vector_of_constraints_in_each_block_reports_one_number_for_each():
     model = Point([0.5, -1.0, 0.2, 0.3])
     objective = penalized(2, model, outer=SumOfHinges(4.0, dim=2), smoothing=0.1)
     objective(lambda: (0 * model.w.sum(), model.w[:2].view(1, 2)), torch.tensor([1]))
+    objective.close()
     nan = np.nan
     np.testing.assert_allclose(objective.violation(), [[nan, nan], [0.5, -1.0]])
     np.testing.assert_allclose(objective.multipliers(), [[nan, nan], [2.0, 0.0]])

@@ -76,20 +76,17 @@ def test_noise_free_rounds_reach_the_smoothed_minimiser():
     assert np.linalg.norm(best - hard) > 0.1, "the smoothing matters here"
 
 
-def test_polish_ends_at_the_proximal_point_itself():
+def test_a_long_round_ends_at_the_proximal_point_itself():
     problem, model, objective = alexr2_run(np.full(6, 2.0), rounds=2, inner_steps=5, outer_lr=0.2)
     anchor = model.w.detach().numpy().copy()
     optimizer: Any = objective.optimizer
-    optimizer.polish(300)
+    optimizer.inner_steps = 301  # within a round the parameters are z
     every = torch.arange(8)
     for _ in range(300):
         take_step(objective, problem.sample(model.w, every), every)
     nearest, _ = problem.solve(smoothed_hinge(RHO, LAM, 8), near=(anchor, NU))
     np.testing.assert_allclose(model.w.detach(), nearest, atol=1e-6)
-    assert optimizer.round == 3 and optimizer.round_begins and optimizer.round_length == 5
-    with pytest.raises(RuntimeError, match="between rounds but 1 of 5"):
-        take_step(objective, problem.sample(model.w, every), every)
-        optimizer.polish(10)
+    assert optimizer.round == 2 and optimizer.inner_step == 300
 
 
 # Outer functions of the user's own.
@@ -142,10 +139,9 @@ ANCHOR = torch.arange(4).repeat_interleave(5)
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_log_space_is_exact_and_does_not_overflow(scale):
     tau, model = 0.5, Point([0.2, -0.4, 0.6, 1.0])
-    objective = fcco.sonex(
-        model, torch.optim.SGD(model.parameters(), lr=1e-4), LogMeanExp(tau), 4,
-        smoothing=0.0, gamma=1.0, read="new", log_space=True,
-    )  # fmt: skip
+    tracker = fcco.InnerTracker(4, gamma=1.0, read="new", log_space=True, dtype=DOUBLE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    objective = fcco.Compositional(model, optimizer, fcco.CoupledTerm(LogMeanExp(tau), tracker))
     for _ in range(3):
         logits = contrastive(model, tau, scale).view(4, 5)
         exact = tau * (torch.logsumexp(logits, 1) - np.log(5)).mean()
@@ -162,13 +158,14 @@ def test_log_space_is_exact_and_does_not_overflow(scale):
 def test_log_space_is_the_plain_tracker_of_exponentials(read, correction):
     tau, models = 0.5, [Point([0.2, -0.4, 0.6, 1.0]) for _ in range(2)]
     outers = [LogMeanExp(tau), Custom(lambda u: tau * u.log(), smooth=True)]
+    options: dict[str, Any] = {"gamma": 0.4, "correction": correction, "read": read}
+    trackers = [fcco.InnerTracker(4, log_space=k == 0, dtype=DOUBLE, **options) for k in range(2)]
     objectives = [
-        fcco.sonex(
-            model, torch.optim.SGD(model.parameters(), lr=0.05), outer, 4, smoothing=0.0,
-            gamma=0.4, correction=correction, read=read, log_space=k == 0,
+        fcco.Compositional(
+            model, torch.optim.SGD(model.parameters(), lr=0.05), fcco.CoupledTerm(outer, tracker)
         )
-        for k, (model, outer) in enumerate(zip(models, outers, strict=True))
-    ]  # fmt: skip
+        for model, outer, tracker in zip(models, outers, trackers, strict=True)
+    ]
     for step in range(20):
         rows = torch.arange(20).view(4, 5)[:, step % 3 : step % 3 + 2].reshape(-1)
         for k, (model, objective) in enumerate(zip(models, objectives, strict=True)):

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from fcco.diagnostics import (
     constraint_condition,
     kkt,
-    kkt_report,
     smallest_eigenvalue,
     tracking_error,
 )
@@ -66,7 +65,6 @@ def test_gram_matrix_agrees_with_forward_free_jacobian(width):
     assert spectrum.trace == pytest.approx(float(expected.sum()), rel=1e-10)
     if width is None:
         assert spectrum.smallest == pytest.approx(float(expected[-1]), rel=1e-8)
-        assert spectrum.condition == pytest.approx(spectrum.largest / spectrum.smallest)
         assert not spectrum.trivially_singular
     else:  # 12 rows in R^9
         assert spectrum.trivially_singular
@@ -166,12 +164,11 @@ def test_constraint_condition_takes_all_constraints_at_infeasible_points_only():
     matrix = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.5, 0.0], [1.0, 1.0, 1.0]], dtype=DOUBLE)
     w = torch.tensor([1.0, -1.0, -3.0], dtype=DOUBLE, requires_grad=True)
     result = constraint_condition(lambda index: matrix[index] @ w - 0.1, 3, [w])
-    assert not result.feasible and result.num_violated == 1
-    assert result.largest_value == pytest.approx(1.9)
+    assert not result.feasible
     assert result.smallest == pytest.approx(float(torch.linalg.svdvals(matrix)[-1]))
     assert result.violated == pytest.approx(2.0)
     inside = constraint_condition(lambda index: matrix[index] @ w - 10, 3, [w])
-    assert inside.feasible and inside.smallest is None and "nothing to check" in str(inside)
+    assert inside.feasible and inside.smallest is None
 
 
 # KKT residuals.
@@ -188,14 +185,13 @@ def test_smoothed_penalty_solution_has_the_predicted_residuals():
     shrink = 1 / (1 + smoothing * number)
     w, loss, inner = box_problem(0.3 + best * smoothing * number * shrink)
     smoothed = MoreauEnvelope(Hinge(penalty), smoothing)
-    report = kkt_report(loss, inner, number, [w], smoothed)
     expected = torch.full((number,), best * shrink, dtype=DOUBLE)
-    for result in (report.penalty, report.least_squares):
+    for outer in (smoothed, None):
+        result = kkt(loss, inner, number, [w], outer=outer)
         torch.testing.assert_close(result.multipliers, expected, rtol=1e-9, atol=0)
         assert result.stationarity < 1e-9
         assert result.feasibility == pytest.approx(smoothing * number * best * shrink)
         assert result.complementarity == pytest.approx(result.feasibility * best * shrink)
-    assert str(report).count("stationarity") == 2
 
 
 def test_too_small_a_penalty_is_seen_as_infeasible_with_saturated_multipliers():
@@ -247,7 +243,7 @@ def test_kkt_errors():
     w, loss, inner = box_problem(0.3)
     with pytest.raises(ValueError, match="one source"):
         kkt(loss, inner, 4, [w], multipliers=torch.ones(4), outer=Hinge())
-    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*of shape \(4,\)"):
         kkt(loss, inner, 4, [w], multipliers=torch.ones(3))
     with pytest.raises(ValueError, match="non-negative"):
         kkt(loss, inner, 4, [w], multipliers=-torch.ones(4))
@@ -266,14 +262,12 @@ def test_tracking_error_is_the_mean_square_over_seen_blocks(width):
     seen = torch.tensor([True] * 6 + [False] * 3)
     result = tracking_error((exact + noise).float(), problem.inner, seen=seen, chunk=4)
     squares = noise.reshape(9, -1).square().sum(1)
-    assert result.mean_square == pytest.approx(float(squares[:6].mean()), rel=1e-5)
-    assert result.largest == pytest.approx(float(squares[:6].max().sqrt()), rel=1e-5)
-    assert result.num_seen == 6
+    assert result == pytest.approx(float(squares[:6].mean()), rel=1e-5)
     everything = tracking_error(exact + noise, problem.inner)
-    assert everything.mean_square == pytest.approx(float(squares.mean()))
+    assert everything == pytest.approx(float(squares.mean()))
     with pytest.raises(ValueError, match=r"tracking_error\(tracked"):
         tracking_error(torch.zeros(9, 5), problem.inner)
-    with pytest.raises(ValueError, match="no seen block"):
+    with pytest.raises(ValueError, match="a seen block"):
         tracking_error(exact, problem.inner, seen=torch.zeros(9, dtype=torch.bool))
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.fleet import Fleet, Member, Unsupported, group_members
-from fcco.methods import oss
 
 DOUBLE = torch.float64
 MODES = ("eager", "traced")
@@ -405,7 +404,7 @@ def test_both_passes_of_a_step_move_the_statistics(method: str) -> None:
         torch.manual_seed(0)
         model = normed().to(DOUBLE)
         optimizer = torch.optim.SGD(model.parameters(), lr=GOOD)
-        objective: Any = oss(model, optimizer, 4, proximal=0.3, inner_steps=2)
+        objective: Any = fcco.constrained(model, optimizer, 4, "oss", proximal=0.3, inner_steps=2)
         return Member(model, objective.optimizer, objective)
 
     fleet, single, data = Fleet([made()], inner, mode="eager"), made(), batches(1, 8)
@@ -557,10 +556,11 @@ def test_hyperparameters_have_short_names() -> None:
     """Of two optimizers, the first has the short ones."""
     model = network().to(DOUBLE)
     steps = torch.optim.SGD(model.parameters(), lr=0.1)
-    polyak = fcco.optim.PolyakStep(model.parameters(), lr=0.5)
-    objective = fcco.methods.ssg(
-        model, steps, 4, threshold=0.2, constraint_optimizer=polyak, tolerance=[1.0, 2.0, 3.0, 4.0]
-    )
+    polyak = fcco.methods.switching.PolyakStep(model.parameters(), lr=0.5)
+    objective = fcco.constrained(
+        model, steps, 4, "ssg", threshold=0.2, constraint_optimizer=polyak,
+        tolerance=[1.0, 2.0, 3.0, 4.0],
+    )  # fmt: skip
     objective_optimizer: Any = objective.optimizer
     fleet = Fleet([Member(model, objective_optimizer, objective)] * 2, inner)
     names = {name: value.tolist() for name, value in fleet.hyperparameters.items()}
@@ -657,13 +657,6 @@ def test_names_in_another_order_are_another_signature() -> None:
         objective.term.names = tuple(names)
         members.append(Member(model, optimizer, objective))
     assert list(group_members(members).values()) == [[0, 2], [1]]
-
-
-def test_a_last_round_that_ends_at_z() -> None:
-    run = member("alexr2")
-    run.optimizer.polish(3)  # type: ignore[attr-defined]
-    with pytest.raises(Unsupported, match=r"ProximalPoint\.polish"):
-        Fleet([run], inner)
 
 
 def test_an_optimizer_of_another_model() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleet_cases import CASES, RUNS, STEPS, labels
 from test_fleet import batches, held, inner, member, same
 
 from fcco.fleet import Fleet
@@ -45,28 +44,6 @@ def test_a_frozen_run_harms_no_other(mode: str) -> None:
     assert bad.died.tolist() == [-1, 4, -1] and good.died.tolist() == [-1, -1, -1]
     assert same(held(bad), held(good), [0, 2])
     assert not torch.equal(held(bad)["weights"][1], held(good)["weights"][1])
-
-
-@pytest.mark.parametrize("mode", ["traced", "graph"])
-@pytest.mark.parametrize("name", ["average-precision", "two-way"])
-def test_a_risk_over_pairs_is_that_on_the_cpu(name: str, mode: str) -> None:
-    """There is no look at the number of positives of later batches: another one freezes the run."""
-    case = CASES[name]
-    here = case.fleet("eager")
-    members = [case.member(run) for run in range(RUNS)]
-    there = Fleet(members, case.inner, device="cuda", mode=mode)
-    for step in range(STEPS):
-        case.step_fleet(here, step)
-        case.step_fleet(there, step)
-    assert there.mode == mode
-    for key, value in here.weights().items():
-        assert torch.allclose(there.weights()[key].cpu(), value, atol=1e-9)
-    rows = [batches.at(0) for batches, _ in case.batches]
-    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    index = batch["block"].clone()
-    index[1, labels(1)[index[1]].argmin()] = labels(1).argmax()  # a negative becomes a positive
-    there.step(batch, index=index)
-    assert there.died.tolist() == [-1, STEPS, -1]
 
 
 def test_a_captured_fleet_resumes_bitwise_and_follows_its_numbers() -> None:

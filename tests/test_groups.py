@@ -82,18 +82,18 @@ def test_group_mean_of_an_empty_batch_is_empty() -> None:
 @pytest.mark.parametrize(
     ("values", "group", "num_groups", "message"),
     [
-        (torch.ones(3), torch.tensor([0, 1]), None, r"each of the 3 values.*\(2,\)"),
+        (torch.ones(3), torch.tensor([0, 1]), None, r"each of the 3 values: 2"),
         (torch.tensor(1.0), torch.tensor(0), None, r"\(N,\) or \(N, d1\) but has: \(\)"),
-        (torch.ones(2), torch.tensor([0.0, 1.0]), None, "integer ids but has dtype: torch.float32"),
-        (torch.ones(2), torch.tensor([0, -4]), None, "ids from 0 but holds: -4"),
-        (torch.ones(2), [0.0, 1.0], None, "integer ids but has dtype: torch.float64"),
-        (torch.ones(2), torch.tensor([0, 5]), 5, "below num_groups = 5 but holds: 5"),
+        (torch.ones(2), torch.tensor([0.0, 1.0]), None, "integer id of each sample.*torch.float32"),
+        (torch.ones(2), torch.tensor([0, -4]), None, "ids from 0 but contains: -4"),
+        (torch.ones(2), [0.0, 1.0], None, "integer id of each sample.*torch.float64"),
+        (torch.ones(2), torch.tensor([0, 5]), 5, r"in \[0, 4\] but contains: 5"),
     ],
 )
 def test_group_mean_errors(
     values: torch.Tensor, group: Any, num_groups: int | None, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, IndexError), match=message):
         group_mean(values, group, num_groups)
 
 
@@ -425,10 +425,10 @@ IDS = [0, 0, 1, 1, 2, 2]
         ((IDS, 4, 1), {}, r"groups_per_batch=\.\.\..*number of groups, 3, but is: 4"),
         ((IDS, 2, 0), {}, r"per_group=\.\.\..*at least 1 but is: 0"),
         ((IDS, 2, 1.5), {}, r"per_group=\.\.\..*integer but is: 1.5"),
-        (([0, -1], 1, 1), {}, "ids from 0 but holds: -1"),
-        (([True, False], 1, 1), {}, "integer ids but has dtype: bool"),
+        (([0, -1], 1, 1), {}, "ids from 0 but contains: -1"),
+        (([True, False], 1, 1), {}, "integer id of each sample.*bool"),
         ((["a", "b"], 1, 1), {}, "integer ids but .* `numpy.unique"),
-        (([], 1, 1), {}, r"shape \(N,\), but has: \(0,\)"),
+        (([], 1, 1), {}, "is empty"),
         ((IDS, 2, 1), {"rank": 2, "world_size": 2}, "rank.*below world_size = 2 but is: 2"),
         ((IDS, 2, 1), {"rank": 0}, "both rank and world_size"),
         ((IDS, 2, 1), {"rank": 0, "world_size": 3}, "smallest batch, 2, but is: 3"),
@@ -442,7 +442,7 @@ IDS = [0, 0, 1, 1, 2, 2]
     ],
 )
 def test_group_sampler_errors(arguments: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, IndexError, TypeError), match=message):
         GroupBatchSampler(*arguments, **options)
 
 

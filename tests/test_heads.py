@@ -10,9 +10,8 @@ from diagnostics_cases import gram
 from problems import take_step
 from torch import Tensor, nn
 
-from fcco import TaskHeads
+from fcco import TaskHeads, constrained
 from fcco.diagnostics import smallest_eigenvalue
-from fcco.methods import squared_hinge_penalty
 
 DOUBLE = torch.float64
 IN, OUT, TASKS, ROWS = 12, 3, 4, 20
@@ -175,7 +174,9 @@ def test_heads_leave_more_empty_copy_a_new_task():
         old = losses(every).detach()
         fit = lambda m=module, x=shared, y=new_target: (m(x) - y).square().sum(1).mean()  # noqa: E731
         optimizer = torch.optim.SGD(module.parameters(), lr=0.003)
-        objective = squared_hinge_penalty(module, optimizer, TASKS, penalty=20.0 * TASKS, gamma=0.5)
+        objective = constrained(
+            module, optimizer, TASKS, "squared-hinge", penalty=20.0 * TASKS, gamma=0.5
+        )
         for _ in range(500):
             take_step(objective, lambda f=fit, h=losses, o=old: (f(), h(every) - o))
         results[own_heads] = fit().item(), (losses(every) - old).max().item()

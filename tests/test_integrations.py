@@ -317,7 +317,7 @@ def lightning_class() -> Any:
             super().__init__()
             self.net, self.workers = make(), workers
             self.automatic_optimization = not manual
-            self.blocks = fcco.BlockSampler(10, 3)
+            self.blocks = fcco.BlockSampler(10, 3, seed=0)
             self.drawn: list[list[int]] = []
             self.random: Tensor | None = None
 

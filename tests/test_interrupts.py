@@ -34,7 +34,7 @@ BUILD = {
     "cvar": _cvar,
     "cvar, second pass": lambda model: _cvar(model, gamma=0.5, correction=0.1),
     "constrained": _constrained,
-    "sonex": lambda model: _constrained(model, **NUMBERS),
+    "sonex": lambda model: _constrained(model, method="sonex", **NUMBERS),
     "ooa": lambda m: fcco.methods.ooa(m, torch.optim.SGD(m.parameters(), lr=0.1), 3),
 }
 

@@ -1,10 +1,10 @@
-"""Every registered method on every problem that the registry says it solves."""
+"""Every method on every problem that it is meant for; the tables of methods."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,17 @@ from problems import Point, decay, take_step
 from test_checkpoint import difference
 
 import fcco
-from fcco.methods import registry
+from docs import methods as tables
+from fcco.methods import METHODS, ROWS
 
-TABLE = fcco.methods.table()
-CELLS = [(m.name, problem) for m in TABLE for problem in m.problems]
+CELLS = list(SETUPS)
 # One problem of each method, such that each problem is there; the other cells are slow.
 CHOSEN = {
     "sonex": "S1", "alexr2": "S4", "sonx": "S2", "hinge": "S3b", "ssg": "S3b", "oss": "S3",
     "icppac": "S3", "squared-hinge": "S3", "recursive-hinge": "S3", "ooa": "S2", "alexr": "S1",
+    "multipliers": "S3",
 }  # fmt: skip
-QUICK = [(name, CHOSEN.get(name, "smooth")) for name in TABLE.names()]
+QUICK = [(name, CHOSEN.get(name, "smooth")) for name in METHODS]
 # Each method is compared with its transcription anyway: one of them for each problem.
 TRIED = [cell for cell in QUICK if cell[0] in ("sonex", "alexr2", "ooa", "ssg")]
 SLOW = [pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in TRIED]
@@ -58,24 +59,22 @@ def advance(data: MethodProblem, model: Point, run: Setup, first: int, last: int
 
 
 def test_every_method_has_its_cases():
-    assert set(TRANSCRIPTIONS) == set(TABLE.names()), "each method equals a transcription"
-    assert set(SETUPS) == set(CELLS), "each cell of method x problem is run"
+    assert set(TRANSCRIPTIONS) == set(METHODS), "each method equals a transcription"
+    assert {name for name, _ in CELLS} == set(METHODS), "each method reaches a known answer"
     for name in TRANSCRIPTIONS.values():
         file, _, function = name.partition("::")
         assert f"\ndef {function}(" in (Path(__file__).parent / file).read_text(), name
 
 
-def test_registration_refuses_what_cannot_be_checked():
-    known = fcco.methods.get("sonex")
-    with pytest.raises(ValueError, match="registered already"):
-        registry.register(known)
-    with pytest.raises(ValueError, match="`problems` is empty"):
-        registry.register(replace(known, name="new", problems=()))
-    with pytest.raises(ValueError, match="must be one of 'S1'"):
-        registry.register(replace(known, name="new", problems=("S9",)))
-    with pytest.raises(ValueError, match=r"lacks \.\. math:: and Args: and References:"):
-        registry.register(replace(known, name="new", recipe=lambda: None))
-    assert "new" not in fcco.methods.table().names()
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_shows_its_update_its_settings_and_its_source(name):
+    kind = METHODS[name]
+    text = "\n".join(inspect.getdoc(each) or "" for each in kind.__mro__ if each is not object)
+    own = inspect.getdoc(kind) or ""
+    assert ".. math::" in own and "References:" in own
+    for field in dataclasses.fields(kind):
+        shared = ("on_nonfinite", "dtype", "device")
+        assert f"\n    {field.name}: " in text or field.name in shared, field.name
 
 
 # What the methods do.
@@ -136,20 +135,21 @@ def test_evaluations_and_bad_values_change_nothing(name, problem):
 # Requirements.
 
 LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.OneSidedMCP(1.0, 2.0)}
+GENERAL: dict[str, Any] = {row.name: row.settings for row in ROWS if "general" in row.use}
 
 
 @pytest.mark.parametrize(
-    "name, fact", [(m.name, fact) for m in TABLE for fact in m.outer], ids=lambda x: x
+    "name, fact", [(n, fact) for n, kind in GENERAL.items() for fact in kind.requires]
 )
 def test_refuses_an_outer_function_without_the_declared_fact(name, fact):
     model = Point(np.zeros(3))
     needed = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1} if name == "alexr2" else {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=fact):
-        fcco.methods.get(name).recipe(model, optimizer, LACKING[fact], 3, **needed)
+        getattr(fcco.methods, name)(model, optimizer, LACKING[fact], 3, **needed)
 
 
-ALL = TABLE.only(constraints="all").names()
+ALL = [row.name for row in ROWS if "limits" in row.use and not row.settings.sampled]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -165,13 +165,6 @@ def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
     assert difference(before, dict(run.objective.state_dict())) == 0
 
 
-def markdown(head: Sequence[str], *rows: Sequence[str]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def test_the_page_shows_the_registry():
-    page = (Path(__file__).parent.parent / "docs/reference/methods.md").read_text()
-    assert markdown(TABLE.COLUMNS, *TABLE.rows()) in page
-    solved = ([m.name, *("yes" * (p in m.problems) for p in registry.PROBLEMS)] for m in TABLE)
-    assert markdown(["method", *registry.PROBLEMS], *solved) in page
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_tables_of_methods_are_those_of_the_registry(page):
+    assert tables.renewed(page.read_text()) == page.read_text(), "run `python docs/methods.py`"

@@ -16,6 +16,7 @@ from torch import Tensor
 import fcco
 from fcco.fleet import Member, Unsupported, signature_of
 from fcco.terms import MultiplierTerm
+from fcco.tracker import OpenStep
 
 M, DIM = 5, 3
 RNG = np.random.default_rng(3)
@@ -286,12 +287,18 @@ def test_parts_of_the_constraints_give_the_gradient_of_all():
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-9)
 
 
-def test_a_step_that_is_rolled_back_leaves_no_trace():
+def test_a_call_that_is_given_up_leaves_no_trace():
+    """As with SAM: the parameters change, and come back, before the optimizer steps."""
     problem, objective = Noisy(60), objective_of()
     train(objective, problem, range(40))
-    other = copy.deepcopy(objective)
-    objective(lambda: (objective.model.w.sum() * 1e3, 1e3 * torch.as_tensor(A) @ objective.model.w))
-    objective.term.rollback()
+    other, w = copy.deepcopy(objective), objective.model.w
+    before = copy.deepcopy(state_of(objective))
+    objective(lambda: (w.sum() * 1e3, 1e3 * torch.as_tensor(A) @ w))
+    for name, value in state_of(objective).items():
+        assert torch.equal(value, before[name]), name
+    with torch.no_grad():
+        kept = w.clone()
+        w.copy_(w + 1).copy_(kept)
     for each in (objective, other):
         train(each, problem, range(40, 60))
     for name, value in state_of(objective).items():
@@ -524,7 +531,9 @@ def test_what_has_no_limits_on_both_sides_says_how_to_write_them():
         signature_of(Member(model, optimizer, objective))
     for outer in (fcco.Absolute(2.0), fcco.TwoSidedHinge(0.1)):
         with pytest.raises(ValueError, match="non-decreasing outer function of one number"):
-            fcco.constrained(model, optimizer, {"a": (0.1, 0.2)}, outer=outer, smoothing=0.1)
+            fcco.constrained(
+                model, optimizer, {"a": (0.1, 0.2)}, "sonex", outer=outer, smoothing=0.1
+            )
 
 
 def test_equalities_are_met_from_both_sides():
@@ -600,14 +609,15 @@ def test_the_gpu_agrees_and_the_host_never_waits(blocks):
             index = torch.as_tensor(problem.index[t]).to(device)
             carrier = values[t][index].requires_grad_()
             blocks_of = tracker.blocks(None if blocks == M else index)
-            update, tracked = tracker.propose(tracker.entries(blocks_of, carrier))
+            step = OpenStep()
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
             try:
-                tracker.write(update)
-                term.observe(losses[t])
-                loss = term.loss(tracked)
-                term.close()
+                loss = term.loss(tracker.track(tracker.entries(blocks_of, carrier), step))
+                term.observe(step, losses[t])
+                tracker.close(step.updates[tracker])
+                for function, arguments in step.writes.values():
+                    function(*arguments)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             slopes.append(torch.autograd.grad(loss, carrier)[0].cpu())

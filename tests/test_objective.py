@@ -249,6 +249,7 @@ def test_warm_up_averages_a_pass_and_value_reports_the_objective():
     assert objective.value().item() == pytest.approx(value)
     inner, index = batch(every[:2])  # no first visit any more: u moves by gamma only
     objective(inner, index)
+    objective.close()
     fresh = problem.value(w, 0, np.arange(2))
     expected = (exact[0] + fresh) / 2
     np.testing.assert_allclose(objective.term.tracker.value[0].numpy(), expected, atol=1e-13)

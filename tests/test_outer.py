@@ -56,7 +56,7 @@ def test_gradient_is_autograd_and_finite_difference(case: Case):
     ("outer", "kinks"),
     [
         (fo.Hinge(1.5), [0.0]),
-        (fo.CVaRHinge(0.4, 0.25), [0.25]),
+        (fo.CVaRHinge(0.4), [0.0]),
         (fo.Absolute(), [0.0]),
         (fo.Pinball(0.75), [0.0]),
         (fo.DeadZone(0.5), [-0.5, 0.5]),
@@ -162,17 +162,13 @@ def test_lipschitz_constant_is_tight(case: Case):
     u = dense(case)[:, None] if case.size == 1 else case.points(3000)
     norm = torch.linalg.vector_norm(f.gradient(u), dim=-1).max()
     if math.isfinite(f.lipschitz):
-        assert 0.97 * f.lipschitz <= norm <= f.lipschitz * (1 + 1e-9)
+        assert norm <= f.lipschitz * (1 + 1e-9)
+        # One constant for every length of a vector, which not every length attains.
+        assert f.dim is None or norm >= 0.97 * f.lipschitz
         return
     # Large, or at the edge of the domain.
     far = torch.tensor([1e4, 1e-4], dtype=torch.float64).repeat(max(case.size // 2, 1))
     assert f.gradient(far).abs().max() > 1e3
-
-
-def test_lipschitz_constants_that_need_the_dimension():
-    assert fo.CVaR(0.3).lipschitz == 1.0
-    assert fo.CVaR(0.3, dim=3).lipschitz == 1.0  # 0.3 * 3 < 1: the maximum
-    assert fo.CVaR(0.25, dim=16).lipschitz == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("case", SCALAR, ids=repr)
@@ -195,8 +191,8 @@ def test_vector_functions_are_midpoint_convex(case: Case):
     assert (f((u + v) / 2) <= (f(u) + f(v)) / 2 + 1e-12).all()
 
 
-def test_average_precision_is_not_weakly_convex():
-    f, along = fo.AveragePrecision(), torch.tensor([[1.0, 0.009], [1.0, 0.01], [1.0, 0.011]])
+def test_a_ratio_is_not_weakly_convex():
+    f, along = fo.Ratio(), torch.tensor([[1.0, 0.009], [1.0, 0.01], [1.0, 0.011]])
     below, middle, above = f(along.double())
     assert f.weak_convexity == math.inf and (below + above - 2 * middle) / 1e-6 < -1e5
 
@@ -205,7 +201,7 @@ def test_constraints_behind_the_penalties():
     u = torch.tensor([[0.75, 0.25], [-1.0, 0.5]])
     slopes = {
         fo.Hinge(2.0): (u, 2.0 * (u > 0)),
-        fo.CVaRHinge(0.5, 0.25): (u - 0.25, 2.0 * (u > 0.25)),
+        fo.CVaRHinge(0.5): (u, 2.0 * (u > 0)),
         fo.Absolute(2.0): (u.abs(), 2.0 * u.sign()),
         fo.DeadZone(0.5): (u.abs() - 0.5, u.sign() * (u.abs() > 0.5)),
         fo.OneSidedMCP(2.0, 1.0): (u, (u > 0) * (2 - u)),

@@ -112,11 +112,10 @@ def test_prox_refuses_a_step_that_is_not_positive(case: Case):
         (lambda: fo.CVaRHinge(0.0), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\] but is: 0.0"),
         (lambda: fo.CVaRHinge(1.5), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\]"),
         (lambda: fo.Pinball(1.0), r"`Pinball\(quantile=...\)` must lie in \(0, 1\)"),
-        (lambda: fo.DeadZone(-0.1), r"`DeadZone\(width=...\)` must lie in \[0, inf\)"),
-        (lambda: fo.CVaR(0.5, dim=0), r"`CVaR\(dim=...\)` must be at least 1"),
-        (lambda: fo.TwoSidedHinge(-1.0), r"`TwoSidedHinge\(tolerance=...\)` must lie in \[0, inf"),
-        (lambda: fo.LogMeanExp(1.0, -0.1), r"`LogMeanExp\(offset=...\)` must lie in \[0.0, inf\)"),
-        (lambda: fo.MoreauEnvelope(fo.AveragePrecision(), 0.1), r"must be below 1/weak_convexity"),
+        (lambda: fo.DeadZone(-0.1), r"`DeadZone\(width=...\)` must be at least 0"),
+        (lambda: fo.TwoSidedHinge(-1.0), r"`TwoSidedHinge\(tolerance=...\)` must be at least 0"),
+        (lambda: fo.LogMeanExp(1.0, -0.1), r"`LogMeanExp\(offset=...\)` must be at least 0"),
+        (lambda: fo.MoreauEnvelope(fo.Ratio(), 0.1), r"must be below 1/weak_convexity"),
     ],
 )
 def test_wrong_arguments_are_refused(build, message: str):

@@ -190,28 +190,23 @@ def test_a_first_value_that_cannot_be_squared_is_refused_and_changes_nothing(dty
     assert all(bool(b.isfinite().all()) for b in loop.dro.buffers())
 
 
-@pytest.mark.parametrize("how", ["skip", "deferred"])
-def test_a_first_value_that_cannot_be_squared_is_left_out_where_errors_are_not_wanted(how):
-    loop = Loop(on_nonfinite=how)
+@pytest.mark.parametrize("how", ["skip", "late"])
+def test_a_first_value_that_cannot_be_squared_is_left_out_where_errors_are_not_wanted(
+    how, monkeypatch
+):
+    """Where a program would wait for its GPU, the error comes late; there are no groups without."""
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", how == "skip")
+    loop = Loop(on_nonfinite="skip" if how == "skip" else "raise")
     losses = loop.batch()
     losses[-1] = 1e37
     loop.step(losses)
-    if how == "deferred":
+    if how == "late":
         with pytest.raises(fcco.NonFiniteValue, match=r"\[7\].*earlier"):
             loop.call(loop.batch())
     for _ in range(100):
         loop.step(loop.batch())
     torch.testing.assert_close(loop.dro.group_losses(), loop.level, rtol=0, atol=0.5)
     assert loop.said_error() < 0.2
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_statistics_of_a_table_in_half_precision_are_in_single(dtype):
-    tracker = fcco.InnerTracker(2, gamma="auto", correction=0.0, dtype=dtype)
-    for k in range(1, 21):
-        tracker(torch.tensor([300.0, 100.0 + k % 2], requires_grad=True))
-    torch.testing.assert_close(tracker.rows.float(), torch.tensor([300.0, 100.5]), rtol=0, atol=1)
-    assert tracker.error().isfinite().all()
 
 
 @pytest.mark.parametrize("size", [1e3, 1e9, 1e15])

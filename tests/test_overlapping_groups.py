@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import fcco
 from fcco import xrisk
 from fcco.groups import GroupBatchSampler, GroupMemberships
+from fcco.index import read_names
 
 DOUBLE = torch.float64
 N, GROUPS, DIM = 40, 5, 3
@@ -492,6 +493,33 @@ def test_groups_that_come_unequally_are_noticed_with_the_right_remedy():
             rare[0, 4] = step % 20 == 0
             objective(lambda: losses(model, np.arange(4)), rare).backward()
             objective.optimizer.step()
+
+
+NAMES: list[tuple[Any, list[tuple[int, str]]]] = [
+    (["b", None, "a"], [(0, "b"), (2, "a")]),
+    ([["b", "a"], [], ("c",)], [(0, "a"), (0, "b"), (2, "c")]),
+    ([None, {"a", "d"}, np.array(["c", "b"])], [(1, "a"), (1, "d"), (2, "b"), (2, "c")]),
+]
+
+
+@pytest.mark.parametrize(("values", "pairs"), NAMES)
+def test_names_are_numbered_in_order(values, pairs):
+    members, names = read_names("`groups`", values)
+    assert names == sorted({name for _, name in pairs})
+    found = zip(members.sample.tolist(), [names[k] for k in members.group.tolist()], strict=True)
+    assert list(found) == pairs and (members.samples, members.groups) == (3, len(names))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["a", 1], "of one kind"), ([[["a"]]], "of one kind"), ([None, []], "holds none"),
+        ([float("nan")], "holds .nan"), (["a", ["b", "b"]], "once, but has: .'b', 'b'"),
+    ],
+)  # fmt: skip
+def test_wrong_names_are_refused(values, words):
+    with pytest.raises(ValueError, match=f"`groups` must .*{words}"):
+        read_names("`groups`", values)
 
 
 # Group means.

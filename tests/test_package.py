@@ -45,7 +45,7 @@ CALLS = VALUES | {"_watch", "optim", "inputs", "objective"}
 OBJECTIVES = {"groups", "report", "group_dro", "constraints", "contrastive", "methods", "xrisk"}
 MAY_USE = {
     "_checks": set(),
-    "_memberships": set(),
+    "index": set(),
     "_distributed": set(),
     "_state": set(),
     "_schedules": {"_checks"},
@@ -53,9 +53,9 @@ MAY_USE = {
     "_files": {"previous"},
     "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
-    "groups": {"_checks", "_memberships"},
+    "groups": {"_checks", "index"},
     "previous": {"_state"},
-    "tracker": {"_checks", "_memberships"} | RANKS,
+    "tracker": {"_checks", "index"} | RANKS,
     "theory": {"_checks", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker"},
     "optim": CHECKS | {"_state", "previous"},
@@ -64,12 +64,12 @@ MAY_USE = {
     "objective": CALLS,
     "report": VALUES | {"inputs"},
     "group_dro": CALLS | {"report"},
-    "constraints": CALLS | {"report", "_derivatives"},
+    "constraints": CALLS | {"report"},
     "contrastive": CALLS,
     "xrisk": CALLS,
-    "methods": CALLS | {"group_dro", "constraints"},
+    "methods": CALLS | {"group_dro", "constraints", "_derivatives"},
     "continual": {"_checks", "_files"} | RANKS,
-    "fleet": CALLS | {"group_dro", "constraints", "methods", "xrisk"},
+    "fleet": CALLS | {"group_dro", "constraints", "methods"},
     "integrations": CALLS | OBJECTIVES,
 }
 
@@ -146,6 +146,7 @@ PROBES = {
     "_orig_mod",  # the module inside torch.compile
     "__self__",  # the owner of a bound method
     "_asdict",  # a NamedTuple
+    "columns",  # the names in a data frame, of whatever library
 }
 
 
@@ -208,4 +209,4 @@ def test_tests_for_a_gpu_need_torch_numpy_and_pytest_only():
     )  # fmt: skip
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]
     assert "needs a CUDA device" in found.stdout
-    assert int(re.findall(r"(\d+) skipped", found.stdout)[0]) > 30
+    assert int(re.findall(r"(\d+) skipped", found.stdout)[0]) > 25

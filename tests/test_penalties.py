@@ -16,7 +16,6 @@ from torch import Tensor
 
 import fcco
 from fcco.constraints import ConstrainedObjective
-from fcco.methods import hinge_penalty, recursive_penalty, squared_hinge_penalty
 
 DOUBLE = torch.float64
 STEPS, NUMBER = 200, 6
@@ -89,8 +88,8 @@ def test_squared_hinge(read, ramp, kind, by_name):
     else:
         optimizer, update = fcco.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
     default: dict[str, Any] = {} if read == "new" else {"read": read}
-    objective = squared_hinge_penalty(
-        model, optimizer, NAMES if by_name else NUMBER, penalty=4.0, gamma=0.3,
+    objective = fcco.constrained(
+        model, optimizer, NAMES if by_name else NUMBER, "squared-hinge", penalty=4.0, gamma=0.3,
         ramp_steps=ramp, tolerance=TOLERANCE.tolist(), margin=0.05, **default,
     )  # fmt: skip
     expected, u = rival.li2024(
@@ -110,10 +109,11 @@ def test_squared_hinge(read, ramp, kind, by_name):
 def test_hinge(correction, horizon, by_name):
     model = Point(START)
     optimizer = torch.optim.SGD([model.w], lr=0.02)
-    objective = hinge_penalty(
-        model, optimizer, NAMES if by_name else NUMBER, penalty=2.0, gamma=0.3,
-        correction=correction, average=horizon, tolerance=TOLERANCE.tolist(), margin=0.05,
+    objective = fcco.constrained(
+        model, optimizer, NAMES if by_name else NUMBER, "hinge", penalty=2.0, gamma=0.3,
+        correction=correction, tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
+    objective.keep_average(horizon)
     expected, u, average = rival.yang2025(
         PROBLEM, START, STEPS, 0.02, rho=2.0, gamma=0.3, tolerance=TOLERANCE, margin=0.05,
         correction=0.7 * 3 / NUMBER if correction == "auto" else correction, horizon=horizon,
@@ -132,9 +132,10 @@ def test_hinge(correction, horizon, by_name):
 )
 def test_recursive_hinge(width, independent, by_name):
     model, beta, q = Point(START), 2.0, 7
-    objective = recursive_penalty(
-        model, torch.optim.SGD([model.w], lr=0.02), NAMES if by_name else NUMBER, penalty=beta,
-        smoothing=width / beta, refresh_every=q, tolerance=TOLERANCE.tolist(), margin=0.05,
+    objective = fcco.constrained(
+        model, torch.optim.SGD([model.w], lr=0.02), NAMES if by_name else NUMBER,
+        "recursive-hinge", penalty=beta, smoothing=width / beta, refresh_every=q,
+        tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
     expected, history = rival.liu2025(
         PROBLEM, START, STEPS, 0.02, beta=beta, width=width, refresh_every=q, large=8, small=2,
@@ -159,19 +160,15 @@ def numbers(report: Any) -> np.ndarray:
 # Laws on the box w <= 0.3.
 
 A, B, M = 1.0, 0.3, 3  # w* = 0.3, every multiplier 0.7
-RECIPE: dict[str, Callable[..., ConstrainedObjective]] = {
-    "squared-hinge": squared_hinge_penalty,
-    "hinge": hinge_penalty,
-    "recursive-hinge": recursive_penalty,
-}
 
 
 def test_averaged_multipliers_of_the_hinge_find_the_dual_solution():
     """A single multiplier is 0 or rho/m = 2; the time average is nu* = 0.7."""
     model, problem = Point(np.full(M, B)), box(A, B, M, 0.1)
-    objective = hinge_penalty(
-        model, torch.optim.SGD(model.parameters(), lr=0.02), M, penalty=6.0, gamma=0.1, average=1000
+    objective = fcco.constrained(
+        model, torch.optim.SGD(model.parameters(), lr=0.02), M, "hinge", penalty=6.0, gamma=0.1
     )
+    objective.keep_average(1000)
     for _ in range(1500):
         take_step(objective, problem.sample(model.w, torch.arange(M)), torch.arange(M))
     assert set(objective.multipliers().tolist()) <= {0.0, 2.0}
@@ -191,9 +188,10 @@ def exact_run(objective: ConstrainedObjective, model: Point, steps: int) -> np.n
 def test_residual_infeasibility_of_the_squared_hinge(rho):
     """rho/m [w - b] = a - w at the end: w - b = nu*/(1 + rho/m), about m nu*/rho."""
     model = Point(np.zeros(M))
-    objective = squared_hinge_penalty(
-        model, torch.optim.SGD([model.w], lr=0.5 / (1 + rho / M)), M, penalty=rho, gamma=1.0
-    )
+    objective = fcco.constrained(
+        model, torch.optim.SGD([model.w], lr=0.5 / (1 + rho / M)), M, "squared-hinge", penalty=rho,
+        gamma=1.0,
+    )  # fmt: skip
     path = exact_run(objective, model, 200)
     np.testing.assert_allclose(path[-1] - B, 0.7 / (1 + rho / M), atol=1e-9)
     np.testing.assert_allclose(objective.multipliers(), 0.7 / (1 + M / rho), atol=1e-7)
@@ -207,9 +205,9 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
     """Gain lr (rho/m)(1/gamma + 1/beta) = 12; the exact solution is b + 0.7/41."""
     gamma, beta, rho, lr = 0.05, 0.1, 40.0 * M, 0.01
     model = Point(np.zeros(M))
-    objective = squared_hinge_penalty(
-        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, penalty=rho, gamma=gamma,
-        read="old",
+    objective = fcco.constrained(
+        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, "squared-hinge", penalty=rho,
+        gamma=gamma, read="old",
     )  # fmt: skip
     path = exact_run(objective, model, 1000)
     assert spread(path) > 0.05
@@ -228,7 +226,8 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
 
 def spider(model: Point, lr: float = 0.02, **changes: Any) -> Any:
     settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 0.05, "refresh_every": 10} | changes
-    return recursive_penalty(model, torch.optim.SGD(model.parameters(), lr=lr), NUMBER, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return fcco.constrained(model, optimizer, NUMBER, "recursive-hinge", **settings)
 
 
 def full_values(w: Tensor) -> Tensor:
@@ -295,18 +294,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name, options, message", [
     ("squared-hinge", {"penalty": -1.0}, "penalty=...)` must be positive"),
     ("squared-hinge", {"ramp_steps": -1}, "ramp_steps=...)` must be at least 0"),
-    ("squared-hinge", {"gamma": 0.0}, "would never move"),
-    ("hinge", {"penalty": None}, "penalty=...)` is needed unless"),
-    ("hinge", {"average": 0}, "horizon=...)` must be at least 1"),
+    ("squared-hinge", {"gamma": 0.0}, "never moves"),
+    ("hinge", {"penalty": None}, "method='hinge')` needs `penalty`"),
     ("recursive-hinge", {"smoothing": -0.1}, "smoothing=...)` must be at least 0"),
     ("recursive-hinge", {"refresh_every": 0}, "refresh_every=...)` must be at least 1"),
     ("recursive-hinge", {"on_nonfinite": "skip"}, "would leave a block out"),
-    ("recursive-hinge", {"constraints": 0}, "constraints=...)` must be at least 1"),
-    ("recursive-hinge", {"constraints": "gap"}, "constraints=...)` must be a number or a list"),
+    ("recursive-hinge", {"limits": 0}, "limits=...)` must be at least 1"),
+    ("recursive-hinge", {"limits": "gap"}, "limits=...)` must be a dict of limits"),
     ("recursive-hinge", {"tolerance": [0.1, 0.2]}, "one number or 3"),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(name, options, message):
     model = Point(START)
-    settings = {"constraints": 3} | OPTIONS[name] | options
+    settings = {"limits": 3} | OPTIONS[name] | options
     with pytest.raises(ValueError, match=re.escape(message)):
-        RECIPE[name](model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+        fcco.constrained(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), method=name, **settings
+        )

@@ -79,27 +79,6 @@ def test_rounds_equal_the_double_loop_by_hand(inner_steps: Any):
         np.testing.assert_allclose(w.detach(), by_hand, atol=1e-13)
 
 
-def test_polish_ends_at_z_and_the_rounds_go_on_after_it():
-    w = parameter()
-    optimizer = fcco.ProximalPoint(torch.optim.SGD([w], lr=0.3), nu=0.4, eta=0.1, inner_steps=2)
-    set_gradient(w)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="between rounds but 1 of 2 inner steps of round 0"):
-        optimizer.polish(5)
-    set_gradient(w)
-    optimizer.step()
-    with pytest.raises(ValueError, match=r"`ProximalPoint.polish\(steps=...\)` must be at least 1"):
-        optimizer.polish(0)
-    z = round_by_hand(w.detach().numpy(), 5, 0.4, 0.1)
-    optimizer.polish(5)
-    assert optimizer.round_length == 5
-    for _ in range(5):
-        set_gradient(w)
-        optimizer.step()
-    np.testing.assert_allclose(w.detach(), z, atol=1e-14)
-    assert optimizer.round_begins and optimizer.round_length == 2 and optimizer.round == 2
-
-
 def test_a_parameter_without_gradient_is_touched_by_neither_loop():
     """Weight decay of the outer optimizer included; one that had a gradient is pulled back."""
     used, unused, late = parameter(), parameter((5.0, 6.0)), parameter((1.0, 1.0))
@@ -228,12 +207,12 @@ def test_the_outer_optimizer_steps_alone_only_while_no_objective_listens():
     tracker = fcco.msvr_tracker(2, dtype=torch.float64)
     term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=0.1)
     objective = fcco.Compositional(nn.ParameterList([w]), optimizer, term)
-    for _ in range(2):  # a whole round, with its own step of the outer optimizer
+    for steps in range(2):  # a whole round, with its own step of the outer optimizer
         objective(lambda: w).backward()
         kept = w.detach().clone()
         with pytest.raises(RuntimeError, match=r"\(ProximalPoint\), not the SGD inside it"):
             outer.step()
-        assert torch.equal(w, kept) and tracker.open_step is not None
+        assert torch.equal(w, kept) and tracker.steps == steps
         optimizer.step()
     assert optimizer.round == 1 and tracker.steps == 2
     objective.detach_hooks()

@@ -124,8 +124,9 @@ def test_as_constraints_the_tracker_averages_differences_by_class():
     model = make_model().eval()
     reference = ReferenceLosses.measure(model, Counting(model), SIZE)
     objective = fcco.constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.3), 3, penalty=1.0, smoothing=0.1, gamma=1.0
-    )
+        model, torch.optim.SGD(model.parameters(), lr=0.3), 3, "sonex", penalty=1.0, smoothing=0.1,
+        gamma=1.0,
+    )  # fmt: skip
     for _ in range(2):
         rows = torch.arange(SIZE)
         value = objective(

@@ -34,8 +34,9 @@ def constraints(values: Tensor, number: Any = None, index: Any = None, **options
     model = Point([0.0])
     optimizer = sgd(model)
     number = len(values) if number is None else number
-    settings = {"gamma": 1.0, "correction": 0.0, **options}
-    objective = fcco.constrained(model, optimizer, number, **settings)
+    method = options.pop("method", "sonex")
+    settings = {"gamma": 1.0, **({} if method == "multipliers" else {"correction": 0.0}), **options}
+    objective = fcco.constrained(model, optimizer, number, method, **settings)
     take_step(objective, lambda: (0 * model.w.sum(), values + 0 * model.w), index)
     return objective
 
@@ -114,7 +115,9 @@ LIMITS: dict[str, Any] = {  # a limit, as it is shown, and the excess of the val
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"penalty": 6.0, "smoothing": 0.05}])
+@pytest.mark.parametrize(
+    "settings", [{"method": "multipliers"}, {"penalty": 6.0, "smoothing": 0.05}]
+)
 def test_limits_are_shown_as_they_are_written(settings: Any) -> None:
     limits = {name: limit for name, (limit, _, _) in LIMITS.items()}
     objective = constraints(torch.full((len(limits),), 0.3), limits, **settings)
@@ -364,7 +367,7 @@ def test_constraints_that_cannot_all_hold(rows: list[list[float]], found: str | 
     optimizer = sgd(model)
     limits = [0.5, 0.5, 2.0 if found is None else 0.5][: len(rows)]
     objective = fcco.constrained(
-        model, optimizer, ["a", "b", "c"][: len(rows)], penalty=9.0, smoothing=1.0,
+        model, optimizer, ["a", "b", "c"][: len(rows)], "sonex", penalty=9.0, smoothing=1.0,
         tolerance=limits, gamma=1.0, correction=0.0,
     )  # fmt: skip
 
@@ -386,8 +389,8 @@ def test_limits_that_are_met_need_not_be_loosened(known_error: Any) -> None:
     model = Point([0.0])
     optimizer = sgd(model)
     objective = fcco.constrained(
-        model, optimizer, ["a", "b"], penalty=9.0, smoothing=1.0, gamma=1.0, correction=0.0,
-        tolerance=0.5,
+        model, optimizer, ["a", "b"], "sonex", penalty=9.0, smoothing=1.0, gamma=1.0,
+        correction=0.0, tolerance=0.5,
     )  # fmt: skip
 
     def inner(value: float) -> Any:
@@ -404,7 +407,7 @@ def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:
     model = Point([0.5, 0.5])
     optimizer = sgd(model)
     objective = fcco.constrained(
-        model, optimizer, ["low", "high"], penalty=4.0, smoothing=1.0, gamma=1.0,
+        model, optimizer, ["low", "high"], "sonex", penalty=4.0, smoothing=1.0, gamma=1.0,
         objective=fcco.CoupledTerm(Absolute(), fcco.ema_tracker(3, gamma=0.5)),
     )  # fmt: skip
 

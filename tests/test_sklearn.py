@@ -35,16 +35,15 @@ from fcco.integrations.sklearn import (  # noqa: E402
     WorstGroupClassifier,
     binomial_bound,
 )
-from fcco.integrations.sklearn.base import read_groups  # noqa: E402
-from fcco.integrations.sklearn.network import Encoding, WideAndDeep  # noqa: E402
-from fcco.integrations.sklearn.operating_point import (  # noqa: E402
-    GOALS,
+from fcco.integrations.sklearn.report import (  # noqa: E402
     SIDES,
+    TARGETS,
     Cuts,
     best_threshold,
     proportion,
 )
-from fcco.integrations.sklearn.training import split_rows  # noqa: E402
+from fcco.integrations.sklearn.table import Encoding, read_groups, split_rows  # noqa: E402
+from fcco.integrations.sklearn.training import WideAndDeep  # noqa: E402
 
 Array = NDArray[Any]
 clone: Any = sklearn_clone  # its type is that of any container too
@@ -266,8 +265,7 @@ def test_the_wide_part_starts_as_a_logistic_regression():
     encoding = Encoding.of(X, 4)
     x, label = encoding(X), torch.as_tensor(y == "yes").float()
     network = WideAndDeep(encoding, 1)
-    bce = nn.functional.binary_cross_entropy_with_logits
-    network.start(x, lambda scores: bce(scores.view(-1), label))
+    network.start(x, label)
     expected = LogisticRegression(tol=1e-8).fit(x, y).decision_function(x)
     for module in (network.train(), network.eval()):
         scores = module(x).detach().numpy()[:, 0]
@@ -445,8 +443,6 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
             wrong.set_params(estimator=estimator).fit(X, y, sensitive_features=group)
     with pytest.raises(ValueError, match=r"one logit.*tuple"):
         wrong.set_params(estimator=nn.RNN(3, 1)).fit(X, y, sensitive_features=group)
-    with pytest.raises(ValueError, match=r"estimator.*\(2, 3\)"):
-        wrong.set_params(estimator=nn.Linear(5, 1)).fit(X, y, sensitive_features=group)
     wrong.set_params(estimator=nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), max_epochs=1)
     with pytest.warns(fcco.UsageWarning, match="logits.*Sigmoid"):
         wrong.fit(X, y, sensitive_features=group)
@@ -531,7 +527,7 @@ def test_thresholds_by_trying_all():
     for number in (1, 6, 40):
         scores = random.integers(0, 20, number) / 4  # with ties
         y = random.random(number) < 0.3 + 0.6 * (scores > 3)
-        cuts = Cuts(scores, y)
+        cuts = Cuts(torch.as_tensor(scores), torch.as_tensor(y))
         tried = sorted({scores.min() - 1, *(scores + 0.01)})
         for constraint, limit in (("precision", 0.7), ("recall", 0.8), ("fpr", 0.3)):
             for confidence in (0.6, 0.95):
@@ -540,7 +536,7 @@ def test_thresholds_by_trying_all():
                 for t in (*tried, got):
                     rate, goal = (
                         proportion(r, torch.as_tensor(scores > t), torch.as_tensor(y), confidence)
-                        for r in (constraint, GOALS[constraint])
+                        for r in (constraint, TARGETS[constraint])
                     )
                     measured = np.nan_to_num(rate.measured)
                     sign = 1 if SIDES[constraint] == "lower" else -1
@@ -699,7 +695,6 @@ def test_what_cannot_be_meant_is_refused():
         (ConstrainedClassifier("parity"), "demographic_parity", {"sensitive_features": group}),
         (ConstrainedClassifier(tolerance=-0.1), r"\[0.0, inf\)", {"sensitive_features": group}),
         (WorstGroupClassifier(patience=2, validation_fraction=0.0), "validation_fraction > 0", {}),
-        (AveragePrecisionClassifier(device="gpu"), "device.*'gpu'", {}),
         (ConstrainedClassifier(tolerance=math.inf), "inf", {"sensitive_features": group}),
         (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
         (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),

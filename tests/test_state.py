@@ -47,7 +47,7 @@ def _risk(model: nn.Module) -> Any:
 
 # By name: what builds the objective. Each keeps another kind of state.
 BUILD: dict[str, Callable[..., Any]] = {
-    "default": _constrained("sonex"),
+    "default": _constrained("multipliers"),
     "sonex": _constrained("sonex", gamma=0.5, correction=0.1, **NUMBERS),
     "alexr2": _constrained("alexr2", gamma=0.5, nu=0.5, eta=0.1, inner_steps=3, **NUMBERS),
     "squared hinge": _constrained("sox", penalty=10.0, gamma=0.5),

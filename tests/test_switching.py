@@ -16,9 +16,14 @@ from problems import Point, take_step
 from reference_constrained import NoisyProgram
 from torch import Tensor, nn
 
-from fcco.constraints import Switching
-from fcco.methods import ssg
-from fcco.optim import PolyakStep, SwitchingOptimizer, project_after_step
+from fcco.methods import constrained
+from fcco.methods.switching import PolyakStep, SwitchingOptimizer
+from fcco.optim import project_after_step
+
+
+def ssg(model: nn.Module, optimizer: Any, limits: Any, **settings: Any) -> Any:
+    return constrained(model, optimizer, limits, "ssg", **settings)
+
 
 START = np.full(4, 0.1)
 PROGRAM = NoisyProgram()
@@ -237,22 +242,21 @@ def test_the_parameters_stay_in_the_set():
 # Checkpoints.
 
 
-def adam_pair(model: nn.Module) -> SwitchingOptimizer:
-    return SwitchingOptimizer(
-        torch.optim.Adam(model.parameters(), lr=0.02),
-        torch.optim.Adam(model.parameters(), lr=0.05),
-    )
+def adam_pair(model: nn.Module) -> Any:
+    return [torch.optim.Adam(model.parameters(), lr=lr) for lr in (0.02, 0.05)]
 
 
-def polyak_pair(model: nn.Module) -> SwitchingOptimizer:
-    return SwitchingOptimizer(sgd(model, momentum=0.5), PolyakStep(model.parameters()))
+def polyak_pair(model: nn.Module) -> Any:
+    return sgd(model, momentum=0.5), PolyakStep(model.parameters())
 
 
 @pytest.mark.parametrize("optimizers, cut", [(adam_pair, 7), (polyak_pair, 30)])
 def test_a_resumed_run_is_bitwise_the_same(optimizers: Callable, cut):
     def build() -> dict[str, Any]:
         model = Point(START)
-        objective = Switching(model, optimizers(model), 3, threshold=inverse_root)
+        first, second = optimizers(model)
+        options: Any = {"threshold": inverse_root, "constraint_optimizer": second}
+        objective = ssg(model, first, 3, **options)
         output = objective.output_iterate("random", seed=3)
         return {
             "model": model, "objective": objective, "output": output,
@@ -286,7 +290,7 @@ def test_schedulers_may_drive_the_wrapper_or_the_optimizer_inside():
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     take_step(objective, lambda: noisy(model.w, 0))
     schedule.step()
-    assert inner.param_groups[0]["lr"] == 0.05 == optimizer.objective_step()
+    assert inner.param_groups[0]["lr"] == 0.05
     late = nn.Parameter(torch.zeros(2))
     optimizer.add_param_group({"params": [late], "lr": 0.3})
     assert inner.param_groups[1]["lr"] == 0.3 and len(optimizer.param_groups) == 2
@@ -310,12 +314,12 @@ def test_one_optimizer_that_keeps_state_is_refused(make):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"threshold": -0.1}, "Switching(threshold=...)` must be at least 0"),
+    ({"threshold": -0.1}, "ssg(threshold=...)` must be at least 0"),
     ({"constraint_optimizer": "adam"}, "must be one of 'polyak'"),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(options, message):
     model = Point(START)
-    settings: dict[str, Any] = {"constraints": 3, "threshold": 0.1} | options
+    settings: dict[str, Any] = {"limits": 3, "threshold": 0.1} | options
     optimizer = sgd(model)
     with pytest.raises(ValueError, match=re.escape(message)):
         ssg(model, optimizer, **settings)

@@ -12,7 +12,7 @@ from problems import Point
 from reference import tracked as by_hand
 
 import fcco
-from fcco.tracker import log_track, track, value_of
+from fcco.tracker import OpenStep, log_track, track, value_of
 
 
 def gradient(tensor: torch.Tensor) -> Any:
@@ -112,18 +112,14 @@ def test_u_is_never_narrowed_but_widens_and_moves(narrow):
     assert tracker.value.dtype == torch.float64
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_block_marked_unseen_starts_anew_also_after_many_steps(waits):
+def test_a_block_marked_unseen_starts_anew_also_after_many_steps():
     """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
     tracker = fcco.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
-    if waits:
-        tracker.wait_for_close()
     fresh = copy.deepcopy(tracker.state_dict())
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
     def call(v, index=None):
         tracker(v, index, previous=v - 1)
-        tracker.close()
 
     for _ in range(200):
         call(values)
@@ -297,15 +293,16 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     rng = np.random.default_rng(0)
     make = lambda: fcco.msvr_tracker(5, 0.3, "theory", log_space=log_space, dtype=torch.float64)  # noqa: E731
     one, several = make(), make()
-    several.wait_for_close()
     for _ in range(20):
         ids = torch.as_tensor(rng.integers(0, 5, 7))
         fresh = torch.as_tensor(rng.normal(size=7))
         past = fresh + 0.1 * torch.as_tensor(rng.normal(size=7))
         one(fresh, ids, past)
+        step = OpenStep()
         for part in (slice(0, 2), slice(2, 3), slice(3, 7)):
-            several(fresh[part], ids[part], past[part])
-        several.close()
+            blocks = several.blocks(ids[part])
+            several.track(several.entries(blocks, fresh[part], past[part]), step)
+        several.close(step.updates[several])
         np.testing.assert_allclose(several.value, one.value, rtol=0, atol=1e-13)
         assert torch.equal(several.seen, one.seen)
     assert several.steps == one.steps == 20

@@ -13,7 +13,8 @@ from test_checkpoint import GROUPS, Run, check
 from torch import Tensor, nn
 
 import fcco
-from fcco.tracker.error import BlockStatistics, PooledStatistics
+from fcco.rules.track import Pooled, Statistics
+from fcco.tracker import OpenStep
 
 DOUBLE = torch.float64
 
@@ -161,15 +162,14 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     assert estimate is not None
     zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(4)]
     visits = torch.zeros(number, dtype=DOUBLE)
-    blocks = BlockStatistics(zeros[0], zeros[1], zeros[2], visits, zeros[3])
-    pooled = PooledStatistics(*torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=DOUBLE))
+    blocks = Statistics(zeros[0], zeros[1], zeros[2], visits, zeros[3])
+    pooled = Pooled(*torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=DOUBLE))
     for index, fresh in draws(0, 60, number, 2, *shape):
         old = tracked.rows.clone()
         tracked(fresh, index)
         came = torch.zeros(number, dtype=torch.bool).index_fill(0, index, True)
         values = blocks.latest.index_copy(0, index, fresh)
-        blocks, sample = blocks.after(values, old, pooled, came)
-        pooled = pooled.after(sample, automatic=True)
+        blocks, pooled = blocks.after(pooled, values, old, came, automatic=True)
     for name, values in blocks._asdict().items():
         torch.testing.assert_close(values, getattr(estimate, name), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.stack(list(pooled)), estimate.pooled, rtol=1e-12, atol=1e-12)
@@ -184,28 +184,27 @@ def buffers(tracked: fcco.InnerTracker) -> dict[str, Tensor]:
     }
 
 
-def test_two_batches_of_one_step_are_one_visit_and_a_rollback_is_none():
-    pooled, parts = (tracker(4, on_nonfinite=how) for how in ("raise", "deferred"))
-    pooled.wait_for_close()
-    parts.wait_for_close()
+@pytest.mark.parametrize("use_numpy", [True, False])
+def test_two_batches_of_one_step_are_one_visit_and_a_dropped_step_is_none(use_numpy, monkeypatch):
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", use_numpy)
+    pooled, parts = tracker(4), tracker(4)
     for (index, values), (_, more) in zip(draws(0, 9, 4, 3), draws(1, 9, 4, 3), strict=True):
         pooled(torch.cat([values, more]), torch.cat([index, index]))
-        before = buffers(parts)
-        parts(7 * more, index)
-        parts.rollback()
+        before, blocks, step = buffers(parts), parts.blocks(index), OpenStep()
+        parts.track(parts.entries(blocks, 7 * more), OpenStep())
+        for each in (values, more):
+            parts.track(parts.entries(blocks, each), step)
         torch.testing.assert_close(buffers(parts), before, rtol=0, atol=0)
-        parts(values, index)
-        parts(more, index)
-        assert pooled.close() and parts.close()
+        parts.close(step.updates[parts])
     torch.testing.assert_close(buffers(parts), buffers(pooled), rtol=1e-12, atol=1e-12)
     assert pooled.estimate is not None and pooled.estimate.visits.sum() == 27
 
 
 @pytest.mark.parametrize("gamma", ["auto", 0.3])
-def test_a_value_that_is_not_finite_is_no_visit(gamma):
-    good, deferred, skipping = (
-        tracker(3, gamma, on_nonfinite=how) for how in ("raise", "deferred", "skip")
-    )
+def test_a_value_that_is_not_finite_is_no_visit(gamma, monkeypatch):
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)  # "raise" is then late
+    deferred, skipping = (tracker(3, gamma, on_nonfinite=how) for how in ("raise", "skip"))
+    good = tracker(3, gamma)
     for step, (_, values) in enumerate(draws(0, 12, 3, 3)):
         bad = values.clone()
         keep = torch.tensor([True, step % 3 != 1, True])
@@ -254,11 +253,6 @@ def test_settings_that_do_not_go_together(build, message):
 
 
 def test_a_number_takes_the_place_of_auto():
-    tracked = tracker(1)
-    tracked.gamma = 0.25
-    for value in (0.0, 4.0):
-        tracked(torch.tensor([value], dtype=DOUBLE))
-    assert tracked.gamma == 0.25 and tracked.rows.item() == 1.0
     term = fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5), smoothing=0.1)
     term.smoothing = "auto"
     assert term.smoothing == pytest.approx(0, abs=1e-9) and term.width is not None

@@ -633,7 +633,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
         ({"loss_on": "ungrouped"}, ValueError, "none has None"),
         ({"groups_per_batch": 3}, ValueError, "divide 8"),
-        ({"sampler": None}, ValueError, "batches are those of the Trainer"),
+        ({"sampler": None}, ValueError, "groups_per_batch"),
         (
             {"groups_per_batch": None, "per_device_train_batch_size": 7}, ValueError, "over one",
         ),
@@ -647,7 +647,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"objective": lambda m, o: fcco.CVaRGroupDRO(m, o, 9, 0.5)}, ValueError, "it has 9"),
         (
             {"objective": lambda m, o: fcco.constrained(
-                m, o, NAMES[::-1], penalty=1.0, smoothing=0.1)},
+                m, o, NAMES[::-1])},
             ValueError, "in the order",
         ),
         ({"label_smoothing_factor": 0.1}, ValueError, "label_smoothing_factor"),

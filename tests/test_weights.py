@@ -210,6 +210,7 @@ def test_estimates_are_unbiased_over_all_choices_of_groups_and_samples():
         a, b = tensor(slopes[chosen, picked]), tensor(shifts[chosen, picked])
         objective(lambda: a * model.w + b, torch.tensor(chosen)).backward()
         assert model.w.grad is not None
+        objective.close()
         return objective.group_weights().numpy(), model.w.grad.item()
 
     draws = list(itertools.product(
@@ -276,9 +277,10 @@ def test_loading_a_state_drops_an_open_step_and_moves_the_weights_once():
     objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 2, step=0.2)
     state = copy.deepcopy(objective.state_dict())
     objective(lambda: 5 * model.w)
-    assert objective.group_weights()[1] > 0.6
     objective.load_state_dict(state)
     assert objective.group_weights().tolist() == [0.5, 0.5]
+    objective.close()
+    assert objective.group_weights().tolist() == [0.5, 0.5], "the call was before the loading"
     take_step(objective, lambda: model.w)
     assert objective.group_weights()[1].item() == pytest.approx(1 / (1 + np.exp(-0.2)))
 

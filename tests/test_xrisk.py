@@ -27,7 +27,7 @@ from fcco.groups import PositiveBatchSampler
 from fcco.terms import BlockParameters, NestedTerm
 from fcco.tracker import NonFiniteValue
 from fcco.xrisk import pairs
-from fcco.xrisk.pairs import Members, PairMean, pair_means
+from fcco.xrisk.pairs import Members, pair_means
 
 SIZE, SHARE, GAMMA, MIDDLE = 24, 0.37, 0.3, 0.6
 _draw = np.random.default_rng(3)
@@ -80,8 +80,7 @@ class Case:
 def partial(
     pair: str = "squared_hinge", two: bool = False, margin: float | None = None, **options: Any
 ) -> Case:
-    own = options.get("threshold") == "own"
-    settings: dict[str, Any] = {"share": SHARE, "own": own, "margin": margin or 5.0}
+    settings: dict[str, Any] = {"share": SHARE, "margin": margin or 5.0}
     if two:
         settings |= {"ratio": 0.5, "smoothing": options["smoothing"]}
     make = xrisk.TwoWayPartialAUC if two else xrisk.PartialAUC
@@ -112,26 +111,10 @@ CASES: dict[str, Case] = {
         "sigmoid",
         settings={"margin": 5.0},
     ),
-    "partial-shared": partial(threshold="shared"),
-    "partial-own": partial("logistic", margin=1.0, threshold="own"),
-    "partial-kl": Case(
-        xrisk.PartialAUC,
-        {"max_fpr": SHARE, "form": "kl", "surrogate": "hinge", "temperature": 0.7}
-        | {"activation": "sigmoid"},
-        reference.SoftPartialAUC,
-        "hinge",
-        settings={"tau": 0.7, "activated": True},
-    ),
-    "two-way-shared": partial(two=True, margin=1.0, smoothing=0.4, threshold="shared"),
-    "two-way-own": partial("hinge", two=True, smoothing=0.0, threshold="own"),
-    "two-way-kl": Case(
-        xrisk.TwoWayPartialAUC,
-        {**RATES, "form": "kl", "surrogate": "logistic", "temperature": 0.8}
-        | {"positive_temperature": 1.7, "margin": 2.0},
-        reference.SoftPartialAUC,
-        "logistic",
-        settings={"tau": 0.8, "outer_tau": 1.7, "margin": 2.0},
-    ),
+    "partial": partial(),
+    "partial-logistic": partial("logistic", margin=1.0),
+    "two-way": partial(two=True, margin=1.0, smoothing=0.4),
+    "two-way-hard": partial("hinge", two=True, smoothing=0.0),
     "ndcg": Case(xrisk.NDCG, {}, reference.Ranking, data="lists"),
     "ndcg-top": Case(
         xrisk.NDCG,
@@ -152,7 +135,7 @@ CASES: dict[str, Case] = {
         settings={"tau": 0.6},
     ),
 }
-UNTRACKED = ("auc-pairwise", "partial-shared", "partial-own")
+UNTRACKED = ("auc-pairwise", "partial", "partial-logistic")
 ALL = pytest.mark.parametrize("name", CASES)
 BINARY = pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.data == "labels"])
 
@@ -194,10 +177,7 @@ class Run:
 def fixed(name: str, **more: Any) -> Run:
     """A run with the weights of the transcription."""
     gamma = {} if name in UNTRACKED else {"gamma": GAMMA}
-    run = Run(name, **gamma, **more)
-    if name == "two-way-kl":
-        run.risk.term.mean.gamma = MIDDLE
-    return run
+    return Run(name, **gamma, **more)
 
 
 def batches_of(name: str, number: int) -> list[np.ndarray]:
@@ -243,7 +223,7 @@ def compare_tables(run: Run, expected: reference.Reference) -> None:
     if found:
         names = np.unique(QUERY[(GRADE > 0) & (QUERY != 9)]).tolist()
         rows = [names.index(b) if lists else b for b in found]
-        values = term.tables[-1].value
+        values = (term.cutoffs if lists else term.cutoff).value
         np.testing.assert_allclose(values[rows], list(found.values()), rtol=1e-10, atol=1e-10)
         assert values.isnan().sum() == len(values) - len(rows)
 
@@ -307,11 +287,6 @@ def brute(name: str, h: Tensor, share: float) -> Tensor:
             above = pair(p[None] - p[:, None])
             rank = 1 + above.sum(1) - above.diagonal()
             return -(rank / (rank + losses.sum(1))).mean()
-        if name == "partial-kl":
-            return 0.7 * (losses / 0.7).exp().mean(1).log().mean()
-        if name == "two-way-kl":
-            inner = (losses / 0.8).exp().mean(1)
-            return 1.7 * (inner ** (0.8 / 1.7)).mean().log()
         inner = worst(losses, share)
         return inner.mean() if name.startswith("partial") else worst(inner, 0.5)
     if case.data == "bags":
@@ -347,22 +322,18 @@ def whole(name: str, **more: Any) -> Run:
     options: dict[str, Any] = {} if name in UNTRACKED else {"gamma": 1.0}
     if name == "bags":
         options["gamma_classes"] = 1.0
-    run = Run(name, **options, **more)
-    if name == "two-way-kl":
-        run.risk.term.mean.gamma = 1.0
-    return run
+    return Run(name, **options, **more)
 
 
 def whole_number(name: str) -> dict[str, float]:
     """A share that is 6 of the 15 negatives."""
-    cvar = name.startswith(("partial", "two-way")) and not name.endswith("kl")
-    return {"max_fpr": 0.4} if cvar else {}
+    return {"max_fpr": 0.4} if name.startswith(("partial", "two-way")) else {}
 
 
 @ALL
 def test_full_batch_is_the_objective_itself(name):
     """With gamma = 1 value and gradient are those of the objective, by brute force."""
-    more = {"smoothing": 0.0} if name == "two-way-shared" else {}
+    more = {"smoothing": 0.0} if name == "two-way" else {}
     run = whole(name, **whole_number(name), **more)
     loss = run.call(np.arange(SIZE))
     expected = brute(name, run.scores(torch.tensor(X)), 0.4)
@@ -379,11 +350,11 @@ def test_full_batch_is_the_objective_itself(name):
 RATES_ONE_BY_ONE = [0.01, 0.05, 0.31, 0.4, 0.5, 0.77, 0.99, 1.0]
 
 
-@pytest.mark.parametrize("name", ["partial-shared", "two-way-shared"])
+@pytest.mark.parametrize("name", ["partial", "two-way"])
 @pytest.mark.parametrize("share", RATES_ONE_BY_ONE)
 def test_every_rate_is_exact_on_all_data(name, share):
     """The last of the hardest negatives counts in part, in value and gradient and after steps."""
-    more = {"smoothing": 0.0} if name == "two-way-shared" else {}
+    more = {"smoothing": 0.0} if name == "two-way" else {}
     run = whole(name, max_fpr=share, lr=0.3, **more)
     for _ in range(3):
         loss = run.call(np.arange(SIZE))
@@ -393,7 +364,7 @@ def test_every_rate_is_exact_on_all_data(name, share):
         run.step(np.arange(SIZE))
     run.risk.eval()
     exact = brute(name, run.scores(torch.tensor(X)), share)
-    if name == "partial-shared":
+    if name == "partial":
         torch.testing.assert_close(run.call(np.arange(SIZE)), exact, rtol=1e-10, atol=0)
 
 
@@ -419,13 +390,12 @@ def test_equal_scores_share_the_rate(share):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("threshold", ["shared", "own"])
-def test_the_rate_one_is_the_mean_over_all_pairs(threshold):
+def test_the_rate_one_is_the_mean_over_all_pairs():
     """In small batches too: every negative counts in every step."""
     same_pair: dict[str, Any] = {"surrogate": "logistic", "margin": 1.0}
-    run = Run("partial-shared", max_fpr=1.0, threshold=threshold, **same_pair)
+    run = Run("partial", max_fpr=1.0, **same_pair)
     plain = xrisk.AUC(run.model, run.optimizer, Y, loss="pairwise", **same_pair)
-    for ids in batches_of("partial-shared", 8):
+    for ids in batches_of("partial", 8):
         args = (torch.tensor(Y)[ids], ids)
         losses = [risk(lambda x=X[ids]: run.scores(torch.tensor(x)), *args)
                   for risk in (run.risk, plain)]  # fmt: skip
@@ -453,7 +423,7 @@ def rate_of_cutoffs(
         risk(lambda scores=scores: scores, y[ids], ids)
         optimizer.step()
         if step >= 30:
-            below = torch.searchsorted(every, risk.term.tables[-1].value).item()
+            below = torch.searchsorted(every, risk.term.cutoff.value).item()
             rates.append(1 - below / len(every))
     return float(np.mean(rates))
 
@@ -477,41 +447,18 @@ def test_the_rates_of_log_normal_and_uniform_scores_are_those_of_the_docstring(o
     assert rate_of_cutoffs(0.05, 32, of_normal, steps=2000) == pytest.approx(rate, abs=0.0025)
 
 
-@pytest.mark.parametrize("name", ["partial-own", "two-way-own"])
-def test_own_thresholds_start_near_the_quantile(name):
-    """A bound from above for the quantile of the batch, exact for the best threshold."""
-    run = whole(name, max_fpr=0.31)  # 4.65 negatives
-    h = run.scores(torch.tensor(X)).detach()
-    exact = brute(name, h, 0.31)
-    assert exact < run.call(np.arange(SIZE)).item() < 1.05 * exact
-    run = whole(name, max_fpr=0.31)
-    fifth = h[torch.tensor(Y == 0)].sort(descending=True).values[4]
-    best = pair_of(name)(fifth - h[torch.tensor(Y == 1)])
-    run.risk.term.tables[-1].set(None, best)
-    assert run.call(np.arange(SIZE)).item() == pytest.approx(exact.item(), rel=1e-12)
-
-
-def test_thresholds_of_positives_find_the_quantile():
-    run = whole("partial-own", lr=0.0, max_fpr=0.31, threshold_lr=0.02)
-    for _ in range(400):
-        run.step(np.arange(SIZE))
-    loss = run.call(np.arange(SIZE)).item()
-    exact = brute("partial-own", run.scores(torch.tensor(X)), 0.31).item()
-    assert loss == pytest.approx(exact, rel=1e-3)
-
-
 @pytest.mark.parametrize("shape", [(2, 1), (3, 1), (9, 2)])
 def test_ranks_are_estimated_without_bias(shape):
     """The mean over all batches with fixed numbers of positives and negatives is the rank."""
     run, h = Run("ap"), torch.tensor(X[:, 0])
-    term = run.risk.term
+    (label,) = run.risk.labels
     p, n = torch.tensor(np.flatnonzero(Y == 1)), torch.tensor(np.flatnonzero(Y == 0))
     total, count = torch.zeros(9, 2, dtype=torch.float64), torch.zeros(9, 1)
     for block in itertools.combinations(range(9), shape[0]):
         for some in itertools.combinations(range(15), shape[1]):
             at = torch.tensor(block)
             scores = torch.cat([h[p[at]], h[n[list(some)]]])
-            total[at] += run.risk.values(term, scores, len(at), at, [])
+            total[at] += run.risk.values(label, scores, len(at), at)[0]
             count[at] += 1
     above = PAIR["squared_hinge"](h[p][None] - h[p][:, None])
     rank = 1 + above.sum(1) - above.diagonal()
@@ -727,7 +674,7 @@ def test_evaluation_changes_nothing(name):
         run.call(sampler.draw())
     run.risk.eval()
     loss, exact = run.call(np.arange(SIZE)), brute(name, run.scores(torch.tensor(X)), 0.4)
-    if name in ("two-way-shared", "two-way-own"):  # with the s of the training, which is no minimum
+    if name.startswith("two-way"):  # with the s of the training, which is no minimum
         assert loss > exact - 0.4 / 0.5
     else:
         torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
@@ -786,7 +733,7 @@ def test_a_bad_batch_is_refused_as_a_whole(name, factor):
 
 
 def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
-    run, sampler = trained("partial-shared")
+    run, sampler = trained("partial")
     first = run.call(sampler.draw())
     before = run.state()
     with pytest.raises(NonFiniteValue):
@@ -831,7 +778,7 @@ def test_a_first_visit_is_not_inflated(name):
 
 
 def test_random_generators_are_left_alone():
-    run, drawn = Run("two-way-shared"), []
+    run, drawn = Run("two-way"), []
     for used in (False, True):
         np.random.seed(5)
         torch.manual_seed(5)
@@ -858,7 +805,7 @@ def test_batches_without_a_pair(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*no pair to learn from")
-@pytest.mark.parametrize("name", ["auc-margin", "ap", "partial-shared", "ndcg", "listwise"])
+@pytest.mark.parametrize("name", ["auc-margin", "ap", "partial", "ndcg", "listwise"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_bad_scores_without_a_pair_are_refused(name, bad):
     run, _ = trained(name)
@@ -950,47 +897,62 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("kind", ["mean", "cvar", "log_mean_exp"])
-@pytest.mark.parametrize("lists", [False, True])
-def test_many_pairs_are_never_in_memory_at_once(kind, lists):
+# The weights of the pairs, and whether the mean is that of exponentials.
+PAIRS = pytest.mark.parametrize(("kind", "log_exp"), [
+    ("all", False), ("split", False), ("others", False), ("lists", False), ("all", True),
+    ("lists", True),
+])  # fmt: skip
+
+
+def weights_of(kind: str, row: Tensor, column: Tensor, like: Tensor) -> dict[str, Any]:
+    """Arguments of `pair_means` for anchors that are the first of the others."""
+    if kind == "split":
+        return {"split": len(row) // 2}
+    if kind == "lists":
+        return {"weight": Members(torch.arange(len(row)), row, column)}
+    if kind == "others":
+        return {"weight": like[: len(column)].abs(), "level": like[: len(row)]}
+    return {}
+
+
+@PAIRS
+def test_many_pairs_are_never_in_memory_at_once(kind, log_exp):
     number = 4096
     h = torch.randn(number, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    where = torch.arange(number)
-    members = Members(where, where % 7, where % 7) if lists else None
-    mean = PairMean(xrisk.SURROGATES["squared_hinge"](), kind, share=0.3)
+    of = torch.arange(number) % 7
+    surrogate = xrisk.SURROGATES["squared_hinge"]()
     with Largest() as largest:
-        pair_means(mean, h, h, h.detach().abs(), members).sum().backward()
-        pairs.share_above(mean, h.detach(), h.detach(), h.detach().abs())
+        how = weights_of(kind, of, of, h.detach())
+        pair_means(surrogate, h, h, log_exp=log_exp, **how).sum().backward()
     assert number <= largest.size <= 1 << 20
 
 
-@pytest.mark.parametrize("kind", ["mean", "cvar", "log_mean_exp"])
-@pytest.mark.parametrize("lists", [False, True])
-def test_pairs_in_parts_are_those_at_once(monkeypatch, kind, lists):
+@PAIRS
+def test_pairs_in_parts_are_those_at_once(monkeypatch, kind, log_exp):
     draw = torch.Generator().manual_seed(1)
-    a, b, level, up = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (9, 11, 9, 9))
+    a, b, like, up = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (9, 11, 11, 9))
     row, column = torch.arange(9) % 3, torch.arange(11) % 3
-    members = Members(torch.arange(9), row, column) if lists else None
-    mean = PairMean(xrisk.SURROGATES["logistic"](), kind, 0.4, 0.7)
-    results = []
+    how, results = weights_of(kind, row, column, like), []
     for kept, chunk in ((1000, 1000), (0, 25)):
         monkeypatch.setattr(pairs, "_KEPT", kept)
         monkeypatch.setattr(pairs, "_CHUNK", chunk)
         x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
-        value = pair_means(mean, x, y, level, members)
+        surrogate = xrisk.SURROGATES["logistic"]()
+        value = pair_means(surrogate, x, y, log_exp=log_exp, **how)
+        value = value @ torch.tensor([1.0, 2.0]).double() if kind == "split" else value
         results.append([value, *torch.autograd.grad((value * up).sum(), (x, y))])
     x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
     losses = PAIR["logistic"](y[None] - x[:, None])
-    counted = torch.ones_like(losses)
-    if lists:
+    weight = torch.full_like(losses, 1 / 11)
+    if kind == "lists":
         counted = (row[:, None] == column[None]).double()
         counted[range(9), range(9)] = 0
-    weight = counted / counted.sum(1, keepdim=True)
-    by_hand = {
-        "mean": (weight * losses).sum(1),
-        "cvar": level + (weight * relu(losses - level[:, None])).sum(1) / 0.4,
-        "log_mean_exp": (weight * (losses / 0.7).exp()).sum(1).log(),
-    }[kind]
+        weight = counted / counted.sum(1, keepdim=True)
+    by_hand = (weight * losses.exp()).sum(1).log() if log_exp else (weight * losses).sum(1)
+    if kind == "split":
+        by_hand = losses[:, :4].mean(1) + 2 * losses[:, 4:].mean(1)
+    if kind == "others":
+        by_hand = like[:9] + ((losses - like[:9, None]) * like.abs()).sum(1)
     exact = [by_hand, *torch.autograd.grad((by_hand * up).sum(), (x, y))]
     for result in results:
         torch.testing.assert_close(result, exact)
@@ -1158,14 +1120,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("AveragePrecision", {"labels": np.stack([Y, 1 - Y], 1), "names": ["a", "a"]}, "2 diff"),
         ("AveragePrecision", {"labels": np.stack([Y, 0 * Y], 1)}, "label 1"),
         ("PartialAUC", {"max_fpr": 0.0}, "max_fpr"),
-        ("PartialAUC", {"form": "chi2"}, "form"),
-        ("PartialAUC", {"form": "kl", "gamma": 1.5}, "gamma"),
-        ("PartialAUC", {"threshold": "mean"}, "threshold"),
-        ("PartialAUC", {"threshold_lr": 0}, "threshold_lr"),
         ("PartialAUC", {"surrogate": "squared"}, "never fall"),
         ("PartialAUC", {"surrogate": xrisk.SURROGATES["hinge"](), "margin": 2.0}, "margin"),
         ("TwoWayPartialAUC", {"min_tpr": 1.0}, "min_tpr"),
-        ("TwoWayPartialAUC", {"positive_temperature": 0.0}, "positive_temperature"),
+        ("TwoWayPartialAUC", {"max_fpr": 0.0}, "max_fpr"),
+        ("TwoWayPartialAUC", {"gamma": 1.5}, "gamma"),
         ("TwoWayPartialAUC", {"smoothing": -1.0}, "smoothing"),
         ("NDCG", {"query": QUERY[:5]}, "equal length"),
         ("NDCG", {"relevance": -GRADE}, "at least 0"),
@@ -1195,7 +1154,7 @@ def test_settings_are_refused_in_the_words_of_the_call(call, options, words):
     assert f"`{call}(" in str(said.value)
 
 
-@pytest.mark.parametrize("name", ["ap", "partial-shared", "partial-own", "two-way-kl"])
+@pytest.mark.parametrize("name", ["ap", "partial", "two-way"])
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -1237,18 +1196,6 @@ def test_calls_of_ranking_risks_are_refused(name):
 
 
 @ALL
-def test_what_takes_inner_values_is_refused(name):
-    """A function of a risk returns scores, which would be taken for the values made of them."""
-    run, _ = trained(name)
-    risk, before, ids = run.risk, run.state(), torch.arange(8)
-    batches = [(lambda: run.scores(torch.tensor(X)[ids]), ids)]
-    for wrong in (risk.warm_up, risk.pool):
-        with pytest.raises(TypeError, match=f"{type(risk).__name__}.*scores.*warm_start"):
-            wrong(batches)
-    assert same(before, run.state())
-
-
-@ALL
 def test_scores_in_place_of_a_function_are_refused(name):
     run, _ = trained(name)
     before, ids = run.state(), torch.arange(SIZE)
@@ -1266,9 +1213,7 @@ def test_bags_of_one_class_are_refused():
     assert same(before, run.state())
 
 
-@pytest.mark.parametrize(
-    "name", ["ap", "auc-margin", "partial-shared", "two-way-shared", "two-way-kl"]
-)
+@pytest.mark.parametrize("name", ["ap", "auc-margin", "partial", "two-way"])
 def test_other_samples_are_evaluated_without_an_index(name):
     """In `eval()` there may be more positives than in the training set."""
     run = fixed(name)

@@ -63,7 +63,7 @@ SONEX = METHODS["sonex"]
     ("method", "said"),
     [
         (Method("sonax", 0.1), "`method` must be one of automatic, sonex"),
-        (Method("sonex", 0.1, settings={"penalty": 1}), "needs a number as `smoothing`"),
+        (Method("sonex", 0.1, settings={"penalty": 1}), "needs `smoothing`"),
         (Method("sox", 0.1, settings={"penalty": 1, "smoothing": 1}), "no such setting.*smoothing"),
         (Method("sox", 0.1, settings={"penalty": 1, "tolerance": 1}), "is made by the task"),
         (Method("weighted", 0.1), "`settings.weight` is needed for weighted"),

@@ -288,18 +288,15 @@ assert "torch" not in sys.modules
 
 
 def test_methods():
-    table = library.methods.table()
-    assert json.loads(fcco("methods", "--json").stdout) == table.as_dicts()
+    rows = library.methods.ROWS
+    assert json.loads(fcco("methods", "--json").stdout) == [row.facts() for row in rows]
     names = [line.split()[0] for line in fcco("methods", "--wide").stdout.splitlines()[3:] if line]
-    assert names == table.names()
-    shown = fcco("methods", "--problem", "S4").stdout
+    assert names == [row.name for row in rows]
+    shown = fcco("methods", "--for", "groups").stdout
     assert max(map(len, shown.splitlines())) <= 80
-    assert all(
-        (name in shown.split()) == (name in table.only(problems="S4").names()) for name in names
-    )
-    for option, allowed in (("--problem", "S1, S2, S3"), ("--constraints", "sampled, all")):
-        said = fcco("methods", option, "S9", code=2).stderr
-        assert allowed in said and "S9" in said
+    assert all((row.name in shown.split()) == ("groups" in row.use) for row in rows)
+    said = fcco("methods", "--for", "S9", code=2).stderr
+    assert "groups, limits, general" in said and "S9" in said
 
 
 def test_compare_leaves_table_and_report_and_prints_json_last():

@@ -41,8 +41,9 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
     optimizer, draw = adam(problem, model), problem.batches(seed)
     outer = fcco.TwoSidedHinge(problem.kappa, 14.0)
     objective = fcco.constrained(
-        model, optimizer, problem.num_constraints // 2, outer=outer, smoothing=1e-2, gamma=0.02
-    )
+        model, optimizer, problem.num_constraints // 2, "sonex", outer=outer, smoothing=1e-2,
+        gamma=0.02,
+    )  # fmt: skip
     everything = Batch(problem.inputs, problem.targets)
     seen: dict[str, list[Tensor]] = {}
     for number in range(steps):

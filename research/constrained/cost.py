@@ -80,7 +80,8 @@ def _sonex(problem: Gaps, correction: Any) -> Callable[[], None]:
     model, batch = problem.model(), problem.batches(0)()
     number, optimizer = problem.num_constraints, adam(problem, model)
     options: Any = {"smoothing": 1e-3, "gamma": 0.02, "correction": correction}
-    objective = fcco.constrained(model, optimizer, number, penalty=float(number), **options)
+    options["penalty"] = float(number)
+    objective = fcco.constrained(model, optimizer, number, "sonex", **options)
     step = training_step(optimizer, lambda batch: objective(lambda: problem.measure(model, batch)))
     return lambda: step(batch)
 

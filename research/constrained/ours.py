@@ -33,7 +33,7 @@ def penalized(
         optimizer: what steps it.
         setting: of `fcco.constrained`, and `follow` and `from_zero` (see `grids`).
     """
-    options: dict[str, Any] = dict(setting)
+    options: dict[str, Any] = {"method": "sonex", **setting}
     margin, follow = options.pop("margin", 0.0), options.pop("follow", None)
     from_zero = options.pop("from_zero", False)
     if follow is not None:
@@ -132,8 +132,7 @@ def behind_the_door(
         extra_forwards: passes of one step beside those.
         problem: the problem.
         model: its model.
-        setting: of the method; `tau` and `theta` make a `ConstantConEx`, and `constraint_lr` a
-            second Adam for switching.
+        setting: of the method; `constraint_lr` makes a second Adam for switching.
     """
     options = dict(setting)
     optimizers = [adam(problem, model)]
@@ -143,10 +142,6 @@ def behind_the_door(
         second = torch.optim.Adam(model.parameters(), lr=options.pop("constraint_lr"))
         options["constraint_optimizer"] = second
         optimizers.append(second)
-    if "tau" in options:
-        from fcco.constraints import ConstantConEx
-
-        options["schedule"] = ConstantConEx(tau=options.pop("tau"), theta=options.pop("theta"))
     objective = fcco.constrained(model, optimizers[0], problem.num_constraints, method, **options)
     optimizer: Any = objective.optimizer  # the Adam above, or one around it
 

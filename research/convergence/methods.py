@@ -5,12 +5,11 @@ OOA, SSG, Liu and Xu, and the proximal Lagrangians OSS and ICPPAC.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fcco.constraints import DualRule
 from fcco.optim import proximal_step
 from fcco.outer import AbstractOuter, CVaR, CVaRHinge, SquaredHinge
 from fcco.terms.group_weights import mirror_ascent
@@ -306,7 +305,7 @@ class Lagrangian(Runs):
         rules: the library's dual rule for each length T of a round.
     """
 
-    def __init__(self, problem: Problem, h: Values, seeds: int, rules: dict[int, DualRule]) -> None:
+    def __init__(self, problem: Problem, h: Values, seeds: int, rules: dict[int, Any]) -> None:
         super().__init__(problem, h, seeds)
         self.rules = rules
         self.x = self.previous = self.total = self.w
@@ -357,7 +356,7 @@ class Lagrangian(Runs):
     def _steps(self) -> Tensor:
         factor = torch.ones_like(self.h["lr"])
         for t, rule in self.rules.items():
-            factor = torch.where(self.h["round_steps"] == t, rule.step(0, t), factor)
+            factor = torch.where(self.h["round_steps"] == t, rule.step(t), factor)
         return factor
 
     def _ascend(self, now: Tensor, begins: Tensor) -> None:
@@ -365,5 +364,5 @@ class Lagrangian(Runs):
         y = self.y
         for t, rule in self.rules.items():
             mine = self.h["round_steps"] == t
-            y = torch.where(mine, rule.dual(self.y, now, before, 0, t), y)
+            y = torch.where(mine, rule.dual(self.y, now, before, t), y)
         self.y, self.before = y, now

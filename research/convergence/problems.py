@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fcco.outer import Absolute, AbstractOuter, CVaR, Hinge, project_ball
+from fcco.outer import Absolute, AbstractOuter, CVaR, Hinge
 
 Shape = tuple[int, int]  # (steps, seeds)
 
@@ -262,7 +262,8 @@ class NonSmooth(Affine):
         return (w @ self.rows.T).abs() + self.shifts + self._square(w)
 
     def project(self, w: Tensor) -> Tensor:
-        return project_ball(w, self.radius)
+        norm = w.norm(dim=-1, keepdim=True)
+        return torch.where(norm > self.radius, w / norm * self.radius, w)
 
     def minimiser(self) -> Any:
         """The solution by cvxpy, written as a convex program."""

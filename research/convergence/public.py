@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco.constraints import ConstantConEx
-from fcco.methods import icppac, ooa, oss, recursive_penalty, ssg
 
 from .engine import batches
 from .entries import Entry
@@ -187,7 +185,9 @@ def _online(entry: Entry, problem: Problem, setting: Setting) -> Player:
     geometry: Any = "kl" if entry.name == "OOA-KL" else "euclidean"
     step = setting["weight_lr"]
     return run.use(
-        ooa(run.model, optimizer, problem.total, ratio=problem.ratio, step=step, geometry=geometry)
+        fcco.ooa(
+            run.model, optimizer, problem.total, ratio=problem.ratio, step=step, geometry=geometry
+        )
     )
 
 
@@ -199,7 +199,14 @@ def _switching(entry: Entry, problem: Problem, setting: Setting) -> Player:
         other = torch.optim.SGD(run.model.parameters(), lr=setting["constraint_lr"])
     threshold = setting["tolerance"]
     return run.use(
-        ssg(run.model, optimizer, problem.total, threshold=threshold, constraint_optimizer=other)
+        fcco.constrained(
+            run.model,
+            optimizer,
+            problem.total,
+            "ssg",
+            threshold=threshold,
+            constraint_optimizer=other,
+        )
     )
 
 
@@ -208,10 +215,11 @@ def _spider(entry: Entry, problem: Problem, setting: Setting) -> Player:
     optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
     hinge = problem.outer
     assert isinstance(hinge, fcco.Hinge)
-    objective = recursive_penalty(
+    objective = fcco.constrained(
         run.model,
         optimizer,
         problem.total,
+        "recursive-hinge",
         penalty=hinge.scale,
         smoothing=setting["smoothing"],
         refresh_every=int(setting["refresh"]),
@@ -223,21 +231,12 @@ def _lagrangian(entry: Entry, problem: Problem, setting: Setting) -> Player:
     run = Rounds(problem, setting)
     optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
     steps, coefficient = int(setting["round_steps"]), setting["proximal"]
+    settings: Any = {"proximal": coefficient, "inner_steps": steps, "tau": setting.get("tau")}
     if entry.name == "OSS":
-        objective = oss(
-            run.model, optimizer, problem.total, proximal=2 * coefficient, inner_steps=steps
-        )
-        return run.use(objective, indexed=False)
-    schedule = ConstantConEx(tau=setting["tau"])
-    objective = icppac(
-        run.model,
-        optimizer,
-        problem.total,
-        proximal=coefficient,
-        inner_steps=steps,
-        schedule=schedule,
-    )
-    return run.use(objective, independent=True, indexed=False)
+        settings = {"proximal": 2 * coefficient, "inner_steps": steps}
+    word = entry.name.lower()
+    objective = fcco.constrained(run.model, optimizer, problem.total, word, **settings)
+    return run.use(objective, independent=word == "icppac", indexed=False)
 
 
 _MAKERS: dict[str, Any] = {

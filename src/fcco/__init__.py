@@ -6,25 +6,31 @@ The equation of the library:
 
     method = term x rule of the step, stepped by any torch optimizer
 
-A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`; those of switching and
-Lagrangian methods in `fcco.constraints`): an outer function of them, CVaR, weights on groups, or
-dual variables. The *rule of the step* is plain for most methods; others step inside a proximal
-point, or switch between loss and constraints (`fcco.optim`, `fcco.constraints`).
+A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
+CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
+step inside a proximal point, or switch between loss and limits. Each method is one file of
+`fcco.methods`, with its settings:
 
-| method | term | tracker | rule of the step |
-|---|---|---|---|
-| SONEX | `MoreauEnvelope(f, smoothing)` | `msvr_tracker(n, gamma)` | plain |
-| ALEXR2 | `MoreauEnvelope(f, smoothing)` | `alexr_tracker(n, gamma, theta)` | `ProximalPoint` |
-| SONX | f itself (a subgradient) | `msvr_tracker(n, gamma)` | plain |
-| SOX | smooth f | `ema_tracker(n, gamma)` | plain |
-| ALEXR v1 | smooth f | `alexr_tracker(n, gamma, theta)` | plain |
-| ALEXR v2 | `DualTerm` | its own | plain |
-| OOA | `GroupWeights` | `ema_tracker(n, 1, read="new")` | plain |
-| SSG | `SwitchingTerm` | the batch | `SwitchingOptimizer` |
-| OSS, ICPPAC | `LagrangianTerm` | the batch | `ProximalRound` |
+<!-- methods: method | for | needs | use it when -->
 
-Entry points: `CVaRGroupDRO` for the worst groups, `constrained(..., method="sonex")` for
-constraints, `GlobalContrastive` for two towers, `fcco.xrisk` for average precision, partial AUC and
+| method | for | needs | use it when |
+| --- | --- | --- | --- |
+| `multipliers` | limits | nothing | there are limits: of any kind, nothing to tune |
+| `sonex` | groups, limits, general | smoothing, penalty | you want the paper's method |
+| `alexr2` | groups, limits, general | smoothing, penalty | the g_i have kinks |
+| `sonx` | groups, general | outer | f must not be smoothed |
+| `sox` | general | outer | f is smooth |
+| `alexr` | limits, general | dual_step, penalty | the problem is convex |
+| `ooa` | groups | nothing | you compare with group DRO |
+| `hinge` | limits | penalty | you compare with SONX on a penalty |
+| `squared-hinge` | limits | penalty | you compare with work on forgetting |
+| `recursive-hinge` | limits | smoothing, refresh_every, penalty | a large batch at times is cheap |
+| `ssg` | limits | nothing | batches are large, their noise small |
+| `oss` | limits | proximal, inner_steps | you compare with virtual queues |
+| `icppac` | limits | proximal, inner_steps | you compare with a primal-dual loop |
+
+Entry points: `CVaRGroupDRO` for the worst groups, `constrained(model, optimizer, limits)` for
+limits, `GlobalContrastive` for two towers, `fcco.xrisk` for average precision, partial AUC and
 ranking, `Compositional` for any terms.
 `loss = objective(function, index)` gives a scalar whose gradient is the method's estimator;
 `loss.backward(); optimizer.step()` stay yours.
@@ -42,9 +48,15 @@ from .continual import ReferenceLosses, TaskHeads
 from .group_dro import CVaRGroupDRO
 from .groups import BlockSampler, GroupBatchSampler, group_mean
 from .inputs import Measured
-from .methods import adam_type, alexr2, constrained, momentum_type, ooa, sonex, sonx, sox
+from .methods import alexr2, constrained, ooa, sonex, sonx, sox
 from .objective import Compositional
-from .optim import OutputIterate, ProximalPoint, project_after_step
+from .optim import (
+    OutputIterate,
+    ProximalPoint,
+    adam_type,
+    momentum_type,
+    project_after_step,
+)
 from .outer import (
     Absolute,
     CVaR,

@@ -16,16 +16,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "at_least",
-    "below",
-    "in_interval",
-    "integer",
-    "meant",
-    "number",
-    "one_of",
-    "positive",
-    "requires",
-]
+    "at_least", "below", "finite", "in_interval", "integer", "meant", "number", "one_of",
+    "positive", "requires",
+]  # fmt: skip
 
 
 def number(call: str, name: str, value: Any) -> bool:
@@ -43,19 +36,22 @@ def number(call: str, name: str, value: Any) -> bool:
     )
 
 
-_PLAIN = (int, float)
-"""Types that need no further look, nearly always what is given (`bool` is another type)."""
-
-
 def positive(call: str, name: str, value: Any) -> None:
     """Raise unless `value` is a finite number above zero."""
-    if (type(value) in _PLAIN or number(call, name, value)) and not 0 < value < math.inf:
+    if number(call, name, value) and not 0 < value < math.inf:
         raise ValueError(f"`{call}({name}=...)` must be positive and finite but is: {value}.")
+
+
+def finite(call: str, name: str, value: Any, low: float = -math.inf) -> None:
+    """Raise unless `value` is a finite number, not below `low`."""
+    if number(call, name, value) and not -math.inf < value < math.inf:
+        raise ValueError(f"`{call}({name}=...)` must be finite but is: {value}.")
+    at_least(call, name, value, low)
 
 
 def at_least(call: str, name: str, value: Any, low: float) -> None:
     """Raise unless `value >= low`."""
-    if (type(value) in _PLAIN or number(call, name, value)) and not value >= low:
+    if number(call, name, value) and not value >= low:
         raise ValueError(f"`{call}({name}=...)` must be at least {low} but is: {value}.")
 
 
@@ -68,17 +64,11 @@ def integer(call: str, name: str, value: Any, low: int) -> None:
 
 
 def in_interval(
-    call: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float,
-    *,
-    open_low: bool = False,
-    open_high: bool = False,
-) -> None:
+    call: str, name: str, value: Any, low: float, high: float,
+    *, open_low: bool = False, open_high: bool = False,
+) -> None:  # fmt: skip
     """Raise unless `value` lies between `low` and `high`."""
-    if type(value) not in _PLAIN and not number(call, name, value):
+    if not number(call, name, value):
         return
     above = value > low if open_low else value >= low
     under = value < high if open_high else value <= high
@@ -91,9 +81,7 @@ def in_interval(
 
 def below(call: str, name: str, value: Any, limit: float, limit_name: str, reason: str) -> None:
     """Raise unless `value < limit`; the message says what the limit is and why."""
-    plain = type(value) in _PLAIN and type(limit) in _PLAIN
-    comparable = plain or (number(call, name, value) and number(call, limit_name, limit))
-    if comparable and not value < limit:
+    if number(call, name, value) and number(call, limit_name, limit) and not value < limit:
         raise ValueError(
             f"`{call}({name}=...)` must be below {limit_name} = {limit:g} but is: {value} "
             f"({reason})."

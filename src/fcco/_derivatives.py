@@ -9,54 +9,20 @@ from torch import Tensor
 
 from ._distributed import Group, patience
 
-__all__ = ["Directional", "Linearised"]
+__all__ = ["Linearised"]
 
 
-class Directional:
-    r"""J v: how inner values change along a direction in parameter space.
+class Linearised:
+    r"""g(x) + J v, also after the parameters have moved on from x.
 
     .. math:: J v = \frac{\partial}{\partial y}\,\bigl\langle J^\top y,\; v\bigr\rangle
 
     The vector-Jacobian product is linear in y, so its derivative along y is J v: one backward pass
-    with a graph when it is built, one more for each direction. It works with any function that can
-    be differentiated twice, whatever holds its parameters. The graph of `values` stays usable.
+    with a graph when this is built, one more for each direction v. It works with any function that
+    can be differentiated twice. The graph of `values` stays usable.
 
     Args:
-        values: g(w), any shape, with gradient.
-        parameters: w.
-
-    Example:
-        >>> import torch
-        >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> change = Directional(torch.stack([w.prod(), w.sum()]), [w])
-        >>> change.along([torch.tensor([1.0, -1.0])])
-        tensor([1., 0.])
-    """
-
-    def __init__(self, values: Tensor, parameters: Sequence[Tensor]) -> None:
-        self._probe = torch.zeros_like(values, requires_grad=True)
-        self._pulled = torch.autograd.grad(
-            values, parameters, self._probe, create_graph=True, allow_unused=True
-        )
-
-    def along(self, direction: Sequence[Tensor]) -> Tensor:
-        """J v for one tensor per parameter; a parameter that the values do not use adds nothing."""
-        parts = [
-            torch.sum(pulled * part)
-            for pulled, part in zip(self._pulled, direction, strict=True)
-            if pulled is not None
-        ]
-        if not parts:
-            return torch.zeros_like(self._probe)
-        total = torch.stack(parts).sum()
-        return torch.autograd.grad(total, self._probe, retain_graph=True)[0]
-
-
-class Linearised:
-    """g(x) + <grad g(x), v>, also after the parameters have moved on.
-
-    Args:
-        values: g(x), with gradient.
+        values: g(x).
         parameters: x.
         group: ranks over which the gradient of `values` is averaged.
 
@@ -75,7 +41,8 @@ class Linearised:
         self, values: Tensor, parameters: Sequence[Tensor], group: Group | None = None
     ) -> None:
         self.values, self._group = values.detach(), group
-        self._change: Directional | None = None
+        self._probe = torch.zeros_like(values, requires_grad=True)  # y
+        self._pulled: Sequence[Tensor | None] = [None for _ in parameters]  # J^T y
         if values.requires_grad:
             storages = {p.untyped_storage().data_ptr() for p in parameters}
 
@@ -86,14 +53,19 @@ class Linearised:
             # A step changes the parameters in place, and the derivative of a product needs them.
             hooks = torch.autograd.graph.saved_tensors_hooks(copied, lambda tensor: tensor)
             with torch.autocast(values.device.type, enabled=False), hooks:
-                self._change = Directional(values, parameters)
+                self._pulled = torch.autograd.grad(
+                    values, parameters, self._probe, create_graph=True, allow_unused=True
+                )
 
     def change(self, move: Sequence[Tensor]) -> Tensor:
-        """<grad g(x), v> for a move v, one tensor per parameter."""
+        """J v for a move v, one tensor per parameter."""
         change = torch.zeros_like(self.values)
-        if self._change is not None:
-            with torch.autocast(change.device.type, enabled=False), torch.enable_grad():
-                change = self._change.along(move)
+        with torch.autocast(change.device.type, enabled=False), torch.enable_grad():
+            both = zip(self._pulled, move, strict=True)
+            parts = [torch.sum(pulled * part) for pulled, part in both if pulled is not None]
+            if parts:
+                total = torch.stack(parts).sum()
+                (change,) = torch.autograd.grad(total, self._probe, retain_graph=True)
         if self._group is not None:
             with patience:
                 torch.distributed.all_reduce(change, group=self._group.handle)

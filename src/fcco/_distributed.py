@@ -12,19 +12,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "DISTRIBUTED",
-    "Group",
-    "RanksOutOfStep",
-    "find_group",
-    "gather_rows",
-    "patience",
-    "row_counts",
+    "DISTRIBUTED", "Group", "RanksOutOfStep", "find_group", "gather_rows", "patience", "row_counts",
     "sum_over_ranks",
-]
+]  # fmt: skip
 
 DISTRIBUTED = torch.distributed.is_available()
 """Whether this build of torch can communicate at all."""
-
 
 WAIT = 30.0
 """Seconds after which a rank that waits for the others says so."""
@@ -40,7 +33,7 @@ class _Patience:
     """
 
     def __init__(self) -> None:
-        self.since: float | None = None
+        self.since: float | None = None  # when the collective that runs now began
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -62,10 +55,8 @@ class _Patience:
                 logging.getLogger("fcco").warning(
                     "Rank %d has waited %.0f seconds for other ranks in a call of an objective. "
                     "Every rank must make the same calls and steps: has one of them a batch more, "
-                    "left its loop, or failed?",
-                    torch.distributed.get_rank(),
-                    WAIT,
-                )
+                    "left its loop, or failed?", torch.distributed.get_rank(), WAIT,
+                )  # fmt: skip
 
 
 patience = _Patience()
@@ -80,7 +71,6 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """The number of this process in the group."""
         return torch.distributed.get_rank(self.handle)
 
 
@@ -106,9 +96,9 @@ class RanksOutOfStep(RuntimeError):
     def __init__(self, calls: list[int]) -> None:
         self.latest = max(calls)
         super().__init__(
-            f"The ranks are in different calls of the objective ({calls}): a call failed on one of "
-            "them, and pooling would mix batches of different steps. Nothing was updated. Let "
-            "every rank take part in every call; a rank without samples passes an empty batch."
+            f"The ranks are in different calls of the objective ({calls}): pooling would mix "
+            "batches of different steps. Nothing was updated. Let every rank take part in every "
+            "call; a rank without samples passes an empty batch."
         )
 
 
@@ -130,11 +120,7 @@ def gather_rows(
 ) -> Tensor:
     """Concatenate the rows (R_k, c) of all ranks, in rank order; R_k may differ or be zero.
 
-    Args:
-        rows: this rank's rows.
-        group: the ranks.
-        counts: R_k of every rank, when `row_counts` told them before.
-        call: number of the call these rows belong to; see `row_counts`.
+    `counts` are all R_k, if `row_counts` told them before; `call` is that of `row_counts`.
     """
     lengths = row_counts(rows, group, call) if counts is None else counts
     padded = rows.new_zeros((max(lengths), rows.shape[1]))

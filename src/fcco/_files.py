@@ -49,24 +49,14 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_values(path: Path, key: str, values: Values) -> None:
-    """Write tensors with their key and checksum; missing folders are created.
-
-    Args:
-        path: the file.
-        key: checksum of everything that the values were computed from.
-        values: one tensor, or several by name.
-    """
+    """Write tensors with their checksum and their key, that of all they were computed from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as file:
         torch.save({"key": key, "sha256": _checksum(values), "values": values}, file)
 
 
 def read_values(path: Path, key: str) -> Any:
-    """Read what `write_values` wrote under this key; None if there is no file.
-
-    Raises:
-        DamagedFile: if the file is damaged or has another key.
-    """
+    """Read what `write_values` wrote under this key; None if there is no file."""
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         values, intact = content["values"], content["sha256"] == _checksum(content["values"])
@@ -85,31 +75,14 @@ def read_values(path: Path, key: str) -> Any:
 def state_checksum(module: nn.Module) -> str:
     """The sha256 of a module's state dict: names, dtypes, shapes and values.
 
-    It is the same for the model inside DDP or `torch.compile`. For a sharded model (FSDP2) the
-    tensors are gathered, so that all ranks must call it.
-
-    Args:
-        module: the model.
-
-    Example:
-        >>> import torch
-        >>> from fcco._files import state_checksum
-        >>> layer = torch.nn.Linear(2, 1)
-        >>> before = state_checksum(layer)
-        >>> _ = torch.nn.init.constant_(layer.bias, 9.0)
-        >>> state_checksum(layer) == before
-        False
+    It is the same for the model inside DDP or `torch.compile`, which put a prefix before every
+    name. For a sharded model (FSDP2) the tensors are gathered, so that all ranks must call it.
     """
-    return _checksum(_unwrapped(module).state_dict())
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside DDP and `torch.compile`, which put a prefix before every name."""
     while True:
         ddp = isinstance(module, nn.parallel.DistributedDataParallel)
         inside = module.module if ddp else getattr(module, "_orig_mod", None)
         if not isinstance(inside, nn.Module):
-            return module
+            return _checksum(module.state_dict())
         module = inside
 
 

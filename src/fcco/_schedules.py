@@ -9,15 +9,7 @@ from typing import Literal
 
 from . import _checks
 
-__all__ = [
-    "Annealed",
-    "CosineRamp",
-    "Scaled",
-    "Schedule",
-    "Smoothing",
-    "Width",
-    "at_step",
-]
+__all__ = ["Annealed", "CosineRamp", "Scaled", "Schedule", "Smoothing", "Width", "at_step"]
 
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
@@ -36,7 +28,6 @@ class Scaled:
     factor: float
 
     def __call__(self, step: int) -> float:
-        """The value at step t."""
         return self.schedule(step) * self.factor
 
 
@@ -59,8 +50,6 @@ class Width:
         >>> tracker = fcco.ema_tracker(3, gamma=0.1)
         >>> fcco.CoupledTerm(fcco.Hinge(5.0), tracker, smoothing=fcco.Width(0.1)).smoothing
         0.02
-        >>> fcco.CVaRTerm(tracker, ratio=0.25, smoothing=fcco.Width(0.1)).smoothing
-        0.025
     """
 
     width: Schedule
@@ -70,7 +59,6 @@ class Width:
             _checks.at_least("Width", "width", self.width, 0.0)
 
     def smoothing(self, jump: float) -> Schedule:
-        """Lambda for a function whose slope jumps by `jump`."""
         return Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
 
 
@@ -99,7 +87,6 @@ class Annealed:
         _checks.at_least("Annealed", "steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
-        """The value after `step` steps."""
         done = min(step / self.steps, 1.0)
         return self.start * (self.end / self.start) ** done
 
@@ -110,11 +97,6 @@ class CosineRamp:
 
     .. math::
         \tfrac12\bigl(1 - \cos(\pi \min\{1, (t+1)/T\})\bigr)
-
-    Example:
-        >>> from fcco._schedules import CosineRamp
-        >>> [round(CosineRamp(4)(t), 3) for t in range(5)]
-        [0.146, 0.5, 0.854, 1.0, 1.0]
     """
 
     steps: int
@@ -123,6 +105,5 @@ class CosineRamp:
         _checks.integer("CosineRamp", "steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
-        """The factor of step t."""
         left = self.steps - 1 - step
         return 1.0 if left <= 0 else (1 + math.cos(math.pi * left / self.steps)) / 2

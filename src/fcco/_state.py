@@ -6,7 +6,6 @@ import _signal  # the enums of `signal` cost as much as ten operations
 import io
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -45,11 +44,7 @@ class CheckedState(nn.Module):
     """Buffers of sums, counts and squares."""
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if no training can have led to this state.
-
-        Args:
-            state: what it holds for this module, and for modules below it, as far as it is there.
-        """
+        """Raise ValueError if no training can have led to this state, which may be incomplete."""
         for name, own in self._buffers.items():
             found = state.get(name)
             if own is None or found is None:
@@ -123,12 +118,7 @@ class Uninterrupted:
             if callable(self._before):
                 _signal.signal(_signal.SIGINT, lambda *received: self._held.append(received))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if callable(self._before):
             _signal.signal(_signal.SIGINT, self._before)
             if self._held:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
-from .tracker import Blocks, Entries
+from .tracker import Blocks
 
 __all__ = [
     "MOVES",
+    "NO_GRADIENT",
     "WAITS",
     "WINDOW",
     "FirstCalls",
@@ -33,7 +34,6 @@ __all__ = [
     "moved_by_hand",
     "never_stepped",
     "only_made_before",
-    "refuse_without_gradient",
     "sequence_number",
     "stepped_in_eval",
     "warn",
@@ -237,14 +237,11 @@ def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]] | None:
     return found
 
 
-def refuse_without_gradient(entries: Iterable[Entries]) -> None:
-    """Raise if no value of a call in training mode carries a gradient."""
-    if not any(each.carrier.requires_grad for each in entries):
-        raise ValueError(
-            "What your function returned has no gradient, in training mode: was it computed by "
-            "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For "
-            "an evaluation call `objective.eval()` first."
-        )
+NO_GRADIENT = (
+    "What your function returned has no gradient, in training mode: was it computed by `.detach()`, "
+    "`.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an evaluation call "
+    "`objective.eval()` first."
+)
 
 
 class FirstCalls:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _checks, _watch
 from ._schedules import Smoothing
-from .inputs import Index, known_settings
+from .inputs import Index
 from .objective import Compositional
 from .outer import CVaR
 from .report import GroupReport, group_report
@@ -25,10 +25,7 @@ class GroupObjective(Compositional):
     """An objective over the losses of groups, which reports each loss and their CVaR."""
 
     def cvar(self, losses: Tensor | None = None) -> Tensor:
-        """CVaR with the exact threshold: of the known group losses, or of those given.
-
-        For a result to report, give the full-data group losses.
-        """
+        """CVaR with the exact threshold: of the known group losses, or of those given."""
         return self.term.value() if losses is None else CVaR(self.term.ratio)(losses)
 
     def group_losses(self) -> Tensor:
@@ -45,13 +42,12 @@ class GroupObjective(Compositional):
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
 
-        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
-        device, so it is not for every step.
+        `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
-            function: a function as in a call of the objective, best on a large batch of training
-                data: its losses are then compared with the tracked ones, and within each group. It
-                runs once, in the mode that the model is in; nothing is updated.
+            function: as in a call of the objective, best on a large batch of training data: its
+                losses are then compared with the tracked ones, and within each group. It runs once,
+                in the mode that the model is in; nothing is updated.
             index: the group of each of its losses.
         """
         return group_report(self, self.group_weights(), function, index)
@@ -72,8 +68,6 @@ class CVaRGroupDRO(GroupObjective):
     `smoothing=0`, and with a `ProximalPoint` optimizer it is ALEXR2.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         num_groups: n; not needed with `names`.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
         smoothing: how far the kink at s is rounded. `"auto"`: as far as the estimates are off, see
@@ -82,12 +76,10 @@ class CVaRGroupDRO(GroupObjective):
         gamma: weight of the new group loss; `"auto"` weighs noise against lag.
         correction: gamma' of the tracker, for a second forward pass at w_{t-1}; see `InnerTracker`.
             It needs a number for `gamma`.
-        read: which u enters the gradient, see `InnerTracker`. `"old"`, as the paper prints it, acts
-            on losses that are n/B1 steps older.
+        read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
         names: of the groups, in the order of their ids, for reports and errors.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: further options of `InnerTracker` (`on_nonfinite`, `dtype`, ...).
+        process_group: see `Compositional`, as is `offload`.
+        on_nonfinite: see `InnerTracker`, as are `dtype` and `device`, which are the model's.
 
     Example:
         >>> import torch, fcco
@@ -103,7 +95,6 @@ class CVaRGroupDRO(GroupObjective):
         True
     """
 
-    @known_settings()
     def __init__(
         self,
         model: nn.Module,
@@ -118,7 +109,9 @@ class CVaRGroupDRO(GroupObjective):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
         offload: bool = False,
-        **options: Any,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         named = None if names is None else tuple(names)
         number: Any = len(named) if named and num_groups is None else num_groups
@@ -138,34 +131,30 @@ class CVaRGroupDRO(GroupObjective):
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
                 "'auto' the lag of the estimates is weighed without a second forward pass."
             )
+        own = {"dtype": dtype, "device": device}
         tracker = for_model(
-            model, number, gamma=gamma, correction=correction, read=read,
-            **{"measure": gamma != 0, **options},
+            model, number, gamma=gamma, correction=correction, read=read, measure=gamma != 0,
+            on_nonfinite=on_nonfinite, **{k: v for k, v in own.items() if v is not None},
         )  # fmt: skip
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         term.names = named
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
     def group_weights(self) -> Tensor:
-        """The weight of each group in the gradient, NaN for one never seen.
-
-        Once all groups are seen the weights sum to about 1.
-        """
+        """The weight of each group in the gradient, NaN for one never seen; they sum to about 1."""
         return self.term.weights()
 
     @property
     def threshold(self) -> Tensor:
-        """The current s."""
+        """The current s of CVaR."""
         return self.term.threshold
 
     @property
     def ratio(self) -> float:
-        """The share of groups that count."""
         return self.term.ratio
 
     @property
     def num_groups(self) -> int:
-        """The number of groups."""
         return self.term.tracker.num_inner
 
 

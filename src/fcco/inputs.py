@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,21 +11,17 @@ from torch import Tensor
 from ._checks import meant
 from ._distributed import Group, sum_over_ranks
 from .terms import AbstractTerm
-from .tracker import Blocks, Entries, InnerTracker, NonFiniteValue
+from .tracker import Blocks, Entries, NonFiniteValue
 
 __all__ = [
     "ONLY",
     "CallReader",
     "Index",
     "Measured",
-    "known_settings",
     "mean_loss",
     "parse",
     "split",
 ]
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 Index = Any
 """Block of each entry: a tensor, an array or a list. Or all blocks of each sample: a boolean matrix
@@ -292,45 +286,3 @@ def _wrong_number(name: str, values: Tensor, blocks: Blocks, dim: int) -> str:
         f"{text} Return the losses of the samples themselves, not their mean: "
         '`cross_entropy(model(x), y, reduction="none")`; for limits, the pair (loss, values).'
     )
-
-
-# Settings.
-
-
-def known_settings(
-    *fixed: str, also: Sequence[str] = ()
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Refuse settings that neither a recipe nor the tracker has to which it hands the others.
-
-    To decorate a recipe, or the `__init__` of a class, that ends in `**options`.
-
-    Args:
-        fixed: options of `InnerTracker` that the recipe sets itself.
-        also: settings that it takes besides its own and those of `InnerTracker`.
-    """
-
-    def decorate(recipe: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        own = [p.name for p in _named(recipe) if p.name != "self"]
-        options = [p.name for p in _named(InnerTracker) if p.kind is p.KEYWORD_ONLY]
-        accepted = [*own, *also, *(name for name in options if name not in (*own, *fixed))]
-        call = recipe.__qualname__.removesuffix(".__init__")  # type: ignore[attr-defined]
-
-        @functools.wraps(recipe)
-        def checked(*args: Arguments.args, **settings: Arguments.kwargs) -> Result:
-            wrong = [name for name in settings if name not in accepted]
-            if wrong:
-                asked = "; ".join(f"`{n}` ({meant(n, accepted) or 'unknown'})" for n in wrong)
-                raise TypeError(
-                    f"`{call}` has no such setting: {asked}. Settings: {', '.join(accepted)}."
-                )
-            return recipe(*args, **settings)
-
-        return checked
-
-    return decorate
-
-
-def _named(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that can be given by name."""
-    parameters = inspect.signature(function).parameters.values()
-    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import _watch
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
-from ._state import CheckedState, Uninterrupted, pack, unpack
+from ._state import CheckedState, pack, unpack
 from .inputs import ONLY, CallReader, Index, mean_loss, split
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
@@ -43,6 +43,7 @@ class _CallState:
         stepped: it has made one.
         from_eval: the loss of a call in `eval()` mode was differentiated.
         open: what the next step of an optimizer makes final.
+        closing: it is being written.
         losses: of the calls since the last step.
         several: a step had several calls; from then on the losses of all are watched.
         unused: how many losses were never differentiated.
@@ -57,6 +58,7 @@ class _CallState:
     stepped: bool = False
     from_eval: bool = False
     open: OpenStep | None = None
+    closing: bool = False
     losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
     several: bool = False
     unused: int = 0
@@ -98,6 +100,15 @@ class _Terms(nn.ModuleDict):
 
 
 _FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
+
+
+class _Children(dict[str, Any]):
+    """The modules of an objective: its terms stay, and nn.Module would take any as `term`."""
+
+    def __setitem__(self, name: str, module: Any) -> None:
+        if name == "term" or (name == "terms" and name in self):
+            raise AttributeError(_FIXED)
+        super().__setitem__(name, module)
 
 
 class Compositional(CheckedState):
@@ -160,6 +171,7 @@ class Compositional(CheckedState):
         shared_index: bool = True,
     ) -> None:
         super().__init__()
+        self.__dict__["_modules"] = _Children()
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
@@ -168,6 +180,8 @@ class Compositional(CheckedState):
         self.terms: Any = _Terms(named)
         self._terms = named  # the same, without the registry's slow look-up
         self._reader = CallReader(named, shared_index)
+        # The only term and its tracker, in a tuple: nn.Module would register them once more.
+        self._only = (named[ONLY], named[ONLY].tracker) if set(named) == {ONLY} else None
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group = process_group
@@ -185,17 +199,13 @@ class Compositional(CheckedState):
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
         )
+        self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
         self._after_close: list[Callable[[], None]] = []
         self._attach()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("term", "terms") and "_terms" in self.__dict__:
-            raise AttributeError(_FIXED)  # nn.Module would take a module under any name
-        super().__setattr__(name, value)
 
     def _attach(self) -> None:
         """Listen to the steps of the optimizers."""
@@ -219,6 +229,11 @@ class Compositional(CheckedState):
         if set(self.terms) != {ONLY}:
             raise ValueError(f"This objective has the terms {', '.join(self.terms)}; use `terms`.")
         return self.terms[ONLY]
+
+    @property
+    def open_step(self) -> OpenStep | None:
+        """What the next step of an optimizer makes final, if there was a call."""
+        return self._state.open
 
     @property
     def group(self) -> Group | None:
@@ -256,8 +271,6 @@ class Compositional(CheckedState):
                 "must follow each other."
             )
         try:
-            if torch.compiler.is_dynamo_compiling():
-                return self._without_dynamo(function, index, gradient, gradient_index)
             return self._loss(function, index, gradient, gradient_index)
         except RanksOutOfStep as error:
             self._state.calls = error.latest  # the next call is the same on all ranks again
@@ -282,9 +295,6 @@ class Compositional(CheckedState):
     # function itself has compiled (the model) stays so. `torch.compiler.disable` is the same, but
     # takes a second when this module is imported.
     @torch._disable_dynamo
-    def _without_dynamo(self, *arguments: Any) -> Tensor:
-        return self._loss(*arguments)
-
     def _loss(
         self,
         function: Function,
@@ -293,6 +303,8 @@ class Compositional(CheckedState):
         gradient_index: Index,
     ) -> Tensor:
         updating = self.training and torch.is_grad_enabled()
+        if self._state.closing:
+            self.close()
         # The test of `find_group`, without a call in the usual case of one process.
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
@@ -301,7 +313,13 @@ class Compositional(CheckedState):
             raise TypeError(self._needs_function(function, gradient))
         reader, previous = self._reader, self.previous
         watch = self._watch if updating else None
-        blocks = reader.blocks(index)
+        only = self._only
+        if only is None or index is None or isinstance(index, Mapping):
+            blocks = reader.blocks(index)
+        else:
+            blocks = {ONLY: only[1].blocks(index)}
+            if blocks[ONLY].rows is not None and not only[0].overlapping:
+                blocks = reader.blocks(index)  # which says what is wrong
         gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
         if updating:
             self._end_step_if_parameters_moved()
@@ -321,7 +339,9 @@ class Compositional(CheckedState):
                 number = _watch.sequence_number()
         carriers = None
         if gradient is None:
-            loss, values = split(function())
+            values, loss = function(), None
+            if isinstance(values, tuple):
+                loss, values = split(values)
         else:
             with torch.no_grad():
                 values = split(function())[1]
@@ -329,15 +349,19 @@ class Compositional(CheckedState):
         if loss is None and self._needs_objective:
             raise ValueError("This method needs the objective too: return the pair (loss, values).")
         past = None if past is None else split(past)[1]
-        entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
+        plain = only is not None and blocks[ONLY] is not None and isinstance(values, Tensor)
+        if plain and carriers is None and past is None and values.dim():
+            entries = {ONLY: only[1].entries(blocks[ONLY], values)}
+        else:
+            entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
         elif not entries:
             raise ValueError("Your function returned neither a loss nor any inner value.")
         if watch is not None:
             alone = loss is None or not loss.requires_grad
-            if alone and group is None:
-                _watch.refuse_without_gradient(entries.values())
+            if alone and group is None and not any(e.carrier.requires_grad for e in entries.values()):
+                raise ValueError(_watch.NO_GRADIENT)
             if number is not None or watch.copied:
                 results = [each.carrier for each in entries.values()]
                 results += [] if loss is None else [loss]
@@ -353,7 +377,7 @@ class Compositional(CheckedState):
         tracked, call = {}, self._state.calls
         for name, each in entries.items():
             tracked[name] = self._terms[name].tracker.track(each, step, group, call)
-        if step is not None and group is None:
+        if step is not None and group is None and (loss is not None or not plain):
             self._refuse_nonfinite(entries, loss)
         combined = self._combined(loss, tracked, group, step)
         if step is not None:
@@ -409,7 +433,7 @@ class Compositional(CheckedState):
                     if group is not None:  # terms have the same value on all ranks, g0 has not
                         total = sum_over_ranks(value.double(), group)
                         value = torch.tensor(total / group.size, dtype=torch.float64)
-                    step.observe(self._terms[name], value)
+                    self._terms[name].observe(step, value)
         return parts[0] if len(parts) == 1 else functools.reduce(torch.add, parts)
 
     def _needs_function(self, function: Any, gradient: Any) -> str:
@@ -469,7 +493,7 @@ class Compositional(CheckedState):
     def _give_up(self) -> None:
         """Forget the calls since the last step."""
         self._state.open, self._state.losses = None, _watch.Losses()
-        for term in self._terms.values():
+        for term in self._forgetful:
             term.forget()
 
     def _look_back(
@@ -545,23 +569,21 @@ class Compositional(CheckedState):
 
     def close(self) -> None:
         """End the tracking step; a hook calls it after each optimizer step."""
-        state = self._state
-        with Uninterrupted():
-            state.open_at, state.waiting, state.moves = None, 0, 0
-            if state.losses.made:
-                state.losses = _watch.Losses()
-            step = state.open
-            if step is not None:
-                for function, arguments in step.writes.values():
-                    function(*arguments)
-                for term in self._terms.values():
-                    if term.tracker in step.updates:
-                        term.close(step)
-            for term in self._terms.values():
-                term.forget()
-            state.open = None
-            for action in self._after_close:
-                action()
+        state, step = self._state, self._state.open
+        state.open_at, state.waiting, state.moves = None, 0, 0
+        if state.losses.made:
+            state.losses = _watch.Losses()
+        if step is not None:
+            state.closing = True  # until all is written: an interrupt before the end is made good
+            for tracker, update in step.updates.items():
+                tracker.close(update)
+            for function, arguments in step.writes.values():
+                function(*arguments)
+        for term in self._forgetful:
+            term.forget()
+        state.open, state.closing = None, False
+        for action in self._after_close:
+            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""
@@ -620,6 +642,11 @@ class Compositional(CheckedState):
         kind = {"objective": type(self).__name__, "method": self.method, "terms": terms}
         return {**kind, "blocks": {k: tuple(v) for k, v in blocks.items()}, "names": names}
 
+    def _save_to_state_dict(self, *arguments: Any) -> None:
+        if self._state.closing:
+            self.close()
+        super()._save_to_state_dict(*arguments)
+
     def get_extra_state(self) -> Tensor:
         """What the state belongs to: method, blocks and their names."""
         return pack(self._identity())
@@ -646,7 +673,7 @@ class Compositional(CheckedState):
                 "own; use `state_dict()`."
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None)
+        state["_state"] = dataclasses.replace(self._state, losses=_watch.Losses(), open=None, closing=False)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

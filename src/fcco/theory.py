@@ -1,7 +1,4 @@
-"""Laws in closed form: where tracked values and smoothed constraints settle.
-
-The page docs/concepts/laws.md derives them.
-"""
+"""Laws in closed form (docs/concepts/laws.md): where tracked values and constraints settle."""
 
 from __future__ import annotations
 
@@ -32,19 +29,14 @@ def expected_tracking_error(
         {p \gamma (2 - \gamma)}, \qquad m = \delta \frac{p a - (1 - p)}{p \gamma},
 
     where m = E(u - g) is 0 for steps of random sign. The theory's gamma' makes the second
-    bracket 0: then the law is the same for any pattern of directions. The error of a run is
-    measured by `fcco.diagnostics.tracking_error`.
+    bracket 0. The error of a run is measured by `fcco.diagnostics.tracking_error`.
 
     Args:
-        gamma: weight of the new value.
-        num_inner: n.
-        blocks: B1.
+        num_inner: n, and `blocks` B1 of them in a step, each with B2 `samples`.
         correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
         drift: delta, the size of each g_i's motion per step.
         systematic: the motion keeps its sign; otherwise each step has an independent random one.
-        value_noise: sigma_0; the same samples are used at both points of the correction, and the
-            noise does not depend on the point.
-        samples: B2.
+        value_noise: sigma_0, the same at both points of the correction.
 
     Example:
         >>> from fcco.theory import expected_tracking_error
@@ -54,7 +46,6 @@ def expected_tracking_error(
     call = "expected_tracking_error"
     _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
     _checks.in_interval(call, "blocks", blocks, 1, num_inner)
-    _checks.at_least(call, "samples", samples, 1)
     if correction is None:
         if blocks < num_inner:
             reason = "the correction of the theory is infinite there unless all blocks are sampled"
@@ -77,7 +68,6 @@ def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> 
 
     Args:
         smoothing: lambda, of f = rho [.]_+ with its scale.
-        num_constraints: m.
         multiplier: nu_i, of the constraint g_i <= 0 with the objective's weight 1.
 
     Example:
@@ -85,7 +75,4 @@ def smoothed_bias(smoothing: float, num_constraints: int, multiplier: float) -> 
         >>> round(smoothed_bias(0.01, num_constraints=8, multiplier=0.6), 6)
         0.048
     """
-    _checks.positive("smoothed_bias", "smoothing", smoothing)
-    _checks.at_least("smoothed_bias", "num_constraints", num_constraints, 1)
-    _checks.at_least("smoothed_bias", "multiplier", multiplier, 0)
     return smoothing * num_constraints * multiplier

@@ -266,36 +266,27 @@ def show_config(
     keys=False,
 )
 def show_methods(
-    constraints: Annotated[
-        str | None,
-        Option(metavar="sampled|all", help="Only methods whose constraints are so."),
-    ] = None,
-    problem: Annotated[
-        str | None, Option(metavar="S1|S2|..", help="Only those that solve a test problem.")
+    use: Annotated[
+        str | None, Option("--for", metavar="groups|limits|general", help="Only methods for these.")
     ] = None,
     wide: Annotated[bool, Option("--wide", help="All columns.")] = False,
     as_json: Annotated[bool, Option("--json", help="All facts, as one JSON list.")] = False,
 ) -> None:
-    """List every method: what it solves and what a step costs."""
+    """List every method: what it is for and what it needs."""
     from fcco import methods
 
     from .display import Printer
 
-    chosen = methods.table()
-    for option, fact, value, allowed in (
-        ("--constraints", "constraints", constraints, ("sampled", "all")),
-        ("--problem", "problems", problem, tuple(methods.registry.PROBLEMS)),
-    ):
-        if value is not None and value not in allowed:
-            raise ConfigError(f"{option} must be one of {', '.join(allowed)} but is: {value}")
-        chosen = chosen if value is None else chosen.only(**{fact: value})
+    uses = ("groups", "limits", "general")
+    if use is not None and use not in uses:
+        raise ConfigError(f"--for must be one of {', '.join(uses)} but is: {use}")
+    rows = [row.facts() for row in methods.ROWS if use is None or use in row.use]
     if as_json:
-        typer.echo(json.dumps(chosen.as_dicts()))
+        typer.echo(json.dumps(rows))
         return
-    heads = {"name": "method", "problem": "solves", "loop": "loop", "extra": "extra cost of a step"}
-    columns = {name: name for name in chosen.COLUMNS} if wide else heads
-    rows = [[str(getattr(method, column)) for column in columns] for method in chosen]
-    Printer({"wide": wide}).table([list(columns.values()), *rows], numbers=False)
+    columns = list(rows[0]) if wide else ["method", "needs", "use it when"]
+    table = methods.table(use, columns)  # type: ignore[arg-type]
+    Printer({"wide": wide}).table(table, numbers=False)
 
 
 @app.command("data", add_help_option=False, context_settings=o.FREE)

@@ -19,7 +19,7 @@ import fcco
 from fcco import _checks
 from fcco._distributed import Group
 from fcco.groups import GroupBatchSampler
-from fcco.optim import ProximalRound
+from fcco.methods.lagrangian import ProximalRound
 
 from .. import strategy
 from ..data.grouped import Samples, Vectors

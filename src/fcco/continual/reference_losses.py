@@ -32,10 +32,10 @@ class ReferenceLosses(KeepsPrecision):
         h_k(w) = \frac1{n_k}\sum_{i\in D_k}\bigl(\ell_i(w) - \ell_i(w_{\text{old}})\bigr) \le 0,
         \qquad k = 1,\dots,m
 
-    says that no protected class, task or domain k may get worse. Measure the losses at w_old once
-    and return per-sample differences as values of the constraints, with k as index: the tracker
-    averages them. On the same samples much of the noise of a batch cancels. The losses are measured
-    in evaluation mode: train without dropout, or the constraint counts its effect as forgetting.
+    says that no protected class, task or domain k may get worse. Return per-sample differences as
+    values of the constraints, with k as index: on the same samples much of the noise of a batch
+    cancels. The losses are measured in evaluation mode: train without dropout, or the constraint
+    counts its effect as forgetting.
 
     Args:
         losses: one finite number per sample, shape (N,).
@@ -52,7 +52,7 @@ class ReferenceLosses(KeepsPrecision):
         ...         yield rows, losses(rows)
         >>> reference = fcco.ReferenceLosses.measure(model, protected, size=60)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> objective = fcco.constrained(model, optimizer, 3, penalty=3.0, smoothing=0.1)
+        >>> objective = fcco.constrained(model, optimizer, 3)
         >>> new_x, new_label, rows = torch.randn(8, 5), torch.full((8,), 3), torch.arange(12)
         >>> loss = objective(
         ...     lambda: (cross_entropy(model(new_x), new_label), losses(rows) - reference(rows)),
@@ -80,11 +80,9 @@ class ReferenceLosses(KeepsPrecision):
 
     @property
     def size(self) -> int:
-        """N, the number of protected samples."""
         return self.value.shape[0]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The losses of these samples, in this order."""
         # index_select refuses a negative row number, which value[rows] would count from the end.
         return self.value.index_select(0, rows.to(self.value.device))
 
@@ -100,13 +98,10 @@ class ReferenceLosses(KeepsPrecision):
     ) -> ReferenceLosses:
         """Measure the losses, or read them from a file of an earlier measurement.
 
-        Meanwhile the model is in evaluation mode and gradients are off; afterwards each of its
-        modules has its own mode again. The result is on the device of the model's first parameter.
-
-        On several ranks all get the same numbers. Either the ranks share the rows, each row on one
-        of them, and the losses are gathered; or every rank measures all rows, and those of the
-        first rank count, so that rounding on another GPU does not make ranks differ. The first
-        rank reads and writes the file.
+        Meanwhile the model is in evaluation mode and gradients are off. On several ranks all get
+        the same numbers: either the ranks share the rows, each row on one of them, and the losses
+        are gathered; or every rank measures all rows, and those of the first rank count, so that
+        rounding on another GPU does not make ranks differ.
 
         Args:
             model: the model before fine-tuning.
@@ -116,11 +111,23 @@ class ReferenceLosses(KeepsPrecision):
             size: N.
             data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
                 the preprocessing and the loss function. A checksum of the data is best.
-            cache: a folder for the file. The file's name depends on the model's parameters and
-                buffers, on `data` and on N. If the file is damaged, the losses are measured again,
-                with a warning.
+            cache: a folder for the file, whose name depends on the model's parameters and buffers,
+                on `data` and on N. If it is damaged, the losses are measured again, with a warning.
         """
-        _check_arguments(batches, size, data, cache)
+        call = "ReferenceLosses.measure"
+        _checks.integer(call, "size", size, 1)
+        if not callable(batches):
+            raise ValueError(
+                f"`{call}(batches=...)` must be a generator function, so that the losses are "
+                f"computed in evaluation mode, but is a {type(batches).__name__}."
+            )
+        if cache is not None and not data:
+            raise ValueError(
+                f"`{call}(data=...)` is needed with a cache: losses of other data or of another "
+                "loss function would be read from the same file."
+            )
+        if cache is not None and Path(cache).expanduser().is_file():
+            raise ValueError(f"`{call}(cache=...)` must be a folder, but {cache} is a file.")
         group = find_group()
         first_rank = group is None or group.rank == 0
         tensors = chain(model.parameters(), model.buffers())
@@ -142,41 +149,16 @@ class ReferenceLosses(KeepsPrecision):
         return cls(losses.to(device))
 
     def extra_repr(self) -> str:
-        """The number of samples."""
         return f"size={self.size}"
 
 
-def _check_arguments(
-    batches: object, size: int, data: str, cache: str | os.PathLike[str] | None
-) -> None:
-    _checks.integer("ReferenceLosses.measure", "size", size, 1)
-    if not callable(batches):
-        raise ValueError(
-            "`ReferenceLosses.measure(batches=...)` must be a generator function, so that the "
-            f"losses are computed in evaluation mode, but is a {type(batches).__name__}."
-        )
-    if cache is not None and not data:
-        raise ValueError(
-            "`ReferenceLosses.measure(data=...)` is needed with a cache: without it, losses of "
-            "other data or of another loss function would be read from the same file."
-        )
-    if cache is not None and Path(cache).expanduser().is_file():
-        raise ValueError(
-            f"`ReferenceLosses.measure(cache=...)` must be a folder, but {cache} is a file."
-        )
-
-
 def _table(rows: Tensor | Sequence[int], losses: Tensor) -> Tensor:
-    """Row number, loss and whether the losses are float64: three columns, shape (R, 3).
-
-    One tensor, so that one gather pools it over ranks. float64 represents each column exactly.
-    """
+    """Row number, loss and whether the losses are float64, (R, 3): one tensor for one gather."""
     rows = torch.as_tensor(rows)
     if rows.dim() != 1 or rows.is_floating_point() or losses.shape != rows.shape:
         raise ValueError(
-            "`ReferenceLosses.measure(batches=...)` must yield row numbers (integers) and losses, "
-            f"both of shape (R,), but yields: {tuple(rows.shape)} {rows.dtype} and "
-            f"{tuple(losses.shape)}."
+            "`ReferenceLosses.measure(batches=...)` must yield row numbers and losses, both of "
+            f"shape (R,), but yields: {tuple(rows.shape)} {rows.dtype} and {tuple(losses.shape)}."
         )
     is_double = torch.full(rows.shape, losses.dtype == torch.float64)
     return torch.stack([part.detach().cpu().double() for part in (rows, losses, is_double)], 1)
@@ -197,8 +179,7 @@ def _in_order(table: Tensor, size: int, group: Group | None) -> Tensor:
     for problem, wrong in (("occur more than once", times > 1), ("are missing", times == 0)):
         if wrong.any():
             hint = (
-                " Ranks must share the rows, or each measure all of them (a DistributedSampler "
-                "repeats some, so that ranks have equally many)."
+                " Ranks must share the rows (a DistributedSampler repeats some) or each have all."
             )
             raise ValueError(
                 f"{call} must yield every row 0, ..., {size - 1} once, but {int(wrong.sum())} "
@@ -246,8 +227,7 @@ def _write(path: Path, key: str, losses: Tensor) -> None:
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; on exit each module gets its own mode back."""
-    # Not model.train(): a user may have put some modules, e.g. batch norm, in evaluation mode.
+    # Not model.train() on exit: a user may have put some modules, e.g. batch norm, in eval mode.
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

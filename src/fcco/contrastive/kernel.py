@@ -54,16 +54,14 @@ def log_means(
         s_{ij} = \langle x_i, t_j\rangle
 
     The sums run over the N_i negatives j of pair i: all other pairs of the batch (of all ranks)
-    except those with the same label. Products and sums are in float32 (float64 for float64
-    features), also inside autocast and for half-precision features, and the maximum is subtracted
-    before exponentiation. One B x B matrix of scores is kept for the backward pass, none with
-    `chunk`. Differentiable once, with respect to the features and the temperature.
+    except those with the same label. Products and sums are at least in float32, also inside
+    autocast, and do not overflow. One B x B matrix of scores is kept for the backward pass, none
+    with `chunk`. Differentiable once, with respect to the features and the temperature.
 
     On several ranks, each gets the rows of its own pairs, computed with the features of all ranks.
     The gradient on a rank is that of the sum over *all* ranks' rows with respect to its own
-    features. DDP and FSDP2 average over ranks, so multiply the coefficients by the number of ranks,
-    as `Compositional` does. Forward and backward communicate: every rank must call them equally
-    often, with any number of pairs.
+    features; DDP and FSDP2 average over ranks, so multiply it by the number of ranks, as
+    `Compositional` does. Every rank must make every call, with any number of pairs.
 
     Args:
         images: features x_i, shape (B, d), row i belongs to row i of `texts`.
@@ -89,26 +87,21 @@ def log_means(
                 [-2., -1.]])
     """
     return log_means_and_slopes(
-        images, texts, temperature, False,
-        label=label, anchor=anchor, chunk=chunk, process_group=process_group,
-    )[0]  # fmt: skip
+        images, texts, temperature, False, label, anchor, chunk, process_group
+    )[0]
 
 
 def log_means_and_slopes(
     images: Tensor,
     texts: Tensor,
     temperature: float | Tensor,
-    slopes: bool = True,
-    *,
-    label: Tensor | None = None,
-    anchor: Tensor | None = None,
-    chunk: int | None = None,
-    process_group: Any = "auto",
+    slopes: bool,
+    label: Tensor | None,
+    anchor: Tensor | None,
+    chunk: int | None,
+    process_group: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`log_means`, and the derivative of each value by its own temperature, without gradient.
-
-    The arguments are those of `log_means`, and `slopes`, whether the derivatives are wanted.
-    """
+    """`log_means`, and if wanted the derivative of each value by its own temperature."""
     if not isinstance(temperature, Tensor):
         _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
@@ -145,25 +138,15 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _GlobalBatch:
-    """Which pairs of all ranks are negatives of which, and which of them belong to this rank.
+    """Which pairs of all ranks are negatives of which, and which of them belong to this rank."""
 
-    Attributes:
-        local: positions of this rank's pairs among the pairs of all ranks.
-        total: number of pairs of all ranks.
-        negatives: number of negatives of each local pair, shape (b,), or one number for all.
-        label: label of every pair, shape (total,), or None if all differ.
-        anchor: positions of the anchors among the local pairs, or None if all are anchors.
-        group: the ranks, or None.
-        sizes: number of pairs of each rank, or None.
-    """
-
-    local: slice
-    total: int
-    negatives: Tensor | int
-    label: Tensor | None
-    anchor: Tensor | None
+    local: slice  # positions of this rank's pairs among those of all ranks
+    total: int  # number of pairs of all ranks
+    negatives: Tensor | int  # number of negatives of each local pair, (b,), or one for all
+    label: Tensor | None  # label of every pair, (total,), or None if all differ
+    anchor: Tensor | None  # positions of the anchors among the local pairs, None for all
     group: Group | None
-    sizes: list[int] | None
+    sizes: list[int] | None  # number of pairs of each rank
 
     def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """All ranks' rows of tensors of equal shape, in one message."""
@@ -179,13 +162,7 @@ class _GlobalBatch:
         return self.negatives.clamp(min=1).to(dtype).log()
 
     def fill_others_(self, block: Tensor, first: int, value: float) -> Tensor:
-        """Overwrite the entries of a block that are no negatives; returns the block.
-
-        Args:
-            block: shape (R, total), for the local pairs first, ..., first + R - 1.
-            first: number of the block's first pair among the local ones.
-            value: the new value.
-        """
+        """Overwrite what is no negative in a block, (R, total), from the local pair `first` on."""
         start = self.local.start + first
         if self.label is not None:
             rows = self.label[start : start + len(block)]
@@ -198,15 +175,30 @@ def _global_batch(
     images: Tensor, texts: Tensor, label: Tensor | None, anchor: Tensor | None, group: Group | None
 ) -> _GlobalBatch:
     """Check the arguments of `log_means` and exchange sizes and labels with the other ranks."""
-    _check_features(images, texts)
+    for name, value in (("images", images), ("texts", texts)):
+        if value.dim() != 2 or not value.is_floating_point():
+            raise ValueError(
+                f"`log_means({name}=...)` must be features of shape (pairs, width) but has shape "
+                f"{tuple(value.shape)} and dtype {value.dtype}."
+            )
+    if images.shape != texts.shape or images.device != texts.device:
+        raise ValueError(
+            "`log_means(images=..., texts=...)` must hold one row per pair, of the same width and "
+            f"on the same device, but have shapes {tuple(images.shape)} and {tuple(texts.shape)} "
+            f"on {images.device} and {texts.device}."
+        )
     pairs, device = len(images), images.device
-    if label is not None:
-        integer = not (label.is_floating_point() or label.is_complex() or label.dtype == torch.bool)
-        _check_per_pair("label", label, pairs, integer, "integers")
-        label = label.to(device, torch.int64)
-    if anchor is not None:
-        _check_per_pair("anchor", anchor, pairs, anchor.dtype == torch.bool, "booleans")
-        anchor = anchor.to(device)
+    for name, value, kind in (("label", label, "integers"), ("anchor", anchor, "booleans")):
+        if value is None:
+            continue
+        boolean, number = value.dtype == torch.bool, value.is_floating_point() or value.is_complex()
+        if value.shape != (pairs,) or number or boolean != (name == "anchor"):
+            raise ValueError(
+                f"`log_means({name}=...)` must be {pairs} {kind}, one per pair, but has shape "
+                f"{tuple(value.shape)} and dtype {value.dtype}."
+            )
+    label = None if label is None else label.to(device, torch.int64)
+    anchor = None if anchor is None else anchor.to(device)
     sizes = None if group is None else row_counts(images, group)
     total = pairs if sizes is None else sum(sizes)
     start = 0 if group is None or sizes is None else sum(sizes[: group.rank])
@@ -238,47 +230,15 @@ def _global_batch(
     return _GlobalBatch(local, total, negatives, label, positions, group, sizes)
 
 
-def _check_features(images: Tensor, texts: Tensor) -> None:
-    for name, value in (("images", images), ("texts", texts)):
-        if value.dim() != 2 or not value.is_floating_point():
-            raise ValueError(
-                f"`log_means({name}=...)` must be features of shape (pairs, width) but has shape "
-                f"{tuple(value.shape)} and dtype {value.dtype}."
-            )
-    if images.shape != texts.shape or images.device != texts.device:
-        raise ValueError(
-            "`log_means(images=..., texts=...)` must hold one row per pair, of the same width and "
-            f"on the same device, but have shapes {tuple(images.shape)} and {tuple(texts.shape)} "
-            f"on {images.device} and {texts.device}."
-        )
-
-
-def _check_per_pair(name: str, value: Tensor, pairs: int, right_dtype: bool, kind: str) -> None:
-    if value.shape != (pairs,) or not right_dtype:
-        raise ValueError(
-            f"`log_means({name}=...)` must be {pairs} {kind}, one per pair, but has shape "
-            f"{tuple(value.shape)} and dtype {value.dtype}."
-        )
-
-
 class _Side(NamedTuple):
-    """This rank's images against the texts of all ranks, or its texts against all images.
+    """This rank's images against the texts of all ranks, or its texts against all images."""
 
-    Attributes:
-        queries: features of this rank, shape (b, d).
-        keys: features of the other kind of all ranks, shape (total, d).
-        tau: the temperature, or that of each query, shape (b, 1).
-        batch: which pairs are negatives of which.
-        chunk: rows at a time, or None.
-        scores: queries @ keys.T if it is kept, shape (b, total).
-    """
-
-    queries: Tensor
-    keys: Tensor
-    tau: Tensor
+    queries: Tensor  # features of this rank, (b, d)
+    keys: Tensor  # features of the other kind of all ranks, (total, d)
+    tau: Tensor  # the temperature, or that of each query, (b, 1)
     batch: _GlobalBatch
     chunk: int | None
-    scores: Tensor | None
+    scores: Tensor | None  # queries @ keys.T if it is kept, (b, total)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Scores over tau, some rows at a time, each block a new tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ from torch.nn.functional import normalize as unit_length
 
 from .. import _checks
 from .._distributed import find_group
-from ..inputs import known_settings
 from ..objective import Compositional
 from ..outer import LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
@@ -22,18 +21,24 @@ from .kernel import compute_dtype, log_means_and_slopes
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
 
 
-class _TemperatureSlopes(NamedTuple):
-    """What a step of individual temperatures needs of a batch, without gradient.
+class _Slopes(NamedTuple):
+    """What a step of individual temperatures needs of a batch, without gradient."""
 
-    Attributes:
-        pairs: number of each pair, (A,).
-        entries: log g_i, (A, 2).
-        slopes: their derivatives by tau_i, (A, 2).
-    """
+    pairs: Tensor  # number of each pair, (A,)
+    entries: Tensor  # log g_i, (A, 2)
+    by_tau: Tensor  # their derivatives by tau_i, (A, 2)
 
-    pairs: Tensor
-    entries: Tensor
-    slopes: Tensor
+    @classmethod
+    def of(cls, entries: Tensor) -> _Slopes:
+        """Those that `inner` left in the graph of its entries; of no pair, if there are none.
+
+        Entries that were converted, or selected from, are found as well.
+        """
+        node: Any = entries.grad_fn
+        while node is not None and cls not in node.metadata:
+            node = node.next_functions[0][0] if node.next_functions else None
+        nothing = entries.detach()[:0]
+        return cls(nothing[:, 0].long(), nothing, nothing) if node is None else node.metadata[cls]
 
 
 class ContrastiveTerm(AbstractTerm):
@@ -54,12 +59,9 @@ class ContrastiveTerm(AbstractTerm):
     follows log g_i. (A mean that includes pair i itself would be biased: i has weight 1/B in a
     batch but 1/n in the data set.) The paper's loss is the mean over all j including i. Because
     (1/n)(1 + (n-1) g) = ((n-1)/n)(g + 1/(n-1)), the default offset e = 1/(n-1) gives this loss, up
-    to the constant 2 tau log((n-1)/n).
-
-    The weight of the exponentials in the gradient, tau / (u + e), is bounded if u is read after
-    its update, `read="new"`, the default here and in SogCLR, iSogCLR and FastCLIP: an entry then
-    has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the paper's
-    Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since u_i was updated.
+    to the constant 2 tau log((n-1)/n). u is read after its update, as in SogCLR: an entry then has
+    at most 1/gamma times its weight in a full batch. With `read="old"`, as in the paper's Algorithm
+    1, that factor is g_i/u_i, which is large if g_i grew since.
 
     With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
     minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
@@ -116,15 +118,11 @@ class ContrastiveTerm(AbstractTerm):
         batch does not harm performance, 2022 (SogCLR). Z.-H. Qiu et al., Not all semantics are
         created equal: contrastive self-supervised learning with automatic temperature
         individualization, 2023 (iSogCLR). X. Wei et al., FastCLIP: a suite of optimization
-        techniques to accelerate CLIP training with limited resources, 2024. X. Chen et al.,
-        Stochastic momentum methods for non-smooth non-convex finite-sum coupled compositional
-        optimization, 2025 (the paper). The outer function is smooth: bounded features and a fixed
-        tau fall under SOX's analysis, O(n eps^-4) steps with batches of constant size.
+        techniques to accelerate CLIP training with limited resources, 2024.
     """
 
     overlapping = False  # a block is one pair
 
-    @known_settings("log_space")
     def __init__(
         self,
         num_pairs: int,
@@ -176,15 +174,13 @@ class ContrastiveTerm(AbstractTerm):
         )
         self._temperature = temperature
         self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
-        # `inner` leaves them for the call of `loss` that follows, which knows u.
-        self._last: _TemperatureSlopes | None = None
         self.temperatures: BlockParameters | None = None
         if temperature == "individual":
             like = self.tracker.value
             self.temperatures = BlockParameters(
                 num_pairs, 2, bounds=temperature_bounds, dtype=like.dtype, device=like.device
             )
-            self.keep("temperatures", self.temperatures)
+            self.temperatures = self.temperatures
         self.outer = LogMeanExp(1.0, 1 / (num_pairs - 1) if offset is None else offset)
         self.radius, self.scaled, self.normalize = radius, scaled, normalize
         self.chunk, self._process_group = chunk, process_group
@@ -199,12 +195,7 @@ class ContrastiveTerm(AbstractTerm):
         return self.__dict__
 
     def temperature(self, index: Tensor | None = None) -> float | Tensor:
-        """The current tau, with gradient if it is learned.
-
-        Args:
-            index: numbers of the pairs whose individual temperatures, (A, 2), are wanted, (A,);
-                None for all pairs.
-        """
+        """The current tau, with gradient if it is learned; the individual ones of some pairs."""
         tau, table = self._temperature, self.temperatures
         if isinstance(tau, str):
             assert table is not None
@@ -240,10 +231,12 @@ class ContrastiveTerm(AbstractTerm):
         ids = None if table is None else self._pairs(index, images, anchor)
         entries, slopes = log_means_and_slopes(
             images, texts, self.temperature(ids), table is not None and self.tracker.updating,
-            label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
+            label, anchor, self.chunk, self._process_group,
         )  # fmt: skip
-        if slopes is not None and ids is not None:
-            self._last = _TemperatureSlopes(ids, entries.detach(), slopes)
+        if slopes is not None and ids is not None and entries.grad_fn is not None:
+            # They go with the entries to `loss`, which knows u.
+            found: Any = entries.grad_fn.metadata
+            found[_Slopes] = _Slopes(ids, entries.detach(), slopes)
         return entries
 
     def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
@@ -269,9 +262,8 @@ class ContrastiveTerm(AbstractTerm):
         logs, slope = values + self.radius, slope * share
         if not self.scaled:
             return tracked.as_loss(logs.sum() * share, slope)
-        last, self._last = self._last, None
-        if last is not None and self.tracker.updating:
-            self._step_temperatures(last, tracked, logs)
+        if self.temperatures is not None and tracked.step is not None:
+            self._step_temperatures(self.temperatures, tracked, logs)
         loss = tracked.as_loss((logs * known).sum() * share, slope * known)
         if isinstance(tau, Tensor) and tau.requires_grad:
             # The entries carry the gradient of their own tau; this adds that of the factor tau.
@@ -279,37 +271,33 @@ class ContrastiveTerm(AbstractTerm):
             loss = value_of(loss, gradient_of=logs.sum() * share * tau.reshape(()).to(logs))
         return loss
 
-    def _step_temperatures(self, last: _TemperatureSlopes, tracked: Tracked, logs: Tensor) -> None:
+    def _step_temperatures(self, table: BlockParameters, tracked: Tracked, logs: Tensor) -> None:
         """A step of tau_i along its gradient; the entries of a pair are averaged.
 
         Args:
-            last: values of this rank that carry the gradient.
-            tracked: u of the pairs of all ranks.
-            logs: log(u_i + e) + radius of these.
+            table: the temperatures.
+            tracked: u of the pairs of all ranks, and the entries of this one.
+            logs: log(u_i + e) + radius of these pairs.
         """
-        table, number = self.temperatures, tracked.index.shape[0]
-        if table is None or number == 0:
+        pairs, entries, by_tau = _Slopes.of(tracked.entries)
+        number = len(tracked.index)
+        if number == 0:  # on all ranks
             return
-        pairs, entries, slopes = last
         tau = self.temperature(pairs)
         # `tracked.index` is sorted; a pair that the tracker has skipped is not in it.
         place = torch.searchsorted(tracked.index, pairs).clamp(max=number - 1)
         u, logs = tracked.value[place], logs[place]
         # d(log u) = dg / u, as in `Tracked.factors`, and d(log g) / d(tau) of the batch.
         factors = self.outer.gradient(u) * torch.exp((entries.to(u) - u).clamp(max=60))
-        stepped = tau - self.temperature_lr * (logs + tau * factors * slopes.to(u))
+        stepped = tau - self.temperature_lr * (logs + tau * factors * by_tau.to(u))
         # A pair whose values are not finite is skipped by the tracker, and keeps its tau.
         there = (tracked.index[place] == pairs) & stepped.isfinite().all(1)
         stepped = torch.where(there.unsqueeze(1), stepped, tau)
-        table.propose(pairs, stepped, find_group(self._process_group))
+        assert tracked.step is not None
+        table.propose(tracked.step, pairs, stepped, find_group(self._process_group))
 
     def evaluate(self, entries: Tensor, index: Tensor | None = None) -> Tensor:
-        """The loss at inner values log g_i, shape (A, 2), with gradient and without tracking.
-
-        Args:
-            entries: log g_i.
-            index: the pairs, for individual temperatures; None for all in order.
-        """
+        """The loss at inner values log g_i, (A, 2), of some pairs, with gradient, not tracked."""
         logs = self.outer(entries) + self.radius
         logs = logs * self.temperature(index) if self.scaled else logs
         return logs.sum() / max(len(entries), 1)
@@ -330,10 +318,9 @@ class GlobalContrastive(Compositional):
         \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ji} - s_{ii})/\tau} + e\Bigr)\Bigr]
 
     Call it with a function that returns the features of a batch of pairs, `(image features, text
-    features)`, or `(loss, (image features, text features))` with an ordinary loss g0. The batch may
-    be small: the means over all negatives are tracked for each pair. On several ranks the negatives
-    are those of the global batch. To combine this term with others, give a `ContrastiveTerm` to
-    `Compositional`.
+    features)`, or `(loss, (image features, text features))` with an ordinary loss g0. On several
+    ranks the negatives are those of the global batch. `Compositional` takes a `ContrastiveTerm`
+    beside other terms.
 
     Args:
         model: your model; a learned temperature must depend on its parameters.
@@ -341,9 +328,7 @@ class GlobalContrastive(Compositional):
         num_pairs: n, the number of pairs of the data set.
         process_group: see `Compositional`.
         offload: keep the copy of w_{t-1} in host memory, see `Compositional`.
-        options: options of `ContrastiveTerm` (`temperature`, `gamma`, `correction`, `offset`,
-            `radius`, `first_temperature`, `temperature_lr`, `temperature_bounds`, `scaled`,
-            `normalize`, `chunk`, and those of `InnerTracker`).
+        options: those of `ContrastiveTerm`, such as `temperature`, `gamma`, `radius` and `chunk`.
 
     Example:
         >>> import torch, fcco
@@ -404,33 +389,26 @@ class GlobalContrastive(Compositional):
             gradient, _ = self._entries(gradient, apart, label, anchor)
         return super().forward(call, ids, gradient=gradient, gradient_index=gradient_index)
 
-    def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
-        """Start every pair's u from a pass over the data; see `pool` for the batches."""
-        super().warm_up(batches)
-
     def pool(self, batches: Iterable[tuple[Any, ...]]) -> dict[str, Batch]:
-        """The inner values over many batches; no gradient, no update.
+        """The inner values over many batches, for `warm_up` too; no gradient, no update.
 
         Every rank must have the same number of batches, since negatives come from all ranks.
 
         Args:
             batches: `(function, index)`, or `(function, index, {"label": ..., "anchor": ...})` if
-                the calls have labels or anchors too: without the labels, pairs with the same label
-                would count as negatives of each other.
+                the calls have labels or anchors too.
         """
-        return super().pool(self._warm_up_entries(*batch) for batch in batches)
+        return super().pool(self._read(batches))
 
-    def _warm_up_entries(
-        self, inner: Callable[[], Any], index: Any, options: Mapping[str, Tensor] | None = None
-    ) -> tuple[Callable[[], Any], Any]:
-        options = options or {}
-        unknown = [name for name in options if name not in ("label", "anchor")]
-        if unknown:
-            raise ValueError(
-                "`GlobalContrastive.warm_up` takes label and anchor with a batch but got: "
-                f"{', '.join(unknown)}."
-            )
-        return self._entries(inner, index, options.get("label"), options.get("anchor"))
+    def _read(self, batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
+        for inner, index, *rest in batches:
+            options = rest[0] if rest else {}
+            if unknown := [name for name in options if name not in ("label", "anchor")]:
+                raise ValueError(
+                    "`GlobalContrastive.warm_up` takes label and anchor with a batch but got: "
+                    f"{', '.join(unknown)}."
+                )
+            yield self._entries(inner, index, options.get("label"), options.get("anchor"))
 
     def _entries(
         self, inner: Callable[[], Any], index: Any, label: Tensor | None, anchor: Tensor | None

@@ -2,13 +2,13 @@
 
 | question | function |
 |---|---|
-| KKT residuals, with the penalty's and with the best multipliers | `kkt`, `kkt_report` |
+| KKT residuals, with given, a penalty's, or the best multipliers | `kkt` |
 | the smallest eigenvalue of the stacked Jacobian's Gram matrix | `smallest_eigenvalue` |
 | the singular value of violated constraints | `constraint_condition` |
 | tracking error of u | `tracking_error` |
 
-All are functions of the model at its current parameters and return small frozen dataclasses. Those
-that solve a least-squares problem need scipy (`pip install scipy`). Common arguments:
+All are functions of the model at its current parameters and return small frozen dataclasses. The
+best multipliers need scipy (`pip install scipy`). Common arguments:
 
 * `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or (B, d1), on the full data and with an
   autograd graph to `parameters`; deterministic, so set the model to evaluation mode first.
@@ -20,18 +20,9 @@ that solve a least-squares problem need scipy (`pip install scipy`). Common argu
 """
 
 from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
-from .residuals import KKT, KKTReport, kkt, kkt_report
-from .runs import TrackingError, tracking_error
+from .residuals import KKT, kkt, tracking_error
 
 __all__ = [
-    "KKT",
-    "ConstraintCondition",
-    "KKTReport",
-    "Spectrum",
-    "TrackingError",
-    "constraint_condition",
-    "kkt",
-    "kkt_report",
-    "smallest_eigenvalue",
+    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "kkt", "smallest_eigenvalue",
     "tracking_error",
-]
+]  # fmt: skip

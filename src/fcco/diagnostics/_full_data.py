@@ -1,8 +1,4 @@
-"""The three full-data quantities behind every diagnostic, computed in chunks of blocks.
-
-They are the values g_i(w), a weighted sum of J_i^T y_i (+ grad g_0), and the Gram matrix of the
-gradients. The autograd graph of more than one chunk of blocks never exists.
-"""
+"""Values, weighted gradients and Gram matrix of the inner functions, in chunks of blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor
 from .. import _checks
 from ..tracker import NonFiniteValue
 
-__all__ = ["FullData", "Inner", "Loss", "inner_values", "norm", "trainable"]
+__all__ = ["FullData", "Inner", "Loss", "trainable"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
@@ -35,55 +31,54 @@ class FullData:
 
     def __post_init__(self) -> None:
         _checks.integer(self.call, "num_inner", self.num_inner, 1)
+        _checks.integer(self.call, "chunk", self.chunk, 1)
 
     @property
     def index(self) -> Tensor:
         """All blocks, 0, ..., n - 1."""
         return torch.arange(self.num_inner, device=self.parameters[0].device)
 
+    def values(self, index: Tensor) -> Tensor:
+        """g_i(w) for the blocks in `index`, detached, in float64."""
+        # Gradients stay enabled: an inner function may differentiate inside itself.
+        return torch.cat([self._of(p).detach().double() for p in index.split(self.chunk)])
+
     def constraint_values(self) -> Tensor:
         """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
-        values = inner_values(self.call, self.inner, self.index, self.chunk)
+        values = self.values(self.index)
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
-                f"`{self.call}(inner=...)` must give one value per constraint but d1 = "
-                f"{values.shape[1]} (write a vector constraint as several scalar ones)."
+                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint: "
+                "write a vector constraint as several scalar ones."
             )
         return values.reshape(-1)
 
     def gradient(self, weights: Tensor) -> list[Tensor]:
         """sum_i J_i^T weights_i (+ grad g_0) in float64, one tensor per parameter."""
-        if self.loss is None:
-            total = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
-        else:
-            value = _loss_value(self.call, self.loss)
-            gradients = torch.autograd.grad(value, self.parameters, materialize_grads=True)
-            # A copy, because the sum below is in place and autograd may return the user's tensor.
-            total = [gradient.to(torch.float64, copy=True) for gradient in gradients]
-        for part in self.index.split(self.chunk):
-            values = _block_values(self.call, self.inner, part)
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
+        for part in self._parts(self.index, self.chunk):
+            values = self._of(part)
             # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
-            cotangent = weights[part].reshape(values.shape).to(values)
-            parts = torch.autograd.grad(values, self.parameters, cotangent, materialize_grads=True)
-            for partial_sum, gradient in zip(total, parts, strict=True):
+            cotangent = torch.ones(1) if part is None else weights[part].reshape(values.shape)
+            gradients = torch.autograd.grad(
+                values, self.parameters, cotangent.to(values), materialize_grads=True
+            )
+            for partial_sum, gradient in zip(total, gradients, strict=True):
                 partial_sum += gradient
-        _check_finite(self.call, *total)
+        self._check_finite(*total)
         return total
 
     def gram(self, per_layer: bool, index: Tensor | None = None, tile: int = 32) -> Tensor:
-        """The Gram matrix J J^T of the blocks in `index` (all by default), in tiles of blocks.
+        """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
 
-        Rows are ordered block by block, sums are in float64; where there is a loss, its gradient
-        is the last row. Two tiles are alive at a time and gradients are recomputed, so the memory
-        is 2 tile d1 d' numbers instead of n d1 d, at about n^2 d1 / (2 tile) backward passes per
-        group of layers (n d1 where n <= tile); d' is d or, `per_layer`, the size of the largest
-        parameter (smaller ones share a group up to that size).
+        Rows are ordered block by block; where there is a loss, its gradient is the last row. Two
+        tiles of blocks are alive at a time and gradients are recomputed, so the memory is
+        2 tile d1 d' numbers instead of n d1 d, at about n^2 d1 / (2 tile) backward passes per group
+        of layers; d' is d or, `per_layer`, the size of the largest parameter.
         """
         index = self.index if index is None else index
-        width = _block_values(self.call, self.inner, index[:1]).numel()  # d1, rows per block
-        tiles: list[Tensor | None] = [*index.split(tile)]
-        if self.loss is not None:
-            tiles.append(None)  # stands for g_0
+        width = self._of(index[:1]).numel()  # d1, rows per block
+        tiles = self._parts(index, tile)
         ends = list(itertools.accumulate(1 if t is None else len(t) * width for t in tiles))
         places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         matrix = torch.zeros(ends[-1], ends[-1], dtype=torch.float64, device=index.device)
@@ -97,16 +92,12 @@ class FullData:
                     matrix[row, places[other]] += product
                     matrix[places[other], row] += product.T
                 del left  # or three tiles would exist while the next left one is computed
-        _check_finite(self.call, matrix)
+        self._check_finite(matrix)
         return matrix
 
     def _rows(self, tile: Tensor | None, group: list[Tensor]) -> Tensor:
-        """Gradients of the values of one tile with respect to `group`, as float64 rows."""
-        if tile is not None:
-            values = _block_values(self.call, self.inner, tile).reshape(-1)
-        else:
-            assert self.loss is not None
-            values = _loss_value(self.call, self.loss).reshape(1)
+        """Gradients of the values of one tile with respect to `group`."""
+        values = self._of(tile).reshape(-1)
         last = len(values) - 1  # one backward pass per value; the last one frees the graph
         rows = values.new_empty(len(values), sum(p.numel() for p in group), dtype=torch.float64)
         for position, value in enumerate(values):
@@ -116,20 +107,60 @@ class FullData:
             torch.cat([g.reshape(-1).double() for g in gradients], out=rows[position])
         return rows
 
+    def _parts(self, index: Tensor, size: int) -> list[Tensor | None]:
+        """Blocks in parts of this size; None stands for g_0, if there is one."""
+        return [*index.split(size), *([] if self.loss is None else [None])]
+
+    def _of(self, index: Tensor | None) -> Tensor:
+        """g_i(w) for the blocks in `index`, or g_0(w) for None, shape (1,), with its graph."""
+        name, size = ("loss", 1) if index is None else ("inner", len(index))
+        with torch.enable_grad():
+            values = self.inner(index) if index is not None else self.loss()  # type: ignore[misc]
+        if index is None and values.dim() == 0:
+            values = values.reshape(1)
+        if (
+            values.dim() not in (1, 2)
+            or len(values) != size
+            or (index is None and values.dim() > 1)
+        ):
+            wanted = "a scalar" if index is None else f"the shape ({size},) or ({size}, d1)"
+            raise ValueError(
+                f"`{self.call}({name}=...)` must return {wanted} but returned: "
+                f"{tuple(values.shape)}."
+            )
+        if not values.requires_grad:
+            raise ValueError(
+                f"`{self.call}({name}=...)` returned values without an autograd graph to the "
+                "parameters (was it detached or computed under `torch.no_grad()`?)."
+            )
+        finite = torch.isfinite(values.detach()).reshape(size, -1).all(1)
+        if not bool(finite.all()):
+            first = int((~finite).nonzero()[0, 0])
+            block = "it" if index is None else f"block {int(index[first])}"
+            raise NonFiniteValue(
+                f"`{self.call}({name}=...)` must be finite but {block} gives: "
+                f"{values[first].tolist()}."
+            )
+        return values
+
+    def _check_finite(self, *gradients: Tensor) -> None:
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            raise NonFiniteValue(
+                f"`{self.call}`: a gradient of inner or loss is not finite although the values are "
+                "(a root or a norm at zero, or overflow in a low precision)."
+            )
+
 
 def _layer_groups(parameters: list[Tensor], per_layer: bool) -> list[list[Tensor]]:
     """Consecutive parameters, together no larger than the largest one (or all together)."""
     if not per_layer:
         return [parameters]
     limit = max(parameter.numel() for parameter in parameters)
-    groups: list[list[Tensor]] = []
-    room = 0
+    groups: list[list[Tensor]] = [[]]
     for parameter in parameters:
-        if not groups or parameter.numel() > room:
+        if sum(each.numel() for each in [*groups[-1], parameter]) > limit:
             groups.append([])
-            room = limit
         groups[-1].append(parameter)
-        room -= parameter.numel()
     return groups
 
 
@@ -142,62 +173,3 @@ def trainable(call: str, parameters: Iterable[Tensor]) -> list[Tensor]:
             "(an iterator such as `model.parameters()` can be used only once)."
         )
     return kept
-
-
-def inner_values(call: str, inner: Inner, index: Tensor, chunk: int) -> Tensor:
-    """g_i(w) for the blocks in `index`, detached, in float64."""
-    _checks.integer(call, "chunk", chunk, 1)
-    # Gradients stay enabled: an inner function may differentiate inside itself.
-    parts = [_block_values(call, inner, part).detach().double() for part in index.split(chunk)]
-    return torch.cat(parts)
-
-
-def norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of several tensors taken as one vector."""
-    return float(torch.stack([tensor.double().norm() for tensor in tensors]).norm())
-
-
-def _block_values(call: str, inner: Inner, index: Tensor) -> Tensor:
-    """g_i(w) for the blocks in `index`, with its graph, checked for shape and finiteness."""
-    with torch.enable_grad():
-        values = inner(index)
-    if values.dim() not in (1, 2) or values.shape[0] != len(index):
-        raise ValueError(
-            f"`{call}(inner=...)` must return the shape ({len(index)},) or ({len(index)}, d1) "
-            f"for {len(index)} blocks but returned: {tuple(values.shape)}."
-        )
-    if not values.requires_grad:
-        raise ValueError(
-            f"`{call}(inner=...)` returned values without an autograd graph to the parameters "
-            "(was it detached or computed under `torch.no_grad()`?)."
-        )
-    finite = torch.isfinite(values.detach()).reshape(len(index), -1).all(1)
-    if not bool(finite.all()):
-        first = int((~finite).nonzero()[0, 0])
-        raise NonFiniteValue(
-            f"`{call}(inner=...)` must return finite values but block {int(index[first])} gives: "
-            f"{values[first].tolist()}."
-        )
-    return values
-
-
-def _loss_value(call: str, loss: Loss) -> Tensor:
-    """g_0(w) with its graph."""
-    with torch.enable_grad():
-        value = loss()
-    if value.numel() != 1 or not value.requires_grad:
-        raise ValueError(
-            f"`{call}(loss=...)` must return a scalar with an autograd graph but returned the "
-            f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}."
-        )
-    if not bool(torch.isfinite(value.detach())):
-        raise NonFiniteValue(f"`{call}(loss=...)` must be finite but is: {value.item()}.")
-    return value.reshape(())
-
-
-def _check_finite(call: str, *gradients: Tensor) -> None:
-    if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-        raise NonFiniteValue(
-            f"`{call}`: a gradient of inner or loss is not finite although the values are "
-            "(a root or a norm at zero, or overflow in a low precision)."
-        )

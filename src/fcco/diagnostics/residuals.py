@@ -1,4 +1,4 @@
-"""KKT residuals of a constrained problem: min g_0(w) subject to g_i(w) <= 0."""
+"""Residuals: of the KKT conditions of min g_0(w) subject to g_i(w) <= 0, and of the tracker."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
-from ._full_data import FullData, Inner, Loss, norm, trainable
+from ._full_data import FullData, Inner, Loss, trainable
 
-__all__ = ["KKT", "KKTReport", "kkt", "kkt_report"]
+__all__ = ["KKT", "kkt", "tracking_error"]
 
 _ACTIVE = 1e-3
 """Constraints with g_i at least minus this may have a multiplier."""
@@ -63,13 +62,13 @@ def kkt(
 
     With neither `multipliers` nor `outer`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with
     nu_i = 0 where g_i < -0.001, which depends on the point alone and not on the method that found
-    it.
+    it. Much larger residuals with a penalty's multipliers say that these have not converged.
 
     Args:
         multipliers: nu itself, shape (m,).
         outer: the outer function f of a penalty (1/m) sum_i f(g_i), which implies
             nu_i = f'(g_i) / m; smoothed as in training (at the kink of an unsmoothed hinge the
-            multiplier is not determined: leave `outer` out).
+            multiplier is not determined).
 
     The other arguments are those of `fcco.diagnostics`; constraints are scalar.
 
@@ -79,14 +78,8 @@ def kkt(
         >>> import torch
         >>> from fcco.diagnostics import kkt
         >>> w = torch.full((2,), 0.3, dtype=torch.float64, requires_grad=True)
-        >>> result = kkt(lambda: (w - 1).square().sum() / 2, lambda index: w[index] - 0.3, 2, [w])
-        >>> result.multipliers
+        >>> kkt(lambda: (w - 1).square().sum() / 2, lambda i: w[i] - 0.3, 2, [w]).multipliers
         tensor([0.7000, 0.7000], dtype=torch.float64)
-        >>> result.feasibility
-        0.0
-
-    References:
-        The paper, section 5: the proposition on the exact penalty and its proof.
     """
     call = "kkt"
     if multipliers is not None and outer is not None:
@@ -95,103 +88,77 @@ def kkt(
     data = FullData(call, inner, num_constraints, trainable(call, parameters), loss, chunk)
     values = data.constraint_values()
     if multipliers is not None:
-        nu = _checked_multipliers(multipliers, values)
+        if multipliers.shape != values.shape or bool((multipliers < 0).any()):
+            raise ValueError(
+                f"`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0), of shape "
+                f"({len(values)},), but is: {multipliers}."
+            )
+        nu = multipliers.detach().to(values)
     elif outer is not None:
         if outer.dim != 1:
-            raise ValueError(
-                f"`kkt(outer=...)` must be a scalar function (dim=1) but is: {outer!r}."
-            )
+            raise ValueError(f"`kkt(outer=...)` must be a scalar function but is: {outer!r}.")
         nu = outer.gradient(values).detach() / num_constraints
     else:
-        nu = torch.zeros_like(values)
-        near = data.index[values >= -_ACTIVE]
-        if len(near) > 0:
-            # Non-negative least squares with m + 1 equations instead of d: the columns of the copy
-            # have the lengths and angles of the gradients; the last one stands for grad g_0.
-            copy = _isometric_copy(data.gram(per_layer, near))
-            solution, _ = _scipy_optimize(call).nnls(
-                copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy)
-            )
-            nu[near] = torch.from_numpy(solution).to(nu)
+        nu = _best_multipliers(data, values, per_layer)
+    gradient = data.gradient(nu)
     return KKT(
-        stationarity=norm(data.gradient(nu)),
+        stationarity=float(torch.stack([part.norm() for part in gradient]).norm()),
         feasibility=max(float(values.max()), 0.0),
         complementarity=float((nu * values).abs().max()),
         multipliers=nu,
     )
 
 
-def _isometric_copy(gram: Tensor) -> np.ndarray:
-    """A square matrix R with R^T R = gram.
-
-    Its columns have the lengths and angles of the gradients behind the Gram matrix, so a
-    least-squares problem over gradients in R^d is solved in R^n with the same minimisers.
-    """
-    eigenvalues, vectors = torch.linalg.eigh(gram.cpu())
-    return (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
-
-
-def _scipy_optimize(call: str) -> Any:
-    """The module `scipy.optimize`; an optional dependency."""
+def _best_multipliers(data: FullData, values: Tensor, per_layer: bool) -> Tensor:
     try:
         import scipy.optimize
     except ImportError as error:
-        raise ImportError(f"`{call}` needs scipy: pip install scipy.") from error
-    return scipy.optimize
+        raise ImportError("`kkt` needs scipy: pip install scipy.") from error
+    nu = torch.zeros_like(values)
+    near = data.index[values >= -_ACTIVE]
+    if len(near) > 0:
+        # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
+        # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
+        eigenvalues, vectors = torch.linalg.eigh(data.gram(per_layer, near).cpu())
+        copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+        solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
+        nu[near] = torch.from_numpy(solution).to(nu)
+    return nu
 
 
-def _checked_multipliers(multipliers: Tensor, values: Tensor) -> Tensor:
-    if multipliers.shape != values.shape:
-        raise ValueError(
-            f"`kkt(multipliers=...)` must have the shape ({len(values)},), one per constraint, but "
-            f"has: {tuple(multipliers.shape)}."
-        )
-    if bool((multipliers < 0).any()):
-        raise ValueError(
-            "`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0) but the "
-            f"smallest is: {float(multipliers.min()):g}."
-        )
-    return multipliers.detach().to(values)
+def tracking_error(
+    tracked: Tensor, inner: Inner, *, seen: Tensor | None = None, chunk: int = 64
+) -> float:
+    r"""The error (1/n) sum_i |u_i - g_i(w)|^2 of the tracked values against the full data.
 
+    `fcco.theory.expected_tracking_error` is its value in a steady state.
 
-@dataclass(frozen=True, eq=False)
-class KKTReport:
-    """The residuals with the penalty's multipliers and with the best ones, side by side."""
+    Args:
+        tracked: u, shape (n,) or (n, d1): `tracker.value`.
+        seen: shape (n,), True for blocks that have a tracked value (`tracker.seen`) and count; all
+            by default.
 
-    penalty: KKT
-    least_squares: KKT
-
-    def __str__(self) -> str:
-        return f"penalty: {self.penalty}\nbest:    {self.least_squares}"
-
-
-def kkt_report(
-    loss: Loss,
-    inner: Inner,
-    num_constraints: int,
-    parameters: Iterable[Tensor],
-    outer: AbstractOuter,
-    **options: Any,
-) -> KKTReport:
-    r"""The KKT residuals with the penalty's multipliers and with the best ones, side by side.
-
-    A large difference of the two stationarity residuals says that the penalty's multipliers have
-    not converged although the point may be good. All arguments are those of `kkt`; `options` are
-    its `chunk` and `per_layer`.
+    The other arguments are those of `fcco.diagnostics`.
 
     Example:
-        A point that violates w_1 <= 0.3 by 0.05; the penalty pushes back with 0.05 / (lambda m).
-
         >>> import torch
-        >>> from fcco.diagnostics import kkt_report
-        >>> from fcco.outer import Hinge, MoreauEnvelope
-        >>> w = torch.tensor([0.35, 0.9], dtype=torch.float64, requires_grad=True)
-        >>> print(kkt_report(lambda: (w - 1).square().sum() / 2, lambda index: w[:1] - 0.3,
-        ...                  1, [w], MoreauEnvelope(Hinge(4.0), 0.05)))
-        penalty: stationarity 0.364, feasibility 0.05, complementarity 0.05, multipliers <= 1
-        best:    stationarity 0.1, feasibility 0.05, complementarity 0.0325, multipliers <= 0.65
+        >>> from fcco.diagnostics import tracking_error
+        >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> tracking_error(torch.tensor([1.0, 1.5]), lambda index: w[index])
+        0.125
     """
-    problem = loss, inner, num_constraints, trainable("kkt_report", parameters)
-    return KKTReport(
-        penalty=kkt(*problem, outer=outer, **options), least_squares=kkt(*problem, **options)
-    )
+    call, number = "tracking_error", len(tracked)
+    seen = torch.ones(number, dtype=torch.bool) if seen is None else seen.bool()
+    if seen.shape != (number,) or not bool(seen.any()):
+        raise ValueError(
+            f"`{call}(seen=...)` must have the shape ({number},) and a seen block but is: {seen}."
+        )
+    index = seen.to(tracked.device).nonzero().reshape(-1)
+    values = FullData(call, inner, number, [tracked], chunk=chunk).values(index)
+    rows = tracked.detach().to(values)[index]
+    if rows.numel() != values.numel():
+        raise ValueError(
+            f"`{call}(tracked=...)` has the shape {tuple(tracked.shape)} but inner gives "
+            f"{tuple(values.shape[1:])} per block."
+        )
+    return float((rows.reshape(values.shape) - values).square().sum() / len(index))

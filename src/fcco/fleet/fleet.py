@@ -11,8 +11,8 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
 from .. import _checks
-from .hyperparameters import Hyperparameters
 from .member import Member, read_members, stack_weights
+from .numbers import stack
 from .program import MODES, Program
 from .run import BUFFER, Data, Flags, ModelFunction, Run, State, Unsupported
 from .updates import Rounds
@@ -80,7 +80,11 @@ class Fleet:
         if device is not None:
             self.device = torch.device(device)
         self.streams = None if streams is None else self._checked_streams(streams)
-        self.hyperparameters = Hyperparameters([p.hyperparameters for p in parts], self.device)
+        self._given = [p.numbers for p in parts]
+        self.hyperparameters = {n: stack(self._given, n).to(self.device) for n in signature.numbers}
+        self._scheduled = [
+            name for name in signature.numbers if any(callable(run[name]) for run in self._given)
+        ]
         lengths = [p.round_length for p in parts if p.round_length is not None]
         self.rounds = Rounds(lengths, self.device) if lengths else None
         shapes = {name: value.shape[1:] for name, value in weights.items()}
@@ -95,8 +99,6 @@ class Fleet:
             self.state[name] = torch.stack([p.state[name] for p in parts]).to(self.device)
         if signature.estimator.needs_previous:
             self.state["previous"] = vectors.clone()
-        self._blocks = self._table_of_blocks([p.block for p in parts])
-        self._positives: int | None = None  # in each batch
         self.died = torch.full((self.runs,), -1, device=self.device)
         if signature.rounds:
             self.state["between_rounds"] = self.alive
@@ -111,10 +113,22 @@ class Fleet:
         """Change hyperparameters from the next step on, such as `lr`: one number, or one per run.
 
         Args:
-            values: by the names in `hyperparameters`. A name that two optimizers have, such as
-                `lr`, is that of the objective; the other one is `constraint.lr`.
+            values: by the names in `hyperparameters`; all are set or, when one cannot be, none.
         """
-        self.hyperparameters.set(values)
+        checked = {}
+        for name, value in values.items():
+            if name not in self.hyperparameters or name in self._scheduled:
+                free = sorted(set(self.hyperparameters) - set(self._scheduled))
+                raise ValueError(
+                    f"`Fleet.set_hyperparameters` cannot set {name!r} (it follows a schedule, or "
+                    f"is not known) but: {', '.join(free)}."
+                )
+            rows, tensor = torch.as_tensor(value, dtype=torch.float64), self.hyperparameters[name]
+            if rows.dim() == 1:  # one per run, for all blocks
+                rows = rows.view(-1, *(1 for _ in tensor.shape[1:]))
+            checked[name] = rows.to(self.device).expand_as(tensor)  # raises when it does not fit
+        for name, rows in checked.items():
+            self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
 
     def step(
         self,
@@ -129,9 +143,7 @@ class Fleet:
         Args:
             batch: a tensor or any nesting of tensors; rows as `streams` says.
             gradient_batch: an independent batch that carries the gradient (Alg. 2, line 5).
-            index: block of each entry of a batch, for sampled blocks; rows like `batch`. For a risk
-                of `fcco.xrisk`, whose function returns scores, the number of each sample in the
-                training set; all batches must hold equally many positives.
+            index: block of each entry of a batch, for sampled blocks; rows like `batch`.
             gradient_index: that of `gradient_batch`, where it differs.
         """
         for given in (index, gradient_index):
@@ -141,16 +153,14 @@ class Fleet:
                     "matrix of the blocks of each sample is not supported: give one value per "
                     "membership, `values[sample]`, and the block of each."
                 )
-        self.hyperparameters.advance(self.steps)
-        begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
-        flags = Flags(begins, ends, self.hyperparameters.smoothed())
+        for name in self._scheduled:
+            self.hyperparameters[name].copy_(stack(self._given, name, self.steps))
+        flags = Flags() if self.rounds is None else Flags(*self.rounds.flags())
         data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
-        if self._blocks is not None:
-            data = self._with_positives_first(data, self._blocks)
         if self._program is None:
             self._look_at_first_pass(data)
             self._program = Program(self.signature, self.mode, self.device)
-        numbers = self.hyperparameters.tensors
+        numbers = self.hyperparameters
         runs = Run(self._function, self.state, numbers, self._fixed, data, flags)
         self.state, loss = self._program(runs, self.died, self.steps)
         self.mode = self._program.mode
@@ -217,7 +227,7 @@ class Fleet:
         return {
             "state": {name: value.clone() for name, value in self.state.items()},
             "fixed": {name: value.clone() for name, value in self._fixed.items()},
-            "hyperparameters": self.hyperparameters.state_dict(),
+            "hyperparameters": {n: value.clone() for n, value in self.hyperparameters.items()},
             "rounds": {} if self.rounds is None else self.rounds.state_dict(),
             "steps": self.steps,
             "died": self.died.clone(),
@@ -235,14 +245,15 @@ class Fleet:
         for name in self.state.keys() - saved.keys():  # a checkpoint from before the first step
             if (buffer := name.removeprefix(BUFFER)) in fixed:
                 saved[name] = fixed.pop(buffer)
-        names = {name for name, _ in self.hyperparameters.items()}
-        if self.state.keys() - saved.keys() or state["hyperparameters"].keys() != names:
+        numbers = state["hyperparameters"]
+        if self.state.keys() - saved.keys() or numbers.keys() != self.hyperparameters.keys():
             raise ValueError("`Fleet.load_state_dict`: the checkpoint is that of another method.")
         self._load(self.state, saved)
         self._load(self._fixed, fixed)
         for name in self._fixed.keys() & set(_names_of_buffers(saved)):
             del self._fixed[name]
-        self.hyperparameters.load_state_dict(state["hyperparameters"])
+        for name, rows in numbers.items():
+            self.hyperparameters[name].copy_(rows)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:
@@ -291,49 +302,6 @@ class Fleet:
             return value
 
         return tree_map_only(Tensor, rows, values)
-
-    def _table_of_blocks(self, rows: Sequence[Tensor | None]) -> Tensor | None:
-        """The block of each training sample, (R, N), or (1, N) when runs agree; None without."""
-        known = [row for row in rows if row is not None]
-        if not known:
-            return None
-        if len({len(row) for row in known}) > 1:
-            raise Unsupported(
-                "All runs of a fleet must have training sets of one size, but `labels` differ in "
-                "length."
-            )
-        same = all(row is known[0] or torch.equal(row, known[0]) for row in known)
-        return torch.stack(known[:1] if same else known).to(self.device)
-
-    def _with_positives_first(self, data: Data, blocks: Tensor) -> Data:
-        """The order of the samples of each batch, and the blocks of its positives.
-
-        Their number must be the same in all batches: it is the size of tensors. On a GPU, where a
-        look at it would make the host wait, only the first batch is refused; a later batch freezes
-        its run.
-        """
-        index = data.index
-        if index is None or data.gradient_batch is not None:
-            raise ValueError(
-                "`Fleet.step` of a risk over pairs needs `index`, the number of each sample in the "
-                "training set, and takes no `gradient_batch`."
-            )
-        block = blocks.expand(self.runs, -1).gather(1, index)
-        counts = (block >= 0).sum(1)
-        if self._positives is None or self.device.type == "cpu":
-            wanted = int(counts[0]) if self._positives is None else self._positives
-            if not bool((counts == wanted).all()) or not 0 < wanted < index.shape[1]:
-                raise ValueError(
-                    "`Fleet.step`: all batches of a risk over pairs must hold the same number of "
-                    "positives, at least one, and negatives, but there are batches of "
-                    f"{index.shape[1]} with {int(counts.min())} and {int(counts.max())} of them "
-                    f"(first: {wanted}); draw them with `fcco.groups.PositiveBatchSampler`."
-                )
-            self._positives = wanted
-        order = (block < 0).to(torch.uint8).argsort(dim=1, stable=True)
-        first = block.gather(1, order[:, : self._positives])
-        first = torch.where((counts == self._positives)[:, None], first, -1)
-        return data._replace(index=first, order=order)
 
     def _look_at_first_pass(self, data: Data) -> None:
         """Find out, with run 0, which buffers a pass changes and which parameters it uses."""

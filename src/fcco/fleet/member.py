@@ -10,23 +10,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..constraints import LagrangianTerm, SwitchingTerm
 from ..inputs import ONLY
+from ..methods.lagrangian import LagrangianTerm, ProximalRound
+from ..methods.switching import SwitchingOptimizer, SwitchingTerm
 from ..objective import Compositional
-from ..optim import MethodOptimizer, ProximalPoint, ProximalRound, SwitchingOptimizer
+from ..optim import MethodOptimizer, ProximalPoint
 from ..previous import parameters_of, unwrap
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from ..xrisk import BinaryRisk
-from ..xrisk.binary import RankTerm
-from .coupled import Coupled
-from .cvar import CVaREstimator
-from .group_weights import Adversary
-from .hyperparameters import RunHyperparameters
+from .estimators import Coupled, CVaR, Estimator, Multiplied, Parts, PlainLoss, Switch, Weighted
 from .lagrangian import Lagrangian, RoundUpdate
-from .pairs import PairValues
-from .run import Estimator, PlainLoss, State, Unsupported
-from .switching import Switch, SwitchingUpdate
-from .updates import ProximalPointUpdate, RoundLength, Update, read_torch_optimizer
+from .numbers import Numbers
+from .run import State, Unsupported
+from .updates import (
+    ProximalPointUpdate,
+    RoundLength,
+    SwitchingUpdate,
+    Update,
+    read_torch_optimizer,
+)
 
 __all__ = [
     "Member",
@@ -66,7 +67,7 @@ class Signature:
     rounds: bool = False  # steps come in rounds
     names: tuple[str, ...] | None = None  # of the blocks, in order
     needs_loss: bool = False  # the function must return g_0
-    values: PairValues | None = None  # from scores to inner values
+    numbers: tuple[str, ...] = ()  # names of what may differ
 
     @property
     def switches(self) -> bool:
@@ -78,17 +79,16 @@ class MemberParts(NamedTuple):
     """What a fleet takes from a member."""
 
     signature: Signature
-    hyperparameters: RunHyperparameters
+    numbers: Numbers
     state: State  # of the estimator
     round_length: RoundLength | None
-    block: Tensor | None = None  # of each training sample, -1 for a negative; for scores
 
 
-_TERMS: dict[type, Callable[[Any], tuple[Estimator, Any, State]]] = {
+_TERMS: dict[type, Callable[[Any], Parts]] = {
     CoupledTerm: Coupled.of,
-    CVaRTerm: CVaREstimator.of,
-    RankTerm: Coupled.of,
-    GroupWeights: Adversary.of,
+    CVaRTerm: CVaR.of,
+    GroupWeights: Weighted.of,
+    MultiplierTerm: Multiplied.of,
     LagrangianTerm: Lagrangian.of,
     SwitchingTerm: Switch.of,
 }
@@ -145,15 +145,12 @@ def _read_each(members: Sequence[Member]) -> list[MemberParts]:
 
 def _read(member: Member) -> MemberParts:
     optimizer, objective = unwrap(member.optimizer), member.objective
-    estimator, of_estimator, state, names, needs_loss = PlainLoss(), None, {}, None, True
+    estimator: Estimator = PlainLoss()
+    numbers, state, names, needs_loss = {}, {}, None, True
     if objective is not None:
         term = _only_term(objective)
-        estimator, of_estimator, state = _TERMS[type(term)](term)
-        names, needs_loss = term.names, term.needs_objective
-    values = of_values = block = None
-    if isinstance(objective, BinaryRisk):
-        values, of_values, more = PairValues.of(objective, objective.term)
-        state, block = state | more, torch.from_numpy(objective.label.block)
+        estimator, numbers, state = _TERMS[type(term)](term)
+        names, needs_loss = term.names, term.needs_objective or term.watches_objective
     stepped = optimizer if objective is None else objective.optimizer
     alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
     if alone or isinstance(stepped, (list, tuple)) or unwrap(stepped) is not optimizer:
@@ -166,9 +163,10 @@ def _read(member: Member) -> MemberParts:
     else:
         (update, of_update), length = read_torch_optimizer(optimizer), None
     _check_hooks(optimizer, member)
-    signature = Signature(estimator, update, length is not None, names, needs_loss, values)
-    numbers = RunHyperparameters(of_update, of_estimator, of_values)
-    return MemberParts(signature, numbers, state, length, block)
+    numbers |= of_update
+    known = tuple(sorted(numbers))
+    signature = Signature(estimator, update, length is not None, names, needs_loss, known)
+    return MemberParts(signature, numbers, state, length)
 
 
 def _only_term(objective: Any) -> Any:
@@ -178,8 +176,7 @@ def _only_term(objective: Any) -> Any:
         raise Unsupported("A fleet holds objectives with one coupled term.")
     term = objective.terms[ONLY]
     if type(term) not in _TERMS:
-        hint = ": give the method numbers" if isinstance(term, MultiplierTerm) else ""
-        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}{hint}.")
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
     if term.step:
         raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
     return term

@@ -8,16 +8,10 @@ of rare positives. Where samples are in several groups, `GroupMemberships` has a
 of a sample and one of its groups.
 """
 
-from .means import GroupMeans, group_mean
-from .memberships import GroupMemberships
+from .means import GroupMeans, GroupMemberships, group_mean
 from .samplers import BlockSampler, GroupBatchSampler, PositiveBatchSampler, ResumableSampler
 
 __all__ = [
-    "BlockSampler",
-    "GroupBatchSampler",
-    "GroupMeans",
-    "GroupMemberships",
-    "PositiveBatchSampler",
-    "ResumableSampler",
-    "group_mean",
-]
+    "BlockSampler", "GroupBatchSampler", "GroupMeans", "GroupMemberships", "PositiveBatchSampler",
+    "ResumableSampler", "group_mean",
+]  # fmt: skip

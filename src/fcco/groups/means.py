@@ -1,20 +1,17 @@
-"""Means over the groups of a batch, without loops over groups."""
+"""Means over the groups of a batch, and a data set of memberships for groups that overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from .._memberships import are_memberships, read_memberships
+from ..index import Memberships, check_range, read_index
 
-__all__ = ["GroupMeans", "group_mean"]
-
-Ids = Sequence[int] | NDArray[Any] | Tensor
+__all__ = ["GroupMeans", "GroupMemberships", "group_mean"]
 
 
 class GroupMeans(NamedTuple):
@@ -28,9 +25,7 @@ class GroupMeans(NamedTuple):
     """Samples of each group, (G,)."""
 
 
-def group_mean(
-    values: Tensor, group: Ids | Sequence[Sequence[int]], num_groups: int | None = None
-) -> GroupMeans:
+def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> GroupMeans:
     r"""Mean of `values` over each group present in the batch.
 
     .. math::
@@ -52,48 +47,92 @@ def group_mean(
         >>> means.values, means.index, means.counts
         (tensor([4.0000, 2.5000]), tensor([2, 7]), tensor([2, 2]))
     """
-    if are_memberships(group):
-        members = read_memberships("`group_mean(group=...)`", group, num_groups)
-        if values.shape[:1] != (members.samples,):
-            raise ValueError(
-                f"`group_mean(group=...)` must have a row for each of the {len(values)} values but "
-                f"has {members.samples}."
-            )
-        values = values[members.sample.to(values.device)]
-        group = members.group.to(values.device)
-    ids = _as_ids(values, group)
-    index, position, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-    if len(index):
-        smallest, largest = int(index[0]), int(index[-1])
-        if smallest < 0:
-            raise ValueError(f"`group_mean(group=...)` must hold ids from 0 but holds: {smallest}.")
-        if num_groups is not None and largest >= num_groups:
-            raise ValueError(
-                f"`group_mean(group=...)` must hold ids below num_groups = {num_groups} "
-                f"but holds: {largest}."
-            )
-    sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, position, values)
-    means = sums / counts.reshape(-1, *(1 for _ in values.shape[1:]))
-    return GroupMeans(means, index, counts)
-
-
-def _as_ids(values: Tensor, ids: Any) -> Tensor:
-    """The ids as int64, one for each value."""
-    if not isinstance(ids, Tensor):
-        # A copy: torch warns when it shares the memory of a read-only array.
-        ids = torch.from_numpy(np.array(ids)).to(values.device)
-    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-        raise ValueError(
-            f"`group_mean(group=...)` must hold integer ids but has dtype: {ids.dtype}."
-        )
     if values.ndim not in (1, 2):
         raise ValueError(
             "`group_mean(values=...)` must have shape (N,) or (N, d1) but has: "
             f"{tuple(values.shape)}."
         )
-    if ids.shape != values.shape[:1]:
+    place = "`group_mean(group=...)`"
+    ids = read_index(place, group, num_groups)
+    samples = ids.samples if isinstance(ids, Memberships) else len(ids)
+    if samples != len(values):
         raise ValueError(
-            f"`group_mean(group=...)` must hold one id for each of the {len(values)} values "
-            f"but has shape: {tuple(ids.shape)}."
+            f"{place} must have a row for each of the {len(values)} values: {samples}."
         )
-    return ids.long()
+    if isinstance(ids, Memberships):
+        values, ids = values[ids.sample.to(values.device)], ids.group
+    index, position, counts = torch.unique(
+        ids.to(values.device), return_inverse=True, return_counts=True
+    )
+    if len(index):
+        check_range(place, int(index[0]), int(index[-1]), num_groups)
+    sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, position, values)
+    return GroupMeans(sums / (counts if values.ndim == 1 else counts.unsqueeze(1)), index, counts)
+
+
+class GroupMemberships(Dataset[Any]):
+    """A data set with one item for each pair of a sample and one of its groups.
+
+    A sample that is drawn for one group must count for that group alone: the samples that a group
+    shares with others would else come too often in it, and its mean would be biased. Here each item
+    carries the group that it is drawn for by `GroupBatchSampler(members.group, ...)`; the groups of
+    a batch are the index of the objective. Samples without a group are never drawn.
+
+    Args:
+        dataset: your map-style data set of N samples.
+        groups: booleans, (N, n), an array or a tensor; or a list with the group ids of each sample,
+            from 0 on. Every group needs a sample.
+        key: where items that are dicts have the group. It is appended to items that are tuples or
+            lists; any other item becomes a pair of itself and the group.
+
+    Attributes:
+        sample: position of each item's sample in `dataset`, (M,).
+        group: group of each item, (M,).
+        num_groups: n.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from fcco.groups import GroupMemberships
+        >>> data = TensorDataset(torch.tensor([10.0, 20.0, 30.0]))
+        >>> members = GroupMemberships(data, [[0], [0, 1], []])
+        >>> members.group.tolist(), members.sample.tolist(), members[2]
+        ([0, 0, 1], [0, 1, 1], (tensor(20.), 1))
+    """
+
+    def __init__(self, dataset: Dataset[Any], groups: Any, key: str = "group") -> None:
+        place = "`GroupMemberships(groups=...)`"
+        members = read_index(place, groups)
+        if not isinstance(members, Memberships):
+            raise ValueError(
+                f"{place} has one group for each sample, which needs no memberships: "
+                "`GroupBatchSampler(groups, ...)`."
+            )
+        self.sample, self.group = members.sample.cpu(), members.group.cpu()
+        self.num_groups = members.groups
+        number = len(dataset)  # type: ignore[arg-type]
+        if members.samples != number:
+            raise ValueError(
+                f"{place} must have a row for each of the {number} samples of the data set but has "
+                f"{members.samples}."
+            )
+        absent = torch.bincount(self.group, minlength=max(self.num_groups, 1)).eq(0).nonzero()
+        if len(absent):
+            raise ValueError(
+                f"{place}: group {int(absent[0])} has no samples, and so no mean; leave it out."
+            )
+        self.dataset, self.key = dataset, key
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __getitem__(self, position: int) -> Any:
+        item = self.dataset[int(self.sample[position])]
+        group = int(self.group[position])
+        if isinstance(item, Mapping):
+            if self.key in item:
+                raise ValueError(
+                    f"The items of the data set have an entry {self.key!r} already, where "
+                    "`GroupMemberships` puts the group: give another `key`."
+                )
+            return {**item, self.key: group}
+        return (*item, group) if isinstance(item, (tuple, list)) else (item, group)

@@ -1,10 +1,8 @@
 """Samplers of groups and of blocks whose position can be saved and resumed exactly.
 
-Every batch is a function of (seed, epoch, batch number) alone, so the state of a sampler is its
-seed, the epoch and the number of batches *consumed* in it. A resumed sampler repeats the draws of
-the epoch up to there, which reads no data. The draws come from a private NumPy generator; only a
-seed that is not given comes from torch's. (NumPy keeps its streams the same across machines, but
-not across all of its versions.)
+Every batch is a function of (seed, epoch, batch number) alone. A resumed sampler repeats the draws
+of the epoch up to its position, which reads no data. The draws come from a private NumPy generator,
+whose streams are the same across machines, but not across all versions of NumPy.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import _checks
-from .._memberships import are_memberships
-from .means import Ids
+from ..index import Memberships, check_range, read_index
 
 __all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
 
@@ -47,45 +44,36 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     * `batch = sampler.draw()`: at once, without a loader.
 
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
+
+    Attributes:
+        epoch: that of the next batch.
+        consumed: number of batches consumed in this epoch.
     """
 
     def __init__(self, call: str, batches_per_epoch: int, seed: int | None, ranks: int) -> None:
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
         if seed is None and ranks > 1:
             raise ValueError(
-                f"`{call}(seed=...)` is needed on several ranks, the same number on all: they draw "
-                "one batch together."
+                f"`{call}(seed=...)` is needed on several ranks, the same on all: they draw one "
+                "batch together."
             )
         if seed is None:  # as torch's own samplers do; another one draws other batches
             seed = int(torch.randint(2**31, (), device="cpu"))
         _checks.integer(call, "seed", seed, 0)
         self.seed, self.batches_per_epoch = int(seed), int(batches_per_epoch)
-        self._epoch = self._consumed = 0
+        self.epoch = self.consumed = 0
         self._advanced_by_caller = False  # `advance` was called: iteration no longer counts
         self._open_consume_loops = 0  # while one is open, `consume` counts and iteration does not
         # The stream of `draw`, and the place (epoch, consumed) it stands at.
         self._draw_stream: tuple[tuple[int, int], Iterator[Batch_co] | None] = (0, 0), None
 
     @abc.abstractmethod
-    def _stream(self, generator: np.random.Generator) -> Iterator[Batch_co]:
-        """The endless batches of one epoch, in order, from that epoch's generator."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self._epoch
-
-    @property
-    def consumed(self) -> int:
-        """Number of batches consumed in this epoch."""
-        return self._consumed
+    def _stream(self, generator: np.random.Generator) -> Iterator[Batch_co]: ...
 
     def __len__(self) -> int:
-        """Batches per epoch (also when an iteration resumes in the middle of one)."""
         return self.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch_co]:
-        """The remaining batches of the current epoch."""
         for batch in self._remaining():
             if not (self._advanced_by_caller or self._open_consume_loops):
                 self._count(1)
@@ -94,9 +82,8 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def consume(self, loader: Iterable[Loaded]) -> Iterator[Loaded]:
         """Yield the loader's batches and count each as consumed when it is yielded.
 
-        Args:
-            loader: the loader that draws from this sampler, also wrapped, but not an iterator
-                that has begun: its prefetched batches would be counted twice.
+        The loader draws from this sampler; it may be wrapped, but must not be an iterator that has
+        begun, whose prefetched batches would be counted twice.
         """
         self._open_consume_loops += 1
         try:
@@ -115,26 +102,24 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def draw(self) -> Batch_co:
         """The next batch, counted as consumed, for use without a loader; epochs follow on."""
         place, stream = self._draw_stream
-        if stream is None or place != (self._epoch, self._consumed):
+        if stream is None or place != (self.epoch, self.consumed):
             stream = self._remaining()  # the count has moved since the last draw
         batch = next(stream)
         # A stream ends with its epoch: the place after its last batch never comes.
-        self._draw_stream = (self._epoch, self._consumed + 1), stream
+        self._draw_stream = (self.epoch, self.consumed + 1), stream
         self._count(1)
         return batch
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch; no effect if it is the current one, also if half done."""
         _checks.integer(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
-        if epoch != self._epoch:
-            self._epoch, self._consumed = int(epoch), 0
+        if epoch != self.epoch:
+            self.epoch, self.consumed = int(epoch), 0
 
     def state_dict(self) -> dict[str, int]:
-        """The seed, the epoch and the batches consumed in it; the same on every rank."""
-        return {"seed": self.seed, "epoch": self._epoch, "consumed": self._consumed}
+        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batches consumed in `state`; to be called before iterating."""
         call = f"{type(self).__name__}.load_state_dict"
         for name in ("seed", "epoch", "consumed"):
             if name not in state:
@@ -146,7 +131,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
                 f"{self.batches_per_epoch} batches: the state is that of another sampler."
             )
         self.seed = int(state["seed"])
-        self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
+        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
         self._draw_stream = (0, 0), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,12 +141,12 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     def _remaining(self) -> Iterator[Batch_co]:
         # A generator, so the count is read at the first batch and not at creation: a loader with
         # workers creates two iterators of its sampler and uses the second.
-        stream = self._stream(np.random.default_rng([self.seed, self._epoch]))
-        yield from itertools.islice(stream, self._consumed, self.batches_per_epoch)
+        stream = self._stream(np.random.default_rng([self.seed, self.epoch]))
+        yield from itertools.islice(stream, self.consumed, self.batches_per_epoch)
 
     def _count(self, batches: int) -> None:
-        epochs, self._consumed = divmod(self._consumed + batches, self.batches_per_epoch)
-        self._epoch += epochs
+        epochs, self.consumed = divmod(self.consumed + batches, self.batches_per_epoch)
+        self.epoch += epochs
 
 
 class GroupBatchSampler(ResumableSampler[list[int]]):
@@ -171,17 +156,16 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     mean over all groups. Each group is read in shuffled passes: within an epoch each sample is
     used once before any is used again (a batch in which one pass ends and the next begins may hold
     a sample twice). The indices come by increasing group id, the order of `group_mean`.
+    `ResumableSampler` says how batches are counted and resumed.
 
-    On several ranks the batch is cut into `world_size` contiguous slices of nearly equal length,
-    one per rank. A group may lie on two ranks, and the slices together are exactly the batch of a
-    single process: a run may be resumed with another number of ranks.
+    On several ranks the batch is cut into contiguous slices of nearly equal length, one per rank,
+    which together are exactly the batch of a single process: a run may be resumed with another
+    number of ranks.
 
     The shape, from `batch_size`: as many groups as it has room for with two samples of each,
     B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down. Many groups, because
     the estimate of a group that is not in the batch grows old (64 samples of 16 groups trained
     best as 16 x 4, worst as 2 x 32); two of each, because their spread tells the noise.
-
-    `ResumableSampler` says how batches are counted and resumed.
 
     Args:
         groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
@@ -193,10 +177,10 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         batch_size: the most samples in a batch, on all ranks together. Give it, or both numbers
             above.
         batches_per_epoch: ceil(N / (B1 B2)) unless given.
-        seed: seed of all draws; unless given, a number from torch's global generator. Needed on
-            several ranks.
-        rank: this process; taken from `torch.distributed`, if initialised, unless given.
-        world_size: number of processes; likewise.
+        seed: of all draws; unless given, a number from torch's global generator. Needed on several
+            ranks.
+        rank: this process, and `world_size` the number of processes; taken from
+            `torch.distributed`, if initialised, unless given.
         small_groups: what to do with a group of fewer than B2 samples: "repeat" goes through it
             again (fixed batch shape), "all" takes each sample once.
 
@@ -210,14 +194,11 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         >>> batch = sampler.draw()
         >>> sampler.state_dict()
         {'seed': 1, 'epoch': 1, 'consumed': 1}
-
-        With a loader, `for batch in sampler.consume(loader): ...` counts exactly the batches that
-        the loop has received.
     """
 
     def __init__(
         self,
-        groups: Ids,
+        groups: Any,
         groups_per_batch: int | None = None,
         per_group: int | None = None,
         *,
@@ -229,7 +210,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
         small_groups: str = "repeat",
     ) -> None:
         call = type(self).__name__
-        ids = _as_ids(call, groups)
+        ids = _read_ids(call, groups)
         _checks.one_of(call, "small_groups", small_groups, ("repeat", "all"))
         # Samples sorted by group: group i has the slots from _starts[i] to _starts[i] + _sizes[i].
         self._members = np.argsort(ids, kind="stable")
@@ -263,7 +244,6 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
 
     @property
     def num_groups(self) -> int:
-        """The number of groups, n."""
         return len(self._sizes)
 
     def _stream(self, generator: np.random.Generator) -> Iterator[list[int]]:
@@ -282,7 +262,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     def _next_samples(
         self, chosen: Ints, members: Ints, position: Ints, generator: np.random.Generator
     ) -> Ints:
-        """The next samples of the chosen groups; changes `members` and `position` in place."""
+        """The next samples of the chosen groups; changes `members` and `position`."""
         missing = self._samples_per_batch[chosen]
         ends = np.cumsum(missing)  # of each group's part of the batch
         batch = np.empty(ends[-1], dtype=np.int64)
@@ -310,10 +290,10 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
 class PositiveBatchSampler(GroupBatchSampler):
     """Batches with a fixed number of positives, for data in which they are rare.
 
-    Positives and negatives are each read in shuffled passes, as the groups of `GroupBatchSampler`;
-    on several ranks each gets its share of both. Objectives of `fcco.xrisk` know the sizes of the
-    classes, so that the share of positives in a batch does not change what they estimate (with
-    several labels, negatives of one that are positives of another are drawn more often).
+    Positives and negatives are the two groups of a `GroupBatchSampler`; on several ranks each gets
+    its share of both. Objectives of `fcco.xrisk` know the sizes of the classes, so that the share
+    of positives in a batch does not change what they estimate (with several labels, negatives of
+    one that are positives of another are drawn more often).
 
     Args:
         labels: 0 or 1 for each sample, (N,); or (N, T) for T labels: a sample with any of them
@@ -322,9 +302,8 @@ class PositiveBatchSampler(GroupBatchSampler):
         positives: how many of them are positives; half of them, at most all there are, unless
             given.
         batches_per_epoch: one pass over the negatives unless given.
-        seed: as in `GroupBatchSampler`.
-        rank: this process; taken from `torch.distributed`, if initialised, unless given.
-        world_size: number of processes; likewise.
+
+    The other arguments are those of `GroupBatchSampler`.
 
     Example:
         >>> from fcco.groups import PositiveBatchSampler
@@ -370,13 +349,9 @@ class PositiveBatchSampler(GroupBatchSampler):
             batches_per_epoch = -(-(len(positive) - number) // negatives)
         super().__init__(
             positive.astype(np.int64),
-            groups_per_batch=2,
-            per_group=max(positives, negatives),
-            batches_per_epoch=batches_per_epoch,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-        )
+            groups_per_batch=2, per_group=max(positives, negatives),
+            batches_per_epoch=batches_per_epoch, seed=seed, rank=rank, world_size=world_size,
+        )  # fmt: skip
         self.batch_size, self.positives = batch_size, positives
         # Group 0 are the negatives, group 1 the positives: the base knows one number for both.
         self._samples_per_batch = np.array([negatives, positives])
@@ -415,8 +390,7 @@ class BlockSampler(ResumableSampler[Tensor]):
         call = "BlockSampler"
         _checks.integer(call, "num_blocks", num_blocks, 1)
         _check_draw(call, "blocks_per_batch", blocks_per_batch, num_blocks, "blocks")
-        self.num_blocks = num_blocks
-        self.blocks_per_batch = blocks_per_batch
+        self.num_blocks, self.blocks_per_batch = num_blocks, blocks_per_batch
         if batches_per_epoch is None:
             batches_per_epoch = -(-num_blocks // blocks_per_batch)
         super().__init__(call, batches_per_epoch, seed, _rank_and_world_size(call, None, None)[1])
@@ -428,40 +402,30 @@ class BlockSampler(ResumableSampler[Tensor]):
 
 
 def _draw_sorted(generator: np.random.Generator, available: int, drawn: int) -> Ints:
-    """Distinct numbers below `available`, in increasing order, each subset equally likely."""
     # Sorted, so NumPy need not shuffle the subset first.
     return np.sort(generator.choice(available, drawn, replace=False, shuffle=False))
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:
     """The ranges start, ..., start + length - 1, one after another."""
-    # arange counts on over all ranges; the shift of a range makes it begin at its start.
+    # arange goes on counting over all ranges; the shift of a range makes it begin at its start.
     ends = np.cumsum(lengths)
     return np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
 
 
-def _as_ids(call: str, groups: Ids) -> Ints:
-    if are_memberships(groups):
+def _read_ids(call: str, groups: Any) -> Ints:
+    place = f"`{call}(groups=...)`"
+    ids = read_index(place, groups)
+    if isinstance(ids, Memberships):
         raise ValueError(
-            f"`{call}(groups=...)` must hold one id per sample, shape (N,), but holds all groups "
-            "of each: a sample that is drawn for one of them must not count in the others, whose "
-            "means would be biased. Draw memberships: `members = fcco.groups.GroupMemberships("
-            f"dataset, groups)`, `{call}(members.group, ...)`, `DataLoader(members, ...)`."
+            f"{place} must hold one id per sample, but holds all groups of each: a sample that is "
+            "drawn for one of them must not count in the others, whose means would be biased. Draw "
+            "`members = fcco.groups.GroupMemberships(dataset, groups)` by their `members.group`."
         )
-    ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    if ids.ndim != 1 or len(ids) == 0:
-        raise ValueError(
-            f"`{call}(groups=...)` must hold one id per sample, shape (N,), but has: {ids.shape}."
-        )
-    if not np.issubdtype(ids.dtype, np.integer):
-        names = " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
-        raise ValueError(
-            f"`{call}(groups=...)` must hold integer ids but has dtype: {ids.dtype}."
-            + names * (ids.dtype.kind in "OSUT")
-        )
-    if ids.min() < 0:
-        raise ValueError(f"`{call}(groups=...)` must hold ids from 0 but holds: {ids.min()}.")
-    return ids.astype(np.int64)
+    if len(ids) == 0:
+        raise ValueError(f"{place} must hold one id per sample but is empty.")
+    check_range(place, int(ids.min()), int(ids.max()))
+    return ids.detach().cpu().numpy()
 
 
 def _shape(
@@ -488,9 +452,7 @@ def _shape(
         )
     if max(blocks or 1, each or 1) > size:
         given = f"groups_per_batch={blocks}" if each is None else f"per_group={each}"
-        raise ValueError(
-            f"`{call}({given})` does not fit into a batch of batch_size={size} samples."
-        )
+        raise ValueError(f"`{call}({given})` does not fit into a batch of batch_size={size}.")
     if blocks is None:
         wanted = min(2, largest) if each is None else each
         blocks = min(number, max(1, size // wanted))

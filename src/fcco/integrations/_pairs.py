@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from .. import _checks
-from .._distributed import Group, find_group, gather_rows, row_counts
+from .._distributed import find_group, gather_rows, row_counts
 from .._state import KeepsPrecision, Uninterrupted
+from ..tracker import log_track
+from ..tracker.blocks import segment
 
 __all__ = ["PairMemory", "pair_numbers"]
 
@@ -45,23 +47,13 @@ class PairMemory(KeepsPrecision):
     the pairs at hand in place of sums over all: anchor i has the weights
     :math:`p_{ij} = \frac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of documents j, and document j
     has the weights :math:`p_{ij}` of anchors i, for which each stored pair keeps the logarithm of
-    its :math:`e^{s_{ii}}(1 + G_i)`. Features of stored pairs are those of their own batch: a few
-    steps old. Without stored pairs all is unbiased but for the average.
+    its :math:`e^{s_{ii}}(1 + G_i)`. Without stored pairs all is unbiased but for the average.
 
     Buffers: `value` holds log G_i, NaN before the first visit, with a second column for documents
     against anchors if `symmetric`; `features`, `numbers` and `levels` belong to the stored pairs.
     Hard negatives are further documents: those of other pairs count like their positives; those of
-    pair i are always in the batch with it, and count once.
-
-    Args:
-        call: name of the class that the user built, for errors.
-        num_pairs: n.
-        gamma: weight of the new estimate.
-        symmetric: mean of both directions.
-        stored_pairs: how many of the last pairs are stored.
-        negatives: K, at most n - 1; None is n - 1.
-        dtype: precision of the buffers.
-        device: where they live at first.
+    pair i are always in the batch with it, and count once. The arguments are those of
+    `GlobalContrastiveLoss`, and `call`, the class that the user built, for errors.
     """
 
     may_be_nan = ("value",)
@@ -134,13 +126,7 @@ class PairMemory(KeepsPrecision):
     def _value_and_gradient(
         self, columns: Tensor, scale: float | Tensor, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, its gradient with respect to the features, and to the scale.
-
-        Args:
-            columns: the features of this rank, (columns, b, d).
-            scale: of the scores.
-            index: see `forward`.
-        """
+        """The loss, its gradient by the features, (columns, b, d), and that by the scale."""
         own = torch.arange(columns.shape[1]) if index is None else index
         own = own.to(columns.device, non_blocking=True)
         group = None if index is None else find_group()
@@ -153,7 +139,9 @@ class PairMemory(KeepsPrecision):
             every = rows.view(len(rows), len(columns), -1).transpose(0, 1)
         stored = self.stored_pairs > 0 and index is not None
         if stored and self.features.shape[::2] != every.shape[::2]:
-            self._start_store(every)
+            self.features = self.features.new_zeros((len(every), self.stored_pairs, every.shape[2]))
+            self.numbers.fill_(-1)
+            self.levels.zero_()
         pool = torch.cat([every, self.features.to(every)], 1) if stored else every
         ids = torch.cat([numbers, self.numbers]) if stored else numbers
 
@@ -181,7 +169,14 @@ class PairMemory(KeepsPrecision):
             for row, others in ways
         ]  # fmt: skip
         fresh = torch.stack([each.logsumexp(1) for each in logits], 1) - matching.unsqueeze(1)
-        sums = fresh if index is None else self._tracked(fresh, own, numbers, group)
+        sums = fresh
+        if index is not None:
+            new, sums = self._tracked(fresh, own)
+            rows = new if group is None else gather_rows(new, group, counts)
+            # A pair that the batch holds several times has the mean of its G, in any order.
+            pairs, place, times = numbers.unique(return_inverse=True, return_counts=True)
+            logs = segment(rows, place, len(pairs), log=True) - times.log().unsqueeze(1)
+            self.value.index_copy_(0, pairs, logs.to(self.value))
         # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
         logs = softplus(sums, threshold=60)
         levels = logs + matching.unsqueeze(1)
@@ -204,44 +199,20 @@ class PairMemory(KeepsPrecision):
                 pushed = scale * columns[column] @ pool[row].T - store[:, way]
                 pushed += once if column > 1 else weight
                 slopes[column] += torch.exp(pushed) @ pool[row]
-        if stored:
+        if stored:  # the pairs of this batch in front; as many of the oldest are dropped
+            size = self.stored_pairs
             with Uninterrupted():
-                self._store(every, numbers, all_levels)
+                self.features = pool.to(self.features)[:, :size]
+                self.numbers, self.levels = ids[:size], store.to(self.levels)[:size]
         return logs.sum() * share, slopes * (scale * share), slope * share
 
-    def _tracked(self, fresh: Tensor, own: Tensor, numbers: Tensor, group: Group | None) -> Tensor:
-        """The logarithm of G_i of this rank's pairs, after the update."""
-        dtype, fresh = fresh.dtype, fresh.to(self.value.dtype)
+    def _tracked(self, fresh: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """The new log G_i of this rank's pairs, as it is kept, and as the loss takes it."""
         old = self.value[own]
-        kept = math.log(1 - self.gamma) if self.gamma < 1 else -math.inf
-        mixed = torch.logaddexp(old + kept, fresh + math.log(self.gamma))
-        new = torch.where(old.isnan(), fresh, mixed)
+        new = log_track(old, ~old.isnan(), fresh.to(old), None, self.gamma, 0.0)[1]
         # A pair that met no negative keeps its value: nothing was measured.
-        kept_value = torch.where(fresh < _EXCLUDED / 2, old, new)
-        rows = kept_value if group is None else gather_rows(kept_value, group)
-        # A pair that the batch holds several times has the mean of its G, in any order: `place`
-        # is the same for all of them.
-        place = torch.searchsorted(numbers.sort().values, numbers)
-        times = torch.zeros_like(rows).index_add_(0, place, torch.ones_like(rows))
-        top = rows.scatter_reduce(
-            0, place.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False
-        )
-        sums = torch.zeros_like(rows).index_add_(0, place, (rows - top[place]).exp())
-        self.value.index_copy_(0, numbers, (top + (sums / times).log())[place])
-        return torch.where(kept_value.isnan(), new, kept_value).to(dtype)
-
-    def _start_store(self, every: Tensor) -> None:
-        shape = (len(every), self.stored_pairs, every.shape[2])
-        self.features = self.features.new_zeros(shape)
-        self.numbers.fill_(-1)
-        self.levels.zero_()
-
-    def _store(self, every: Tensor, numbers: Tensor, levels: Tensor) -> None:
-        """Put the pairs of a batch in front and drop as many of the oldest."""
-        size = self.stored_pairs
-        self.features = torch.cat([every.to(self.features), self.features], 1)[:, :size]
-        self.numbers = torch.cat([numbers, self.numbers])[:size]
-        self.levels = torch.cat([levels.to(self.levels), self.levels])[:size]
+        kept = torch.where(fresh < _EXCLUDED / 2, old, new)
+        return kept, torch.where(kept.isnan(), new, kept).to(fresh)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved, before = state_dict.get(f"{prefix}features"), self.features
@@ -254,7 +225,6 @@ class PairMemory(KeepsPrecision):
             raise
 
     def extra_repr(self) -> str:
-        """The constructor's arguments."""
         return (
             f"{self.num_pairs}, gamma={self.gamma}, symmetric={self.symmetric}, "
             f"stored_pairs={self.stored_pairs}, negatives={self.negatives}"
@@ -262,16 +232,10 @@ class PairMemory(KeepsPrecision):
 
 
 def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
-    """Check the numbers of the pairs of a batch.
+    """Check the numbers of the pairs of a batch, which the user calls `where`.
 
     A wrong number would be an error in the middle of a GPU's work, and a class in its place would
     make one pair of many, without any message. A copy on the host costs less than a kernel.
-
-    Args:
-        index: what the user gave.
-        num_pairs: n.
-        where: the argument in the words of the user's call.
-        remedy: how to get right numbers.
     """
     if index is None:
         raise ValueError(
@@ -279,13 +243,13 @@ def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
         )
     given = torch.as_tensor(index)
     numbers = given.detach().cpu()
-    kind = numbers.dtype
+    kind, rows = numbers.dtype, len(numbers)
     if numbers.dim() != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise ValueError(
             f"{where} must be a vector of integers, the number of each pair, but has shape "
             f"{tuple(numbers.shape)} and dtype {kind}. {remedy}"
         )
-    distinct, rows = set(numbers.tolist()), len(numbers)
+    distinct = set(numbers.tolist())
     outside = [number for number in distinct if not 0 <= number < num_pairs]
     if outside:
         raise IndexError(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ..constraints import ConstrainedObjective
 from ..group_dro import GroupObjective
 from ..groups import GroupBatchSampler, ResumableSampler
-from ..previous import parameters_of
+from ..optim import MethodOptimizer
+from ..previous import parameters_of, unwrap
 from ..previous.swap import any_sharded
 from ..report import ConstraintReport, GroupReport
 
-__all__ = ["check_ranks", "load_objective", "log_values", "report_of", "sampler_of", "start_epoch"]
+__all__ = [
+    "check_ranks", "load_objective", "log_values", "report_of", "sampler_of", "start_epoch",
+    "stepped_by",
+]  # fmt: skip
 
 _MOST_ROWS = 10
 """Groups or constraints that are logged one by one, at most."""
@@ -32,24 +38,16 @@ def sampler_of(loader: Any) -> ResumableSampler[Any] | None:
     if loader.batch_size is not None:
         raise ValueError(
             f"`DataLoader(sampler=...)` is a {type(loader.sampler).__name__}, which draws whole "
-            f"batches, but the loader makes batches of {loader.batch_size} of them: give it as "
-            "`DataLoader(batch_sampler=...)`."
+            "batches: give it as `DataLoader(batch_sampler=...)`."
         )
     return loader.sampler
 
 
 def check_ranks(sampler: ResumableSampler[Any], rank: int, world_size: int, remedy: str) -> None:
-    """Raise unless the sampler gives this process its own share of each batch.
-
-    Args:
-        sampler: of the training data.
-        rank: of this process among those that read different data.
-        world_size: how many these are.
-        remedy: where to make the sampler, so that it knows them.
-    """
-    if not isinstance(sampler, GroupBatchSampler):  # others draw the same on every rank
-        return
-    if (sampler.rank, sampler.world_size) != (rank, world_size):
+    """Raise unless the sampler gives this process its own share of each batch."""
+    # Other samplers draw the same on every rank.
+    ours = isinstance(sampler, GroupBatchSampler)
+    if ours and (sampler.rank, sampler.world_size) != (rank, world_size):
         raise ValueError(
             f"The {type(sampler).__name__} of the training data was made for rank {sampler.rank} "
             f"of {sampler.world_size} but this process is rank {rank} of {world_size}: the ranks "
@@ -63,11 +61,20 @@ def start_epoch(sampler: ResumableSampler[Any]) -> None:
         sampler.set_epoch(sampler.epoch + 1)
 
 
+def stepped_by(outer: MethodOptimizer, objects: Sequence[Any]) -> list[int]:
+    """The places of the optimizers among some objects that the optimizer of a method steps."""
+    inner = {id(unwrap(each)) for each in outer.wrapped}
+    return [
+        k
+        for k, each in enumerate(objects)
+        if isinstance(each, torch.optim.Optimizer) and id(unwrap(each)) in inner
+    ]
+
+
 def load_objective(objective: Any, state: dict[str, Any]) -> None:
     """Restore an objective from the one file that all ranks read.
 
-    With sharded parameters (FSDP2) that file has w_{t-1} of the first rank only. It is then
-    dropped: the first step goes without correction.
+    With sharded parameters (FSDP2) it has w_{t-1} of the first rank only, which is then dropped.
     """
     objective.load_state_dict(state)
     previous = objective.previous
@@ -85,7 +92,7 @@ def report_of(objective: nn.Module) -> GroupReport | ConstraintReport | None:
 
 
 def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
-    """The numbers of a report for a log, by name.
+    """The numbers of `objective.report()` for a log, by name.
 
     | of groups | of constraints |
     |---|---|
@@ -96,9 +103,6 @@ def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
     The error is the standard error of the estimate. With ten groups or constraints at most also
     `group_loss/NAME`, or `violation/NAME` and `multiplier/NAME`, of each. What is not known yet is
     left out.
-
-    Args:
-        report: what `objective.report()` returns.
 
     Example:
         >>> import torch, fcco

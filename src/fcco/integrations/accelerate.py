@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 
 from ..groups import ResumableSampler
 from ..optim import MethodOptimizer
-from ..previous import unwrap
-from ._shared import check_ranks, load_objective, log_values, sampler_of
+from ._shared import check_ranks, load_objective, log_values, sampler_of, stepped_by
 
 __all__ = ["ResumableLoader", "check_loader", "log_values", "prepare"]
 
@@ -30,15 +29,14 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Call `accelerator.prepare(*objects)`; the objective comes as one more result at the end.
 
-    * The objective is made from the prepared model and optimizer, on the accelerator's device. If
-      the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its place.
-    * A loader with a sampler of `fcco.groups` becomes a `ResumableLoader`. Its batches go to the
-      device, but are not divided over the processes: the sampler gives each process its part of
-      every batch. `split_batches`, `dispatch_batches` and `even_batches` do not apply to it.
+    * If the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its
+      place.
+    * A loader with a sampler of `fcco.groups` becomes a `ResumableLoader`. Its batches are not
+      divided over the processes: the sampler gives each process its part of every batch.
+      `split_batches`, `dispatch_batches` and `even_batches` do not apply to it.
     * `accelerator.save_state` and `load_state` include the objective and the positions of these
       samplers. After `load_state`, a loop over the loader goes on with the next batch, also in the
-      middle of an epoch and with loader workers; `skip_first_batches` would skip others. Save
-      after a step of the optimizer.
+      middle of an epoch and with loader workers. Save after a step of the optimizer.
     * A scheduler makes one step for each of the optimizer's, on several processes too.
 
     With sharded parameters (FSDP2) the first step after `load_state` is made without correction,
@@ -46,8 +44,8 @@ def prepare(
 
     Args:
         accelerator: yours.
-        objects: models, optimizers, loaders and schedulers in any order, as for
-            `accelerator.prepare`. The loaders as you made them.
+        objects: models, optimizers, loaders and schedulers, as for `accelerator.prepare`; the
+            loaders as you made them.
         objective: makes the objective from the prepared model and optimizer (lists of them, if
             there are several).
 
@@ -103,8 +101,15 @@ def prepare(
     )
     if not isinstance(made, nn.Module):
         raise TypeError(f"`prepare(objective=...)` must make an objective but made: {made!r}.")
-    if isinstance(made.optimizer, MethodOptimizer):
-        _put_around(accelerator, made.optimizer, results)
+    outer = made.optimizer
+    if isinstance(outer, MethodOptimizer):  # prepared in place of yours, so that it is saved too
+        places = stepped_by(outer, results)
+        if len(places) != 1:
+            raise ValueError(
+                f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
+                f"{len(places)} of the optimizers given to `prepare(...)`; it must be one."
+            )
+        results[places[0]] = accelerator.prepare_optimizer(outer)
     made.to(accelerator.device)
     state = _TrainingState(made, list(samplers.values()))
     accelerator.register_for_checkpointing(state)
@@ -112,32 +117,11 @@ def prepare(
     return (*results, made)
 
 
-def _put_around(accelerator: Accelerator, outer: MethodOptimizer, results: list[Any]) -> None:
-    """Replace the user's optimizer by the one around it, prepared, so that it is saved too."""
-    inner = {id(each) for each in outer.wrapped}
-    places = [
-        k
-        for k, each in enumerate(results)
-        if isinstance(each, torch.optim.Optimizer) and id(unwrap(each)) in inner
-    ]
-    if len(places) != 1:
-        raise ValueError(
-            f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
-            f"{len(places)} of the optimizers given to `prepare(...)`; it must be one."
-        )
-    results[places[0]] = accelerator.prepare_optimizer(outer)
-
-
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
     """Raise unless each process gets its part of the batches of a `GroupBatchSampler`.
 
     `accelerator.prepare` divides the batches over the processes, though the sampler has done so
-    already. `prepare` does not; this is for loops that go without it. Loaders with other samplers
-    are not checked.
-
-    Args:
-        accelerator: yours.
-        loader: a loader, prepared or not.
+    already. `prepare` does not; this is for loops that go without it.
 
     Example:
         >>> import torch, fcco
@@ -156,12 +140,8 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
     elif several and isinstance(loader.batch_sampler, BatchSamplerShard):
         how = "divides its batches over the processes"
     else:
-        check_ranks(
-            sampler,
-            accelerator.process_index,
-            accelerator.num_processes,
-            "Make it after the Accelerator, from which on they are known.",
-        )
+        rank, number = accelerator.process_index, accelerator.num_processes
+        check_ranks(sampler, rank, number, "Make it after the Accelerator.")
         return
     raise ValueError(
         f"`accelerator.prepare` {how}, but {type(sampler).__name__} gives each process its part "
@@ -170,12 +150,7 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
 
 
 class ResumableLoader:
-    """A loader whose sampler knows which batches the loop has had; `prepare` makes it.
-
-    Args:
-        loader: as Accelerate prepared it, for one process.
-        sampler: that it draws from.
-    """
+    """A loader whose sampler knows which batches the loop has had; `prepare` makes it."""
 
     def __init__(self, loader: Any, sampler: ResumableSampler[Any]) -> None:
         self._loader, self.batch_sampler = loader, sampler
@@ -195,12 +170,10 @@ class ResumableLoader:
                 )
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
         return len(self._loader)
 
     @property
     def dataset(self) -> Any:
-        """The data."""
         return self._loader.dataset
 
     @property

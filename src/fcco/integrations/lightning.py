@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,15 +16,20 @@ from ..groups import ResumableSampler
 from ..optim import MethodOptimizer
 from ..previous import unwrap
 from ..report import ConstraintReport, GroupReport
-from ._shared import check_ranks, load_objective, log_values, report_of, sampler_of, start_epoch
+from ._shared import (
+    check_ranks,
+    load_objective,
+    log_values,
+    report_of,
+    sampler_of,
+    start_epoch,
+    stepped_by,
+)
 
 __all__ = ["RobustModule", "log_values"]
 
-_UNUSED = 10
-"""Batches after which an objective whose loss was never differentiated is warned of."""
-
-_KEY = "fcco"
-"""The key of a checkpoint that holds the objective and the samplers."""
+_UNUSED = 10  # batches after which an objective whose loss was never differentiated is warned of
+_KEY = "fcco"  # in a checkpoint, of the objective and the samplers
 
 
 class RobustModule(LightningModule):
@@ -34,16 +38,14 @@ class RobustModule(LightningModule):
     Write `configure_objective` beside `configure_optimizers`, and use `self.objective` in
     `training_step`. The rest is done:
 
-    * The objective is made when the fit starts, on the optimizers that Lightning made and on the
-      module's device. It is no submodule: DDP does not send its tables around, and the module's
-      `state_dict()` is that of the model. It is in `eval()` mode when the module is.
+    * The objective is made when the fit starts, on the optimizers that Lightning made. It is no
+      submodule: the module's `state_dict()` is that of the model. It is in `eval()` mode when the
+      module is.
     * Checkpoints hold the objective and the position of the samplers of `fcco.groups`: those of
       the train loaders, and those that are attributes of the module. A resumed run goes on with
-      the batch after the last one trained on, also in the middle of an epoch and with loader
-      workers. (Lightning does not save the random state of torch: dropout masks differ.)
-    * Lightning leaves a train loader with such a sampler as it is, so `use_distributed_sampler`
-      need not be set. On several devices make the sampler in `train_dataloader()`, where it learns
-      its rank.
+      the next batch, also in the middle of an epoch and with loader workers.
+    * Lightning leaves a train loader with such a sampler as it is. On several devices make the
+      sampler in `train_dataloader()`, where it learns its rank.
     * `log_values` of the report are logged every `Trainer(log_every_n_steps=...)` steps and at the
       end of each epoch; see `log_report`.
 
@@ -75,11 +77,16 @@ class RobustModule(LightningModule):
         super().__init__(*args, **kwargs)
         self._keeper = _ObjectiveKeeper()
 
-    def configure_objective(self, optimizer: Any) -> nn.Module:
-        """Make the objective; to be written by you.
+    def _new_keeper(self) -> _ObjectiveKeeper:
+        if self._keeper.objective is not None:
+            self._keeper.objective.detach_hooks()  # a fit has new optimizers
+        self._keeper = _ObjectiveKeeper()
+        return self._keeper
 
-        Args:
-            optimizer: what `configure_optimizers` made: the optimizer, or a list of several.
+    def configure_objective(self, optimizer: Any) -> nn.Module:
+        """Make the objective on what `configure_optimizers` made: an optimizer, or a list.
+
+        To be written by you.
         """
         raise NotImplementedError(
             f"`{type(self).__name__}` needs `configure_objective(self, optimizer)`, which returns "
@@ -92,20 +99,15 @@ class RobustModule(LightningModule):
         objective = self._keeper.objective
         if objective is None:
             raise RuntimeError(
-                f"`{type(self).__name__}.objective` is made when `Trainer.fit` starts, and there "
-                "was none yet. In a fit: a `configure_callbacks` of your own must return "
-                "`[*super().configure_callbacks(), ...]`."
+                f"`{type(self).__name__}.objective` is made when `Trainer.fit` starts. In a fit: "
+                "`configure_callbacks` must return `[*super().configure_callbacks(), ...]`."
             )
         if objective.training != self.training:
             objective.train(self.training)
         return objective
 
     def log_report(self, report: GroupReport | ConstraintReport) -> None:
-        """Log a report; override it to log something else, or nothing.
-
-        Args:
-            report: of the objective.
-        """
+        """Log a report of the objective; override it to log something else, or nothing."""
         self.log_dict(log_values(report), sync_dist=True)  # equal on all ranks
 
     def configure_callbacks(self) -> list[Callback]:
@@ -119,25 +121,21 @@ class _ObjectiveKeeper(Callback):
     """Makes the objective of a `RobustModule`, counts its samplers' batches, saves and logs.
 
     A callback and not hooks of the module, which a subclass may override without `super()`.
-
-    Attributes:
-        objective: from the start of the first fit on.
-        samplers: of the train loaders, in their order.
     """
 
     def __init__(self) -> None:
-        self.objective: Any = None
-        self.samplers: list[ResumableSampler[Any]] = []
+        self.objective: Any = None  # from the start of the fit on
+        self.samplers: list[ResumableSampler[Any]] = []  # of the train loaders, in their order
         self._replaced: list[ResumableSampler[Any]] = []
         self._loaders_in_use = False
-        self._loaded: dict[str, Any] | None = None  # the state in a checkpoint
+        self._loaded: Any = None  # the state in a checkpoint
         self._batches = self._reported_step = 0
         self._differentiated = False  # a loss of the objective
 
     def __reduce__(self) -> Any:
         return type(self), ()  # a copy of the module has no objective until it is fitted
 
-    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
         connector, others = trainer._data_connector, [x for x in trainer.callbacks if x is not self]
@@ -145,62 +143,27 @@ class _ObjectiveKeeper(Callback):
             trainer.callbacks = others
             vars(connector).pop("_prepare_dataloader")
             return
-        if self.objective is not None:
-            self.objective.detach_hooks()  # this fit has new optimizers
-        self.__init__()
+        keeper = pl_module._new_keeper()
         # The first one, so that a checkpoint of any other callback has the batch counted.
-        trainer.callbacks = [self, *others]
+        trainer.callbacks = [keeper, *others]
         # There is no hook between `train_dataloader()` and the first batches, which workers ask
-        # the sampler for at once.
+        # the sampler for at once. This method puts a `DistributedSampler` into a loader.
         original = functools.partial(type(connector)._prepare_dataloader, connector)
-        connector._prepare_dataloader = functools.partial(
-            self._prepare, trainer, pl_module, original
-        )
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, RobustModule)
-        objective: Any = pl_module.configure_objective(pl_module.optimizers(use_pl_optimizer=False))
-        call = f"`{type(pl_module).__name__}.configure_objective`"
-        if not isinstance(objective, nn.Module):
-            raise TypeError(f"{call} must return an objective but returned: {objective!r}.")
-        several = objective.optimizer
-        if isinstance(several, MethodOptimizer):  # around the given ones: Lightning steps it
-            trainer.strategy.optimizers = _around(several, trainer.optimizers)
-        several = several if isinstance(several, (list, tuple)) else [several]
-        stepped = {id(unwrap(each)) for each in trainer.optimizers}
-        if not {id(unwrap(each)) for each in several} <= stepped:
-            raise ValueError(
-                f"{call} must build on the optimizer that it is given, which Lightning steps, but "
-                "its objective has another."
-            )
-        for sampler in _samplers_of(pl_module).values():
-            _check_ranks(trainer, sampler)
-        self.objective = objective.to(pl_module.device)
-        self._handle = objective.register_forward_hook(self._called)
-        if self._loaded is not None:
-            self._restore(pl_module, self._loaded)
+        def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
+            sampler = sampler_of(dataloader) if mode == RunningStage.TRAINING else None
+            if sampler is None:
+                return original(dataloader, shuffle=shuffle, mode=mode)
+            keeper._begin(sampler, trainer, pl_module)
+            # These make a loader resumable in the eyes of Lightning, which warns of others.
+            dataloader.state_dict = sampler.state_dict
+            dataloader.load_state_dict = sampler.load_state_dict
+            return dataloader
 
-    def _called(self, objective: nn.Module, args: Any, loss: Tensor) -> None:
-        if objective.training and loss.requires_grad:
-            loss.register_hook(self._note_backward)
+        connector._prepare_dataloader = prepare
 
-    def _note_backward(self, _: Tensor) -> None:
-        self._differentiated = True
-        self._handle.remove()
-
-    def _prepare(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        original: Callable[..., Any],
-        dataloader: Any,
-        shuffle: bool,
-        mode: RunningStage,
-    ) -> Any:
-        """Take the place of the method that puts a `DistributedSampler` into a loader."""
-        sampler = sampler_of(dataloader) if mode == RunningStage.TRAINING else None
-        if sampler is None:
-            return original(dataloader, shuffle=shuffle, mode=mode)
+    def _begin(self, sampler: ResumableSampler[Any], trainer: Any, pl_module: Any) -> None:
+        """Let the sampler of a train loader start where it should."""
         _check_ranks(trainer, sampler)
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise ValueError(
@@ -219,12 +182,40 @@ class _ObjectiveKeeper(Callback):
             sampler.set_epoch(self._replaced[place].epoch)
         if not trainer.fit_loop.restarting:
             start_epoch(sampler)
-        # These make a loader resumable in the eyes of Lightning, which warns of others.
-        dataloader.state_dict = sampler.state_dict
-        dataloader.load_state_dict = sampler.load_state_dict
-        return dataloader
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        objective = pl_module.configure_objective(pl_module.optimizers(use_pl_optimizer=False))
+        call = f"`{type(pl_module).__name__}.configure_objective`"
+        if not isinstance(objective, nn.Module):
+            raise TypeError(f"{call} must return an objective but returned: {objective!r}.")
+        several: Any = objective.optimizer
+        if isinstance(several, MethodOptimizer):  # around the given ones: Lightning steps it
+            inner = stepped_by(several, trainer.optimizers)
+            rest = [each for k, each in enumerate(trainer.optimizers) if k not in inner]
+            trainer.strategy.optimizers = [several, *rest] if inner else rest
+        several = several if isinstance(several, (list, tuple)) else [several]
+        stepped = {id(unwrap(each)) for each in trainer.optimizers}
+        if not {id(unwrap(each)) for each in several} <= stepped:
+            raise ValueError(
+                f"{call} must build on the optimizer that it is given, which Lightning steps, but "
+                "its objective has another."
+            )
+        for sampler in _samplers_of(pl_module).values():
+            _check_ranks(trainer, sampler)
+        self.objective = objective.to(pl_module.device)
+        self._handle = objective.register_forward_hook(self._called)
+        if self._loaded is not None:
+            self._restore(pl_module)
+
+    def _called(self, objective: nn.Module, args: Any, loss: Tensor) -> None:
+        if objective.training and loss.requires_grad:
+            loss.register_hook(self._note_backward)
+
+    def _note_backward(self, _: Tensor) -> None:
+        self._differentiated = True
+        self._handle.remove()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loaders = CombinedLoader(trainer.train_dataloader).flattened
         used = [sampler for each in loaders if (sampler := sampler_of(each)) is not None]
         if list(map(id, used)) != list(map(id, self.samplers)):
@@ -245,14 +236,12 @@ class _ObjectiveKeeper(Callback):
         if self.samplers and loop.restarting and finished:
             loop._data_fetcher.done = True
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.fit_loop.restarting:
             for sampler in self.samplers:
                 start_epoch(sampler)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         for sampler in self.samplers:
             sampler.advance()
             if trainer.is_last_batch:  # perhaps not the sampler's: `limit_train_batches`
@@ -269,19 +258,16 @@ class _ObjectiveKeeper(Callback):
             self._reported_step = step
             self._report(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._loaders_in_use = True  # not at its start, a hook that a resumed epoch may skip
         self._report(trainer, pl_module)
 
-    def _report(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, RobustModule)
+    def _report(self, trainer: Any, pl_module: Any) -> None:
         report = None if trainer.barebones else report_of(self.objective)
         if report is not None:
             pl_module.log_report(report)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         if self.objective is not None:
             checkpoint[_KEY] = {
                 "objective": self.objective.state_dict(),
@@ -289,31 +275,22 @@ class _ObjectiveKeeper(Callback):
                 "attributes": {k: v.state_dict() for k, v in _samplers_of(pl_module).items()},
             }
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._loaded = checkpoint.get(_KEY)
         if self._loaded is None:
             warn("The checkpoint has no objective: its estimates and the samplers start anew.")
         elif self.objective is not None:  # strategies that load after the start of the fit
-            self._restore(pl_module, self._loaded)
+            self._restore(pl_module)
 
-    def _restore(self, pl_module: LightningModule, state: dict[str, Any]) -> None:
-        load_objective(self.objective, state["objective"])
+    def _restore(self, pl_module: Any) -> None:
+        load_objective(self.objective, self._loaded["objective"])
         for name, sampler in _samplers_of(pl_module).items():
-            if name in state["attributes"]:
-                sampler.load_state_dict(state["attributes"][name])
-        for sampler, position in zip(self.samplers, state["samplers"], strict=False):
+            if name in self._loaded["attributes"]:
+                sampler.load_state_dict(self._loaded["attributes"][name])
+        for sampler, position in zip(self.samplers, self._loaded["samplers"], strict=False):
             sampler.load_state_dict(position)
-
-
-def _around(outer: MethodOptimizer, optimizers: list[Any]) -> list[Any]:
-    """The optimizers, with one that steps others in their place."""
-    inner = {id(unwrap(each)) for each in outer.wrapped}
-    rest = [each for each in optimizers if id(unwrap(each)) not in inner]
-    return [outer, *rest] if len(rest) < len(optimizers) else optimizers
 
 
 def _samplers_of(module: LightningModule) -> dict[str, ResumableSampler[Any]]:
@@ -323,9 +300,5 @@ def _samplers_of(module: LightningModule) -> dict[str, ResumableSampler[Any]]:
 
 def _check_ranks(trainer: Trainer, sampler: ResumableSampler[Any]) -> None:
     ranks = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-    check_ranks(
-        sampler,
-        ranks["rank"],
-        ranks["num_replicas"],
-        "Make it in `train_dataloader()`, where they are known, or give it rank= and world_size=.",
-    )
+    remedy = "Make it in `train_dataloader()`, or give it rank= and world_size=."
+    check_ranks(sampler, ranks["rank"], ranks["num_replicas"], remedy)

@@ -32,9 +32,8 @@ class GlobalClipLoss(nn.Module):
 
     The call is that of `ClipLoss` with the number of each pair besides. In `eval()` mode and
     without gradient the loss is that of the batch, and nothing changes. On several ranks the
-    negatives are those of all ranks, and the gradient, averaged over ranks by DDP, is that of the
-    whole batch, as with `ClipLoss(local_loss=True, gather_with_grad=True)`. The memory is in
-    `state_dict()`: save it with the model.
+    negatives and the gradient are those of the whole batch, as with
+    `ClipLoss(local_loss=True, gather_with_grad=True)`. The memory is in `state_dict()`.
 
     Args:
         num_pairs: n, the number of pairs of the data set.
@@ -43,10 +42,8 @@ class GlobalClipLoss(nn.Module):
             fine-tuning, where features change slowly.
         negatives: K < n - 1 negatives stand for all: both sums are multiplied by K / (n - 1), as
             in a batch of K + 1 pairs. None is n - 1.
-        local_loss: as in `ClipLoss`; only True.
-        gather_with_grad: as in `ClipLoss`; only True.
-        rank: as in `ClipLoss`; found in `torch.distributed`, and checked if given.
-        world_size: the same.
+        local_loss, gather_with_grad: as in `ClipLoss`; only True.
+        rank, world_size: as in `ClipLoss`; found in `torch.distributed`, and checked if given.
 
     Example:
         >>> import torch
@@ -76,9 +73,8 @@ class GlobalClipLoss(nn.Module):
         super().__init__()
         if not (local_loss and gather_with_grad):
             raise ValueError(
-                "`GlobalClipLoss(local_loss=..., gather_with_grad=...)` must both be True: each "
-                "rank has the loss of its own pairs and the gradient of all, or the sums of a pair "
-                "would be updated by every rank."
+                "`GlobalClipLoss(local_loss=..., gather_with_grad=...)` must both be True: else "
+                "the sums of a pair would be updated by every rank."
             )
         self.memory = PairMemory("GlobalClipLoss", num_pairs, gamma, True, stored_pairs, negatives)
         self.rank, self.world_size = rank, world_size
@@ -104,23 +100,16 @@ class GlobalClipLoss(nn.Module):
             index: the number of each pair in the data set, from 0 to n - 1, (B,), best on the CPU
                 (it is checked there). Not used in evaluation.
         """
+        numbers = None
         if self.training and torch.is_grad_enabled():
-            self._check_ranks()
-            where = "`GlobalClipLoss(...)(index=...)`"
-            index = pair_numbers(index, self.memory.num_pairs, where, _REMEDY)
-        else:
-            index = None
-        loss = self.memory((image_features, text_features), logit_scale, index)
-        return {"contrastive_loss": loss} if output_dict else loss
-
-    def _check_ranks(self) -> None:
-        group = find_group()
-        here = (0, 1) if group is None else (group.rank, group.size)
-        for name, given, found in zip(
-            ("rank", "world_size"), (self.rank, self.world_size), here, strict=True
-        ):
-            if given is not None and given != found:
+            group = find_group()
+            here = (0, 1) if group is None else (group.rank, group.size)
+            if self.rank not in (None, here[0]) or self.world_size not in (None, here[1]):
                 raise ValueError(
-                    f"`GlobalClipLoss({name}=...)` is {given}, but `torch.distributed` has {found} "
-                    "in this process."
+                    f"`GlobalClipLoss(rank={self.rank}, world_size={self.world_size})`: in this "
+                    f"process `torch.distributed` has rank {here[0]} of {here[1]}."
                 )
+            where = "`GlobalClipLoss(...)(index=...)`"
+            numbers = pair_numbers(index, self.memory.num_pairs, where, _REMEDY)
+        loss = self.memory((image_features, text_features), logit_scale, numbers)
+        return {"contrastive_loss": loss} if output_dict else loss

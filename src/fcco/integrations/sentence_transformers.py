@@ -29,13 +29,8 @@ _REMEDY = "Number the pairs by `train_dataset = number_pairs(train_dataset)`."
 def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
     """Add the number of each pair, 0 to n - 1, which `GlobalContrastiveLoss` knows it by.
 
-    Number the pairs after the last filter and split, since `num_pairs` is their number then, and
-    before the Trainer shuffles them.
-
-    Args:
-        dataset: one pair (or tuple) per row.
-        column: one of the names that the Trainer takes for labels: `label`, `labels`, `score`,
-            `scores`.
+    After the last filter and split, since `num_pairs` is their number then. `column` is one of the
+    names that the Trainer takes for labels: `label`, `labels`, `score`, `scores`.
 
     Example:
         >>> from datasets import Dataset
@@ -81,11 +76,10 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
     positives against stored anchors. The value of the loss does not depend on the batch size.
 
     The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
-    memory in every checkpoint and loads it when training is resumed. The first step is refused
-    otherwise. Each micro-batch of gradient accumulation, and each batch in evaluation, is a batch
-    of its own; evaluation changes nothing and needs no label. On several ranks the negatives are
-    those of all ranks. Losses that call another one with parts of the embeddings
-    (`MatryoshkaLoss`) cannot wrap this one: the sums of a pair would be mixed.
+    memory in every checkpoint and loads it when training is resumed. Each micro-batch of gradient
+    accumulation is a batch of its own; evaluation changes nothing and needs no label. On several
+    ranks the negatives are those of all ranks. Losses that call another one with parts of the
+    embeddings (`MatryoshkaLoss`) cannot wrap this one: the sums of a pair would be mixed.
 
     Args:
         model: the model.
@@ -150,12 +144,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            sentence_features: anchors, positives, hard negatives.
-            labels: the number of each pair; not used in evaluation.
-        """
+        """The loss of anchors, positives and hard negatives; labels are the numbers of pairs."""
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ValueError(
@@ -166,9 +155,9 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if self.training and torch.is_grad_enabled():
             if not self.model.training:
                 raise RuntimeError(
-                    "`GlobalContrastiveLoss`: the model is in `eval()` mode, where "
-                    "`SentenceTransformer.encode` leaves it, but the loss is not. Call "
-                    "`loss.train()` before training, or `loss.eval()` to leave the memory alone."
+                    "`GlobalContrastiveLoss`: the model is in `eval()` mode, where `encode` leaves "
+                    "it, but the loss is not. Call `loss.train()`, or `loss.eval()` to leave the "
+                    "memory alone."
                 )
             if self.in_trainer and self._run is None:
                 raise RuntimeError(
@@ -180,26 +169,23 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             where = "`GlobalContrastiveLoss`: the label of the pairs"
             index = pair_numbers(labels, self.memory.num_pairs, where, _REMEDY)
         features = [self.model(column)["sentence_embedding"] for column in columns]
+        width = features[0].shape[1]
         if index is not None:
-            self._check_width(features[0].shape[1])
+            if self._width not in (None, width):
+                raise ValueError(
+                    "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
+                    f"{self._width}, which have no meaning for those of width {width}: "
+                    "`MatryoshkaLoss` and the like cannot wrap it."
+                )
+            self._width = width
         dtype = torch.promote_types(features[0].dtype, torch.float32)
         with torch.autocast(features[0].device.type, enabled=False):
             features = [normalize(each.to(dtype), dim=1) for each in features]
         return self.memory(features, 1 / self.temperature, index)
 
-    def _check_width(self, width: int) -> None:
-        if self._width is not None and width != self._width:
-            raise ValueError(
-                "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
-                f"{self._width}, which have no meaning for those of width {width}: "
-                "`MatryoshkaLoss` and the like cannot wrap it."
-            )
-        self._width = width
-
     # Checkpoints.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the memory if training is resumed."""
         # What a callback leaves in this dict is saved in trainer_state.json. It tells which of the
         # files of this name is the right one: the Trainer does not say where it resumes from.
         notes, key = state.stateful_callbacks, f"fcco.{self.name}"
@@ -233,7 +219,6 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         self._run = wanted[0]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn of pairs that were not in the first epoch."""
         number = self.memory.num_pairs
         missing = int(self.memory.value[:, 0].isnan().sum())
         # Incomplete batches may be left out; and an epoch, by `max_steps`.
@@ -246,17 +231,13 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the memory in the folder of the checkpoint."""
         if args.should_save:
             file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / f"{self.name}.pt"
             origin = (self._run, state.global_step)
             torch.save({"origin": origin, "memory": self.memory.state_dict()}, file)
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Load the memory from the folder of a checkpoint.
-
-        The Trainer does so when training is resumed; only if the folder was moved it is not found.
-        """
+        """Load the memory from the folder of a checkpoint that was moved before it is resumed."""
         saved = torch.load(Path(folder) / f"{self.name}.pt", map_location="cpu")
         self.memory.load_state_dict(saved["memory"])
         self._loaded = saved["origin"]
@@ -264,20 +245,11 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
     # The model card.
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings, for the model card."""
-        memory = self.memory
-        return {
-            "num_pairs": memory.num_pairs,
-            "temperature": self.temperature,
-            "gamma": memory.gamma,
-            "symmetric": memory.symmetric,
-            "stored_pairs": memory.stored_pairs,
-            "negatives": memory.negatives,
-        }
+        names = ("num_pairs", "gamma", "symmetric", "stored_pairs", "negatives")
+        return {"temperature": self.temperature} | {k: getattr(self.memory, k) for k in names}
 
     @property
     def citation(self) -> str:
-        """The paper, for the model card."""
         return """
 @inproceedings{yuan2022provable,
     title={Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm Performance},

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,15 +40,9 @@ __all__ = ["RobustTrainer", "classification_losses", "log_values", "token_losses
 Losses = Callable[[Any, Mapping[str, Any]], Any]
 """(outputs of the model, inputs) -> a loss for each example, or a pair (loss, values)."""
 
-FILE = "objective.pt"
-"""The file of a checkpoint that holds the objective."""
-
-GROUP_INDEX = "group_index"
-"""The key of a batch under which the group numbers of its examples travel."""
-
-DRAWN_FOR = "_drawn_for_group"
-"""The key of an example that is in several groups, with the number of the one it is drawn for."""
-
+FILE = "objective.pt"  # of a checkpoint, with the objective
+GROUP_INDEX = "group_index"  # the key of a batch with the group numbers of its examples
+DRAWN_FOR = "_drawn_for_group"  # in an example of several groups: that which it is drawn for
 NO_GROUP, UNKNOWN = -1, -2
 
 
@@ -68,9 +62,8 @@ class RobustTrainer(Trainer):
     All that Trainer does around the loss stays: optimizers, schedulers, accumulation, mixed
     precision, DDP, checkpoints. A checkpoint also holds the objective, and
     `train(resume_from_checkpoint=...)` continues exactly. Each entry of the log with a training
-    loss gets the figures that `log_values` takes from `report()`, such as `worst_group_loss` and
-    `cvar`, or `worst_violation` and its standard error, `worst_violation_error`. In evaluation the
-    loss is the mean over the examples.
+    loss gets the figures that `log_values` takes from `report()`. In evaluation the loss is the
+    mean over the examples.
 
     With another Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
 
@@ -95,7 +88,6 @@ class RobustTrainer(Trainer):
             divide the batch evenly with two examples of each.
         ungrouped_share: part of a batch that has no group, where there are such examples. An epoch
             is one pass over them.
-        kwargs: arguments of the Trainer.
 
     Example:
         >>> import tempfile, fcco
@@ -136,9 +128,8 @@ class RobustTrainer(Trainer):
     ) -> None:
         if not callable(objective) or isinstance(objective, nn.Module):
             raise TypeError(
-                "`RobustTrainer(objective=...)` must be a function, such as `lambda model, "
-                "optimizer: fcco.CVaRGroupDRO(model, optimizer, num_groups=8, ratio=0.25)`, "
-                f"because the Trainer makes the optimizer, but is: {type(objective).__name__}."
+                "`RobustTrainer(objective=...)` must be a function of the model and the optimizer, "
+                f"which the Trainer makes, but is: {type(objective).__name__}."
             )
         _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
         if sampler is not None:
@@ -148,90 +139,71 @@ class RobustTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.objective: Compositional | None = None
         self._factory, self._losses, self._columns = objective, losses, tuple(columns)
-        self._loss_on, self._sampler = loss_on, sampler
+        self._loss_on, self._sampler, self._column = loss_on, sampler, groups
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._refuse_settings()
-        self._column = groups
+        self._refuse_settings(groups_per_batch)
         values = _column(self.train_dataset, groups)
         self._overlap = any(isinstance(each, list) for each in values)
-        members = _members(groups, values)
+        members = _members(groups, values) if self._overlap else list(enumerate(values))
         self.group_names: list[Any] = _names(groups, [name for _, name in members])
         numbers: dict[Any, int] = {name: k for k, name in enumerate(self.group_names)}
         # The example and the group of each membership; one for an example without a group, too.
         self._rows = np.array([row for row, _ in members])
         self._ids = np.array([numbers.get(name, NO_GROUP) for _, name in members])
-        self._refuse_groups(groups_per_batch)
+        if loss_on == "ungrouped" and (sampler is None or (self._ids >= 0).all()):
+            why = "a batch of the Trainer may hold none: use `sampler='groups'`"
+            if sampler is not None:
+                why = f"none has None in the column {groups!r}"
+            raise ValueError(
+                "`RobustTrainer(loss_on='ungrouped')` takes the loss from examples without a "
+                f"group, but {why}."
+            )
         if sampler is not None:
             self._shape = _batch_shape(
                 self._ids, len(numbers), self._batch_size, groups_per_batch, ungrouped_share
             )
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
-        own = {groups, *self._columns, DRAWN_FOR} - inputs
+        hidden = {groups, *self._columns, DRAWN_FOR} - inputs
         self.data_collator = _Collator(
-            self.data_collator, groups, numbers, self._columns, self._overlap, own
+            self.data_collator, groups, numbers, self._columns, self._overlap, hidden
         )
 
     @property
     def _batch_size(self) -> int:
         return self.args.per_device_train_batch_size * self.args.world_size
 
-    # What is asked for and would not be done.
-
-    def _refuse_settings(self) -> None:
-        accelerator: Any = self.args.accelerator_config
-        settings = self.args.to_dict()  # has only those that this version knows
+    def _refuse_settings(self, groups_per_batch: int | None) -> None:
+        """Refuse what is asked for and would not be done."""
+        args, ours = self.args, self._sampler is not None
+        accelerator: Any = args.accelerator_config
+        settings = args.to_dict()  # has only those that this version knows
         order = settings.get("train_sampling_strategy", "random")
         ignored = {
-            "label_smoothing_factor": self.args.label_smoothing_factor != 0,
-            "auto_find_batch_size": self.args.auto_find_batch_size,
+            "compute_loss_func": self.compute_loss_func is not None,
+            "label_smoothing_factor": args.label_smoothing_factor != 0,
+            "auto_find_batch_size": args.auto_find_batch_size,
+            "dataloader_drop_last": ours and args.dataloader_drop_last,
+            "group_by_length": ours and settings.get("group_by_length", False),
+            f"train_sampling_strategy={order!r}": ours and order != "random",
+            "accelerator_config.split_batches": ours and accelerator.split_batches,
+            "groups_per_batch": not ours and groups_per_batch is not None,
         }
-        if self._sampler is not None:
-            ignored |= {
-                "dataloader_drop_last": self.args.dataloader_drop_last,
-                "group_by_length": settings.get("group_by_length", False),
-                f"train_sampling_strategy={order!r}": order != "random",
-                "accelerator_config.split_batches": accelerator.split_batches,
-            }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
-                f"`RobustTrainer` does not follow `TrainingArguments({name})`; leave it out. "
-                "(The loss is that of `losses=`, batches are those of `sampler='groups'`, and a "
-                "step that failed is not made again; `sampler=None` keeps the Trainer's order.)"
+                f"`RobustTrainer` does not follow `{name}`; leave it out. (The loss is that of "
+                "`losses=`; batches are those of `sampler='groups'` or, with `sampler=None`, of "
+                "the Trainer; a step that failed is not made again.)"
             )
-        if self.compute_loss_func is not None:
+        if args.n_gpu > 1:
             raise ValueError(
-                "`RobustTrainer(compute_loss_func=...)` would not be called: give `losses=`, a "
-                "function (outputs, inputs) -> a loss for each example."
-            )
-        if self.args.n_gpu > 1:
-            raise ValueError(
-                f"`RobustTrainer`: one process with {self.args.n_gpu} GPUs makes the Trainer use "
+                f"`RobustTrainer`: one process with {args.n_gpu} GPUs makes the Trainer use "
                 "nn.DataParallel, whose copies of the model the objective cannot follow. Launch "
-                "one process per GPU (`torchrun --nproc-per-node ...`), or show one GPU only "
-                "(CUDA_VISIBLE_DEVICES=0)."
+                "one process per GPU (`torchrun`), or show one GPU only (CUDA_VISIBLE_DEVICES=0)."
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(
                 "`RobustTrainer` is for one process or DDP. With FSDP2, use the objective in a "
                 "loop of your own; FSDP 1 and DeepSpeed hide the parameters from it."
-            )
-
-    def _refuse_groups(self, groups_per_batch: int | None) -> None:
-        if self._sampler is None and groups_per_batch is not None:
-            raise ValueError(
-                f"`RobustTrainer(groups_per_batch={groups_per_batch})` is for `sampler='groups'`; "
-                "with `sampler=None` batches are those of the Trainer."
-            )
-        ungrouped = self._ids == NO_GROUP
-        if self._loss_on == "ungrouped" and not ungrouped.any():
-            raise ValueError(
-                "`RobustTrainer(loss_on='ungrouped')` takes the loss from examples without a "
-                f"group, but none has None in the column {self._column!r}."
-            )
-        if self._loss_on == "ungrouped" and self._sampler is None:
-            raise ValueError(
-                "`RobustTrainer(loss_on='ungrouped', sampler=None)`: a batch of the Trainer may "
-                "hold no example without a group, and so no loss; use `sampler='groups'`."
             )
 
     # The objective.
@@ -277,8 +249,7 @@ class RobustTrainer(Trainer):
         if not isinstance(objective, ConstrainedObjective) and (self._ids == NO_GROUP).any():
             raise ValueError(
                 f"`RobustTrainer(groups={self._column!r})`: the column is None for an example, but "
-                f"{type(objective).__name__} needs the group of each. (Only constrained objectives "
-                "have a loss beside the groups.)"
+                f"{type(objective).__name__} needs the group of each; constraints do not."
             )
         return objective
 
@@ -312,9 +283,7 @@ class RobustTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _training_loss(self, result: Callable[[], Any], ids: NDArray[Any] | None) -> Tensor:
-        objective = self.objective
-        if objective is None:
-            raise RuntimeError("`RobustTrainer` has no objective before `train()`.")
+        objective: Any = self.objective
         if ids is None or (ids == UNKNOWN).any():
             raise ValueError(
                 f"A batch has examples without the column {self._column!r} of the training set "
@@ -358,15 +327,12 @@ class RobustTrainer(Trainer):
             if name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values():
                 return token_losses(outputs, inputs)
         raise ValueError(
-            "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> a loss for "
-            "each example: what is known are classification and language models, not "
+            f"{_NEEDED}: what is known are classification and language models, not "
             f"{type(model or self.model).__name__} with logits of shape {tuple(logits.shape)} and "
             f"labels of shape {tuple(labels.shape)} ({labels.dtype})."
         )
 
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; the model may be called here without `compute_loss`."""
         inputs = {k: v for k, v in inputs.items() if k != GROUP_INDEX}
         return super().prediction_step(model, inputs, *args, **kwargs)
@@ -385,18 +351,14 @@ class RobustTrainer(Trainer):
         loader: Any = super().get_train_dataloader()
         if self._sampler is None:
             return loader
-        # Not prepared by Accelerate, which would divide the batches over the processes once more.
         data = loader.dataset
+        kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor",
+                "multiprocessing_context", "persistent_workers")  # fmt: skip
+        # Not prepared by Accelerate, which would divide the batches over the processes once more.
         return DataLoader(
             _Members(data, self._rows, self._ids) if self._overlap else data,
             batch_sampler=_Batches(self._ids, self._shape, self._seed, self._epoch, self.args),
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
+            **{name: getattr(loader, name) for name in kept},
         )
 
     @property
@@ -443,36 +405,33 @@ class RobustTrainer(Trainer):
         }
         if self._sampler is None:
             return same | {"examples in a batch": self._batch_size}
-        return same | dataclasses.asdict(self._shape)
+        return same | self._shape._asdict()
 
     def _read(self, folder: Path) -> dict[str, Any]:
-        path = folder / FILE
+        path, call = folder / FILE, "`RobustTrainer.train(resume_from_checkpoint=...)`"
         if not path.is_file():
             raise ValueError(
-                f"`RobustTrainer.train(resume_from_checkpoint=...)` needs {FILE} in {folder}: it "
-                "is there if this class wrote the checkpoint, without `save_only_model`. To start "
-                "from its weights, load them into the model."
+                f"{call} needs {FILE} in {folder}: it is there if this class wrote the checkpoint, "
+                "without `save_only_model`. To start from its weights, load them into the model."
             )
         state = torch.load(path, map_location="cpu", weights_only=True)
         was, now = state["batches"], self._batches
-        other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        other = [
+            f"{name} was {was.get(name)}, is {now.get(name)}"
+            for name in {**was, **now}
+            if was.get(name) != now.get(name)
+        ]
         if other:
             raise ValueError(
-                f"`RobustTrainer.train(resume_from_checkpoint=...)`: the checkpoint in {folder} "
-                "was made with other batches, so that training would not go on where it stopped: "
-                + "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in other)
-                + "."
+                f"{call}: the checkpoint in {folder} was made with other batches, so that training "
+                f"would not go on where it stopped: {'; '.join(other)}."
             )
         return state
 
     # Reports.
 
     def report(self, **options: Any) -> Any:
-        """The report of the objective, with the names of the groups.
-
-        Args:
-            options: see `CVaRGroupDRO.report` and `ConstrainedObjective.report`.
-        """
+        """`objective.report(**options)`, with the names of the groups."""
         objective = self.objective
         if not isinstance(objective, (GroupObjective, ConstrainedObjective)):
             raise ValueError(
@@ -488,18 +447,15 @@ class RobustTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with some figures of the report beside a training loss."""
-        reports = isinstance(self.objective, (GroupObjective, ConstrainedObjective))
-        if "loss" in logs and reports:
+        if "loss" in logs and isinstance(self.objective, (GroupObjective, ConstrainedObjective)):
             logs |= log_values(self.report())
         super().log(logs, *args, **kwargs)
 
 
 def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """Cross-entropy of each example; NaN, which objectives refuse, for the label -100 (ignore).
+    """Cross-entropy of each example, of `logits`, (B, C), and `labels`, (B,).
 
-    Args:
-        outputs: with `logits`, (B, C).
-        inputs: with `labels`, (B,).
+    It is NaN, which objectives refuse, for the label -100 (ignore).
     """
     logits, labels = _logits_and_labels(outputs, inputs)
     losses = cross_entropy(logits, labels, reduction="none")
@@ -507,14 +463,10 @@ def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True) -> Tensor:
-    """Mean cross-entropy of the tokens of each example, without those with the label -100.
+    """Mean cross-entropy of the tokens of each example, of `logits`, (B, T, V), and `labels`.
 
-    It is NaN, which objectives refuse, for an example without any other token.
-
-    Args:
-        outputs: with `logits`, (B, T, V).
-        inputs: with `labels`, (B, T).
-        shift: whether the logits at a place are for the token after it, as in causal models.
+    Tokens with the label -100 do not count; it is NaN, which objectives refuse, without any other.
+    With `shift` the logits at a place are for the token after it, as in causal models.
     """
     logits, labels = _logits_and_labels(outputs, inputs)
     if shift:
@@ -523,15 +475,17 @@ def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True)
     return losses.sum(1) / (labels != -100).sum(1)
 
 
+_NEEDED = "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> (B,) losses"
+
+
 def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
     labels = inputs.get("labels")
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
+        there = list(outputs) if isinstance(outputs, Mapping) else "-"
         raise ValueError(
-            "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> a loss for "
-            "each example: without it, the outputs of the model must hold `logits` and the batch "
-            f"`labels`, but there are: {list(outputs) if isinstance(outputs, Mapping) else '-'} "
-            f"and {list(inputs)}."
+            f"{_NEEDED}: without it, the outputs of the model must hold `logits` and the batch "
+            f"`labels`, but there are: {there} and {list(inputs)}."
         )
     # Losses in 32 bits at least: differences of them are taken.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels
@@ -566,65 +520,42 @@ def _column(dataset: Any, name: str) -> list[Any]:
 
 def _members(name: str, values: list[Any]) -> list[tuple[int, Any]]:
     """Pairs of an example and one of its groups; (example, None) where it has none."""
-    if not any(isinstance(each, list) for each in values):
-        return list(enumerate(values))
-    pairs: list[tuple[int, Any]] = []
+    call, pairs = f"`RobustTrainer(groups={name!r})`", []
     for row, value in enumerate(values):
         groups = [] if value is None else value
         if not isinstance(groups, list) or None in groups:
             raise ValueError(
-                f"`RobustTrainer(groups={name!r})` holds lists, and so must hold the list of the "
-                f"groups of each example, but holds: {value!r}."
+                f"{call} holds lists, and so must hold the list of the groups of each example, but "
+                f"holds: {value!r}."
             )
         if any(groups.count(each) > 1 for each in groups):
             raise ValueError(
-                f"`RobustTrainer(groups={name!r})` must name each group of an example once, but "
-                f"example {row} has: {value}."
+                f"{call} must name each group of an example once, but example {row} has: {value}."
             )
         pairs += [(row, each) for each in groups or [None]]
     return pairs
 
 
 def _names(name: str, values: list[Any]) -> list[Any]:
-    call = f"`RobustTrainer(groups={name!r})`"
-    bad = [each for each in values if not isinstance(each, Hashable) or each != each]
-    if bad:
+    """The different groups, sorted."""
+    names = sorted(set(values) - {None})
+    if not names or any(each != each for each in names):
         raise ValueError(
-            f"{call} must hold one value for each example (None where it has no group), or a list "
-            f"of values, but holds: {bad[0]!r}."
+            f"`RobustTrainer(groups={name!r})` must hold a group for some examples and None for "
+            f"the others, but holds: {names[0] if names else 'None for every example'}."
         )
-    try:
-        names = sorted(set(values) - {None})
-    except TypeError as error:
-        raise ValueError(f"{call} must hold values of one kind: {error}.") from error
-    if not names:
-        raise ValueError(f"{call} holds no group: it is None for every example.")
     return names
 
 
-class _Collator:
-    """A data collator that hides some columns from another one and adds them to its batch.
+class _Collator(NamedTuple):
+    """A data collator that hides some columns from another one and adds them to its batch."""
 
-    Args:
-        collator: the other one.
-        groups: the column of the groups; their numbers come under `GROUP_INDEX`.
-        numbers: the number of each group.
-        columns: further columns, which stay what they are.
-        overlap: whether the column holds lists.
-        hidden: which of these columns `collator` must not see.
-    """
-
-    def __init__(
-        self,
-        collator: Callable[[list[Any]], Any],
-        groups: str,
-        numbers: Mapping[Any, int],
-        columns: Sequence[str],
-        overlap: bool,
-        hidden: set[str],
-    ) -> None:
-        self.collator, self.groups, self.numbers = collator, groups, {**numbers, None: NO_GROUP}
-        self.columns, self.overlap, self.hidden = columns, overlap, hidden
+    collator: Callable[[list[Any]], Any]
+    groups: str  # the column of the groups; their numbers come under `GROUP_INDEX`
+    numbers: Mapping[Any, int]  # of the groups
+    columns: Sequence[str]  # further ones, which stay what they are
+    overlap: bool  # whether the column of the groups holds lists
+    hidden: set[str]
 
     def __call__(self, examples: list[Any]) -> Any:
         if not all(isinstance(each, Mapping) for each in examples):
@@ -637,19 +568,19 @@ class _Collator:
             batch[GROUP_INDEX] = self._index(examples)
         for name in self.columns:
             if all(name in each for each in examples):
-                parts = [torch.as_tensor(each[name]) for each in examples]
-                batch[name] = torch.stack(parts)
+                batch[name] = torch.stack([torch.as_tensor(each[name]) for each in examples])
         return batch
 
     def _index(self, examples: list[Any]) -> NDArray[Any]:
         if all(DRAWN_FOR in each for each in examples):
             return np.array([each[DRAWN_FOR] for each in examples])
+        numbers = {**self.numbers, None: NO_GROUP}
         values = [_plain(each[self.groups]) for each in examples]
         if not self.overlap:
-            return np.array([self.numbers.get(each, UNKNOWN) for each in values])
-        index = np.zeros((len(values), len(self.numbers) - 1), dtype=bool)
+            return np.array([numbers.get(each, UNKNOWN) for each in values])
+        index = np.zeros((len(values), len(self.numbers)), dtype=bool)
         for row, value in enumerate(values):
-            ids = [self.numbers.get(each, UNKNOWN) for each in value or ()]
+            ids = [numbers.get(each, UNKNOWN) for each in value or ()]
             if UNKNOWN in ids:
                 return np.full(len(values), UNKNOWN)
             index[row, ids] = True
@@ -659,8 +590,7 @@ class _Collator:
 # Batches of groups.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What a batch consists of, on all devices together."""
 
     groups: int
@@ -720,25 +650,13 @@ class _Batches(Sampler[list[int]]):
 
     Which these are depends on (seed, epoch, batch number) alone. The epoch is asked for when an
     iteration begins; when training is resumed, the Trainer itself skips the batches that it had.
-
-    Args:
-        ids: group of each example, or of each membership.
-        shape: of a batch.
-        seed: of the draws.
-        epoch: the current epoch.
-        args: arguments of the Trainer.
     """
 
     def __init__(
-        self,
-        ids: NDArray[np.int64],
-        shape: _Shape,
-        seed: int,
-        epoch: Callable[[], int],
-        args: Any,
+        self, ids: NDArray[Any], shape: _Shape, seed: int, epoch: Callable[[], int], args: Any
     ) -> None:
         self._seed, self._epoch = seed, epoch
-        self._rank, self._world_size = args.process_index, args.world_size
+        self._mine = slice(args.process_index, None, args.world_size)
         grouped, others = np.flatnonzero(ids >= 0), np.flatnonzero(ids < 0)
         self._length = math.ceil(len(grouped) / (shape.groups * shape.per_group))
         if shape.ungrouped:
@@ -760,4 +678,4 @@ class _Batches(Sampler[list[int]]):
         for parts in zip(*(sampler for _, sampler in self._parts), strict=True):
             rows = [rows[part] for (rows, _), part in zip(self._parts, parts, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
-            yield np.concatenate(rows)[self._rank :: self._world_size].tolist()
+            yield np.concatenate(rows)[self._mine].tolist()

@@ -26,12 +26,6 @@ def proximal_step(
     .. math::
         z^+ = \arg\min_x \langle G, x\rangle + \tfrac1{2\nu}\|x - w\|^2 + \tfrac1{2\eta}\|x - z\|^2
             = \frac{\nu z + \eta w - \eta\nu G}{\eta + \nu}
-
-    Example:
-        >>> import torch
-        >>> one = torch.tensor(1.0)
-        >>> proximal_step(z=one, anchor=0 * one, gradient=one, eta=0.5, nu=0.5)
-        tensor(0.2500)
     """
     return (nu * z + eta * anchor - eta * nu * gradient) / (eta + nu)
 
@@ -48,9 +42,8 @@ class ProximalPoint(MethodOptimizer):
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
     envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
-    docs/concepts/mathematics.md). Between steps the parameters hold z. The state (anchor w_t, k, t)
-    is in `state_dict()`, which contains the outer optimizer's too, so a checkpoint in the middle of
-    a round resumes exactly.
+    docs/concepts/mathematics.md). Between steps the parameters hold z. `state_dict()` has all of
+    it, also in the middle of a round.
 
     Args:
         outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
@@ -94,20 +87,15 @@ class ProximalPoint(MethodOptimizer):
         self.wrapped = (self.outer,)
         self.inner_steps = inner_steps
         self.inner_step, self.round = 0, 0
-        self.polish_steps: int | None = None  # K of a last round that ends at z
         groups = [{"params": list(group["params"])} for group in self.outer.param_groups]
         super().__init__(groups, {"lr": eta, "nu": nu})
 
     @property
     def round_begins(self) -> bool:
-        """Whether the next step is the first of a round, where z_{-1} = z_0 = w_t."""
         return self.inner_step == 0
 
     @property
     def round_length(self) -> int:
-        """K_t of the current round."""
-        if self.polish_steps is not None:
-            return self.polish_steps
         if not callable(self.inner_steps):
             return self.inner_steps
         length = self.inner_steps(self.round)
@@ -124,28 +112,11 @@ class ProximalPoint(MethodOptimizer):
 
     @contextmanager
     def anchored(self) -> Iterator[None]:
-        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here.
-
-        In the middle of a round they are z otherwise, a point on the way to a proximal point.
-        """
+        """Inside, the parameters are w_t, the point between rounds: evaluate or save it here."""
         moved = {} if self.round_begins else self.state
         points = {z: state["anchor"] for z, state in moved.items() if state["moved"]}
         with parameters_at(points, self.model):
             yield
-
-    def polish(self, steps: int) -> None:
-        """Make the next round the last: `steps` inner steps that end at z, not at w_{t+1}.
-
-        The corollary of the paper certifies the original F at this z
-        (docs/concepts/mathematics.md).
-        """
-        _checks.integer("ProximalPoint.polish", "steps", steps, 1)
-        if not self.round_begins:
-            raise RuntimeError(
-                f"`ProximalPoint.polish` must be called between rounds but {self.inner_step} of "
-                f"{self.round_length} inner steps of round {self.round} are done."
-            )
-        self.polish_steps = steps
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -168,35 +139,29 @@ class ProximalPoint(MethodOptimizer):
         return loss
 
     def _end_round(self) -> None:
-        if self.polish_steps is None:
-            for group in self.param_groups:
-                for z in group["params"]:
-                    if not self.state[z]["moved"]:
-                        continue  # frozen or unused: the outer optimizer must not touch it either
-                    anchor = self.state[z]["anchor"]
-                    # The outer optimizer steps on the gradient of the envelope, not on yours.
-                    z.grad = (anchor - z) / group["nu"]
-                    z.copy_(anchor)
-            self.step_wrapped(self.outer)
-        self.polish_steps = None
+        for group in self.param_groups:
+            for z in group["params"]:
+                if not self.state[z]["moved"]:
+                    continue  # frozen or unused: the outer optimizer must not touch it either
+                anchor = self.state[z]["anchor"]
+                # The outer optimizer steps on the gradient of the envelope, not on yours.
+                z.grad = (anchor - z) / group["nu"]
+                z.copy_(anchor)
+        self.step_wrapped(self.outer)
         self.inner_step, self.round = 0, self.round + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Anchors, counters and the outer optimizer's state."""
         state = super().state_dict()
         state["proximal"] = {
             "inner_step": self.inner_step,
             "round": self.round,
-            "polish_steps": self.polish_steps,
             "outer": self.outer.state_dict(),
         }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore everything that `state_dict` saved."""
         proximal = state_dict["proximal"]
         # torch's optimizers keep the tensors they load and then change them in place.
         self.outer.load_state_dict(copy.deepcopy(proximal["outer"]))
         self.inner_step, self.round = proximal["inner_step"], proximal["round"]
-        self.polish_steps = proximal["polish_steps"]
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "proximal"})

@@ -20,14 +20,10 @@ class MethodOptimizer(torch.optim.Optimizer):
     An objective calls `join` when it is built and `leave` when it detaches. In between, a wrapped
     optimizer that is stepped on its own raises an error: the rest of the method would be left out
     silently. A subclass sets `wrapped`, then calls `super().__init__`.
-
-    Attributes:
-        wrapped: the optimizers that make the steps.
-        model: whose parameters these are, once an objective has joined.
     """
 
-    wrapped: tuple[torch.optim.Optimizer, ...] = ()
-    model: nn.Module | None = None
+    wrapped: tuple[torch.optim.Optimizer, ...] = ()  # make the steps
+    model: nn.Module | None = None  # whose parameters these are, once an objective has joined
     _stepping = False
 
     @property
@@ -37,7 +33,6 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All parameters, in order."""
         return parameters_of(self)
 
     def join(self, model: nn.Module) -> None:
@@ -47,7 +42,6 @@ class MethodOptimizer(torch.optim.Optimizer):
         self._guards = [each.register_step_pre_hook(self._refuse_alone) for each in self.wrapped]
 
     def leave(self) -> None:
-        """Let the wrapped optimizers step on their own again."""
         for guard in self.__dict__.get("_guards", ()):
             guard.remove()
         self._guards = []
@@ -66,18 +60,16 @@ class MethodOptimizer(torch.optim.Optimizer):
         closure: Callable[[], Any] | None = None,
     ) -> None:
         """Step one of the wrapped optimizers with `factor` times its step sizes."""
-        rates = [group["lr"] for group in optimizer.param_groups]
+        rates = [(group, group["lr"]) for group in optimizer.param_groups if factor != 1]
         self._stepping = True
         try:
-            if factor != 1:
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * factor
+            for group, rate in rates:
+                group["lr"] = rate * factor
             optimizer.step() if closure is None else optimizer.step(closure)
         finally:
             self._stepping = False
-            if factor != 1:
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate
+            for group, rate in rates:
+                group["lr"] = rate
 
     @staticmethod
     def _evaluated(closure: Callable[[], Any] | None) -> Any:
@@ -90,21 +82,15 @@ class MethodOptimizer(torch.optim.Optimizer):
         # torch's own version keeps the groups and the state only. Hooks stay behind; an objective
         # that is copied along joins again.
         dropped = ("_guards", "step", "_zero_grad_profile_name")
-        return {
-            k: v
-            for k, v in self.__dict__.items()
-            if k not in dropped and not k.startswith("_optimizer_")
-        }
+        kept = (k for k in self.__dict__ if k not in dropped and not k.startswith("_optimizer_"))
+        return {k: self.__dict__[k] for k in kept}
 
 
 class SharedGroupsOptimizer(MethodOptimizer):
     """Base of wrappers whose parameter groups are those of the first wrapped optimizer.
 
     They are the very same objects, so that a scheduler may drive either. `state_dict()` holds the
-    state of all.
-
-    Args:
-        wrapped: the optimizers that make the steps; all hold the same parameters.
+    state of all, which must hold the same parameters.
     """
 
     _shared = False
@@ -131,21 +117,18 @@ class SharedGroupsOptimizer(MethodOptimizer):
             other.add_param_group({"params": list(param_group["params"])})
 
     def own_state(self) -> dict[str, Any]:
-        """What a subclass adds to `state_dict()`."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore what `own_state` gave."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the wrapped optimizers and its own."""
         state = super().state_dict()
         state["wrapped"] = [each.state_dict() for each in self.wrapped]
         state["own"] = self.own_state()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore everything that `state_dict` saved."""
         saved = state_dict["wrapped"]
         if len(saved) != len(self.wrapped):
             raise ValueError(

@@ -3,17 +3,17 @@
 | class | f(u) | facts |
 |---|---|---|
 | `Hinge` | rho [u]_+ | convex, monotone |
-| `CVaRHinge` | [u - s]_+ / r | convex, monotone |
+| `CVaRHinge` | [u]_+ / r, of losses minus s | convex, monotone |
 | `Absolute` | w abs(u) | convex |
 | `Pinball` | w max(tau u, (tau - 1) u) | convex |
 | `DeadZone` | w [abs(u) - kappa]_+ | convex |
 | `SquaredHinge` | rho/2 [u]_+^2 | convex, monotone, smooth |
 | `CVaR` | mean of the worst share r | convex, monotone, vector |
 | `TwoSidedHinge` | w [abs(u_1 - u_2) - kappa]_+ | convex, on R^2 |
-| `AveragePrecision` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
+| `Ratio` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
 | `ClassSeparation` | spread in two classes and [m + b - a]_+^2 | smooth, on R^4 |
-| `Linear` | c u | convex, monotone, smooth |
-| `NDCG` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
+| `Linear` | u | convex, monotone, smooth |
+| `Discount` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
 | `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
 | `OneSidedMCP` | m u - c/2 u^2 for u > 0, then constant | weakly convex, monotone |
 | `Custom` | any value function | as declared |
@@ -22,48 +22,15 @@
 `AbstractOuter` is the base class of your own; `numeric_prox` and the projections help to write one.
 """
 
-from .base import AbstractOuter, numeric_prox
-from .custom import Custom
-from .cvar import CVaR
+from .base import AbstractOuter, Custom, numeric_prox
+from .cvar import CVaR, project_capped_simplex, project_simplex
 from .envelope import MoreauEnvelope
-from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, Pinball, TwoSidedHinge
-from .projections import (
-    project_ball,
-    project_box,
-    project_capped_simplex,
-    project_simplex,
-)
-from .smooth import (
-    NDCG,
-    AveragePrecision,
-    ClassSeparation,
-    Linear,
-    LogMeanExp,
-    SquaredHinge,
-)
-from .weakly_convex import OneSidedMCP
+from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, OneSidedMCP, Pinball, TwoSidedHinge
+from .smooth import ClassSeparation, Discount, Linear, LogMeanExp, Ratio, SquaredHinge
 
 __all__ = [
-    "NDCG",
-    "Absolute",
-    "AbstractOuter",
-    "AveragePrecision",
-    "CVaR",
-    "CVaRHinge",
-    "ClassSeparation",
-    "Custom",
-    "DeadZone",
-    "Hinge",
-    "Linear",
-    "LogMeanExp",
-    "MoreauEnvelope",
-    "OneSidedMCP",
-    "Pinball",
-    "SquaredHinge",
-    "TwoSidedHinge",
-    "numeric_prox",
-    "project_ball",
-    "project_box",
-    "project_capped_simplex",
+    "Absolute", "AbstractOuter", "CVaR", "CVaRHinge", "ClassSeparation", "Custom", "DeadZone",
+    "Discount", "Hinge", "Linear", "LogMeanExp", "MoreauEnvelope", "OneSidedMCP", "Pinball",
+    "Ratio", "SquaredHinge", "TwoSidedHinge", "numeric_prox", "project_capped_simplex",
     "project_simplex",
-]
+]  # fmt: skip

@@ -1,10 +1,7 @@
 """The contract of an outer function f: what it must offer and what it may declare.
 
-An outer function is a frozen dataclass of numbers with a value, a (sub)gradient and, where it
-exists, a proximal map. It has no state.
-
-Scalar functions (`dim = 1`) act elementwise on a tensor of any shape. Vector functions act on the
-last axis and remove it: `(..., d1) -> (...)`; `dim = None` means any d1.
+An outer function is a frozen dataclass of numbers, without state. A scalar one (`dim = 1`) acts
+elementwise on a tensor of any shape; a vector function acts on the last axis and removes it.
 
 No method branches on the values of a tensor, so all of them run under `torch.func.vmap` and
 `torch.compile(fullgraph=True)`, also when a parameter such as `scale` is itself a tensor.
@@ -15,13 +12,18 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _checks
 
-__all__ = ["AbstractOuter", "check_step", "numeric_prox"]
+__all__ = ["AbstractOuter", "Custom", "check_step", "clip", "derived", "numeric_prox"]
+
+derived: Any = property
+"""A fact that follows from the parameters; a `property` that may replace a plain attribute."""
 
 
 class AbstractOuter(abc.ABC):
@@ -43,20 +45,13 @@ class AbstractOuter(abc.ABC):
             `inf` for a function that is not weakly convex).
 
     Example:
-        A user's own outer function, here [u]_+ with an exact prox:
-
-        >>> from dataclasses import dataclass
         >>> import torch, fcco
-        >>> @dataclass(frozen=True)
-        ... class Relu(fcco.outer.AbstractOuter):
+        >>> class Relu(fcco.outer.AbstractOuter):
         ...     convex = monotone = True
-        ...     lipschitz = 1.0
         ...     def __call__(self, u):
         ...         return u.clamp(min=0)
-        ...     def prox(self, u, step):
-        ...         return torch.where(u > 0, (u - step).clamp(min=0), u)
-        >>> fcco.MoreauEnvelope(Relu(), 0.5)(torch.tensor([-1.0, 0.25, 2.0]))
-        tensor([0.0000, 0.0625, 1.7500])
+        >>> fcco.MoreauEnvelope(Relu(), 0.5)(torch.tensor([0.25, 2.0]))
+        tensor([0.0625, 1.7500])
     """
 
     dim: int | None = 1
@@ -68,19 +63,16 @@ class AbstractOuter(abc.ABC):
 
     @property
     def weak_convexity(self) -> float:
-        """rho_f; 0 when f is convex."""
         return 0.0 if self.convex else math.inf
 
     @abc.abstractmethod
-    def __call__(self, u: Tensor) -> Tensor:
-        """The value f(u)."""
+    def __call__(self, u: Tensor) -> Tensor: ...
 
     def gradient(self, u: Tensor) -> Tensor:
         """A (sub)gradient of f at u, with the same shape as u; 0 is chosen at a kink of [.]_+."""
         return self._differentiate(u)[1]
 
     def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The value f(u) and a (sub)gradient, from one evaluation of each."""
         # Autograd evaluates f anyway: where it provides the gradient, its value is used too.
         if type(self).gradient is AbstractOuter.gradient:
             return self._differentiate(u)
@@ -91,11 +83,10 @@ class AbstractOuter(abc.ABC):
         return numeric_prox(self, u, step)
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """The gradient of the envelope, (u - prox(u)) / step."""
         return self.envelope_and_gradient(u, step)[1]
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The Moreau envelope min_v f(v) + |u - v|^2 / (2 step) and its gradient, from one prox."""
+        """The envelope min_v f(v) + |u - v|^2 / (2 step) and its gradient (u - prox(u)) / step."""
         # For a small step u and prox(u) share most of their digits. The difference is therefore
         # taken in float64; subclasses of this package have formulas without a difference.
         wide = _widen(u)
@@ -106,27 +97,26 @@ class AbstractOuter(abc.ABC):
 
     def violation(self, u: Tensor) -> Tensor:
         """The excess over the constraint that f penalises; by default the constraint is u <= 0."""
-        if self.dim != 1:
-            raise ValueError(f"{self!r} does not say which constraint it penalises.")
+        self._check_scalar()
         return u
 
     def multiplier(self, u: Tensor) -> Tensor:
-        """The Lagrange multiplier that the penalty f implies at u.
+        """The Lagrange multiplier that the penalty f implies at u: its slope along the constraint.
 
-        It is the slope of f along the constraint; that of an equality, or of a limit on both sides,
-        has the sign of u.
+        That of an equality, or of a limit on both sides, has the sign of u.
         """
         return self.slope(self.gradient(u))
 
     def slope(self, gradient: Tensor) -> Tensor:
         """The derivative of f along `violation`, from a gradient of f (or of its envelope)."""
-        if self.dim != 1:
-            raise ValueError(f"{self!r} does not say which constraint it penalises.")
+        self._check_scalar()
         return gradient
 
-    def _differentiate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The value and, by autograd, the gradient."""
+    def _check_scalar(self) -> None:
+        if self.dim != 1:
+            raise ValueError(f"{self!r} does not say which constraint it penalises.")
 
+    def _differentiate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         def total(point: Tensor) -> tuple[Tensor, Tensor]:
             value = self(point)
             return value.sum(), value
@@ -140,28 +130,54 @@ class AbstractOuter(abc.ABC):
         # The step stands between the slopes, whose square alone may overflow.
         return self(nearest) + self._sum(slope * (step / 2) * slope)
 
-    def _check_step(self, step: float | Tensor) -> None:
-        """Raise unless 0 < step < 1/rho_f."""
-        call = f"{type(self).__name__}.prox"
-        check_step(self, call, "step", step, "prox is not unique otherwise")
-
     def _sum(self, elementwise: Tensor) -> Tensor:
-        """The sum over the inner dimension, which a scalar function does not have."""
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
 
-def check_step(
-    outer: AbstractOuter, call: str, name: str, step: float | Tensor, reason: str
-) -> None:
-    """Raise unless 0 < step < 1/rho_f; below this limit the prox of f is unique.
+@dataclass(frozen=True)
+class Custom(AbstractOuter):
+    r"""A user's outer function from its value alone; gradient by autograd, prox by search.
 
-    Args:
-        outer: the function f.
-        call: the call that the error names.
-        name: the argument that the error names.
-        step: the step.
-        reason: why the limit holds.
+    The declared facts, those of `AbstractOuter`, are not verified, and methods and the search rely
+    on them. A function that is neither convex nor declared weakly convex has no prox.
+
+    Example:
+        >>> import torch
+        >>> from fcco.outer import Custom
+        >>> softplus = Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True)
+        >>> softplus.prox(torch.tensor([0.0, 2.0]), 1.0)
+        tensor([-0.4011,  1.2268])
     """
+
+    # The fields replace the attributes and the read-only property of the base class.
+    value: Callable[[Tensor], Tensor]
+    lipschitz: float = math.inf
+    convex: bool = False
+    weak_convexity: float = math.inf
+    monotone: bool = False
+    smooth: bool = False
+    dim: int | None = 1
+
+    def __post_init__(self) -> None:
+        _checks.at_least("Custom", "lipschitz", self.lipschitz, 0)
+        _checks.at_least("Custom", "weak_convexity", self.weak_convexity, 0)
+        if self.dim is not None:
+            _checks.integer("Custom", "dim", self.dim, 1)
+        if self.convex:
+            object.__setattr__(self, "weak_convexity", 0.0)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.value(u)
+
+
+def check_step(
+    outer: AbstractOuter,
+    step: float | Tensor,
+    argument: tuple[str, str] | None = None,
+    reason: str = "prox is not unique otherwise",
+) -> None:
+    """Raise unless 0 < step < 1/rho_f; `argument` is the call and the name that the error gives."""
+    call, name = argument or (f"{type(outer).__name__}.prox", "step")
     _checks.positive(call, name, step)
     rho = outer.weak_convexity
     # A tensor is never compared: it may be a batch of parameters under vmap.
@@ -179,26 +195,17 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
     r"""prox_{step f}(u) by golden-section search, elementwise.
 
     For step < 1/rho_f the objective f(v) + (u - v)^2/(2 step) is strongly convex, so the search
-    finds its minimum. With a finite C_f it lies within step C_f of u. Otherwise the bracket
-    starts at u +- step and each end doubles while it lies below the centre, up to 2^40 times.
+    finds its minimum; f may be `inf` or `nan` elsewhere, but not at u. With a finite C_f the
+    minimum lies within step C_f of u. Otherwise the bracket starts at u +- step and each end
+    doubles while it lies below the centre, up to 2^40 times.
 
     The search runs in float64 (where the device has it) with a fixed number of iterations, and is
     right to about 1e-8: comparing values resolves a minimum to the root of the precision.
-
-    Args:
-        outer: a scalar function (`dim == 1`) that is convex or declares `weak_convexity`.
-        u: where to evaluate, any shape; f may be `inf` or `nan` elsewhere, but not at u.
-        step: lambda, below 1/rho_f.
-
-    Example:
-        >>> from fcco.outer import Absolute, numeric_prox
-        >>> numeric_prox(Absolute(), torch.tensor([-3.0, 2.0]), 0.5)
-        tensor([-2.5000,  1.5000])
     """
     if outer.dim != 1:
         raise ValueError(
-            f"`numeric_prox(outer=...)` must be scalar (dim=1) but is: {outer!r} "
-            f"(dim={outer.dim}); a vector function must define its own `prox`."
+            f"`numeric_prox(outer=...)` must be scalar (dim=1) but is: {outer!r}; "
+            "a vector function must define its own `prox`."
         )
     rho = outer.weak_convexity
     if isinstance(rho, (int, float)) and math.isinf(rho):
@@ -206,8 +213,7 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
             f"{outer!r} has no known prox: declare `convex = True`, or `weak_convexity = rho` "
             "where f + rho/2 u^2 is convex, so that a numeric search is sure to find it."
         )
-    outer._check_step(step)
-
+    check_step(outer, step)
     centre = _widen(u.detach())
 
     def objective(v: Tensor) -> Tensor:
@@ -226,7 +232,6 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
 def _bracket(
     outer: AbstractOuter, objective: Callable[[Tensor], Tensor], u: Tensor, step: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Two ends with the minimum between them."""
     lipschitz = outer.lipschitz
     if isinstance(lipschitz, Tensor) or math.isfinite(lipschitz):
         return u - step * lipschitz, u + step * lipschitz
@@ -238,6 +243,14 @@ def _bracket(
     return u - below, u + above
 
 
+def clip(point: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """Each entry within [low, high]."""
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        # Two calls, because one refuses a number and a tensor together.
+        return point.clamp(min=low).clamp(max=high)
+    return point.clamp(low, high)
+
+
 def _widen(u: Tensor) -> Tensor:
-    """The tensor in float64, where the device has it (MPS does not)."""
+    # MPS has no float64.
     return u if u.device.type == "mps" else u.double()

@@ -1,16 +1,21 @@
-"""CVaR of a vector: the support function of the simplex with capped weights."""
+r"""CVaR of a vector, and the projections behind it, free of data-dependent branches.
+
+CVaR is a support function f(u) = max_{y in Y} <y, u>, so prox_{lambda f}(u) = u - (projection of u
+onto lambda Y). The sets have a size (`total`), so that lambda Y is projected onto directly:
+dividing u by a small lambda first would lose the digits that tell nearby entries apart.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .. import _checks
-from .base import AbstractOuter
-from .projections import capped_threshold, project_capped_simplex
+from .base import AbstractOuter, check_step, clip
 
-__all__ = ["CVaR"]
+__all__ = ["CVaR", "capped_threshold", "project_capped_simplex", "project_simplex"]
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,12 @@ class CVaR(AbstractOuter):
             = \max_{y\in Y} \langle y, u\rangle, \qquad
         Y = \Bigl\{0 \le y \le \tfrac1{rd},\ \textstyle\sum_j y_j = 1\Bigr\}
 
-    r d need not be an integer: the last entry then has a part of the weight. The gradient of
-    f_lambda is the projection of u / lambda onto Y; a step is a number or a 0-dimensional tensor.
+    r d need not be an integer: the last entry then has a part of the weight, and entries that tie
+    share it. The gradient of f_lambda is the projection of u / lambda onto Y; a step is a number or
+    a 0-dimensional tensor.
 
     Args:
         ratio: r in (0, 1]; 1/d is the maximum.
-        dim: d, where known. It only sharpens the Lipschitz constant, which is 1 for an unknown d
-            and close to 1 / sqrt(r d) for a known one.
 
     Example:
         >>> import torch
@@ -38,60 +42,108 @@ class CVaR(AbstractOuter):
     """
 
     ratio: float
-    dim: int | None = None
 
+    dim = None
     convex = monotone = True
+    lipschitz = 1.0
 
     def __post_init__(self) -> None:
         _checks.in_interval("CVaR", "ratio", self.ratio, 0, 1, open_low=True)
-        if self.dim is not None:
-            _checks.integer("CVaR", "dim", self.dim, 1)
-
-    @property
-    def lipschitz(self) -> float:
-        """The norm of the weights: as many caps as fit into 1, and the rest."""
-        if self.dim is None:
-            return 1.0
-        cap = self._cap(self.dim)
-        full = 1 / cap // 1
-        return (full * cap**2 + (1 - full * cap) ** 2) ** 0.5
 
     def __call__(self, u: Tensor) -> Tensor:
-        """The value f(u)."""
         return self.value_and_gradient(u)[0]
 
     def gradient(self, u: Tensor) -> Tensor:
-        """The weights y; entries that tie at the threshold share the remaining weight."""
-        cap = self._cap(u.shape[-1])
+        cap = self._cap(u)
         threshold = capped_threshold(u, cap)
         above, tied = (u > threshold).to(u.dtype), (u == threshold).to(u.dtype)
         remaining = 1 - cap * above.sum(dim=-1, keepdim=True)
         return cap * above + tied * (remaining / tied.sum(dim=-1, keepdim=True))
 
     def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one sort."""
         weights = self.gradient(u)
         return (weights * u).sum(dim=-1), weights
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Subtract from u its projection onto step Y."""
-        self._check_step(step)
         return u - self._project(u, step)
 
-    def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """The projection of u / step onto Y."""
-        self._check_step(step)
-        return self._project(u, step) / step
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one projection: <y, u> - step/2 |y|^2, and y."""
-        y = self.envelope_gradient(u, step)
+        """<y, u> - step/2 |y|^2, and y, the projection of u / step onto Y."""
+        y = self._project(u, step) / step
         return (y * (u - y * (step / 2))).sum(dim=-1), y
 
-    def _cap(self, size: int) -> float:
-        """The largest weight, for `size` entries."""
-        return 1 / (self.ratio * size)
+    def _cap(self, u: Tensor) -> float:
+        return 1 / (self.ratio * u.shape[-1])
 
-    def _project(self, u: Tensor, size: float | Tensor) -> Tensor:
-        """The projection of u onto size Y."""
-        return project_capped_simplex(u, size * self._cap(u.shape[-1]), size)
+    def _project(self, u: Tensor, step: float | Tensor) -> Tensor:
+        """The projection of u onto step Y."""
+        check_step(self, step)
+        return project_capped_simplex(u, step * self._cap(u), step)
+
+
+def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """Project onto {y >= 0, sum y = total} (Held, Wolfe and Crowder 1974)."""
+    centred = point - point.amax(dim=-1, keepdim=True)
+    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
+    threshold = ((partial - total) / (_numbers(point) + 1)).amax(dim=-1, keepdim=True)
+    return (centred - threshold).clamp(min=0)
+
+
+def project_capped_simplex(
+    point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0
+) -> Tensor:
+    r"""Project onto {0 <= y <= cap, sum y = total}, exactly.
+
+    The projection is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t
+    with breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
+
+    The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
+    As a tensor it is 0-dimensional or ends in an axis of length 1.
+
+    Example:
+        >>> project_capped_simplex(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
+        tensor([0.4000, 0.3500, 0.2500, 0.0000])
+    """
+    size = point.shape[-1]
+    if not isinstance(cap, Tensor) and not isinstance(total, Tensor):
+        # The slack is for a cap = total / d that was rounded.
+        _checks.at_least("project_capped_simplex", "cap", cap, total / size * (1 - 1e-6))
+    cap, total = _as_tensor(cap, point), _as_tensor(total, point)
+    cap = torch.minimum(cap, total)
+
+    # Seen from the hard threshold the root t lies in [-cap, 0]: entries outside [-cap, cap] are
+    # at one of their ends whatever t is, and all numbers that matter are of the size of cap.
+    centred = clip(point - capped_threshold(point, cap, total), -cap, cap)
+    leaves_cap = centred - cap
+    breaks, order = torch.cat([leaves_cap, centred.expand_as(leaves_cap)], dim=-1).sort(dim=-1)
+    # The slope of the sum falls by 1 where an entry leaves its cap and rises by 1 where it
+    # reaches 0; `sums` are the sums of the weights at the breakpoints.
+    ones = torch.ones_like(leaves_cap)
+    slope = torch.cat([-ones, ones], dim=-1).gather(-1, order).cumsum(-1)
+    change = (slope[..., :-1] * breaks.diff(dim=-1)).cumsum(-1)
+    sums = size * cap + torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
+    last = ((sums >= total).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    excess, descent = sums.gather(-1, last) - total, -slope.gather(-1, last)
+    centred = centred - breaks.gather(-1, last) - excess / descent.clamp(min=1)
+
+    # One Newton step removes the rounding of the running sums. Entries at an end may move too:
+    # they count, so that the step is never too long.
+    weights = clip(centred, 0.0, cap)
+    free = ((centred >= 0) & (centred <= cap)).sum(dim=-1, keepdim=True)
+    correction = (weights.sum(dim=-1, keepdim=True) - total) / free.clamp(min=1)
+    return clip(centred - correction, 0.0, cap)
+
+
+def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """The smallest entry with weight when the largest entries get `cap` each, up to `total`."""
+    ordered = point.sort(dim=-1, descending=True).values
+    remaining = total - cap * _numbers(point)
+    return torch.where(remaining > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def _numbers(point: Tensor) -> Tensor:
+    return torch.arange(point.shape[-1], dtype=point.dtype, device=point.device)
+
+
+def _as_tensor(value: float | Tensor, like: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else like.new_full((), value)

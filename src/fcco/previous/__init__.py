@@ -2,10 +2,4 @@
 
 from .parameters import ParameterTensors, PreviousParameters, after_closure, parameters_of, unwrap
 
-__all__ = [
-    "ParameterTensors",
-    "PreviousParameters",
-    "after_closure",
-    "parameters_of",
-    "unwrap",
-]
+__all__ = ["ParameterTensors", "PreviousParameters", "after_closure", "parameters_of", "unwrap"]

@@ -1,9 +1,7 @@
 r"""The previous parameters w_{t-1}: copied by a hook, evaluated without side effects.
 
 MSVR's and ALEXR's corrections need :math:`g_i(w_t;\mathcal B) - g_i(w_{t-1};\mathcal B)` on the
-*same* samples with the same dropout masks. `PreviousParameters` copies the parameters just before
-each optimizer step and evaluates any function of the model there, with the random stream, the
-buffers (BatchNorm statistics) and the current parameters left exactly as they were.
+*same* samples with the same dropout masks.
 """
 
 from __future__ import annotations
@@ -28,13 +26,9 @@ from .swap import (
 )
 
 __all__ = [
-    "Optimizers",
-    "ParameterTensors",
-    "PreviousParameters",
-    "after_closure",
-    "parameters_of",
+    "Optimizers", "ParameterTensors", "PreviousParameters", "after_closure", "parameters_of",
     "unwrap",
-]
+]  # fmt: skip
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Result = TypeVar("Result")
@@ -59,11 +53,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class ParameterTensors(CheckedState):
-    """One tensor per parameter of some optimizers, saved by position in `state_dict()`.
-
-    Args:
-        optimizer: the optimizer, or several.
-    """
+    """One tensor per parameter of some optimizers, saved by position in `state_dict()`."""
 
     def __init__(self, optimizer: Optimizers) -> None:
         super().__init__()
@@ -74,18 +64,15 @@ class ParameterTensors(CheckedState):
 
     @property
     def parameters_in_order(self) -> list[Tensor]:
-        """The parameters of all optimizers."""
         return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
 
     @property
     def tensors(self) -> dict[Tensor, Tensor]:
-        """The tensors by parameter."""
         if self._loaded is not None:
             self._adopt_loaded()
         return self._saved
 
     def get_extra_state(self) -> Tensor:
-        """The tensors, by parameter position, for `state_dict()`."""
         if self._loaded is not None:
             return pack(self._loaded)
         keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
@@ -100,7 +87,6 @@ class ParameterTensors(CheckedState):
                 raise ValueError(f"the previous value of parameter {key} is NaN or infinite.")
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the tensors (checked against the parameters when they are first used)."""
         self._saved.clear()
         self._loaded = unpack(state) or None
 
@@ -145,9 +131,8 @@ class PreviousParameters(ParameterTensors):
             them to step since the last evaluation found it. A skipped step (GradScaler) copies
             nothing.
         offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
-            then holds it during an evaluation only, before the activations of the forward pass
-            with gradient exist. The values are the same; a step sends the parameters over the bus
-            twice. CUDA graphs, which want parameters at fixed addresses, are recorded anew.
+            then holds it during an evaluation only. The values are the same; a step sends the
+            parameters over the bus twice. CUDA graphs are recorded anew.
 
     Example:
         >>> import torch, fcco
@@ -161,20 +146,14 @@ class PreviousParameters(ParameterTensors):
         (1.0, 2.0)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizers,
-        *,
-        offload: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
         super().__init__(optimizer)
         self.offload = offload
         if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
             raise TypeError(
                 "`PreviousParameters` cannot put other values into a model wrapped by "
-                "FullyShardedDataParallel (FSDP 1): it would evaluate at the current parameters. "
-                "Use `torch.distributed.fsdp.fully_shard` (FSDP2), or a tracker without correction."
+                "FullyShardedDataParallel (FSDP 1). Use `torch.distributed.fsdp.fully_shard` "
+                "(FSDP2), or a tracker without correction."
             )
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
@@ -192,23 +171,14 @@ class PreviousParameters(ParameterTensors):
     def snapshot(self) -> None:
         """Copy the parameters; called before every optimizer step by a hook."""
         self._swap.restore()
-        offload, saved = self.offload, self._saved if self._loaded is None else self.tensors
-        groups = [group["params"] for each in self.optimizers for group in each.param_groups]
-        sources = parameters = [p for group in groups for p in group]
+        offload, saved = self.offload, self.tensors
+        sources = parameters = self.parameters_in_order
         if any_sharded(parameters):
             sources = [local_part(p) for p in parameters]
         targets = []
         for parameter, source in zip(parameters, sources, strict=True):
             copy = saved.get(parameter)
-            if (
-                copy is None
-                or (copy.dtype, copy.shape) != (source.dtype, source.shape)
-                # `fits` asks whether memory is pinned, which is slow: only for copies on the host.
-                or (
-                    (offload or copy.device != source.device)
-                    and not fits(copy, source, host=offload)
-                )
-            ):
+            if copy is None or not fits(copy, source, host=offload):
                 saved[parameter] = copy = empty_copy(source, host=offload)
             targets.append(copy)
         with Uninterrupted():
@@ -216,7 +186,6 @@ class PreviousParameters(ParameterTensors):
             self.snapshots += 1
 
     def get_extra_state(self) -> Tensor:
-        """The tensors, by parameter position, for `state_dict()`."""
         self._swap.restore()
         if self.offload:
             wait_for_copies(self._saved)
@@ -234,12 +203,10 @@ class PreviousParameters(ParameterTensors):
     def evaluate(self, function: Callable[[], Result]) -> Result:
         """Call `function` at w_{t-1}: no gradient, same randomness, no side effects.
 
-        Call it before the forward pass that needs gradients, so that both start from the same
-        random state.
+        To be called before the forward pass with gradients: both start from one random state.
         """
         self._stepped.clear()
-        saved = self._saved if self._loaded is None else self.tensors
-        with torch.no_grad(), self._swap.at(saved):
+        with torch.no_grad(), self._swap.at(self.tensors):
             result = function()
             # A copy: a parameter, or a view of one, would show other values after the swap.
             if isinstance(result, Tensor):
@@ -259,12 +226,10 @@ class PreviousParameters(ParameterTensors):
         return {p: local_part(p) - saved.to(p.device) for p, saved in self.tensors.items()}
 
     def attach_hooks(self) -> None:
-        """Copy the parameters before each step of the optimizers (again)."""
         for optimizer in self.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
 
     def detach_hooks(self) -> None:
-        """Stop copying before each step."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -286,7 +251,6 @@ class PreviousParameters(ParameterTensors):
         self._stepped.add(id(optimizer))
 
     def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
-        """A copy of a loaded tensor in the dtype and memory of a snapshot."""
         return empty_copy(local, host=self.offload).copy_(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -306,10 +270,7 @@ class PreviousParameters(ParameterTensors):
 def after_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], action: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Act once a step's gradients are there: now or, when it runs a closure, after that.
-
-    To be called by an optimizer's pre-hook with its arguments; returns what the hook returns.
-    """
+    """Act once a step's gradients are there, after its closure; returns what a pre-hook returns."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         action()

@@ -13,18 +13,9 @@ from torch import Tensor, nn
 from .._state import KeepsPrecision, Uninterrupted
 
 __all__ = [
-    "ParameterSwap",
-    "any_sharded",
-    "copy_all",
-    "empty_copy",
-    "fits",
-    "local_part",
-    "parameters_at",
-    "reshard",
-    "versions_kept",
-    "wait_for_copies",
-    "without_reduction",
-]
+    "ParameterSwap", "any_sharded", "copy_all", "empty_copy", "fits", "local_part",
+    "parameters_at", "reshard", "versions_kept", "wait_for_copies", "without_reduction",
+]  # fmt: skip
 
 
 def any_sharded(parameters: Iterable[Tensor]) -> bool:
@@ -43,12 +34,8 @@ def local_part(parameter: Tensor) -> Tensor:
 def copy_all(targets: list[Tensor], sources: list[Tensor], *, to_host: bool = False) -> None:
     """Copy many tensors with few kernels: one for each dtype.
 
-    Args:
-        targets: filled.
-        sources: in the same order.
-        to_host: the targets come from `empty_copy(..., host=True)`. Copies into pinned memory are
-            only queued then: later work of the same stream finds them done, and the host does
-            after `wait_for_copies`.
+    Copies `to_host` are only queued: later work of the same stream finds them done, and the host
+    does after `wait_for_copies`.
     """
     dtypes = {target.dtype for target in targets}
     queued = to_host and all(source.device.type in ("cpu", "cuda") for source in sources)
@@ -70,7 +57,7 @@ def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:
 
 
 def fits(copy: Tensor, tensor: Tensor, *, host: bool) -> bool:
-    """Whether `empty_copy` would make such a tensor: same shape and dtype, the right memory."""
+    """Whether `empty_copy` would make such a tensor."""
     if copy.dtype != tensor.dtype or copy.shape != tensor.shape:
         return False
     if not host:
@@ -79,7 +66,7 @@ def fits(copy: Tensor, tensor: Tensor, *, host: bool) -> bool:
 
 
 def wait_for_copies(parameters: Iterable[Tensor]) -> None:
-    """Wait until copies into the host's memory are there for the host to read."""
+    """Wait until the host can read copies in its memory."""
     for device in {p.device for p in parameters if p.device.type == "cuda"}:
         torch.cuda.synchronize(device)
 
@@ -105,9 +92,6 @@ class ParameterSwap:
 
     What must be restored is written down before anything changes. Should an interrupt (Ctrl-C)
     hit the restoring itself, the next use of this object completes it.
-
-    Args:
-        model: the module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,11 +103,6 @@ class ParameterSwap:
 
     @contextmanager
     def at(self, values: Mapping[Tensor, Tensor]) -> Iterator[None]:
-        """Put other values into parameters inside a `with` block.
-
-        Args:
-            values: by parameter.
-        """
         if self._undo is not None:
             self.restore()
         (model,) = self._model
@@ -205,9 +184,9 @@ class ParameterSwap:
 def versions_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Restore the version counters of tensors on exit; their values must be restored too.
 
-    Nothing has moved then: an open graph stays valid, and an open tracking step stays open, which
-    an objective would end at parameters that changed. Inside, the counters do differ, so that a
-    backward pass of a graph from outside is still refused.
+    An open graph then stays valid, and an open tracking step open, which an objective would end at
+    parameters that changed. Inside, the counters do differ, so that a backward pass of a graph from
+    outside is still refused.
     """
     with ExitStack() as stack:
         for parameter in parameters:
@@ -221,33 +200,29 @@ def parameters_at(
 ) -> Iterator[None]:
     """Copy other values into parameters for a while, between steps.
 
-    Args:
-        points: the values.
-        model: whose parameters these are, for shards (FSDP2): what was gathered from other shards
-            must not serve a forward pass.
+    The model is needed for shards (FSDP2): what was gathered must not serve a forward pass.
     """
     sharded = any_sharded(points)
     if sharded and model is None:
         raise TypeError(
-            "Parameters of a sharded model (FSDP2) cannot be moved to another point unless the "
-            "model is known, whose gathered weights must be freed: give the optimizer to an "
-            "objective."
+            "Parameters of a sharded model (FSDP2) cannot be moved unless the model is known, "
+            "whose gathered weights must be freed: give the optimizer to an objective."
         )
     kept = {parameter: parameter.detach().clone() for parameter in points}
+
+    def put(values: Mapping[Tensor, Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in values.items():
+                parameter.copy_(value)
+        if sharded and model is not None:
+            reshard(model)
+
     with versions_kept(points):
         try:
-            with torch.no_grad():
-                for parameter, point in points.items():
-                    parameter.copy_(point)
-            if sharded and model is not None:
-                reshard(model)
+            put(points)
             yield
         finally:
-            with torch.no_grad():
-                for parameter, value in kept.items():
-                    parameter.copy_(value)
-            if sharded and model is not None:
-                reshard(model)
+            put(kept)
 
 
 @contextmanager

@@ -45,7 +45,8 @@ def slopes(
         if smoothing:
             # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
             return (excess * (share / smoothing)).clip(0, cap * share)
-        return where(excess == 0, kink, where(excess > 0, cap + 0 * excess, 0 * excess)) * share
+        zero = 0 * excess  # keeps the precision
+        return where(excess == 0, kink + zero, where(excess > 0, cap + zero, zero)) * share
     hard = smoothing == 0
     slope = (excess / torch.where(hard, 1, smoothing)).clip(min=0)
     slope = torch.minimum(slope, cap + torch.zeros_like(excess))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from ..outer.projections import project_capped_simplex
+from ..outer import project_capped_simplex
 
 __all__ = ["Geometry", "Scaling", "ascend", "block_factor", "mirror_ascent", "project_kl_capped"]
 

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import Array, Number, per_row, where
+from .arrays import Array, Number, where
 
 __all__ = [
     "Formula",
@@ -52,7 +52,6 @@ __all__ = [
     "correction_weight",
     "forgetting_log_track",
     "log_track",
-    "new_value_weight",
     "noise_and_drift",
     "standard_errors",
     "theory_correction",
@@ -222,7 +221,9 @@ def correction_weight(
 # The error of u.
 
 
-def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
+def noise_and_drift(
+    difference: Number, innovation: Number, gamma: Number
+) -> tuple[Number, Number]:
     r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
 
     Close to gamma = 1, where V is D in any case, q is 0.
@@ -236,11 +237,17 @@ def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tu
     """
     told_apart = gamma * (gamma <= GAMMA_RANGE[1])
     excess = innovation * (2 - gamma) - difference
-    drift = _clip(excess * (told_apart / (1 - told_apart)), 0 * difference, difference)
+    drift = excess * (told_apart / (1 - told_apart))
+    if isinstance(drift, float):
+        drift = min(max(drift, 0.0), difference)
+    else:
+        drift = drift.clip(0 * difference, difference)
     return (difference - drift) / 2, drift
 
 
-def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
+def standard_errors(
+    difference: Number, innovation: Number, gamma: Number
+) -> tuple[Number, Number]:
     """The standard errors of u after a visit, by noise and by lag, from D and V."""
     noise, drift = noise_and_drift(difference, innovation, gamma)
     by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
@@ -248,7 +255,7 @@ def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tu
 
 
 def best_gamma(noise: Number, drift: Number) -> Number:
-    """The weight of the new value with the smallest error.
+    """The weight of the new value with the smallest error, within `GAMMA_RANGE`.
 
     Example:
         >>> gamma = best_gamma(2.0, 1.0)
@@ -257,15 +264,8 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     """
     ratio = (drift + 1e-30) / (noise + 1e-30)
     # The stable form of (sqrt(ratio^2 + 4 ratio) - ratio) / 2.
-    return 2 / (1 + (1 + 4 / ratio) ** 0.5)
-
-
-def new_value_weight(visits: Array, gain: Number) -> Array:
-    """The weight of the new value with `gamma="auto"`, by blocks.
-
-    A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
-    """
-    return (1 / (visits + 1)).clip(gain)
+    best, (low, high) = 2 / (1 + (1 + 4 / ratio) ** 0.5), GAMMA_RANGE
+    return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
 
 
 WIDTH_BY_NOISE, WIDTH_BY_LAG = 4.0, 8.0
@@ -316,7 +316,7 @@ class Pooled(NamedTuple):
         innovation = innovation + weight * (missed - innovation)
         if automatic:
             best = best_gamma(*noise_and_drift(difference, innovation, gain))
-            gain = gain + (_clip(best, *GAMMA_RANGE) - gain) * some / POOLED_HORIZON
+            gain = gain + (best - gain) * some / POOLED_HORIZON
         return Pooled(difference, innovation, steps, gain)
 
 
@@ -326,7 +326,7 @@ class Statistics(NamedTuple):
     latest: Array  # the last batch value of each, (B,) or (B, d1)
     difference: Array  # D of each
     innovation: Array  # V of each
-    visits: Array  # how often each was visited, up to `HORIZON`; D and V need two
+    visits: Array  # how often each was visited, up to `HORIZON`, (B,) or (B, 1); D and V need two
     largest: Array  # the largest square of each that was too large to count in full
 
     def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
@@ -337,17 +337,14 @@ class Statistics(NamedTuple):
             fresh: batch values; those of a block that did not come must be `old`.
             old: u before the visit.
         """
-        innovation = fresh - old
-        if not isinstance(fresh, Tensor) and (
-            pooled.steps == 0
-            or abs(innovation).max(initial=0.0) <= (FAR * pooled.innovation) ** 0.5
-        ):
+        if not isinstance(fresh, Tensor) and pooled.steps == 0:
             return fresh, fresh
-        where: Any = torch.where if isinstance(fresh, Tensor) else np.where
+        innovation = fresh - old
         scale = self.innovation.clip(pooled.innovation) ** 0.5
         limit = (FAR**0.5 * scale).clip(self.largest**0.5).clip(_second_largest(abs(innovation)))
         # A first value is what it is; so is one after another that was as far.
-        free = (per_row(self.visits, fresh) == 0) | (scale == 0) | (abs(self.latest - old) > limit)
+        free = (self.visits == 0) | (scale == 0) | (abs(self.latest - old) > limit)
+        free = free | (abs(innovation) <= limit)
         held = where(free, fresh, old + innovation.clip(-limit, limit))
         most = largest_square_root(fresh)
         return fresh.clip(-most, most), held
@@ -365,9 +362,8 @@ class Statistics(NamedTuple):
             automatic: see `Pooled.after`.
         """
         again = (self.visits > 0) * came  # the first visit has nothing to compare with
-        weight = per_row(again / (self.visits + (self.visits == 0)), fresh)
+        weight = again / (self.visits + (self.visits == 0))
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
-        again = per_row(again, fresh)
         moved, missed = fresh - self.latest, fresh - old
         moved, missed = moved * moved, missed * missed
         if (
@@ -375,19 +371,18 @@ class Statistics(NamedTuple):
             or pooled.steps < 3
             or not (moved + missed).max(initial=0.0) <= CLIP * pooled.innovation
         ):
-            where: Any = torch.where if isinstance(fresh, Tensor) else np.where
             beyond = missed > CLIP * pooled.innovation
             clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
             # u is then the mean of two: of the first and this value, if those fit each other.
             fits = (moved < NEAR * missed) | ((fresh + self.latest - 2 * old) ** 2 < NEAR * missed)
-            third = per_row(self.visits == 2, fresh) & fits & (before > 0)
+            third = (self.visits == 2) & fits & (before > 0)
             third = third & (beyond | (pooled.steps < 3))
             changed = ((far & (moved < missed / 9)) | third) & (again > 0)
             again = again * ~changed
             # As if it had never been visited: the next value takes the place of u.
-            visits = visits * ~(changed.any(1) if changed.ndim > 1 else changed)
+            visits = visits * ~(changed if changed.ndim == 1 else changed.any(1)[:, None])
             known, bound = scale > 0, clip * scale
             most = where(known, bound.clip(_second_largest(moved * again)), math.inf)
             moved = where(moved < most, moved, most)
@@ -414,10 +409,17 @@ class Statistics(NamedTuple):
 class Rows(NamedTuple):
     """The state of a tracker: of some blocks, or of all of them in a fleet."""
 
-    u: Array
-    seen: Any  # which have a value; None when all have
+    u: Array  # (B,) or (B, d1)
+    seen: Any  # which have a value, (B,) or (B, 1); None when all have
     statistics: Statistics | None = None
     pooled: Pooled | None = None
+
+    def near(self, fresh: np.ndarray[Any, Any]) -> bool:
+        """Whether values of arrays are known to be near to the averages of earlier ones."""
+        pooled = self.pooled
+        if pooled is None or pooled.steps < 3:
+            return False
+        return abs(fresh - self.u).max(initial=0.0) <= (FAR * pooled.innovation) ** 0.5
 
 
 class Visit(NamedTuple):
@@ -456,6 +458,7 @@ class Track:
         came: Any = None,
         repeated: Any = False,
         refresh: bool = False,
+        near: bool = False,
     ) -> Visit:
         """Update u and what is known of its error.
 
@@ -464,26 +467,28 @@ class Track:
             fresh: g_i(w_t), the means over the samples of a batch.
             previous: g_i(w_{t-1}) on the same samples, or None.
             blocks: B1, how many blocks the batch has.
-            came: which of the rows the batch has; None for all. Others keep their values.
+            came: which of the rows the batch has, shaped like `rows.seen`; None for all. Others
+                keep their values.
             repeated: the batch is that of the step before: no new visit.
             refresh: take the fresh value itself (SPIDER).
+            near: the values were seen to be near u: none has to be bounded.
         """
         old, seen, statistics, pooled = rows
-        absent = None if came is None else per_row(~came, old)
+        absent = None if came is None else ~came
         fresh = fresh if absent is None else where(absent, old, fresh)
         counted = fresh
-        if statistics is not None and pooled is not None:
+        if statistics is not None and pooled is not None and not near:
             fresh, counted = statistics.bounded(pooled, fresh, old)
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            gamma = per_row(new_value_weight(statistics.visits, pooled.gain), fresh)
+            # A block's first values are averaged: the k-th has weight 1/k until that is below the gain.
+            gamma = (1 / (statistics.visits + 1)).clip(pooled.gain)
         correction: Any = 0.0
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)
-        mask = None if seen is None else per_row(seen, old)
         gamma = 1.0 if refresh else gamma
-        before, after = self.formula(old, mask, counted, previous, gamma, correction)
+        before, after = self.formula(old, seen, counted, previous, gamma, correction)
         if absent is not None:
             before, after = where(absent, old, before), where(absent, old, after)
         if statistics is not None and pooled is not None:
@@ -502,10 +507,6 @@ def largest_square_root(like: Array) -> float:
     """The largest number whose square is small enough for sums, in the precision of an array."""
     xp: Any = torch if isinstance(like, Tensor) else np
     return float(xp.finfo(like.dtype).max) ** 0.5 / 1000
-
-
-def _clip(value: Number, low: Number, high: Number) -> Number:
-    return min(max(value, low), high) if isinstance(value, float) else value.clip(low, high)
 
 
 def _second_largest(values: Array) -> Number:

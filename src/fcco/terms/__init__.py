@@ -7,7 +7,7 @@
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR v2 |
 | `multipliers` | multipliers that find their own steps | constraints without settings |
-| `nested` | a function of the mean of functions of u_i | two-way partial AUC by KL, bags |
+| `nested` | a function of the mean of functions of u_i | bags of instances |
 | `parameters` | numbers that belong to blocks: thresholds, temperatures | CVaR, `fcco.xrisk` |
 | `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
 """

@@ -18,9 +18,9 @@ __all__ = ["AbstractTerm"]
 class AbstractTerm(KeepsPrecision):
     """One term of an objective: the tracked values u_i, and the loss they make.
 
-    An objective tracks the values of a batch, calls `loss` with the result, and `close` after the
-    optimizer's step. Only `close` changes the state: what `loss` finds and wants to keep goes into
-    `tracked.step`, see `OpenStep`. The other members are for methods whose step is more than a sum.
+    An objective tracks the values of a batch and calls `loss` with the result. State changes when
+    the optimizer has made its step: what `loss` wants to keep goes into `tracked.step`, see
+    `OpenStep`. The other members are for methods whose step is more than a sum.
 
     Args:
         tracker: the running estimates u_i.
@@ -28,7 +28,7 @@ class AbstractTerm(KeepsPrecision):
     Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
         needs_objective: the function must also return the ordinary loss g0.
-        watches_objective: `close` wants the value of the rest of the loss; there must be one.
+        watches_objective: `observe` wants the value of the rest of the loss; there must be one.
         replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
         overlapping: a sample may be in several blocks, or in none.
         looks_back: `look_back` wants to be called before the forward pass.
@@ -75,9 +75,13 @@ class AbstractTerm(KeepsPrecision):
             independent: whether another batch will carry the gradient.
         """
 
-    def close(self, step: OpenStep) -> None:
-        """End an optimizer step that this term had a part in."""
-        self.tracker.close(step.updates[self.tracker])
+    def observe(self, step: OpenStep, loss: Tensor) -> None:
+        """Take note of what the rest of the loss is in a call of the training, after `loss`.
+
+        Args:
+            step: the open step.
+            loss: g0 and the other terms, without gradient, averaged over ranks.
+        """
 
     def forget(self) -> None:
         """Drop what is kept of the calls since the last optimizer step: they are given up."""

@@ -96,6 +96,7 @@ class OuterTerm(AbstractTerm):
             )
         schedule = as_lambda(type(self).__name__, outer, smoothing)
         self.outer, self.smoothing_schedule = outer, schedule
+        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
         self._smoothed: tuple[float, AbstractOuter] | None = None
         # The width of the last step, for evaluations and reports.
         self.register_buffer("width", self._first_width(schedule))
@@ -107,27 +108,26 @@ class OuterTerm(AbstractTerm):
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
 
     @property
-    def automatic(self) -> bool:
-        """Whether lambda follows the error of the estimates."""
-        return isinstance(self.smoothing_schedule, str)
-
-    @property
     def smoothing(self) -> Any:
         """The current lambda; a schedule is a function of the steps this term had a part in.
 
         With `"auto"` it is a tensor where the state is on a GPU, so that nobody waits for it.
         """
-        schedule = self.smoothing_schedule
-        if isinstance(schedule, str):
-            width = self.width
-            assert width is not None
-            return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
-        return schedule(self.step) if callable(schedule) else schedule
+        width = self.width
+        if width is None:
+            return self.smoothing_at(self.step)
+        return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
+
+    def smoothing_at(self, step: int) -> float:
+        """The lambda that a number or a schedule gives."""
+        schedule: Any = self.smoothing_schedule
+        return schedule(step) if callable(schedule) else schedule
 
     @smoothing.setter
     def smoothing(self, value: Smoothing) -> None:
         schedule = as_lambda(type(self).__name__, self.outer, value)
         self.width, self.smoothing_schedule = self._first_width(schedule), schedule
+        self.automatic = isinstance(schedule, str)
 
     def _first_width(self, schedule: Schedule | Literal["auto"]) -> Tensor | None:
         """The width before any step, None unless it is automatic."""
@@ -141,15 +141,15 @@ class OuterTerm(AbstractTerm):
         self._jump, self._widest = self.outer.jump, widest(self.outer)
         return self.tracker.value.new_full((1,), 1e-12)
 
-    def lambda_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
-        """The lambda of a call, which in training follows the error of the estimates.
+    def width_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
+        """The width of the rounded kink in a training call with an automatic lambda; else None.
 
         Args:
             step: the open step; None in an evaluation.
-            at_first: gives the width while that error is not known; 0 unless given.
+            at_first: gives the width while the error of u is not known; 0 unless given.
         """
         if step is None or not self.automatic:
-            return self.smoothing
+            return None
         tracker = self.tracker
         pooled, gamma = step.updates[tracker].rows.pooled, tracker.rule.gamma
         width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
@@ -157,10 +157,10 @@ class OuterTerm(AbstractTerm):
             width = torch.where(pooled.steps > 0, width, at_first())
         elif at_first is not None and pooled.steps == 0:
             width = float(at_first())
-        step.write((self, "width"), self._set_width, width)
-        return width / self._jump
+        return width
 
-    def _set_width(self, width: Any) -> None:
+    def set_width(self, width: Any) -> None:
+        """Keep the width of the last step, for evaluations and reports."""
         assert self.width is not None
         view(self.width)[:] = width
 
@@ -262,7 +262,11 @@ class CoupledTerm(OuterTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
-        smoothing, weight = self.lambda_of(tracked.step), self.weight
+        step, weight = tracked.step, self.weight
+        width = self.width_of(step)
+        smoothing = self.smoothing if width is None else width / self._jump
+        if width is not None and step is not None:
+            step.write(self, self.set_width, width)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.u.shape[0], 1)
         value, slope = weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks)

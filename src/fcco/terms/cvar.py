@@ -67,65 +67,67 @@ class CVaRTerm(OuterTerm):
         blocks = u.shape[0]
         if blocks == 0:
             return tracked.as_loss(0.0, u)
+        old = tracker.read == "old"
         known = self._known(step)
         # An automatic lambda is that of this step: s must be the minimiser for the same one.
-        moves = known is None or (step is not None and (self.automatic or tracker.read == "new"))
+        moves = known is None or (step is not None and (self.automatic or not old))
         present = table = (u, None)
         if step is not None:
             present = table = tracker.table_with(step)
-            if tracker.read == "old" and moves:  # what the gradient reads
+            if old and moves:  # what the gradient reads
                 table = tracker.table_with(step, tracked)
-        smoothing = self.lambda_of(step, lambda: rules.width_at_first(*table, ratio))
+        width = self.width_of(step, lambda: rules.width_at_first(*table, ratio))
+        smoothing = self.smoothing if width is None else width * ratio
         if moves:
             last = None if known is None else known[0]
-            s, kink = rules.threshold(table[0], ratio, smoothing, table[1], start=last)
-            if step is not None:
-                step.write((self, "threshold"), self._set, s, kink)
-        else:
-            assert known is not None
-            s, kink = known
+            known = rules.threshold(table[0], ratio, smoothing, table[1], start=last)
+        assert known is not None
+        s, kink = known
+        if step is not None:
+            after = known
+            if old and not self.automatic:  # of the table after this step, for the next one
+                number = step.updates[tracker].number
+                after = rules.threshold(present[0], ratio, self.smoothing_at(number), present[1])
+            step.writes[self] = (self._set, (known, after, width))
         slope = rules.slopes(u, s, ratio, smoothing, kink, blocks)
         return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)
 
     def _known(self, step: OpenStep | None) -> tuple[Any, Any] | None:
         """s and the slope at s, of the open step or of the last; None before the first."""
-        if step is not None and (self, "threshold") in step.writes:
-            return step.writes[self, "threshold"][1]  # type: ignore[return-value]
-        known = self._views.found
-        if "s" not in known:
+        if step is not None and self in step.writes:
+            return step.writes[self][1][0]
+        found = self._views.found
+        if "known" not in found:
             threshold, kink = self.threshold, self.kink
-            known["threshold"], known["kink"] = view(threshold), view(kink)
-            if self.tracker.steps == 0 and bool(threshold.isnan()):
+            if bool(threshold.isnan()):
                 return None
-            host = not isinstance(known["kink"], Tensor)
-            known["s"] = (threshold.item(), kink.item()) if host else (threshold, kink)
-        return known["s"]
+            host = not isinstance(view(kink), Tensor)
+            found["known"] = (threshold.item(), kink.item()) if host else (threshold, kink)
+        return found["known"]
 
-    def _set(self, threshold: Any, kink: Any) -> None:
-        known = self._views.found
-        known["threshold"][()], known["kink"][()], known["s"] = threshold, kink, (threshold, kink)
+    def _set(self, _: Any, after: tuple[Any, Any], width: Any = None) -> None:
+        """Keep s and the slope at s for the next step, and the width of this one."""
+        found = self._views.found
+        if "tables" not in found:
+            buffers = (self.threshold, self.kink, self.width)
+            found["tables"] = [view(buffer) for buffer in buffers if buffer is not None]
+        found["known"] = after
+        for table, value in zip(found["tables"], (*after, width), strict=False):
+            table[...] = value
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        self._views.found.clear()
+        self._views.found = {}
         super()._load_from_state_dict(*arguments)
-
-    def close(self, step: OpenStep) -> None:
-        """End an optimizer step: s moves once, whatever the number of batches in it."""
-        super().close(step)
-        if self.tracker.read == "old" and not self.automatic:
-            # The step is counted: a scheduled lambda is that of the next one, which s is for.
-            self.start_threshold()
 
     def start_threshold(self) -> None:
         """Set s to the best one for the tracked values."""
         table = view(self.table())
         if len(table):
-            self._known(None)
-            self._set(*rules.threshold(table, self.ratio, self.smoothing))
+            self._set(None, rules.threshold(table, self.ratio, self.smoothing))
 
     def value(self) -> Tensor:
         """CVaR of the tracked values, with the exact threshold; NaN before the first."""

@@ -131,11 +131,11 @@ class MultiplierTerm(AbstractTerm):
     @property
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
-        known = self._views.found
-        if not known:
-            known["rows"] = Multipliers(*(view(getattr(self, n)) for n in Multipliers._fields))
-            known["scales"], known["targets"] = view(self.scales), self._targets()
-        return known
+        if not self._views.found:
+            rows = Multipliers(*(view(getattr(self, name)) for name in Multipliers._fields))
+            known = {"rows": rows, "scales": view(self.scales), "targets": self._targets()}
+            self._views.found = known
+        return self._views.found
 
     def _targets(self) -> Targets:
         limits = self.limits
@@ -145,7 +145,7 @@ class MultiplierTerm(AbstractTerm):
         return Targets(view(limit), margin, None if sides is None else view(sides))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def _of(self, at: Any) -> tuple[Multipliers, Targets]:
@@ -171,38 +171,42 @@ class MultiplierTerm(AbstractTerm):
     def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
         """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
         rows, targets = self._of(at)
-        noise, excess = self.tracker.pooled().difference / 2, u - targets.limit
+        pooled = self.tracker.views["pooled"]
+        noise, excess = pooled[0] / 2 if isinstance(pooled, Tensor) else float(pooled[0]) / 2, u - targets.limit
         slope = rules.coefficients(rows, targets, excess, noise, self._scales())
         if targets.sides is not None:
             excess = excess + targets.sides[0] * (slope < 0)
         return slope, excess
 
-    def close(self, step: OpenStep) -> None:
-        """End an optimizer step."""
-        update = step.updates[self.tracker]
-        super().close(step)
-        index, scales = update.batch.index, self._scales()
-        if self in step.losses:
-            total, calls = step.losses[self]
-            loss = (total / calls).to(self.scales)
-            scales = scales.with_loss(loss if isinstance(scales.loss, Tensor) else loss.item())
+    def observe(self, step: OpenStep, loss: Tensor) -> None:
+        """Find the state after the step, with the mean loss of its calls."""
+        total, calls = step.losses.get(self, (0.0, 0))
+        total, calls = total + loss, calls + 1
+        step.losses[self] = (total, calls)
+        update, scales, table = step.updates[self.tracker], self._scales(), self.views["scales"]
+        on_device, number = isinstance(table, Tensor), self.tracker.num_inner
+        mean = (total / calls).to(self.scales)
+        scales = scales.with_loss(mean if on_device else mean.item())
+        index, visit = update.batch.index, update.visit
+        at = slice(None) if index.shape[0] == number else index
+        rows = None
         if index.shape[0]:
-            number, visit = self.tracker.num_inner, update.visit
-            fresh, after = visit.counted, visit.after
+            fresh, after, seen = visit.counted, visit.after, update.rows.seen
             if update.came is not None:  # blocks that kept their value have nothing new to say
                 fresh = where(update.came, fresh, after)
-            seen = update.rows.seen
-            known = None if seen is None else 1 - (1 - 0 * after) * ~seen
-            sampling = self.scales.new_full((), number / index.shape[0])
-            on_host = not isinstance(after, Tensor)
-            scales = scales._replace(sampling=number / index.shape[0] if on_host else sampling)
+            known = None if seen is None else where(seen, 1 + 0 * after, 0 * after)
+            share: Any = number / index.shape[0]
+            scales = scales._replace(sampling=table.new_full((), share) if on_device else share)
             shown = Constraints(fresh, update.rows.u, after, known, visit.statistics, visit.pooled)
-            at = slice(None) if index.shape[0] == number else index
-            rows, scales = rules.step(*self._of(at), shown, scales, self._share, self.tracker.steps)
-            for part, new in zip(self.views["rows"], rows, strict=True):
-                part[at] = new
-        table = self.views["scales"]
-        table[:] = torch.stack(scales) if isinstance(table, Tensor) else scales
+            state = self._of(at)
+            rows, scales = rules.step(*state, shown, scales, self._share, update.number)
+        step.write(self, self._set, at, rows, torch.stack(scales) if on_device else scales)
+
+    def _set(self, at: Any, rows: Multipliers | None, scales: Any) -> None:
+        tables = self.views
+        for part, new in zip(tables["rows"], rows or (), strict=rows is not None):
+            part[at] = new
+        tables["scales"][:] = scales
 
     def excess(self, values: Tensor | None = None) -> Tensor:
         """How far u_i, or given values, are outside their limits, margin included."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..outer import AbstractOuter
-from ..tracker import InnerTracker, OpenStep, Tracked
+from ..tracker import InnerTracker, Tracked
 from .base import AbstractTerm
 
 __all__ = ["NestedTerm"]
@@ -86,12 +86,6 @@ class NestedTerm(AbstractTerm):
             top = v.as_loss(value.sum(), slope)
             (slope_u,) = torch.autograd.grad(top, u)
         return tracked.as_loss(top.detach(), slope_u)
-
-    def close(self, step: OpenStep) -> None:
-        """End an optimizer step."""
-        super().close(step)
-        if self.mean in step.updates:
-            self.mean.close(step.updates[self.mean])
 
     def value(self) -> Tensor:
         """F of the mean over the blocks seen; NaN if there are none."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
-from .._memberships import are_memberships, read_memberships
+from ..index import are_memberships, read_memberships
 from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
@@ -119,7 +119,7 @@ class Entries(NamedTuple):
 
     Attributes:
         blocks: the blocks of `fresh` and `previous`.
-        fresh: g_i(w_t), shape (E,) or (E, d1).
+        fresh: g_i(w_t), shape (E,) or (E, d1), an array without gradient.
         previous: g_i(w_{t-1}) of the same samples; None without correction.
         carrier: the values that carry the gradient: `fresh`, a differentiable stand-in of the
             same entries, or an independent batch of the same blocks.
@@ -128,8 +128,8 @@ class Entries(NamedTuple):
     """
 
     blocks: Blocks
-    fresh: Tensor
-    previous: Tensor | None
+    fresh: Array
+    previous: Array | None
     carrier: Tensor
     carrier_blocks: Blocks
     independent: bool = False
@@ -137,16 +137,19 @@ class Entries(NamedTuple):
     def batch(self, log: bool = False) -> Batch:
         """Pool the values over the entries of each block, without gradient."""
         blocks, previous = self.blocks, self.previous
-        past = None if previous is None else blocks.sums(view(previous.detach()), log)
-        fresh = blocks.sums(view(self.fresh.detach()), log)
+        past = None if previous is None else blocks.sums(previous, log)
+        fresh = self.fresh
+        if blocks.inverse is not None:
+            fresh = segment(fresh, blocks.inverse, blocks.index.shape[0], log)
         return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.whole)
 
     def without_nonfinite(self, limit: float) -> tuple[Entries, int]:
         """Drop entries with a NaN, or beyond a limit; also return how many were dropped."""
         blocks, fresh, previous, carrier, carrier_blocks, independent = self
-        keep, keep_carrier = _finite_rows(fresh, limit), _finite_rows(carrier)
+        keep = _finite_rows(fresh, limit)
         if previous is not None:
             keep = keep & _finite_rows(previous, limit)
+        keep, keep_carrier = tensor(keep), _finite_rows(carrier)
         if not independent:
             keep = keep_carrier = keep & keep_carrier
         dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if independent else 0)
@@ -157,10 +160,11 @@ class Entries(NamedTuple):
             left, other_left = block[keep], other[keep_carrier]
             keep = keep & torch.isin(block, other_left)
             keep_carrier = keep_carrier & torch.isin(other, left)
-        own = blocks.select(view(keep))
+        kept = view(keep)
+        own = blocks.select(kept)
         carrier_own = carrier_blocks.select(view(keep_carrier)) if independent else own
-        past = None if previous is None else previous[keep]
-        parts = (own, fresh[keep], past, carrier[keep_carrier], carrier_own, independent)
+        past = None if previous is None else previous[kept]
+        parts = (own, fresh[kept], past, carrier[keep_carrier], carrier_own, independent)
         return Entries(*parts), dropped
 
 
@@ -187,7 +191,7 @@ class Batch(NamedTuple):
         """The sums divided by the number of samples."""
         if self.whole:
             return sums
-        counts = per_row(self.counts, sums)
+        counts = self.counts if sums.ndim == 1 else self.counts[:, None]
         if not self.log:
             return sums / counts
         return sums - (counts.log() if isinstance(counts, Tensor) else np.log(counts))
@@ -210,7 +214,8 @@ class OpenStep:
     """What the calls since the last step of the optimizer change when that is made.
 
     An objective has one; a call proposes a new one, and one assignment makes it that of the
-    objective: an interrupt finds the one before or the one after.
+    objective: an interrupt finds the one before or the one after. All that it holds is final: to
+    write it twice, after an interrupt, is to write it once.
 
     Attributes:
         updates: by tracker.
@@ -226,11 +231,6 @@ class OpenStep:
             self.updates |= before.updates
             self.writes |= before.writes
             self.losses |= before.losses
-
-    def observe(self, term: Any, loss: Tensor) -> None:
-        """Note the rest of the loss for a term."""
-        total, calls = self.losses.get(term, (0.0, 0))
-        self.losses[term] = (total + loss, calls + 1)
 
     def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when the step ends; a later call for the same owner takes its place."""
@@ -284,7 +284,8 @@ class Tracked(NamedTuple):
             value: the scalar's value.
             slope: s_i, the gradient with respect to u, of the shape of u.
         """
-        entries, factors = self.entries, tensor(self.factors(slope))
+        entries, factors = self.entries, self.factors(slope)
+        factors = factors if isinstance(factors, Tensor) else torch.from_numpy(factors)
         if factors.dim() > 1:
             entries, factors = entries.reshape(-1), factors.reshape(-1)
         loss = torch.dot(entries, factors)
@@ -311,7 +312,7 @@ class Tracked(NamedTuple):
             factors = view(slope.detach())
         position = self.blocks.inverse if self.ranks == 1 else self.entry_positions()
         if not self.blocks.whole or self.ranks > 1:
-            factors = factors / per_row(self.counts, factors)
+            factors = factors / (self.counts if factors.ndim == 1 else self.counts[:, None])
         if position is not None:
             factors = factors[position]
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
@@ -395,7 +396,7 @@ def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Array:
     return view(counts)
 
 
-def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
+def find_blocks(index: Any, num_inner: int, like: Array) -> Blocks:
     """Check an index and find its distinct blocks.
 
     Args:
@@ -406,66 +407,83 @@ def find_blocks(index: Any, num_inner: int, like: Tensor) -> Blocks:
         like: the tracked values: counts take their device and precision.
     """
     if index is None:
-        every, ones = torch.arange(num_inner, device=like.device), like.new_ones(num_inner)
-        return Blocks(num_inner, view(every), None, view(ones), whole=True)
+        return _every(num_inner, like)
     if not isinstance(index, Tensor):
         if are_memberships(index):
             return _of_memberships(index, num_inner, like)
         index = _as_tensor(index)
     dtype = index.dtype
-    if index.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
-        if are_memberships(index):
-            return _of_memberships(index, num_inner, like)
-        binary = " A matrix of 0 and 1 becomes boolean by `index.bool()`."
-        raise ValueError(
-            "`index` must be a vector of integers, the block of each entry, or (for samples in "
-            f"several blocks) a boolean matrix with {num_inner} columns or a list of lists, but "
-            f"has shape {tuple(index.shape)} and dtype {index.dtype}."
-            + (binary if index.shape[1:] == (num_inner,) else "")
-        )
-    index = index.cpu() if like.device.type == "cpu" else index
-    ids = view(index if dtype == torch.int64 else index.long())
-    if isinstance(ids, Tensor):  # on a GPU
-        unique, inverse, counts = _unique(ids)
-        low, high = unique[[0, -1]].tolist() if len(unique) else (0, 0)
+    if dtype != torch.int64 or index.dim() != 1:
+        if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex or index.dim() != 1:
+            if are_memberships(index):
+                return _of_memberships(index, num_inner, like)
+            raise ValueError(_wrong_index(index, num_inner))
+        index = index.long()
+    on_host = not isinstance(like, Tensor)
+    if index.is_cpu:
+        ids = index.numpy()
+        # Negative ids are huge ones without a sign: one look for both.
+        highest = int(ids.view(np.uint64).max()) if ids.size else 0
+        if highest >= num_inner:
+            raise IndexError(_out_of_range(ids, num_inner))
+        if num_inner > _SMALL:
+            unique, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        else:
+            counts = np.bincount(ids)
+            unique = counts.nonzero()[0]
+            place = np.empty(highest + 1, np.int64)
+            place[unique] = np.arange(unique.size)
+            inverse, counts = place[ids], counts[unique]
+        if on_host:
+            return Blocks(ids.size, unique, inverse, counts.astype(like.dtype))
+        # Copies from the host to a GPU may be asynchronous.
+        parts = [torch.from_numpy(part).to(like.device, non_blocking=True) for part in
+                 (unique, inverse, counts)]  # fmt: skip
+        return Blocks(ids.size, parts[0], parts[1], parts[2].to(like.dtype))
+    unique, inverse, counts = torch.unique(index, return_inverse=True, return_counts=True)
+    if len(unique) and (unique[0] < 0 or unique[-1] >= num_inner):
+        raise IndexError(_out_of_range(index, num_inner))
+    if on_host:
+        unique, inverse, counts = (part.cpu().numpy() for part in (unique, inverse, counts))
+        return Blocks(len(index), unique, inverse, counts.astype(like.dtype))
+    return Blocks(len(index), unique, inverse, counts.to(like.dtype))
+
+
+def _every(num_inner: int, like: Array) -> Blocks:
+    """All blocks in order."""
+    if isinstance(like, Tensor):
+        every, ones = torch.arange(num_inner, device=like.device), like.new_ones(num_inner)
     else:
-        unique, inverse, counts, low, high = _found(ids, num_inner)
-    if low < 0 or high >= num_inner:
-        raise IndexError(
-            f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) "
-            f"but contains: {low if low < 0 else high}."
-            + (" Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else "")
-        )
-    if isinstance(ids, Tensor):
-        return Blocks(len(ids), unique, inverse, counts.to(like.dtype))
-    if like.device.type == "cpu":
-        return Blocks(ids.size, unique, inverse, counts.astype(view(like).dtype))
-    # Copies from the host to a GPU may be asynchronous.
-    ahead = like.device.type == "cuda"
-    parts = [torch.from_numpy(part) for part in (unique, inverse, counts)]
-    unique, inverse = (p.to(like.device, non_blocking=ahead) for p in parts[:2])
-    return Blocks(ids.size, unique, inverse, parts[2].to(like.device, like.dtype, ahead))
+        every, ones = np.arange(num_inner), np.ones(num_inner, like.dtype)
+    return Blocks(num_inner, every, None, ones, whole=True)
 
 
-def _found(ids: np.ndarray[Any, Any], num_inner: int) -> tuple[Any, Any, Any, int, int]:
-    """The distinct ids, the position of each among them, their counts, and the range of all."""
-    # Negative ids are huge ones without a sign: one look for both.
-    if ids.size and num_inner <= _SMALL and (high := int(ids.view(np.uint64).max())) < num_inner:
-        counts = np.bincount(ids)
-        unique = counts.nonzero()[0]
-        place = np.empty(high + 1, np.int64)
-        place[unique] = np.arange(unique.size)
-        return unique, place[ids], counts[unique], 0, high
-    unique, inverse, counts = _unique(ids)
-    low, high = (int(unique[0]), int(unique[-1])) if unique.size else (0, 0)
-    return unique, inverse, counts, low, high
+def _wrong_index(index: Tensor, num_inner: int) -> str:
+    binary = " A matrix of 0 and 1 becomes boolean by `index.bool()`."
+    return (
+        "`index` must be a vector of integers, the block of each entry, or (for samples in "
+        f"several blocks) a boolean matrix with {num_inner} columns or a list of lists, but "
+        f"has shape {tuple(index.shape)} and dtype {index.dtype}."
+        + (binary if index.shape[1:] == (num_inner,) else "")
+    )
 
 
-def _of_memberships(index: Any, num_inner: int, like: Tensor) -> Blocks:
+def _out_of_range(ids: Array, num_inner: int) -> str:
+    low, high = int(ids.min()), int(ids.max())
+    one = " Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else ""
+    return (
+        f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) but contains: "
+        f"{low if low < 0 else high}.{one}"
+    )
+
+
+def _of_memberships(index: Any, num_inner: int, like: Array) -> Blocks:
     """The blocks of entries that are pairs of a sample and one of its blocks."""
     members = read_memberships("`index`", index, num_inner)
     blocks = find_blocks(members.group, num_inner, like)
-    rows = members.sample.to(like.device, non_blocking=like.device.type == "cuda")
+    rows = members.sample
+    if isinstance(like, Tensor):
+        rows = rows.to(like.device, non_blocking=True)
     return blocks._replace(size=members.samples, rows=rows)
 
 

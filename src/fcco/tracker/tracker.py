@@ -52,19 +52,20 @@ class Update(NamedTuple):
         rows: their state before the step.
         fresh: g_i(w_t), the means over the samples of the step.
         visit: the result of the update.
+        number: of the step, from 1 on.
         came: which blocks have finite values, on a GPU; None for all.
-        dropped: entries dropped by `on_nonfinite="skip"`.
-        samples: the entries of the only call of the step, without gradient; None if there were
-            several calls.
+        dropped: entries dropped by `on_nonfinite="skip"`, those of earlier steps included.
+        samples: blocks and values of the only call of the step; None if there were several calls.
     """
 
     batch: Batch
     rows: Rows
     fresh: Array
     visit: Visit
+    number: int
     came: Array | None = None
     dropped: int = 0
-    samples: tuple[Blocks, Tensor] | None = None
+    samples: tuple[Blocks, Array] | None = None
 
 
 @dataclass
@@ -210,9 +211,10 @@ class InnerTracker(KeepsPrecision):
         formula = rule or (rules.log_track if log_space else rules.track)
         number = None if isinstance(gamma, str) else gamma
         self.rule = Track(num_inner, number, correction, formula)
-        self._on_tensors, self._measured = rule is not None, measure
+        # Whether updates use g_i(w_{t-1}).
+        self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
+        self._on_tensors, self._measured, self._plain = rule is not None, measure, offset is None
         self._progress, self._flags = _Progress(), DeferredFiniteCheck()
-        self._all_blocks: Blocks | None = None
         self._views = Views()
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
@@ -281,12 +283,6 @@ class InnerTracker(KeepsPrecision):
         return torch.where(per_row(known.visits > 1, errors), errors, torch.nan)
 
     @property
-    def needs_previous(self) -> bool:
-        """Whether updates use g_i(w_{t-1})."""
-        gamma, correction = self.rule.gamma, self.rule.correction
-        return correction != 0 and (correction != "auto" or gamma is None or gamma < 1)
-
-    @property
     def corrects(self) -> bool:
         """Whether the next update uses g_i(w_{t-1}); a refresh does not."""
         return self.needs_previous and not self.refresh_due
@@ -303,29 +299,32 @@ class InnerTracker(KeepsPrecision):
 
     def blocks(self, index: Any = None) -> Blocks:
         """Check `index`; find the distinct blocks."""
-        self._flags.poll()
+        if self._flags.waiting:
+            self._flags.poll()
         if index is not None:
-            return find_blocks(index, self.num_inner, self.views["value"])
+            return find_blocks(index, self.num_inner, (self._views.found or self.views)["u"])
         # All blocks in order: the same each time.
-        if self._all_blocks is None:
-            self._all_blocks = find_blocks(None, self.num_inner, self.value)
-        return self._all_blocks
+        tables = self.views
+        if "all" not in tables:
+            tables["all"] = find_blocks(None, self.num_inner, tables["u"])
+        return tables["all"]
 
     @property
     def views(self) -> dict[str, Any]:
         """The tables as the rules see them, and the tensor `value`; renewed when they move."""
-        known = self._views.found
-        if not known:
-            known |= {"value": self.value, "mask": self.seen}
+        if not self._views.found:
+            known = {"value": self.value, "mask": self.seen}
             known |= {"u": view(self.rows), "seen": view(self.seen)}
             known["offset"] = None if self.offset is None else view(self.offset)
             if self.estimate is not None:
                 known |= {name: view(part) for name, part in self.estimate.named_buffers()}
-            self._all_blocks = None
-        return known
+            if self.dim > 1:  # to go with rows of u
+                known |= {name: known[name][:, None] for name in {"seen", "visits"} & known.keys()}
+            self._views.found = known
+        return self._views.found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found.clear()
+        self._views.found = {}
         return super()._apply(fn, recurse)
 
     def entries(
@@ -348,22 +347,26 @@ class InnerTracker(KeepsPrecision):
             carrier: the values that carry the gradient (default: `fresh`).
             carrier_blocks: the blocks of `carrier` when it is an independent batch.
         """
-        fresh = self._shaped("values", fresh, blocks)
-        if not self.corrects:
-            previous = None
-        elif previous is None:
-            previous = fresh.detach()
-        else:
-            previous = self._shaped("values at w_{t-1}", previous, blocks)
+        tables = self._views.found or self.views
+        table, host = tables["value"], not isinstance(tables["u"], Tensor)
+        shape = (blocks.size,) if self.dim == 1 else (blocks.size, self.dim)
+        if fresh.shape != shape or fresh.dtype != table.dtype or blocks.rows is not None:
+            fresh = self._shaped("values", fresh, blocks)
+        past = None
+        if self.needs_previous and not self.refresh_due:
+            past = fresh if previous is None else self._shaped("values at w_{t-1}", previous, blocks)
+            past = past.detach().numpy() if host else past.detach()
         independent = carrier_blocks is not None
         carrier_blocks = carrier_blocks or blocks
         if carrier is None:
             carrier = fresh
         else:
             carrier = self._shaped("values that carry the gradient", carrier, carrier_blocks)
-        return Entries(blocks, fresh, previous, carrier, carrier_blocks, independent)
+        array = fresh.detach().numpy() if host else fresh.detach().to(table.device)
+        return Entries(blocks, array, past, carrier, carrier_blocks, independent)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
+        """Values in the shape, precision and on the device of the table."""
         table, shape, expected = self.views["value"], tuple(values.shape), blocks.size
         if self.dim == 1 and shape == (expected, 1):
             values = values.squeeze(1)
@@ -373,8 +376,7 @@ class InnerTracker(KeepsPrecision):
                 f"The {what} must have shape {wanted}, one row per entry of `index`, but have "
                 f"shape {shape}."
             )
-        if values.dtype != table.dtype or values.device != table.device:
-            values = values.to(table.device, table.dtype)
+        values = values.to(table.device, table.dtype)
         return values if blocks.rows is None else values.index_select(0, blocks.rows)
 
     def forward(self, fresh: Tensor, index: Any = None, previous: Tensor | None = None) -> Tensor:
@@ -399,9 +401,12 @@ class InnerTracker(KeepsPrecision):
             self.close(step.updates[self])
         return tracked
 
-    def pool(self, entries: Entries, group: Group | None = None, call: int | None = None) -> Batch:
-        """The batch of some entries, over all ranks; nothing is updated."""
-        batch = entries.batch(self.log_space)
+    def pool(self, entries: Entries) -> Batch:
+        """The batch of some entries of this rank; nothing is updated."""
+        return self._pooled(entries.batch(self.log_space), None, None)
+
+    def _pooled(self, batch: Batch, group: Group | None, call: int | None) -> Batch:
+        """A batch over all ranks, minus the offset."""
         if group is not None:
             batch = over_ranks(batch, group, call)
         if not self.sampled and batch.index.shape[0] != self.num_inner:
@@ -411,9 +416,9 @@ class InnerTracker(KeepsPrecision):
                 "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
                 "them."
             )
-        offset = self.views["offset"]
-        if offset is None:
+        if self._plain:
             return batch
+        offset = self.views["offset"]
         offset = offset if offset.ndim == 0 else offset[batch.index]
         shift = per_row(offset * batch.counts, batch.fresh)
         past = None if batch.previous is None else batch.previous - shift
@@ -438,10 +443,13 @@ class InnerTracker(KeepsPrecision):
             group: ranks to pool over.
             call: number of the call, for `RanksOutOfStep`.
         """
-        dropped = 0
+        dropped = self._progress.skipped
         if self.on_nonfinite == "skip":
-            entries, dropped = entries.without_nonfinite(self.largest)
-        batch = self.pool(entries, group, call)
+            entries, number = entries.without_nonfinite(self.largest)
+            dropped += number
+        batch = entries.batch(self.log_space)
+        if group is not None or not (self._plain and self.sampled):
+            batch = self._pooled(batch, group, call)
         current, counts = batch.index, batch.counts
         if entries.independent:
             counts = carrier_counts(entries.carrier_blocks, batch, group)
@@ -451,7 +459,7 @@ class InnerTracker(KeepsPrecision):
             open_step = step.updates.get(self)
             if open_step is not None:
                 batch = open_step.batch.merge(batch)
-                dropped += open_step.dropped
+                dropped += open_step.dropped - self._progress.skipped
             update = self._updated(batch, entries, dropped, open_step is None and group is None)
             step.updates[self] = update
             u = update.visit.before if self.read == "old" else update.visit.after
@@ -466,46 +474,52 @@ class InnerTracker(KeepsPrecision):
 
     def _updated(self, batch: Batch, entries: Entries, dropped: int, first: bool) -> Update:
         """The update of the blocks of a step; `first`: `entries` are all of it."""
-        fresh, previous, tables = batch.mean(batch.fresh), batch.previous, self.views
+        fresh, previous, measured = batch.mean(batch.fresh), batch.previous, self._measured
         previous = None if previous is None else batch.mean(previous)
-        came = self._within(fresh) if isinstance(fresh, Tensor) else None
-        if came is not None and batch.previous is not None:
-            came = came & batch.finite()
-        measured = self._measured
+        came = None
+        if isinstance(fresh, Tensor):
+            came = self._within(fresh)
+            came = came if batch.previous is None else came & batch.finite()
         repeated = first and measured and self._comes_again(entries, fresh)
-        rows = self._rows(batch, tables)
+        rows = self._rows(batch)
         if repeated is not False:  # no new visit: it takes the place of the last one
             rows = self._rows_instead(repeated, rows)
+        refresh = self.refresh_every is not None and self.refresh_due
         if self._on_tensors:
             visit = self._on_tensors_step(rows, fresh, previous, batch, came)
+        elif came is None and rows.near(fresh):  # then all is finite
+            visit = self.rule.step(rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated)
         else:
+            mask = came if came is None or self.dim == 1 else came[:, None]
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
                 visit = self.rule.step(
-                    rows, fresh, previous, blocks=batch.index.shape[0], came=came,
-                    repeated=repeated, refresh=self.refresh_every is not None and self.refresh_due,
+                    rows, fresh, previous, blocks=batch.index.shape[0], came=mask,
+                    repeated=repeated, refresh=refresh,
                 )  # fmt: skip
-        # Values that are near to the average of earlier ones are finite.
-        near = measured and visit.counted is fresh and visit.pooled.steps > 2  # type: ignore[union-attr]
-        if came is None and not near:
-            good = self._within(fresh) & self._within(visit.after) & batch.finite()
-            if not good.all():
-                self._refuse(batch, good)
-        only = (entries.blocks, entries.fresh.detach()) if first and measured else None
-        return Update(batch, rows, fresh, visit, came, dropped, only)
+            if came is None:
+                good = self._within(visit.after) & batch.finite()
+                if not good.all():
+                    self._refuse(batch, good)
+        number = self._progress.steps + 1
+        samples = (entries.blocks, entries.fresh) if first and measured else None
+        return Update(batch, rows, fresh, visit, number, came, dropped, samples)
 
-    def _rows(self, batch: Batch, tables: dict[str, Any]) -> Rows:
+    def _rows(self, batch: Batch) -> Rows:
         """The state of the blocks of a batch."""
-        at = self._at(batch)
-        seen: Any = None
-        if not self._complete():
+        tables, index, progress = self._views.found or self.views, batch.index, self._progress
+        whole = index.shape[0] == self.num_inner  # distinct and in increasing order: all of them
+        at = slice(None) if whole else index
+        u, seen = tables["u"][at], None
+        if whole:
+            u = u.clone() if isinstance(u, Tensor) else u.copy()
+        if progress.complete != tables["mask"]._version:  # some may have no value yet
             seen = tables["seen"][at]
             seen = seen.clone() if isinstance(seen, Tensor) else None if seen.all() else seen.copy()
-        statistics = pooled = None
-        if self._measured:
-            statistics = Statistics(*[tables[name][at] for name in Statistics._fields])
-            pooled = self.pooled()
-        u = tables["u"]
-        u = u[at] if not isinstance(at, slice) else u.clone() if isinstance(u, Tensor) else u.copy()
+        if not self._measured:
+            return Rows(u, seen)
+        pooled: Any = tables["pooled"]
+        pooled = Pooled(*(pooled.unbind() if isinstance(pooled, Tensor) else pooled.tolist()))
+        statistics = Statistics(*[tables[name][at] for name in Statistics._fields])
         return Rows(u, seen, statistics, pooled)
 
     def _rows_instead(self, repeated: Any, now: Rows) -> Rows:
@@ -515,6 +529,8 @@ class InnerTracker(KeepsPrecision):
         if repeated is True:
             return now._replace(u=before.u, seen=before.seen)
         u = torch.where(repeated, before.u, now.u)
+        if now.seen is None or before.seen is None:
+            return now._replace(u=u)
         return now._replace(u=u, seen=torch.where(repeated, before.seen, now.seen))
 
     def _on_tensors_step(
@@ -522,10 +538,14 @@ class InnerTracker(KeepsPrecision):
     ) -> Visit:
         """A rule of the caller's own knows tensors alone."""
         parts = [None if part is None else tensor(part) for part in (*rows[:2], fresh, previous)]
+        mask = came if came is None or self.dim == 1 else came[:, None]
         visit = self.rule.step(
-            Rows(*parts[:2]), parts[2], parts[3], blocks=batch.index.shape[0], came=came
+            Rows(*parts[:2]), parts[2], parts[3], blocks=batch.index.shape[0], came=mask
         )
-        return visit._replace(before=view(visit.before), after=view(visit.after))
+        after = view(visit.after)
+        if came is None and not (good := self._within(after) & batch.finite()).all():
+            self._refuse(batch, good)
+        return visit._replace(before=view(visit.before), after=after)
 
     def _within(self, values: Array) -> Array:
         """Which rows are finite, and not too large."""
@@ -548,11 +568,11 @@ class InnerTracker(KeepsPrecision):
         The index is the same, and losses vary within their blocks as they did. A tensor on a GPU,
         where nobody shall wait for it.
         """
-        progress = self._progress
-        if progress.last is None or progress.last.samples is None:
+        progress, last = self._progress, self._progress.last
+        if last is None or last.samples is None:
             return False
-        blocks, (before, earlier) = entries.blocks, progress.last.samples
-        inverse, values = blocks.inverse, view(entries.fresh.detach())
+        (blocks, values), (before, earlier) = entries[:2], last.samples
+        inverse, on_host = blocks.inverse, not isinstance(values, Tensor)
         if (
             inverse is None
             or before.inverse is None
@@ -561,7 +581,6 @@ class InnerTracker(KeepsPrecision):
             or len(values) < len(means) + 8
         ):
             return False
-        on_host = not isinstance(values, Tensor)
         if on_host and not (
             blocks.index[0] == before.index[0]  # seldom, and quick to see
             and np.array_equal(blocks.index, before.index)
@@ -569,24 +588,18 @@ class InnerTracker(KeepsPrecision):
         ):
             progress.repeats = 0
             return False
-        same: Any = on_host or (
-            (inverse == before.inverse).all() & (blocks.index == before.index).all()
-        )
         here = (values - means[inverse]).reshape(-1)
-        there = (view(earlier) - progress.last.fresh[inverse]).reshape(-1)
-        product, squares = here @ there, (here @ here) * (there @ there)
-        same = same & (product > 0) & (product * product > SAME**2 * squares)
+        there = (earlier - last.fresh[inverse]).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            product, squares = here @ there, (here @ here) * (there @ there)
+            same: Any = (product > 0) & (product * product > SAME**2 * squares)
         repeats = progress.repeats
         if on_host:
             progress.repeats = repeats + 1 if same else 0
             return bool(same) and repeats < REPEATS
+        same = same & (inverse == before.inverse).all() & (blocks.index == before.index).all()
         progress.repeats = (repeats + 1) * same
         return same & (repeats < REPEATS)
-
-    def pooled(self) -> Pooled:
-        """What is known of all blocks together."""
-        pooled = self.views["pooled"]
-        return Pooled(*(pooled.unbind() if isinstance(pooled, Tensor) else pooled.tolist()))
 
     def table_with(
         self, step: OpenStep | None, tracked: Tracked | None = None
@@ -599,53 +612,51 @@ class InnerTracker(KeepsPrecision):
             step: the step.
             tracked: values that take the place of those of the same blocks.
         """
-        u, seen = self.views["u"], self.views["seen"]
+        tables = self._views.found or self.views
+        u, seen, on_device = tables["u"], tables["seen"], isinstance(tables["u"], Tensor)
+        complete = self._progress.complete == tables["mask"]._version
         update = None if step is None else step.updates.get(self)
+        if update is not None or tracked is not None:
+            u = u.clone() if on_device else u.copy()
         if update is not None:
-            at = self._at(update.batch)
-            u = _changed(u, at, update.visit.after)
-            if update.rows.seen is not None:
-                seen = _changed(seen, at, self._seen_after(update))
+            u[update.batch.index] = update.visit.after
+            if not complete:
+                seen = seen.clone() if on_device else seen.copy()
+                seen[update.batch.index] = update.came is None or self._seen_after(update)
         if tracked is not None:
-            u = _changed(u, tracked.ids, tracked.u)
-        if isinstance(u, Tensor):
-            return u, seen
-        return (u, None) if self._complete() or seen.all() else (u[seen], None)
-
-    def _complete(self) -> bool:
-        """Whether all blocks are known to have a value, without asking a GPU."""
-        progress, seen = self._progress, self.views["mask"]
-        return progress.complete == seen._version  # others may have written to it
-
-    def _at(self, batch: Batch) -> Any:
-        """What picks the rows of a batch from a table."""
-        # Distinct blocks in increasing order, as many as there are: all of them.
-        return slice(None) if batch.index.shape[0] == self.num_inner else batch.index
+            u[tracked.ids] = tracked.u
+        if on_device or complete or seen.all():
+            return u, seen if on_device else None
+        return u[seen if self.dim == 1 else seen[:, 0]], None
 
     def _seen_after(self, update: Update) -> Any:
-        return True if update.came is None else update.rows.seen | update.came
+        """Which blocks of an update have a value after it."""
+        if update.rows.seen is None:
+            return True
+        return update.rows.seen | (update.came if self.dim == 1 else update.came[:, None])
 
     def close(self, update: Update) -> None:
         """Write an update: the step is over."""
-        progress, tables, visit = self._progress, self.views, update.visit
-        at = self._at(update.batch)
+        progress, tables = self._progress, self._views.found or self.views
+        visit, index = update.visit, update.batch.index
+        at = slice(None) if index.shape[0] == self.num_inner else index
         tables["u"][at] = visit.after
+        on_device = isinstance(tables["u"], Tensor)
         if update.rows.seen is not None:
-            tables["seen"][at] = self._seen_after(update)
-            if not isinstance(tables["seen"], Tensor) and tables["seen"].all():
+            seen = tables["seen"]
+            seen[at] = update.came is None or self._seen_after(update)
+            if not on_device and seen.all():
                 progress.complete = tables["mask"]._version
         if update.came is not None:
-            self._flags.push(update.came, update.batch.index)
-        if visit.statistics is not None and visit.pooled is not None:
+            self._flags.push(update.came, index)
+        if visit.statistics is not None:
             for name, rows in zip(Statistics._fields, visit.statistics, strict=True):
                 tables[name][at] = rows
             pooled: Any = visit.pooled
-            on_device = isinstance(tables["pooled"], Tensor)
             tables["pooled"][:] = torch.stack(list(pooled)) if on_device else pooled
-        progress.skipped += update.dropped
-        progress.blocks = update.batch.index.shape[0]
-        progress.last = update if self._measured else None
-        progress.steps += 1
+            progress.last = update
+        progress.blocks, progress.steps = index.shape[0], update.number
+        progress.skipped = update.dropped
 
     def set_values(self, index: Any, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
@@ -721,13 +732,6 @@ class ErrorEstimate(KeepsPrecision):
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
 
 
-def _changed(table: Array, at: Any, rows: Any) -> Array:
-    """A copy of a table with other rows."""
-    table = table.clone() if isinstance(table, Tensor) else table.copy()
-    table[at] = rows
-    return table
-
-
 class _Flag(NamedTuple):
     good: Tensor
     arrived: Any
@@ -743,7 +747,7 @@ class DeferredFiniteCheck:
     """
 
     def __init__(self) -> None:
-        self._flags: deque[_Flag] = deque()
+        self.waiting: deque[_Flag] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -752,14 +756,14 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._flags.append(_Flag(good, arrived, finite, blocks))
+        self.waiting.append(_Flag(good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self._flags and (self._flags[0].arrived is None or self._flags[0].arrived.query()):
-            flag = self._flags.popleft()
+        while self.waiting and (self.waiting[0].arrived is None or self.waiting[0].arrived.query()):
+            flag = self.waiting.popleft()
             if not flag.good.item():
-                self._flags.clear()
+                self.waiting.clear()
                 blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
                     f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | `AUC` | area under the ROC curve | the whole set | class means of h, h^2 | variances, margin |
 | `AveragePrecision` | area under precision and recall | a positive | two ranks | -u_1/u_2 |
-| `PartialAUC` | AUC up to a false positive rate | a positive | CVaR or mean exp | u or tau log u |
+| `PartialAUC` | AUC up to a false positive rate | the whole set | mean of CVaR | u |
 | `TwoWayPartialAUC` | AUC above a true positive rate too | a positive | CVaR | CVaR, by SONEX |
 | `NDCG` | gain of ranked lists, or of their top | a relevant item | its rank | -c / log2(1 + u) |
 | `ListwiseCrossEntropy` | likelihood of relevant items | such an item | sum of exp | log(1 + u) |
@@ -13,9 +13,8 @@
 `warm_start` trains with cross-entropy first, which AP and partial AUC want.
 """
 
-from .bags import MultiInstanceAUC
 from .base import BinaryRisk
-from .binary import AUC, AveragePrecision
+from .binary import AUC, AveragePrecision, MultiInstanceAUC
 from .partial_auc import PartialAUC, TwoWayPartialAUC
 from .ranking import NDCG, ListwiseCrossEntropy
 from .surrogates import SURROGATES, Surrogate

@@ -1,11 +1,10 @@
-"""The bases of risks of scores: reading a call, gathering scores, building rows of pairs."""
+"""The bases of risks: reading a call, the scores of all ranks, pairs of samples, terms."""
 
 from __future__ import annotations
 
 import abc
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,82 +13,82 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
+from .._state import CheckedState
 from .._watch import warn
 from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
-from ..terms import AbstractTerm
-from ..tracker import Blocks, NonFiniteValue, Tracked
+from ..outer import AbstractOuter
+from ..terms import AbstractTerm, BlockParameters
+from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 from .pairs import gather_scores
+from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
 
-__all__ = [
-    "BinaryRisk",
-    "Label",
-    "Proposals",
-    "ScoreRisk",
-    "as_labels",
-    "check_gamma",
-    "read_scores",
-]
+__all__ = ["BinaryRisk", "Label", "New", "RiskTerm", "ScoreRisk", "as_labels", "check_gamma"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
 """The ranks, and the number of samples on each."""
-Proposals = list[Callable[[], None]]
-"""What writes the state behind thresholds; called when the batch was not refused."""
+New = Sequence[tuple[BlockParameters, Tensor | None, Tensor]]
+"""What a batch changes beside the tracked values: tables, numbers of rows, and the new rows."""
 
 _CALLS, _SCORES = 25, 1000
 """So many calls and scores, all of them in [0, 1], are those of probabilities."""
 
 
-def takes_no_values(self: Any, *_: Any, **__: Any) -> NoReturn:
-    """In place of methods that would take scores for inner values."""
-    raise TypeError(
-        f"`{type(self).__name__}` makes its inner values from scores, in a call alone: it has no "
-        "`warm_up` or `pool`. Estimates start at their first visit; to start the model use "
-        "`fcco.xrisk.warm_start`."
-    )
-
-
-class ScoreRisk(Compositional):
-    """Base of risks whose function returns scores; inner values are built from them.
+class ScoreRisk(CheckedState):
+    """Base of risks: your function returns scores, from which inner values are made.
 
     On several ranks these are the values of the global batch: scores are gathered, and every rank
     computes the same values from them.
+
+    Attributes:
+        objective: the `Compositional` that tracks the inner values.
     """
 
+    _gathers: ClassVar[bool] = True
     _noun: ClassVar[str] = "sample"
     _batch: ClassVar[str] = "`labels`"
-    _empty: ClassVar[str]
-    """The warning about a batch without pairs, after "A batch of `...`"."""
-    warm_up = pool = takes_no_values  # type: ignore[assignment]
+    _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
+    _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
+    _said_empty = False
+    previous = None  # no risk looks at w_{t-1}
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
-        # No process group: every rank holds the values of the global batch already.
-        super().__init__(model, optimizer, terms, process_group=None, shared_index=False)
-        self._ranks, self._said_empty = process_group, False
-        self._seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
+        super().__init__()
+        # Where scores are gathered, every rank holds the values of the global batch already.
+        group = None if self._gathers else process_group
+        self.objective = Compositional(model, optimizer, terms, process_group=group)
+        self.objective.method = type(self).__name__
+        self.optimizer, self._ranks = optimizer, process_group
+
+    @property
+    def term(self) -> Any:
+        return self.objective.term
+
+    @property
+    def terms(self) -> Mapping[str, Any]:
+        return self.objective.terms
 
     @property
     def learning(self) -> bool:
-        """Whether a call now is part of the training, at w_t."""
+        """Whether a call now is part of the training."""
         return self.training and torch.is_grad_enabled()
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._terms.values())).tracker.value.device
+    def value(self) -> Tensor:
+        """The risk itself at the tracked values, over what was seen so far."""
+        return self.objective.value()
+
+    def close(self) -> None:
+        self.objective.close()
+
+    def detach_hooks(self) -> None:
+        self.objective.detach_hooks()
 
     def _read_index(self, index: Any, number: int) -> Ints:
-        """The sample numbers of a call, checked; in NumPy, on the host.
-
-        A dozen looks at short vectors take a third of torch's time there, and positions of
-        positives are needed on the host in any case.
-
-        Args:
-            index: what the user gave; None for all in order.
-            number: of samples in the training set.
-        """
+        """The numbers of the samples of a call among all, checked; None means all in order."""
+        # In NumPy: a dozen looks at short vectors take a third of torch's time there.
         name = type(self).__name__
-        ids = np.arange(number) if index is None else on_host(index)
+        ids = np.arange(number) if index is None else torch.as_tensor(index).cpu().numpy()
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(
                 f"`{name}`: `index` must be the number of each {self._noun} in the training set, "
@@ -102,83 +101,102 @@ class ScoreRisk(Compositional):
             )
         return ids.astype(np.int64, copy=False)
 
-    def _gathered(self, *arrays: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Ranks | None]:
-        """Arrays with a row per sample, those of all ranks; with None on a single process."""
+    def _gathered(self, ids: Ints, y: NDArray[Any] | None = None) -> tuple[Ints, Any, Ranks | None]:
+        """The numbers and labels of the samples of all ranks; with None on a single process."""
         group = find_group(self._ranks)
         if group is None:
-            return arrays, None
-        columns = [a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays]
+            return ids, y, None
+        device = next(iter(self.terms.values())).tracker.value.device
         # In one message: double precision holds labels, and numbers of samples below 2^53.
-        rows = torch.from_numpy(np.concatenate(columns, axis=1, dtype=np.float64)).to(self._device)
-        sizes = row_counts(rows, group)
-        table = gather_rows(rows, group, sizes).cpu().numpy()
-        parts = np.split(table, np.cumsum([c.shape[1] for c in columns])[:-1], axis=1)
-        found = [
-            part.reshape(-1, *own.shape[1:]).astype(own.dtype)
-            for part, own in zip(parts, arrays, strict=True)
-        ]
-        return found, (group, sizes)
+        rows = np.column_stack([ids] if y is None else [ids, y]).astype(np.float64)
+        own = torch.from_numpy(rows).to(device)
+        sizes = row_counts(own, group)
+        table = gather_rows(own, group, sizes).cpu().numpy()
+        labels = table[:, 1:] if y is not None and y.ndim > 1 else table[:, -1]
+        return table[:, 0].astype(np.int64), labels, (group, sizes)
 
-    def _loss_of_scores(
-        self,
-        function: Callable[[], Any],
-        shape: tuple[int, ...],
-        ranks: Ranks | None,
-        index: Mapping[str, Tensor],
-        values: Callable[[Tensor, Proposals], Mapping[str, Tensor]],
-    ) -> Tensor:
-        """The loss of one batch, the mean over the terms.
+    def _scores(
+        self, function: Any, shape: tuple[int, ...] | None = None, ranks: Ranks | None = None
+    ) -> tuple[Any, Tensor]:
+        """What the user's function returns: the ordinary loss or None, and the scores of all ranks.
 
-        Args:
-            function: the user's.
-            shape: of the scores of this rank.
-            ranks: as `_gathered` found them.
-            index: the blocks of the inner values by term; without any, there is no pair.
-            values: gives the inner values by term from the scores of all ranks.
+        `shape` is that of the scores of this rank, None if the objective reads both.
         """
-        several, name = ONLY not in self._terms, type(self).__name__
-        bad = (
-            f"Scores of `{name}` or the loss beside them are NaN or infinite; nothing was updated."
-        )
-        proposals: Proposals = []
+        name = type(self).__name__
+        if not callable(function):
+            raise TypeError(
+                f"`{name}` needs a function that runs the model and returns the scores but got: "
+                f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
+            )
+        loss, scores = split(function())
+        if not isinstance(scores, Tensor):
+            raise TypeError(
+                f"The function given to `{name}` must return scores, a tensor, or (loss, scores) "
+                f"but returned: {type(scores).__name__}."
+            )
+        # Differences and quotients of scores in half precision would be wrong in the third digit.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if shape is None:
+            return loss, scores
+        if scores.shape == (*shape, 1) and len(shape) == 1:
+            scores = scores.squeeze(1)
+        if scores.shape != shape:
+            each = self._noun if len(shape) == 1 else f"{self._noun} and label"
+            raise ValueError(
+                f"The function given to `{name}` must return one score per {each} of "
+                f"{self._batch}, shape {shape}, but they have shape {tuple(scores.shape)}."
+            )
+        if ranks is not None:
+            scores = gather_scores(scores, *ranks)
+        # Of several labels those without a pair, or unknown, are in no value that is looked at.
+        if len(shape) > 1 and self.learning:
+            self._refuse(bool(scores.isnan().any()))
+        if loss is not None:
+            loss = mean_loss(loss, ranks and ranks[0], check=self.learning)
+        return loss, scores
 
-        def entries() -> Any:
-            loss, scores = read_scores(name, function)
-            scores = self._with_shape(scores, shape)
-            scores = scores if ranks is None else gather_scores(scores, *ranks)
-            # Those of labels without a pair, or unknown, are in no value that is looked at later.
-            if several and self.learning and bool(scores.isnan().any()):
-                raise NonFiniteValue(bad)
-            if loss is not None:
-                loss = mean_loss(loss, ranks and ranks[0], check=self.learning)
-            if not index:  # nothing to learn from, but still a loss that can be differentiated
-                nothing = (scores * 0).sum()  # NaN if a score is not finite
-                return nothing if loss is None else loss + nothing
-            if self._seen is not None and self.learning:
-                self._look_at(scores.detach(), self._seen)
-            proposals.clear()  # only those of the last evaluation count
-            found: Any = values(scores, proposals)
-            found = found if several else found[ONLY]
-            return found if loss is None else (loss, found)
+    def _refuse(self, bad: bool) -> None:
+        if bad:
+            raise NonFiniteValue(
+                f"Scores of `{type(self).__name__}` or the loss beside them are NaN or infinite; "
+                "nothing was updated."
+            )
 
-        if not index:
-            if self.training and not self._said_empty:
-                self._said_empty = True
-                warn(f"A batch of `{name}` {self._empty}")
-            loss = entries()
-            if self.learning and not bool(torch.isfinite(loss)):
-                raise NonFiniteValue(bad)
-            return loss
-        loss = super().forward(entries, index if several else index[ONLY])
+    def _without_pairs(self, loss: Tensor | None, scores: Tensor) -> Tensor:
+        """Nothing to learn from, but still a loss that can be differentiated."""
+        if self.training and not self._said_empty:
+            self._said_empty = True
+            warn(f"A batch of `{type(self).__name__}` {self._empty}")
+        nothing = (scores * 0).sum()  # NaN if a score is not finite
+        result = nothing if loss is None else loss + nothing
         if self.learning:
-            for write in proposals:
-                write()
-        return loss
+            self._refuse(not bool(torch.isfinite(result)))
+        return result
 
-    def _look_at(self, scores: Tensor, seen: list[Any]) -> None:
+    def _tracked_loss(
+        self,
+        loss: Tensor | None,
+        values: Mapping[str, Tensor],
+        index: Mapping[str, Tensor],
+        new: New,
+    ) -> Tensor:
+        """The loss of a batch from its inner values and their blocks, both by term.
+
+        `new` is what else the batch changes, unless it is refused.
+        """
+        found, blocks = (values[ONLY], index[ONLY]) if ONLY in values else (values, index)
+        result = self.objective(lambda: found if loss is None else (loss, found), blocks)
+        if new and self.learning:
+            for table, numbers, rows in new:
+                table.propose(self.objective.open_step, numbers, rows)
+        return result
+
+    def _look_at(self, scores: Tensor) -> None:
         """Say once that the scores of the first calls look like probabilities, not logits."""
-        seen.append((*scores.aminmax(), scores.numel()))
-        lows, highs, sizes = zip(*seen, strict=True)
+        if self._seen is None or not self.learning:
+            return
+        self._seen.append((*scores.detach().aminmax(), scores.numel()))
+        lows, highs, sizes = zip(*self._seen, strict=True)
         if len(sizes) < _CALLS or sum(sizes) < _SCORES:
             return
         self._seen = None
@@ -189,49 +207,57 @@ class ScoreRisk(Compositional):
                 "probabilities give `activation=None, margin=1`, where there are such.)"
             )
 
-    def _with_shape(self, scores: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if len(shape) == 1 and scores.shape == (*shape, 1):
-            return scores.squeeze(1)
-        if scores.shape != shape:
-            raise ValueError(
-                f"The function given to `{type(self).__name__}` must return one score per "
-                f"{self._noun}{'' if len(shape) == 1 else ' and label'} of {self._batch}, shape "
-                f"{shape}, but they have shape {tuple(scores.shape)}."
-            )
-        return scores
+
+class RiskTerm(AbstractTerm):
+    """The coupled term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
+
+    share: Any = 1.0
+
+    def __init__(self, outer: AbstractOuter, tracker: InnerTracker) -> None:
+        super().__init__(tracker)
+        self.outer = outer
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        values, slope = self.outer.value_and_gradient(tracked.value)
+        share = self.share / max(len(tracked.index), 1)
+        return tracked.as_loss(values.sum() * share, slope * share)
+
+    def value(self) -> Tensor:
+        return self.outer(self.table()).mean()
+
+
+def average(model: nn.Module, *size: int, **options: Any) -> InnerTracker:
+    """The tracker of a risk: running averages, read after their update."""
+    return for_model(model, *size, correction=0.0, read="new", **options)
+
+
+def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
+    """A table of thresholds in the precision of a tracker."""
+    return BlockParameters(number, dtype=tracker.value.dtype, device=tracker.value.device)
 
 
 class Label:
-    """One of the labels: how many samples each class has, and the numbers of its positives.
-
-    Args:
-        call: the name of the risk, for the error text.
-        labels: 0, 1 or NaN for each training sample, (N,).
-        place: which label it is, for the error text.
+    """One of the labels, from 0, 1 or NaN for each training sample; `call` is for the error text.
 
     Attributes:
         positives, negatives: how many samples are 1, and 0.
         block: number of each sample among the positives, -1 for others, (N,).
+        term: that of the objective.
     """
 
-    def __init__(self, call: str, labels: Tensor, place: str) -> None:
+    term: Any
+
+    def __init__(self, call: str, name: str, labels: Tensor) -> None:
         positive = labels == 1
         self.positives, self.negatives = int(positive.sum()), int((labels == 0).sum())
         if self.positives == 0 or self.negatives == 0:
+            place = "" if name == ONLY else f" in `{name}`"
             raise ValueError(
                 f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has "
                 f"{self.positives} and {self.negatives}{place}."
             )
+        self.name = name
         self.block = torch.where(positive, positive.cumsum(0) - 1, -1).numpy()
-
-
-class _Rows(NamedTuple):
-    """The pairs of one label in a batch."""
-
-    column: int  # of the label among the scores
-    order: Tensor  # positions of the positives in the batch, then of the negatives
-    positives: int  # P, how many are positives
-    block: Tensor  # number of each positive, (P,)
 
 
 class BinaryRisk(ScoreRisk):
@@ -242,16 +268,14 @@ class BinaryRisk(ScoreRisk):
 
     A batch without positives, or without negatives, of a label says nothing about that label. One
     of several labels that comes in one of k batches has k times the weight there (`visits` counts
-    them): in expectation all labels weigh the same.
+    them): in expectation all labels weigh the same. (A subclass sets its settings before it calls
+    this constructor, which asks for the terms.)
 
     Args:
         model: your model.
         optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown.
-        make_term: gives the term of a label; a function, because the settings it needs cannot be
-            attributes before this constructor has run.
-        activation: `"sigmoid"`, or None: what is applied to the scores.
+            unknown, and the risk is the mean over labels.
         names: names of the labels.
         process_group: see `Compositional`.
     """
@@ -260,7 +284,8 @@ class BinaryRisk(ScoreRisk):
         "has no positive or no negative sample, and so no pair to learn from. Positives are rare: "
         "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
     )
-    visits: Tensor
+    visits: Tensor  # of several labels: calls, and those in which each label had pairs
+    activation: Literal["sigmoid"] | None = None
     per_positive = True
     """Whether the blocks are the positives; otherwise one block for the whole class."""
 
@@ -269,66 +294,56 @@ class BinaryRisk(ScoreRisk):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         labels: Any,
-        make_term: Callable[[Label], AbstractTerm],
         *,
-        activation: Literal["sigmoid"] | None = None,
-        names: Sequence[str] | None,
-        process_group: Any,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
     ) -> None:
         call = type(self).__name__
-        if activation is not None:
-            _checks.one_of(call, "activation", activation, ("sigmoid",))
         table = as_labels(f"`{call}(labels=...)`", labels)
-        several = table.dim() == 2
-        columns = table.unbind(1) if several else (table,)
-        keys = [ONLY]
-        if names is not None and not several:
-            raise ValueError(
-                f"`{call}(names=...)` names the columns of `labels`, which is a vector."
-            )
-        if several:
-            keys = [f"label {t}" for t in range(len(columns))]
-            keys = keys if names is None else [str(name) for name in names]
-            if len(keys) != len(columns) or len(set(keys)) != len(columns):
+        self._table, self._several = table.numpy(), table.dim() == 2
+        columns = table.unbind(1) if self._several else (table,)
+        keys = [f"label {t}" for t in range(len(columns))] if self._several else [ONLY]
+        if names is not None:
+            keys = [str(name) for name in names]
+            if not self._several or not len(keys) == len(set(keys)) == len(columns):
+                wanted = f"{len(columns)} different names" if self._several else "left out"
                 raise ValueError(
-                    f"`{call}(names=...)` must be {len(columns)} different names, one per column "
-                    f"of `labels`, but is: {keys}."
+                    f"`{call}(names=...)` names the columns of `labels`, of shape "
+                    f"{tuple(table.shape)}, and must be {wanted} but is: {keys}."
                 )
-        found = {
-            key: Label(call, column, f" in `{key}`" if several else "")
-            for key, column in zip(keys, columns, strict=True)
-        }
-        terms = {key: make_term(label) for key, label in found.items()}
-        super().__init__(model, optimizer, terms if several else terms[ONLY], process_group)
-        self._labels, self._table, self._several = found, table.numpy(), several
-        self.activation = activation
-        if several:  # calls, and those in which each label had pairs
-            visits = torch.zeros(1 + len(keys), dtype=torch.int64, device=self._device)
-            self.register_buffer("visits", visits)
+        self.labels = [Label(call, *each) for each in zip(keys, columns, strict=True)]
+        for label in self.labels:
+            label.term = self.term_of(label, model)
+        terms = {label.name: label.term for label in self.labels}
+        super().__init__(model, optimizer, terms if self._several else terms[ONLY], process_group)
+        if self._several:
+            zeros = torch.zeros(1 + len(keys), dtype=torch.int64)
+            self.register_buffer("visits", zeros.to(self.labels[0].term.tracker.value.device))
+
+    @abc.abstractmethod
+    def term_of(self, label: Label, model: nn.Module) -> Any:
+        """The term of a label."""
 
     @abc.abstractmethod
     def values(
-        self, term: Any, scores: Tensor, positives: int, block: Tensor, proposals: Proposals
-    ) -> Tensor:
-        """The inner values of a batch: one row for each positive, or one in all.
+        self, label: Label, scores: Tensor, positives: int, block: Tensor
+    ) -> tuple[Tensor, New]:
+        """The inner values of a batch, one row for each positive or one in all; and new state.
 
-        Args:
-            term: the term of the label.
-            scores: of the positives, then of the negatives.
-            positives: P, how many are positives.
-            block: number of each positive, (P,).
-            proposals: takes what writes the state behind thresholds, if the call succeeds.
+        `scores` are those of the P positives, then of the negatives; `block` numbers the positives.
         """
 
-    @property
-    def label(self) -> Label:
-        """The only label."""
-        (label,) = self._labels.values()
-        return label
+    def _compare(self, activation: Any, surrogate: Any, margin: float | None) -> Surrogate:
+        """Read how scores are compared: the surrogate of their differences."""
+        call = type(self).__name__
+        if activation is not None:
+            _checks.one_of(call, "activation", activation, ("sigmoid",))
+        self.activation = activation
+        if activation is not None or (margin is None and isinstance(surrogate, str)):
+            self._seen = []  # other margins may be those of probabilities
+        return find_surrogate(call, surrogate, margin, 1.0 if activation else LOGIT_MARGIN)
 
-    def forward(  # type: ignore[override]
-        self, function: Callable[[], Any], labels: Any, index: Any = None
-    ) -> Tensor:
+    def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
         """The loss of one batch.
 
         Args:
@@ -339,98 +354,75 @@ class BinaryRisk(ScoreRisk):
             index: number of each sample in the training set, (B,); None if the batch is the
                 training set in order, or in `eval()` mode, where samples may be others.
         """
-        if index is None and not self.training:
-            return self._evaluated(function, labels)
-        y, ids = self._read_batch(labels, index)
+        others = index is None and not self.training
+        ids, y = self._read_batch(labels, index, others)
         shape = y.shape
-        (y, ids), ranks = self._gathered(y, ids)
-        rows = self._rows(y, ids)
-
-        def values(scores: Tensor, proposals: Proposals) -> dict[str, Tensor]:
-            return self._values_by_label(scores, rows, proposals)
-
-        only = torch.zeros(1, dtype=torch.int64)
-        blocks = {key: row.block if self.per_positive else only for key, row in rows.items()}
-        return self._loss_of_scores(function, shape, ranks, blocks, values)
-
-    def _values_by_label(
-        self, scores: Tensor, rows: Mapping[str, _Rows], proposals: Proposals
-    ) -> dict[str, Tensor]:
+        ids, y, ranks = self._gathered(ids, y)
+        loss, scores = self._scores(function, shape, ranks)
+        pairs = self._pairs(y, ids, others, scores.device)
+        if not pairs:
+            return self._without_pairs(loss, scores)
+        self._look_at(scores)
+        visits = self._weigh(pairs) if self._several else None
         scores = scores if self.activation is None else scores.sigmoid()
-        found = {}
-        for key, (t, order, positives, block) in rows.items():
-            column = scores[:, t] if self._several else scores
-            ordered = column.index_select(0, order)  # one gather, and one scatter backward
-            found[key] = self.values(self._terms[key], ordered, positives, block, proposals)
-        return found
+        values, blocks, new = {}, {}, []
+        for name, (label, column, order, number, block) in pairs.items():
+            own = scores[:, column] if self._several else scores
+            ordered = own.index_select(0, order)  # one gather, and one scatter backward
+            values[name], found = self.values(label, ordered, number, block)
+            blocks[name] = block if self.per_positive else torch.zeros_like(block[:1])
+            new += found
+        if others:
+            return self._loss_of_others(loss, values)
+        result = self._tracked_loss(loss, values, blocks, new)
+        if visits is not None and self.learning:
+            self.visits.copy_(visits)
+        return result
 
-    def _evaluated(self, function: Callable[[], Any], labels: Any) -> Tensor:
-        """The loss of any samples on their own, of a validation set for example."""
-        name = type(self).__name__
-        y = as_labels(f"`{name}`: `labels`", labels).numpy()
-        shape = self._checked_shape(y)
-        (y,), ranks = self._gathered(y)
-        rows = self._rows(y, None)
-        loss, scores = read_scores(name, function)
-        scores = self._with_shape(scores, shape)
-        scores = scores if ranks is None else gather_scores(scores, *ranks)
-        parts = []
-        for key, values in self._values_by_label(scores, rows, []).items():
-            tracker = self._terms[key].tracker
-            # Every value is a block of its own, also if there are more than in training.
-            ones = values.new_ones(len(values))
-            blocks = Blocks(len(values), torch.arange(len(values)), None, ones, whole=True)
-            entries = tracker.entries(blocks, values).fresh
-            tracked = Tracked(
-                entries.detach(), blocks.index.to(entries.device), entries, blocks, ones,
-                log=tracker.log_space,
-            )  # fmt: skip
-            parts.append(self._terms[key].loss(tracked))
-        total = torch.stack(parts).mean() if parts else scores.sum() * 0
-        total = total if loss is None else total + mean_loss(loss, ranks and ranks[0])
-        if total.requires_grad:
-            total.register_hook(self._state.differentiated)
-        return total
+    def _weigh(self, present: Collection[str]) -> Tensor:
+        """Give the labels of a batch their shares in its loss; returns the new `visits`.
 
-    def _combined(
-        self, loss: Tensor | None, tracked: dict[str, Tracked], group: Any, updating: bool
-    ) -> Tensor:
-        """The ordinary loss, and the mean over labels."""
-        if not self._several:
-            return super()._combined(loss, tracked, group, updating)
-        names = list(self._terms)
-        here = [n for n, name in enumerate(names) if name in tracked]
-        losses = torch.stack([self._terms[names[n]].loss(tracked[names[n]]) for n in here])
-        total = losses.mean()
-        if updating:
-            # Weight k / m for a label with pairs in m of k calls: with probability p of that in a
-            # call, its expectation is kp E[1 / (1 + Bin(k-1, p))] = 1 - (1-p)^k. The mean over the
-            # labels of each batch would be a ratio, in which labels that come alone weigh more.
-            self.visits += self.visits.new_tensor([True, *(name in tracked for name in names)])
-            counts = self.visits.to(losses)
-            share = counts[0] / (counts[1:] * len(names))
-            total = losses.dot(share if len(here) == len(names) else share[here])
-        return total if loss is None else loss + total
+        The share of a label with pairs in m of k calls is k / m over the number of labels: with
+        probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
+        1 - (1-p)^k. The mean over the labels of each batch would be a ratio, in which labels that
+        come alone weigh more; it is the value of an evaluation.
+        """
+        came = [True, *(label.name in present for label in self.labels)]
+        visits = self.visits + self.visits.new_tensor(came)
+        counts = visits.to(self.labels[0].term.tracker.value)
+        shares = counts[0] / (counts[1:] * len(self.labels))
+        for label, share in zip(self.labels, shares, strict=True):
+            label.term.share = share if self.learning else 1 / len(present)
+        return visits
+
+    def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
+        """The loss of any samples on their own, of a validation set for example.
+
+        In parts, where there are more positives than in training: every value is a block.
+        """
+        parts = [] if loss is None else [loss]
+        for name, each in values.items():
+            for part in each.split(self.terms[name].tracker.num_inner):
+                blocks = torch.arange(len(part))
+                value = self._tracked_loss(None, {name: part}, {name: blocks}, ())
+                parts.append(value * (len(part) / len(each)))
+        return torch.stack(parts).sum()
 
     def value(self) -> Tensor:
         """The risk itself at the tracked values, over the positives seen; a mean over labels."""
-        return super().value() / len(self._labels)
+        return super().value() / len(self.labels)
 
-    def _checked_shape(self, y: NDArray[Any]) -> tuple[int, ...]:
-        """The shape of labels, which must have the columns of those of the training set."""
-        known = self._table.shape
-        if y.ndim != len(known) or y.shape[1:] != known[1:]:
-            raise ValueError(
-                f"`{type(self).__name__}`: `labels` of a batch have shape {y.shape} but those of "
-                f"the training set {known}."
-            )
-        return y.shape
-
-    def _read_batch(self, labels: Any, index: Any) -> tuple[NDArray[Any], Ints]:
-        """Labels and sample numbers of a call, checked."""
+    def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, Any]:
+        """Numbers and labels of the samples of a call, checked; other samples have no numbers."""
         name, known = type(self).__name__, self._table
-        y = on_host(labels)
-        self._checked_shape(y)
+        y = torch.as_tensor(labels).detach().cpu().numpy()
+        if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
+            raise ValueError(
+                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
+                f"{known.shape}."
+            )
+        if others:
+            return np.arange(len(y)), as_labels(f"`{name}`: `labels`", y).numpy()
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
             what = "`index`" if index is not None else "the training set, as no `index` is given,"
@@ -440,30 +432,33 @@ class BinaryRisk(ScoreRisk):
             )
         there = known[ids]
         if (there == y).all():
-            return there, ids
+            return ids, there
         y = as_labels(f"`{name}`: `labels`", y).numpy()  # it has the better words for a -1
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
             raise ValueError(
                 f"`{name}`: labels of the batch differ from those of the training set at the same "
                 "`index`. Is `index` the number of each sample in the whole training set?"
             )
-        return y, ids
+        return ids, y
 
-    def _rows(self, y: NDArray[Any], ids: Ints | None) -> dict[str, _Rows]:
-        """The pairs of a batch by label; labels without pairs are left out.
+    def _pairs(
+        self, y: NDArray[Any], ids: Ints, others: bool, device: torch.device
+    ) -> dict[str, tuple[Label, int, Tensor, int, Tensor]]:
+        """The pairs of a batch by label; labels without any are left out.
 
-        Without sample numbers the positives of the batch are counted through.
+        Of each: its column among the scores; positions of the positives in the batch, then of the
+        negatives; how many are positives; and the number of each positive.
         """
-        rows, device = {}, self._device
-        for t, (key, label) in enumerate(self._labels.items()):
+        pairs = {}
+        for t, label in enumerate(self.labels):
             column = y[:, t] if self._several else y
             positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
             if positive.size and negative.size:
                 order = torch.from_numpy(np.concatenate([positive, negative]))
-                own = np.arange(positive.size) if ids is None else label.block[ids[positive]]
-                block = torch.from_numpy(own)
-                rows[key] = _Rows(t, order.to(device, non_blocking=True), positive.size, block)
-        return rows
+                own = np.arange(positive.size) if others else label.block[ids[positive]]
+                order, block = order.to(device, non_blocking=True), torch.from_numpy(own)
+                pairs[label.name] = (label, t, order, positive.size, block)
+        return pairs
 
 
 def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
@@ -488,28 +483,3 @@ def as_labels(place: str, labels: Any) -> Tensor:
             f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {table[wrong][0]:g}."
         )
     return table
-
-
-def read_scores(call: str, function: Any) -> tuple[Any, Tensor]:
-    """What the user's function returns: the ordinary loss or None, and the scores."""
-    if not callable(function):
-        raise TypeError(
-            f"`{call}` needs a function that runs the model and returns the scores but got: "
-            f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
-        )
-    loss, scores = split(function())
-    if not isinstance(scores, Tensor):
-        raise TypeError(
-            f"The function given to `{call}` must return scores, a tensor, or (loss, scores) but "
-            f"returned: {type(scores).__name__}."
-        )
-    # Differences and quotients of scores in half precision would be wrong in the third digit.
-    return loss, scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-
-def on_host(values: Any) -> NDArray[Any]:
-    """A tensor or what NumPy takes, as an array."""
-    if isinstance(values, Tensor):
-        values = values.detach()
-        return (values if values.device.type == "cpu" else values.cpu()).numpy()
-    return np.asarray(values)

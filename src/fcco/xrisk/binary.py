@@ -1,52 +1,27 @@
-"""AUC and average precision."""
+"""AUC, average precision, and the AUC of bags."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks
-from ..outer import AveragePrecision as MinusRatio
-from ..outer import ClassSeparation, Linear
-from ..terms import CoupledTerm
-from ..tracker import for_model
-from .base import BinaryRisk, Label, Proposals, check_gamma
-from .pairs import PairMean, pair_means, two_means
-from .surrogates import LOGIT_MARGIN, Surrogate, find_surrogate
+from ..outer import ClassSeparation, Linear, Ratio
+from ..terms import NestedTerm
+from .base import BinaryRisk, Label, New, RiskTerm, ScoreRisk, as_labels, average, check_gamma
+from .pairs import pair_means
+from .surrogates import Surrogate, find_surrogate
 
-__all__ = ["AUC", "AveragePrecision"]
+__all__ = ["AUC", "AveragePrecision", "MultiInstanceAUC"]
 
 
 def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
-    """The means of h and h^2 of both classes, (1, 4); pure."""
-    sides = [positives.mean(), positives.square().mean()]
-    sides += [negatives.mean(), negatives.square().mean()]
-    return torch.stack(sides).view(1, 4)
-
-
-def smooth_ranks(
-    means: Tensor, all_positives: Any, all_negatives: Any, surrogate: Surrogate
-) -> Tensor:
-    """The rank of each positive of a batch among the positives and among all, (P, 2); pure.
-
-    Args:
-        means: of the losses of each positive against all positives and all negatives of the batch,
-            (P, 2).
-        all_positives: number of positives of the training set.
-        all_negatives: number of its negatives.
-        surrogate: l.
-    """
-    above, below = means.unbind(1)
-    # The pair of a positive with itself, of loss l(0), does not count. Without any other positive
-    # in the batch, what these would add is not known, and taken as none.
-    number = means.shape[0]
-    share = (all_positives - 1) / max(number - 1, 1)
-    rank = 1 + share * (number * above - surrogate.at_zero)
-    return torch.stack([rank, rank + all_negatives * below], dim=1)
+    """The means of h and h^2 of both classes, (4,)."""
+    sides = (positives, negatives)
+    return torch.stack([part for h in sides for part in (h.mean(), h.square().mean())])
 
 
 class AUC(BinaryRisk):
@@ -67,24 +42,20 @@ class AUC(BinaryRisk):
     Args:
         model: your model.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown, and the risk is the mean over labels.
+        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
         loss: see above.
         margin: m, of the first two forms and of the surrogate.
         surrogate: l of the pairwise form, a name or a `Surrogate`.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        names: names of the labels.
-        process_group: see `Compositional`.
+        options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.AUC(model, optimizer, labels=y)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.AUC(model, optimizer, labels=y)
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -102,41 +73,29 @@ class AUC(BinaryRisk):
         margin: float = 1.0,
         surrogate: str | Surrogate = "squared_hinge",
         gamma: float | Literal["auto"] = "auto",
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
         _checks.positive("AUC", "margin", margin)
         check_gamma("AUC", gamma)
-        # A surrogate that is not a name has a margin of its own; this one has a default, and stays
-        # that of the other forms.
-        own = None if isinstance(surrogate, Surrogate) else margin
-        pair_mean = PairMean(find_surrogate("AUC", surrogate, own))
+        self.loss, self.margin, self.gamma = loss, margin, gamma
+        own = None if isinstance(surrogate, Surrogate) else margin  # has its own
+        self.surrogate = find_surrogate("AUC", surrogate, own)
+        super().__init__(model, optimizer, labels, **options)
 
-        def make_term(label: Label) -> CoupledTerm:
-            if loss == "pairwise":  # f is linear: there is nothing to gain from tracking
-                return CoupledTerm(Linear(), for_model(model, 1, gamma=1.0, read="new"))
-            tracker = for_model(model, 1, 4, gamma=gamma, correction=0.0, read="new")
-            return CoupledTerm(ClassSeparation(margin, hinge=loss == "margin"), tracker)
-
-        super().__init__(
-            model, optimizer, labels, make_term, names=names, process_group=process_group
-        )
-        self.pair_mean = pair_mean
+    def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
+        if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
+            return RiskTerm(Linear(), average(model, 1, gamma=1.0))
+        outer = ClassSeparation(self.margin, hinge=self.loss == "margin")
+        return RiskTerm(outer, average(model, 1, 4, gamma=self.gamma))
 
     def values(
-        self,
-        term: CoupledTerm,
-        scores: Tensor,
-        positives: int,
-        block: Tensor,
-        proposals: Proposals,
-    ) -> Tensor:
-        """The class means of h and h^2, or the mean over pairs."""
-        if term.tracker.dim == 1:
-            means = pair_means(self.pair_mean, scores[:positives], scores[positives:])
-            return means.mean().view(1)
-        return class_moments(scores[:positives], scores[positives:])
+        self, label: Label, scores: Tensor, positives: int, block: Tensor
+    ) -> tuple[Tensor, New]:
+        sides = scores[:positives], scores[positives:]
+        if self.loss == "pairwise":
+            return pair_means(self.surrogate, *sides).mean().view(1), ()
+        return class_moments(*sides).view(1, 4), ()
 
 
 class AveragePrecision(BinaryRisk):
@@ -162,8 +121,7 @@ class AveragePrecision(BinaryRisk):
     Args:
         model: your model.
         optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown: the risk is then the mean over labels (mAP).
+        labels: 0 or 1 for each sample of the training set; or several labels (mAP).
         activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
             differences, so that no pair outweighs all others; your scores are logits then.
         prevalence: the share of positives at which precision is taken, unless that of the training
@@ -173,18 +131,15 @@ class AveragePrecision(BinaryRisk):
         surrogate: l, a name or a `Surrogate`.
         margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        names: names of the labels.
-        process_group: see `Compositional`.
+        options: `names`, `process_group`, see `BinaryRisk`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, y = torch.randn(8, 2), torch.tensor([1, 1, 0, 0, 0, 0, 0, 0])
-        >>> risk = xrisk.AveragePrecision(model, optimizer, labels=y)
-        >>> loss = risk(lambda: model(x).squeeze(1), y, torch.arange(8))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> x, y = torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = fcco.xrisk.AveragePrecision(model, optimizer, labels=y)
+        >>> risk(lambda: model(x).squeeze(1), y, torch.arange(8)).backward()
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -203,45 +158,118 @@ class AveragePrecision(BinaryRisk):
         surrogate: str | Surrogate = "squared_hinge",
         margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         check_gamma("AveragePrecision", gamma)
-        usual = 1.0 if activation else LOGIT_MARGIN
         _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
-        pair_mean = PairMean(find_surrogate("AveragePrecision", surrogate, margin, usual))
+        self.prevalence, self.gamma = prevalence, gamma
+        self.surrogate = self._compare(activation, surrogate, margin)
+        self._at_zero = self.surrogate.value_and_slope(torch.zeros(1))[0].item()
+        super().__init__(model, optimizer, labels, **options)
 
-        def make_term(label: Label) -> CoupledTerm:
-            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
-            number = label.positives
-            most = number * (1 - prevalence) / prevalence if prevalence else math.inf
-            tracker = for_model(model, number, 2, **options)
-            return RankTerm(number, min(label.negatives, most), tracker)
-
-        super().__init__(
-            model, optimizer, labels, make_term,
-            activation=activation, names=names, process_group=process_group,
-        )  # fmt: skip
-        self.pair_mean = pair_mean
-        if activation is not None or (margin is None and isinstance(surrogate, str)):
-            self._seen = []
+    def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
+        return RiskTerm(Ratio(), average(model, label.positives, 2, gamma=self.gamma))
 
     def values(
+        self, label: Label, scores: Tensor, positives: int, block: Tensor
+    ) -> tuple[Tensor, New]:
+        """The ranks of each positive among the positives and among all, for the training set."""
+        means = pair_means(self.surrogate, scores[:positives], scores, split=positives)
+        above, below = means.unbind(1)
+        negatives, wanted = label.negatives, self.prevalence
+        if wanted:
+            negatives = min(negatives, label.positives * (1 - wanted) / wanted)
+        # The pair of a positive with itself, of loss l(0), does not count. Without any other
+        # positive in the batch, what these would add is not known, and taken as none.
+        share = (label.positives - 1) / max(positives - 1, 1)
+        rank = 1 + share * (positives * above - self._at_zero)
+        return torch.stack([rank, rank + negatives * below], dim=1), ()
+
+
+class MultiInstanceAUC(ScoreRisk):
+    r"""Maximise the AUC of bags of instances, with a smooth maximum as the score of a bag.
+
+    .. math::
+        H_b(w) = \tau\log\operatorname*{mean}_{x\in b} e^{h(w; x)/\tau}, \qquad
+        \min_w\; \operatorname{Var}_+ H + \operatorname{Var}_- H
+            + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
+
+    Three levels (`fcco.terms.NestedTerm`): a block is a bag, g_b = mean exp(h / tau) is tracked in
+    log space from the instances of the bag that a batch holds; the class means of H and H^2 are
+    tracked too; f is `fcco.outer.ClassSeparation`. Bags may be larger than a batch.
+
+    Args:
+        model: your model, which scores instances.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each bag of the training set.
+        temperature: tau; small is the maximum over the instances, large their mean.
+        margin: m.
+        gamma: weight of the new mean of a bag.
+        gamma_classes: weight of the new class means; `"auto"` weighs noise against lag.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> risk = fcco.xrisk.MultiInstanceAUC(model, optimizer, labels=[1, 0, 0])
+        >>> x, bag = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> risk(lambda: model(x).squeeze(1), bag).backward()
+
+    References:
+        D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
+        (MIDAM).
+    """
+
+    _gathers = False
+    labels: Tensor
+
+    def __init__(
         self,
-        term: Any,
-        scores: Tensor,
-        positives: int,
-        block: Tensor,
-        proposals: Proposals,
-    ) -> Tensor:
-        """The two ranks of each positive of the batch, estimated for the whole training set."""
-        means = two_means(self.pair_mean.surrogate, scores, positives)
-        return smooth_ranks(means, term.positives, term.negatives, self.pair_mean.surrogate)
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        temperature: float = 1.0,
+        margin: float = 1.0,
+        gamma: float = 0.5,
+        gamma_classes: float | Literal["auto"] = "auto",
+        process_group: Any = "auto",
+    ) -> None:
+        _checks.positive("MultiInstanceAUC", "temperature", temperature)
+        _checks.positive("MultiInstanceAUC", "margin", margin)
+        _checks.in_interval("MultiInstanceAUC", "gamma", gamma, 0.0, 1.0, open_low=True)
+        check_gamma("MultiInstanceAUC", gamma_classes, "gamma_classes")
+        table = as_labels("`MultiInstanceAUC(labels=...)`", labels)
+        if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
+            raise ValueError(
+                "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "
+                "(0) bags."
+            )
+        self.temperature = temperature
+        bags = average(model, len(table), gamma=gamma, log_space=True)
+        means = average(model, 1, 4, gamma=gamma_classes)
+        term = NestedTerm(ClassSeparation(margin), self._class_means, bags, means)
+        super().__init__(model, optimizer, term, process_group)
+        self.register_buffer("labels", table.to(bags.value.device), persistent=False)
 
+    def _class_means(self, u: Tensor, index: Tensor) -> Tensor:
+        """The class means of H and H^2 over some bags."""
+        scores, positive = self.temperature * u, self.labels[index] == 1
+        if bool(positive.all()) or not bool(positive.any()):
+            raise ValueError(
+                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
+                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
+            )
+        return class_moments(scores[positive], scores[~positive])
 
-class RankTerm(CoupledTerm):
-    """Minus the ratio of two ranks; knows how many samples of each class they count."""
+    def forward(self, function: Callable[[], Any], bag: Any) -> Tensor:
+        """The loss of one batch of instances.
 
-    def __init__(self, positives: int, negatives: float, tracker: Any) -> None:
-        super().__init__(MinusRatio(), tracker)
-        self.positives, self.negatives = positives, negatives
+        Args:
+            function: runs the model and returns the scores of instances, (B,), or (loss, scores).
+            bag: number of the bag of each instance, (B,); there must be bags of both classes.
+        """
+        loss, scores = self._scores(function)
+        values = scores / self.temperature
+        return self.objective(lambda: values if loss is None else (loss, values), bag)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,70 +11,13 @@ from torch.autograd.function import once_differentiable
 from .._distributed import Group, gather_rows
 from .surrogates import Surrogate
 
-__all__ = [
-    "Members",
-    "PairMean",
-    "all_pair_means",
-    "gather_scores",
-    "pair_means",
-    "share_above",
-    "two_means",
-]
+__all__ = ["Members", "gather_scores", "pair_means"]
 
 _KEPT = 1 << 20
 """Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
 
 _CHUNK = 1 << 18
 """Pairs that are computed at a time when there are more than these."""
-
-
-@dataclass(frozen=True)
-class PairMean:
-    r"""What is computed of the pairs (i, j) of each row i, with d_ij = h_j - h_i.
-
-    | kind | value of row i |
-    |---|---|
-    | `"mean"` | mean_j l(d_ij) |
-    | `"cvar"` | s_i + mean_j [l(d_ij) - s_i]_+ / share |
-    | `"log_mean_exp"` | log mean_j exp(l(d_ij) / temperature) |
-
-    Args:
-        surrogate: l.
-        kind: see the table.
-        share: the share of the worst pairs, for `"cvar"`.
-        temperature: for `"log_mean_exp"`.
-    """
-
-    surrogate: Surrogate
-    kind: Literal["mean", "cvar", "log_mean_exp"] = "mean"
-    share: float = 1.0
-    temperature: float = 1.0
-
-    def rows(
-        self, difference: Tensor, level: Tensor | None, weight: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
-        """The value of each row (R,), and its derivatives by d_ij, (R, M); pure.
-
-        Args:
-            difference: d_ij, (R, M).
-            level: s_i, (R, 1), for `"cvar"`.
-            weight: of the pairs in the mean of their row: one number or (R, M), 0 for a pair that
-                does not count. Of `"cvar"`, (M,) if the worst pairs are known: those of columns.
-        """
-        value, slope = self.surrogate.value_and_slope(difference)
-        if self.kind == "mean":
-            return (value * weight).sum(1), slope.mul_(weight)
-        if self.kind == "cvar":
-            assert level is not None
-            excess = value.sub_(level)
-            known = isinstance(weight, Tensor) and weight.dim() == 1
-            counted = weight if known else (excess > 0).to(excess).mul_(weight).div_(self.share)
-            return level.squeeze(1) + (excess * counted).sum(1), slope.mul_(counted)
-        log_weight = weight.log() if isinstance(weight, Tensor) else math.log(weight)
-        scaled = value.div_(self.temperature).add_(log_weight)
-        total = scaled.logsumexp(1)
-        share = (scaled - total.unsqueeze(1)).exp_()
-        return total, slope.mul_(share).div_(self.temperature)
 
 
 class Members(NamedTuple):
@@ -100,152 +41,98 @@ class Members(NamedTuple):
 
 
 def pair_means(
-    mean: PairMean,
+    surrogate: Surrogate,
     anchors: Tensor,
     others: Tensor,
+    weight: Members | Tensor | None = None,
+    *,
     level: Tensor | None = None,
-    members: Members | Tensor | None = None,
+    split: int | None = None,
+    log_exp: bool = False,
 ) -> Tensor:
-    """One value for each anchor, from its pairs with the others; differentiable once.
+    r"""Means over the pairs of each anchor i with the others j; differentiable once.
+
+    .. math::
+        s_i + \sum_j w_{ij}\,\bigl(\ell(h_j - h_i) - s_i\bigr) \qquad\text{or}\qquad
+        \log\sum_j w_{ij}\, e^{\ell(h_j - h_i)}
 
     Memory is that of at most a million pairs, and a step costs one or two passes over the pairs.
 
     Args:
-        mean: what is computed.
+        surrogate: l.
         anchors: scores h_i, (P,).
         others: scores h_j, (M,).
-        level: s_i of `"cvar"`, (P,); no gradient flows into it.
-        members: which pairs count; None for all. Or the weight of each of the others, (M,).
+        weight: w of each of the others, (M,), or the pairs to take the mean over; None for all.
+        level: s_i, (P,), without gradient; 0 unless given, and only with the weights of the others.
+        split: means over the others before and from this one on, (P, 2), not over all; of all
+            pairs only.
+        log_exp: the second form.
 
     Example:
         >>> import torch
-        >>> from fcco.xrisk.pairs import PairMean, pair_means
-        >>> from fcco.xrisk.surrogates import SquaredHinge
+        >>> from fcco.xrisk.pairs import pair_means
+        >>> from fcco.xrisk.surrogates import PairSquaredHinge
         >>> positives, negatives = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0])
-        >>> pair_means(PairMean(SquaredHinge()), positives, negatives)
+        >>> pair_means(PairSquaredHinge(), positives, negatives)
         tensor([2., 0.])
     """
-    return _PairMeans.apply(anchors, others, level, mean, members)  # type: ignore[return-value]
+    cuts = () if split is None else (split,)
+    means: Any = _PairMeans.apply(anchors, others, surrogate, weight, level, cuts, log_exp)
+    return means.squeeze(1) if split is None else means
 
 
-def two_means(surrogate: Surrogate, scores: Tensor, anchors: int) -> Tensor:
-    """The means of l over the pairs with the anchors and with the others, (P, 2).
-
-    The same as `pair_means` twice, in one pass. An anchor is among the anchors itself.
-
-    Args:
-        surrogate: l.
-        scores: of the anchors, then of the others.
-        anchors: P, the number of anchors.
-    """
-    return _TwoMeans.apply(scores, anchors, surrogate)  # type: ignore[return-value]
-
-
-class _TwoMeans(torch.autograd.Function):
-    """`two_means` with its own backward pass."""
+class _PairMeans(torch.autograd.Function):
+    """`pair_means` with its own backward pass; one column for each part of the others."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, anchors: int, surrogate: Surrogate) -> Tensor:
-        ctx.anchors, ctx.surrogate = anchors, surrogate
-        parts, slope = [], None
-        for rows in _chunks(anchors, len(scores)):
-            value, slope = surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
-            halves = value.tensor_split((anchors,), dim=1)
-            parts.append(torch.stack([half.mean(1) for half in halves], dim=1))
-        ctx.save_for_backward(scores, slope if len(parts) == 1 else None)
+    def forward(ctx: Any, anchors: Tensor, others: Tensor, *how: Any) -> Tensor:
+        ctx.how, parts, slope = how, [], None
+        for rows in _chunks(len(anchors), len(others)):
+            value, slope = _block(anchors[rows], others, rows, *how)
+            parts.append(value)
+        ctx.save_for_backward(anchors, others, slope if len(parts) == 1 else None)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (scores, kept), anchors = ctx.saved_tensors, ctx.anchors
-        sizes = gradients[0].new_tensor([anchors, len(scores) - anchors])
-        weight, result = gradients[0] / sizes, torch.zeros_like(scores)
-        for rows in _chunks(anchors, len(scores)):
-            slope = kept
-            if slope is None:
-                _, slope = ctx.surrogate.value_and_slope(scores - scores[rows].unsqueeze(1))
-            first, second = slope.tensor_split((anchors,), dim=1)
-            of_first, of_second = weight[rows].unbind(1)
-            result[:anchors] += of_first @ first
-            result[anchors:] += of_second @ second
-            result[rows] -= of_first * first.sum(1) + of_second * second.sum(1)
-        return result, None, None
-
-
-def all_pair_means(
-    mean: PairMean,
-    anchors: Tensor,
-    others: Tensor,
-    level: Tensor | None = None,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """`pair_means` by plain operations, which `torch.func` can map; all pairs stay in memory."""
-    return _block(anchors, others, level, mean, weight, slice(0, len(anchors)))[0]
-
-
-class _PairMeans(torch.autograd.Function):
-    """`pair_means` with its own backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchors: Tensor,
-        others: Tensor,
-        level: Tensor | None,
-        mean: PairMean,
-        members: Members | Tensor | None,
-    ) -> Tensor:
-        ctx.mean, ctx.members = mean, members
-        parts, slope = [], None
+        (anchors, others, kept), cuts = ctx.saved_tensors, ctx.how[3]
+        of_others, of_anchors = torch.zeros_like(others), torch.zeros_like(anchors)
         for rows in _chunks(len(anchors), len(others)):
-            value, slope = _block(anchors, others, level, mean, members, rows)
-            parts.append(value)
-        if len(parts) == 1:
-            ctx.save_for_backward(slope)
-            return parts[0]
-        ctx.save_for_backward(anchors, others, level)
-        return torch.cat(parts)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
-        if len(ctx.saved_tensors) == 1:
-            (slope,) = ctx.saved_tensors
-            return -(slope.sum(1) * gradient), gradient @ slope, None, None, None
-        anchors, others, level = ctx.saved_tensors
-        of_others, of_anchors = torch.zeros_like(others), torch.empty_like(anchors)
-        for rows in _chunks(len(anchors), len(others)):
-            _, slope = _block(anchors, others, level, ctx.mean, ctx.members, rows)
-            of_others += gradient[rows] @ slope
-            of_anchors[rows] = slope.sum(1) * -gradient[rows]
-        return of_anchors, of_others, None, None, None
+            slope = kept if kept is not None else _block(anchors[rows], others, rows, *ctx.how)[1]
+            parts = slope.tensor_split(cuts, dim=1), of_others.tensor_split(cuts)
+            for gradient, part, of_part in zip(gradients[0][rows].unbind(1), *parts, strict=True):
+                of_part += gradient @ part
+                of_anchors[rows] -= gradient * part.sum(1)
+        return of_anchors, of_others, None, None, None, None, None
 
 
 def _block(
     anchors: Tensor,
     others: Tensor,
-    level: Tensor | None,
-    mean: PairMean,
-    members: Members | Tensor | None,
     rows: slice,
+    surrogate: Surrogate,
+    weight: Members | Tensor | None,
+    level: Tensor | None,
+    cuts: tuple[int, ...],
+    log_exp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The values and slopes of some rows."""
-    difference = others - anchors[rows].unsqueeze(1)
-    weight: Any = 1 / len(others) if members is None else members
+    """The values of some rows, (R, parts), and their derivatives by the differences, (R, M)."""
+    value, slope = surrogate.value_and_slope(others - anchors.unsqueeze(1))
     if isinstance(weight, Members):
-        weight = weight.weight(rows, difference)
-    return mean.rows(difference, None if level is None else level[rows].unsqueeze(1), weight)
-
-
-def share_above(mean: PairMean, anchors: Tensor, others: Tensor, level: Tensor) -> Tensor:
-    """The share of the pairs of each row whose loss is above s_i, (P,); without gradient."""
-    parts = []
-    for rows in _chunks(len(anchors), len(others)):
-        value, _ = mean.surrogate.value_and_slope(others - anchors[rows].unsqueeze(1))
-        parts.append((value > level[rows].unsqueeze(1)).to(value).mean(1))
-    return torch.cat(parts)
+        weight = weight.weight(rows, value)
+    if weight is None and not log_exp:
+        for part in slope.tensor_split(cuts, dim=1):
+            part /= part.shape[1]
+        means = [part.mean(1) for part in value.tensor_split(cuts, dim=1)]
+        return torch.stack(means, dim=1), slope
+    if weight is None:
+        weight = value.new_tensor(1 / len(others))
+    if log_exp:
+        total = value.add_(weight.log()).logsumexp(1, keepdim=True)
+        return total, slope.mul_((value - total).exp_())
+    start = 0.0 if level is None else level[rows].unsqueeze(1)
+    return start + value.sub_(start).mul_(weight).sum(1, keepdim=True), slope.mul_(weight)
 
 
 def _chunks(rows: int, columns: int) -> list[slice]:
@@ -254,6 +141,17 @@ def _chunks(rows: int, columns: int) -> list[slice]:
         return [slice(0, rows)]
     size = max(_CHUNK // max(columns, 1), 1)
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
+
+
+def gather_scores(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
+    """Concatenate the scores of all ranks, (B,) or (B, T); backward needs no communication.
+
+    Args:
+        scores: of this rank.
+        group: the ranks.
+        sizes: number of samples on each.
+    """
+    return _GatherScores.apply(scores, group, sizes)  # type: ignore[return-value]
 
 
 class _GatherScores(torch.autograd.Function):
@@ -272,14 +170,3 @@ class _GatherScores(torch.autograd.Function):
         # All ranks compute the same loss from the same scores, and each adds the gradient of its
         # own samples: the sum over ranks is wanted, and data-parallel training takes the mean.
         return gradients[0][ctx.local] * ctx.ranks, None, None
-
-
-def gather_scores(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
-    """Concatenate the scores of all ranks; backward needs no communication.
-
-    Args:
-        scores: of this rank, (B,) or (B, T).
-        group: the ranks.
-        sizes: number of samples on each rank.
-    """
-    return _GatherScores.apply(scores, group, sizes)  # type: ignore[return-value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..inputs import ONLY
-from ..outer import NDCG as Discount
-from ..outer import AbstractOuter, LogMeanExp
-from ..terms import AbstractTerm, BlockParameters
-from ..tracker import InnerTracker, Tracked, for_model
-from ..tracker.blocks import per_row
-from .base import Proposals, ScoreRisk, check_gamma
-from .pairs import Members, PairMean, pair_means
+from ..outer import AbstractOuter, Discount, LogMeanExp
+from ..rules.arrays import per_row
+from ..tracker import InnerTracker, Tracked
+from .base import New, RiskTerm, ScoreRisk, average, check_gamma, table_for
+from .pairs import Members, pair_means
 from .surrogates import Linear, Surrogate, find_surrogate
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
@@ -30,11 +27,8 @@ __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 
 
-class RankingTerm(AbstractTerm):
-    r"""A weighted sum over the relevant items of a list, averaged over lists.
-
-    .. math::
-        \frac1Q\sum_{q=1}^Q \sum_{i \in q} c_i\, f\bigl(g_i(w)\bigr)
+class RankingTerm(RiskTerm):
+    r"""The mean over lists of sum_i c_i f(g_i(w)), over the relevant items i of each.
 
     The items of a batch stand for their lists: one of n items of which b are in the batch has the
     weight n / b, and a list without a relevant item in the batch counts as one too. Where lists and
@@ -42,7 +36,7 @@ class RankingTerm(AbstractTerm):
 
     Args:
         outer: f.
-        tracker: the tracker of g_i, one block per relevant item.
+        tracker: of g_i, one block per relevant item.
         weight: c_i, (n,).
         list_of: number of the list of each item, (n,).
 
@@ -52,26 +46,22 @@ class RankingTerm(AbstractTerm):
 
     weight: Tensor
     list_of: Tensor
-    drawn: Tensor
 
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
     ) -> None:
-        super().__init__(tracker)
-        self.outer = outer
+        super().__init__(outer, tracker)
         self.register_buffer("weight", weight.to(tracker.value), persistent=False)
         self.register_buffer("list_of", list_of.to(tracker.value.device), persistent=False)
         self.drawn = tracker.value.new_ones(int(list_of.max()) + 1)
 
     def loss(self, tracked: Tracked) -> Tensor:
-        """The mean over the lists of the batch."""
         values, slope = self.outer.value_and_gradient(tracked.value)
         index = tracked.index
         weight = self.weight[index] / (self.drawn[self.list_of[index]] * self.drawn.count_nonzero())
         return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
 
     def value(self) -> Tensor:
-        """The sum at the tracked values, over the items seen, averaged over their lists."""
         seen = self.tracker.seen
         lists = self.list_of[seen].unique()
         total = (self.outer(self.table()) * self.weight[seen]).sum()
@@ -103,15 +93,14 @@ class RankingRisk(ScoreRisk):
     short (`GroupBatchSampler(query, groups_per_batch=..., per_group=..., small_groups="all")`), or
     a sample of each with at least two items. Lists weigh equally if they are drawn equally often
     and their items at random, whether a sample holds a relevant one or not. On several ranks an
-    item is compared with those of its list on all ranks.
+    item is compared with those of its list on all ranks. (A subclass sets its settings before it
+    calls this constructor, which asks for weights and the term.)
 
     Args:
         model: your model.
         optimizer: your optimizer.
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
-        weights: gives c_i of every item from the grades and the numbers of the lists.
-        make_term: gives the term from c_i and the number of the list of each relevant item.
         process_group: see `Compositional`.
     """
 
@@ -122,15 +111,7 @@ class RankingRisk(ScoreRisk):
     )
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        relevance: Any,
-        query: Any,
-        weights: Callable[[Floats, Ints], Floats],
-        make_term: Callable[[Tensor, Tensor], RankingTerm],
-        *,
-        process_group: Any,
+        self, model: nn.Module, optimizer: Any, relevance: Any, query: Any, process_group: Any
     ) -> None:
         call = type(self).__name__
         grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
@@ -151,37 +132,38 @@ class RankingRisk(ScoreRisk):
                 f"`{call}(relevance=..., query=...)` has no list of two items or more with one of "
                 "relevance above 0: there is nothing to rank."
             )
-        weight = weights(grades, number)[relevant]
+        weight = torch.from_numpy(self.weights(grades, number)[relevant])
         # Lists without a relevant item do not count: numbers of the others without gaps.
         _, list_of = np.unique(number[relevant], return_inverse=True)
-        term = make_term(torch.from_numpy(weight), torch.from_numpy(list_of))
+        term = self.term_of(model, weight, torch.from_numpy(list_of))
         super().__init__(model, optimizer, term, process_group)
         self._list, self._others = number, sizes[number] - 1.0
         self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
         self._sizes, self._useful = sizes, np.unique(number[relevant])  # lists that count
 
     @abc.abstractmethod
+    def weights(self, grades: Floats, number: Ints) -> Floats:
+        """The weight c_i of every item, from the grades and the numbers of the lists."""
+
+    @abc.abstractmethod
+    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
+        """The term, from c_i and the number of the list of each relevant item."""
+
+    @abc.abstractmethod
     def values(
-        self,
-        anchors: Tensor,
-        scores: Tensor,
-        members: Members,
-        others: Tensor,
-        block: Tensor,
-        proposals: Proposals,
-    ) -> Tensor:
-        """The inner values of the relevant items of a batch.
+        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
+    ) -> tuple[Tensor, New]:
+        """The inner values of the relevant items of a batch, and new state.
 
         Args:
-            anchors: their scores, (P,).
-            scores: those of all items, (B,).
+            anchors: the scores of these items, (P,).
+            scores: of all items, (B,).
             members: which pairs are of one list.
             others: how many other items the list of each has in the training set, (P,).
             block: number of each among the relevant items, (P,).
-            proposals: takes what writes the state behind cut-offs, if the call succeeds.
         """
 
-    def forward(self, function: Callable[[], Any], index: Any = None) -> Tensor:  # type: ignore[override]
+    def forward(self, function: Callable[[], Any], index: Any = None) -> Tensor:
         """The loss of one batch.
 
         Args:
@@ -190,12 +172,16 @@ class RankingRisk(ScoreRisk):
                 set in order.
         """
         ids = self._read_index(index, len(self._list))
-        shape, device = ids.shape, self._device
-        (ids,), ranks = self._gathered(ids)
+        shape, device = ids.shape, self.term.weight.device
+        ids, _, ranks = self._gathered(ids)
+        loss, scores = self._scores(function, shape, ranks)
         lists = self._list[ids]
         present = np.bincount(self._list[np.unique(ids)], minlength=len(self._sizes))
         # An item alone in its list says nothing: the others of the list are not in the batch.
         anchor = np.flatnonzero((self._block[ids] >= 0) & (present[lists] > 1))
+        if not anchor.size:
+            return self._without_pairs(loss, scores)
+        self._look_at(scores)
         drawn = (present * (present > 1) / self._sizes)[self._useful]
         self.term.drawn = torch.from_numpy(drawn).to(self.term.weight)
         block, others, lists, own = (
@@ -203,13 +189,8 @@ class RankingRisk(ScoreRisk):
             for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
         )
         members = Members(own=own, row=lists[own], column=lists)
-
-        def values(scores: Tensor, proposals: Proposals) -> dict[str, Tensor]:
-            given = scores[own], scores, members, others.to(scores), block, proposals
-            return {ONLY: self.values(*given)}
-
-        blocks = {ONLY: block} if anchor.size else {}
-        return self._loss_of_scores(function, shape, ranks, blocks, values)
+        values, new = self.values(scores[own], scores, members, others.to(scores), block)
+        return self._tracked_loss(loss, {ONLY: values}, {ONLY: block}, new)
 
 
 def _ranks_in_lists(grades: Floats, number: Ints) -> Ints:
@@ -235,14 +216,14 @@ class NDCG(RankingRisk):
     tracked, so that a batch need not hold the whole list; f is the discount. For the top k of the
     list each gain is multiplied by sigmoid((h_i - lambda_q) / spread_q). The spread is the standard
     deviation of the scores of list q in the batch. The cut-off lambda_q, between the k-th and the
-    next score of the list, is kept in a table of parameters: a running average of the quantiles of
-    batches, exact when the batch holds the list.
+    next score of the list, is kept in a table: a running average of the quantiles of batches, exact
+    when the batch holds the list.
 
     Args:
-        model: your model.
+        model: your model; for this and the data see `RankingRisk`.
         optimizer: your optimizer.
-        relevance: grade of each item of the training set, at least 0, (N,).
-        query: list of each item, integers, (N,).
+        relevance: grade of each item.
+        query: list of each item.
         k: None for the whole list, or the length of the top.
         gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
         surrogate: l, a name or a `Surrogate`.
@@ -251,15 +232,13 @@ class NDCG(RankingRisk):
         process_group: see `Compositional`.
 
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
         >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> risk = xrisk.NDCG(model, optimizer, grade, query, k=2)
-        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+        >>> risk = fcco.xrisk.NDCG(model, optimizer, grade, query, k=2)
+        >>> risk(lambda: model(x).squeeze(1), torch.arange(6)).backward()
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
@@ -284,54 +263,42 @@ class NDCG(RankingRisk):
             _checks.integer("NDCG", "k", k, 1)
         _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
         check_gamma("NDCG", gamma)
-        pair_mean = PairMean(find_surrogate("NDCG", surrogate, margin))
+        self.k, self.gain, self.gamma = k, gain, gamma
+        self.surrogate = find_surrogate("NDCG", surrogate, margin)
+        super().__init__(model, optimizer, relevance, query, process_group)
 
-        def weights(grades: Floats, number: Ints) -> Floats:
-            """The gain of each item over that of the best order of its list."""
-            gains = np.exp2(grades) - 1 if gain == "exponential" else grades
-            ranks = _ranks_in_lists(grades, number)
-            counted = ranks <= (k or len(ranks))
-            best = np.bincount(number, counted * gains / np.log2(1 + ranks))
-            return gains / np.where(best > 0, best, 1)[number]
+    def weights(self, grades: Floats, number: Ints) -> Floats:
+        """The gain of each item over that of the best order of its list."""
+        gains = np.exp2(grades) - 1 if self.gain == "exponential" else grades
+        ranks = _ranks_in_lists(grades, number)
+        counted = ranks <= (self.k or len(ranks))
+        best = np.bincount(number, counted * gains / np.log2(1 + ranks))
+        return gains / np.where(best > 0, best, 1)[number]
 
-        def make_term(weight: Tensor, list_of: Tensor) -> RankingTerm:
-            dim, outer = (1, Discount(-1.0)) if k is None else (2, _TopDiscount())
-            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
-            tracker = for_model(model, len(weight), dim, **options)
-            term = RankingTerm(outer, tracker, weight, list_of)
-            if k is not None:
-                like, lists = tracker.value, len(term.drawn)
-                term.keep("cutoffs", BlockParameters(lists, dtype=like.dtype, device=like.device))
-            return term
-
-        super().__init__(
-            model, optimizer, relevance, query, weights, make_term, process_group=process_group
-        )
-        self.k, self.pair_mean = k, pair_mean
+    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
+        dim, outer = (1, Discount(-1.0)) if self.k is None else (2, _TopDiscount())
+        tracker = average(model, len(weight), dim, gamma=self.gamma)
+        term = RankingTerm(outer, tracker, weight, list_of)
+        if self.k is not None:
+            term.cutoffs = table_for(tracker, len(term.drawn))
+        return term
 
     def values(
-        self,
-        anchors: Tensor,
-        scores: Tensor,
-        members: Members,
-        others: Tensor,
-        block: Tensor,
-        proposals: Proposals,
-    ) -> Tensor:
+        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
+    ) -> tuple[Tensor, New]:
         """The ranks, and to what degree each item is in the top."""
-        ranks = 1 + others * pair_means(self.pair_mean, anchors, scores, None, members)
+        ranks = 1 + others * pair_means(self.surrogate, anchors, scores, members)
         if self.k is None:
-            return ranks
+            return ranks, ()
         with torch.no_grad():
-            cutoff, spread = self._cutoffs(scores, members, others, block, proposals)
+            cutoff, spread, new = self._cutoffs(self.k, scores, members, others, block)
         top = torch.sigmoid((anchors - cutoff) / spread)
-        return torch.stack([ranks, top], dim=1)
+        return torch.stack([ranks, top], dim=1), new
 
     def _cutoffs(
-        self, scores: Tensor, members: Members, others: Tensor, block: Tensor, proposals: Proposals
-    ) -> tuple[Tensor, Tensor]:
+        self, k: int, scores: Tensor, members: Members, others: Tensor, block: Tensor
+    ) -> tuple[Tensor, Tensor, New]:
         """The lambda_q and the spread of the scores of its list, for each relevant item."""
-        assert self.k is not None and members.row is not None and members.column is not None
         lists, which = torch.unique(members.row, return_inverse=True)
         # Items of a list write the same number into its place.
         total = others.new_zeros(len(lists)).index_copy_(0, which, others + 1)
@@ -344,22 +311,21 @@ class NDCG(RankingRisk):
         ordered, count = found[order], torch.bincount(of_list, minlength=len(lists))
         first = count.cumsum(0) - count
         # A batch with b of n items has about k b/n of the top k. Half-way to the next score.
-        place = (self.k * count / total).round().long().clamp(min=1)
+        place = (k * count / total).round().long().clamp(min=1)
         place = torch.minimum(place, count - 1)
         best = (ordered[first + place - 1] + ordered[first + place]) / 2
         # A list that is no longer than k is in its own top as a whole.
-        best = torch.where(total > self.k, best, ordered[first + count - 1] - 1e6)
+        best = torch.where(total > k, best, ordered[first + count - 1] - 1e6)
         mean = torch.zeros_like(best).index_add_(0, of_list, found) / count
         square = torch.zeros_like(best).index_add_(0, of_list, (found - mean[of_list]) ** 2)
         spread = (square / count).sqrt() + 1e-6
         if not self.training:
-            return best[which], spread[which]
+            return best[which], spread[which], ()
         # A sample of the list moves lambda_q by its share, the whole list sets it.
-        table, share = self.term.tables[-1], (count / total).to(best).clamp(max=1)
+        table, share = self.term.cutoffs, (count / total).to(best).clamp(max=1)
         rows = torch.zeros_like(lists).index_copy_(0, which, self.term.list_of[block])
         cutoff = torch.lerp(table.read(rows, best).to(best), best, share)
-        proposals.append(functools.partial(table.propose, rows, cutoff))
-        return cutoff[which], spread[which]
+        return cutoff[which], spread[which], [(table, rows, cutoff)]
 
 
 class ListwiseCrossEntropy(RankingRisk):
@@ -371,26 +337,7 @@ class ListwiseCrossEntropy(RankingRisk):
 
     A block is an item of relevance above 0; g_i = sum_{j != i} exp(h_j - h_i) is tracked in log
     space, so that a list may be longer than a batch; f = log(1 + .). Extreme classification is the
-    case of lists with one relevant item.
-
-    Args:
-        model: your model.
-        optimizer: your optimizer.
-        relevance: grade of each item of the training set, at least 0, (N,).
-        query: list of each item, integers, (N,).
-        gamma: weight of the new sums.
-        process_group: see `Compositional`.
-
-    Example:
-        >>> import torch
-        >>> from fcco import xrisk
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> x, grade = torch.randn(6, 2), torch.tensor([2, 0, 1, 0, 0, 3])
-        >>> query = torch.tensor([0, 0, 0, 1, 1, 1])
-        >>> risk = xrisk.ListwiseCrossEntropy(model, optimizer, grade, query)
-        >>> loss = risk(lambda: model(x).squeeze(1), torch.arange(6))
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+    case of lists with one relevant item. Arguments and calls are those of `NDCG`.
 
     References:
         Z. Cao et al., Learning to rank: from pairwise approach to listwise approach, 2007
@@ -408,31 +355,21 @@ class ListwiseCrossEntropy(RankingRisk):
         process_group: Any = "auto",
     ) -> None:
         _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
+        self.gamma, self._seen = gamma, []
+        super().__init__(model, optimizer, relevance, query, process_group)
 
-        def weights(grades: Floats, number: Ints) -> Floats:
-            """The share of each item in the relevance of its list."""
-            total = np.bincount(number, grades)
-            return grades / np.where(total > 0, total, 1)[number]
+    def weights(self, grades: Floats, number: Ints) -> Floats:
+        """The share of each item in the relevance of its list."""
+        total = np.bincount(number, grades)
+        return grades / np.where(total > 0, total, 1)[number]
 
-        def make_term(weight: Tensor, list_of: Tensor) -> RankingTerm:
-            options: dict[str, Any] = {"gamma": gamma, "correction": 0.0, "read": "new"}
-            tracker = for_model(model, len(weight), log_space=True, **options)
-            return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
-
-        super().__init__(
-            model, optimizer, relevance, query, weights, make_term, process_group=process_group
-        )
-        self.pair_mean = PairMean(Linear(), "log_mean_exp")
-        self._seen = []
+    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
+        tracker = average(model, len(weight), gamma=self.gamma, log_space=True)
+        return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
 
     def values(
-        self,
-        anchors: Tensor,
-        scores: Tensor,
-        members: Members,
-        others: Tensor,
-        block: Tensor,
-        proposals: Proposals,
-    ) -> Tensor:
+        self, anchors: Tensor, scores: Tensor, members: Members, others: Tensor, block: Tensor
+    ) -> tuple[Tensor, New]:
         """The logarithm of the sum over the other items, estimated for the whole list."""
-        return pair_means(self.pair_mean, anchors, scores, None, members) + others.log()
+        sums = pair_means(Linear(), anchors, scores, members, log_exp=True) + others.log()
+        return sums, ()

@@ -11,23 +11,14 @@ from torch import Tensor
 
 from .. import _checks
 
-__all__ = [
-    "LOGIT_MARGIN",
-    "SURROGATES",
-    "Hinge",
-    "Linear",
-    "Logistic",
-    "Sigmoid",
-    "Squared",
-    "SquaredHinge",
-    "Surrogate",
-    "find_surrogate",
-]
+__all__ = ["LOGIT_MARGIN", "SURROGATES", "PairHinge", "PairSquaredHinge", "Surrogate"]
 
 
-@dataclass(frozen=True)
 class Surrogate(abc.ABC):
     """A function l(d) of the difference d of the score that should be lower and the other one."""
+
+    monotone = True
+    """Whether l never falls, so that the worst pairs are those with the largest d."""
 
     @abc.abstractmethod
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,51 +27,34 @@ class Surrogate(abc.ABC):
         Two different tensors, which the caller may overwrite; so may be `difference` itself.
         """
 
-    @property
-    def at_zero(self) -> float:
-        """The value l(0), of two equal scores."""
-        return float(self.value_and_slope(torch.zeros(1))[0])
-
-    @property
-    def monotone(self) -> bool:
-        """Whether l never falls, so that the worst pairs are those with the largest d."""
-        return True
-
 
 @dataclass(frozen=True)
 class _Margin(Surrogate):
     margin: float = 1.0
-
-    @property
-    def at_zero(self) -> float:
-        """It is 1, whatever the margin, which may be a tensor in a fleet."""
-        return 1.0
 
     def __post_init__(self) -> None:
         _checks.positive(type(self).__name__, "margin", self.margin)
 
 
 @dataclass(frozen=True)
-class SquaredHinge(_Margin):
+class PairSquaredHinge(_Margin):
     """[margin + d]_+^2 / margin^2, which is 1 at d = 0.
 
     Example:
-        >>> SquaredHinge(2.0).value_and_slope(torch.tensor([-3.0, 0.0, 2.0]))[0]
+        >>> PairSquaredHinge(2.0).value_and_slope(torch.tensor([-3.0, 0.0, 2.0]))[0]
         tensor([0., 1., 4.])
     """
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and derivatives."""
         excess = (difference / self.margin + 1).relu_()
         return excess * excess, excess * (2 / self.margin)
 
 
 @dataclass(frozen=True)
-class Hinge(_Margin):
-    """[margin + d]_+ / margin, which is 1 at d = 0."""
+class PairHinge(_Margin):
+    """[margin + d]_+ / margin, which is 1 at d = 0; its derivative is 0 at the kink."""
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and derivatives; 0 at the kink."""
         excess = (difference / self.margin + 1).relu_()
         return excess, (excess > 0).to(excess) / self.margin
 
@@ -89,13 +63,9 @@ class Hinge(_Margin):
 class Squared(_Margin):
     """(margin + d)^2 / margin^2, which is 1 at d = 0; it falls below d = -margin."""
 
-    @property
-    def monotone(self) -> bool:
-        """It is not."""
-        return False
+    monotone = False
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and derivatives."""
         excess = difference / self.margin + 1
         return excess * excess, excess * (2 / self.margin)
 
@@ -105,7 +75,6 @@ class Logistic(_Margin):
     """log2(1 + exp(d / margin)), which is 1 at d = 0; no overflow for any d."""
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and derivatives."""
         scaled, base = difference / self.margin, math.log(2)
         return torch.nn.functional.softplus(scaled) / base, scaled.sigmoid() / (base * self.margin)
 
@@ -115,7 +84,6 @@ class Sigmoid(_Margin):
     """2 / (1 + exp(-d / margin)), which is 1 at d = 0 and at most 2: outliers count little."""
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and derivatives."""
         share = (difference / self.margin).sigmoid()
         return 2 * share, share * (1 - share) * (2 / self.margin)
 
@@ -125,14 +93,13 @@ class Linear(Surrogate):
     """The difference d itself, for exponentials of it."""
 
     def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The difference and 1."""
         return difference, torch.ones_like(difference)
 
 
 SURROGATES = {
-    "squared_hinge": SquaredHinge,
+    "squared_hinge": PairSquaredHinge,
     "logistic": Logistic,
-    "hinge": Hinge,
+    "hinge": PairHinge,
     "sigmoid": Sigmoid,
     "squared": Squared,
 }
@@ -154,7 +121,6 @@ def find_surrogate(
             )
         return surrogate
     _checks.one_of(call, "surrogate", surrogate, tuple(SURROGATES))
-    if margin is None:
-        return SURROGATES[surrogate](usual)
-    _checks.positive(call, "margin", margin)
-    return SURROGATES[surrogate](margin)
+    if margin is not None:
+        _checks.positive(call, "margin", margin)
+    return SURROGATES[surrogate](usual if margin is None else margin)

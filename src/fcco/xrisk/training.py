@@ -22,10 +22,10 @@ def warm_start(
     *,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[float]:
-    """Train with cross-entropy for some epochs, before the objective takes over.
+    """Train with cross-entropy for some epochs; returns the mean loss of each.
 
     Use it with ordinary shuffled batches and the learning rate of ordinary training; then build the
-    objective, often with an optimizer of its own and a smaller learning rate.
+    risk, often with an optimizer of its own and a smaller learning rate.
 
     Args:
         model: returns scores (logits), (B,), (B, 1) or (B, T).
@@ -35,16 +35,12 @@ def warm_start(
         loss: another loss of scores and labels; unless given, binary cross-entropy over the labels
             that are not NaN.
 
-    Returns:
-        The mean loss of each epoch.
-
     Example:
-        >>> import torch
-        >>> from fcco import xrisk
+        >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))] * 10
-        >>> first, last = xrisk.warm_start(model, optimizer, batches, epochs=2)
+        >>> first, last = fcco.xrisk.warm_start(model, optimizer, batches, epochs=2)
         >>> first > last
         True
     """

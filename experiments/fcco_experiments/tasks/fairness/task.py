@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fcco.fleet import Member, Unsupported, signature_of
-from fcco.methods.constrained import ALIASES
+from fcco.methods import ALIASES
 
 from ... import data
 from ...prose import paragraphs

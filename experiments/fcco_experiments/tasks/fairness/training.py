@@ -11,8 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco import diagnostics
-from fcco.constraints import ConstantConEx
-from fcco.methods.constrained import ALIASES
+from fcco.methods import ALIASES
 
 from ...task import Method, Row
 from ..base import BaseTraining, Stepped, make_optimizer
@@ -26,7 +25,7 @@ PAIRED = ("sonex", "alexr2", "hinge")
 """Methods with an outer function of our choice: the two-sided hinge on pairs of rates."""
 AVERAGED = (*PAIRED, "squared-hinge")
 """Methods whose multipliers follow from moving averages."""
-OURS = ("outer", "dim", "tolerance", "schedule", "project", "process_group")
+OURS = ("outer", "dim", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the constraints of the task decide."""
 
 
@@ -65,9 +64,6 @@ class BuiltMethod(Stepped):
             number, settings["tolerance"] = 2 * self.count, config.tolerance
             if type(settings.get("penalty")) in (int, float):
                 settings["penalty"] *= 2  # a mean over twice as many constraints
-            if word == "icppac":
-                tau, theta = settings.pop("tau", 10.0), settings.pop("theta", 0.1)
-                settings["schedule"] = ConstantConEx(tau=tau, theta=theta)
         self.values_of = pairs if word in PAIRED else both_sides
         if word != AUTOMATIC:
             settings["method"] = name

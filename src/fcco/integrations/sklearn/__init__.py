@@ -11,16 +11,20 @@ They are ordinary estimators: `fit(X, y, sensitive_features=...)`, `predict`, `p
 pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs what they need.
 """
 
-from .average_precision import AveragePrecisionClassifier
-from .constrained import ConstrainedClassifier
-from .operating_point import (
+from .estimators import (
+    AveragePrecisionClassifier,
+    ConstrainedClassifier,
     OperatingPointClassifier,
+    WorstGroupClassifier,
+)
+from .report import (
+    ClassifierReport,
+    Figures,
+    GroupFigures,
     OperatingPointReport,
     Proportion,
     binomial_bound,
 )
-from .report import ClassifierReport, Figures, GroupFigures
-from .worst_group import WorstGroupClassifier
 
 __all__ = [
     "AveragePrecisionClassifier",

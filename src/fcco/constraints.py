@@ -1,4 +1,7 @@
-"""What every constrained method offers: violations, multipliers, a report."""
+"""Limits g_i(w) <= tolerance_i: what every method for them offers.
+
+`fcco.constrained` builds one; the methods are in `fcco.methods`.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
-from .._state import KeepsPrecision
-from ..inputs import Index, parse
-from ..objective import Compositional
-from ..report import ConstraintReport, constraint_report
-from ..terms import AbstractTerm
+from . import _checks
+from ._state import KeepsPrecision
+from .inputs import Index, parse
+from .objective import Compositional
+from .report import ConstraintReport, constraint_report
+from .terms import AbstractTerm
 
-__all__ = [
-    "CONSTRAINTS",
-    "OBJECTIVE",
-    "ConstrainedObjective",
-    "MultiplierAverage",
-]
+__all__ = ["CONSTRAINTS", "OBJECTIVE", "ConstrainedObjective", "ConstraintReport"]
 
-OBJECTIVE, CONSTRAINTS = "objective", "constraints"
-"""The names of the two terms of a constrained problem whose objective is coupled too."""
+OBJECTIVE, CONSTRAINTS = "objective", "constraints"  # two terms, where both are coupled
 
 
 class MultiplierAverage(KeepsPrecision):
@@ -32,21 +29,7 @@ class MultiplierAverage(KeepsPrecision):
     .. math::
         \bar\nu_i \leftarrow \bar\nu_i + (\nu_i - \bar\nu_i) / \min(t_i, \text{horizon})
 
-    This is the mean over the t_i steps since constraint i was first seen, and an exponential
-    average with weight 1/horizon once there are more.
-
-    Args:
-        like: multipliers, whose shape, precision and device it takes.
-        horizon: how many steps it looks back.
-
-    Example:
-        >>> import torch
-        >>> from fcco.constraints import MultiplierAverage
-        >>> average = MultiplierAverage(torch.zeros(2), horizon=100)
-        >>> for multiplier in (0.0, 4.0, 2.0):
-        ...     average.add(torch.tensor([multiplier, torch.nan]))
-        >>> average.mean()
-        tensor([2., nan])
+    The mean over the t_i steps since constraint i was first seen, then an exponential average.
     """
 
     value: Tensor
@@ -54,7 +37,7 @@ class MultiplierAverage(KeepsPrecision):
 
     def __init__(self, like: Tensor, horizon: int) -> None:
         super().__init__()
-        _checks.integer("MultiplierAverage", "horizon", horizon, 1)
+        _checks.integer("keep_average", "horizon", horizon, 1)
         self.horizon = horizon
         self.register_buffer("value", torch.zeros_like(like))
         self.register_buffer("count", torch.zeros_like(like, dtype=torch.int64))
@@ -68,30 +51,20 @@ class MultiplierAverage(KeepsPrecision):
         self.value.add_(moved / self.count.clamp(min=1))
 
     def mean(self) -> Tensor:
-        """The average, NaN for constraints not seen yet."""
         return torch.where(self.count > 0, self.value, torch.nan)
 
 
 class ConstrainedObjective(Compositional):
-    """What every constrained method offers: a loss, violations and multipliers.
-
-    Its term holds the limits and answers `violation()` and `multipliers()`, one number per
-    constraint; here they become dicts when the constraints have names.
+    """What every method for limits offers: a loss, violations and multipliers.
 
     With a coupled objective beside it there are two terms, named "objective" and "constraints":
     values and index are then given by these names. `term`, and all that is said of constraints,
     mean the second; `value()` is the sum of both.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
-        term: the constraints' term.
+        term: the constraints' term, which holds the limits.
+        method: the word of the method.
         objective: a coupled term of the objective, or None.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-
-    Attributes:
-        multiplier_average: the running average of the multipliers, after `keep_average`.
     """
 
     def __init__(
@@ -100,30 +73,26 @@ class ConstrainedObjective(Compositional):
         optimizer: torch.optim.Optimizer,
         term: AbstractTerm,
         *,
+        method: str = "",
         objective: AbstractTerm | None = None,
         process_group: Any = "auto",
         offload: bool = False,
     ) -> None:
         if objective is not None and not isinstance(objective, AbstractTerm):
             raise TypeError(
-                "`objective=` is a coupled term of the objective, such as `CoupledTerm(outer, "
-                f"tracker)`, but is: {type(objective).__name__}. An ordinary loss needs none: the "
-                "function returns (loss, values)."
+                f"`objective=` is a coupled term of the objective but is: "
+                f"{type(objective).__name__}. An ordinary loss needs none: return (loss, values)."
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
         super().__init__(
-            model,
-            optimizer,
-            terms,
-            process_group=process_group,
-            offload=offload,
+            model, optimizer, terms, process_group=process_group, offload=offload,
             shared_index=objective is None,  # constraints and the objective have other blocks
-        )
+        )  # fmt: skip
+        self.method = method
         self.multiplier_average: MultiplierAverage | None = None
 
     @property
     def term(self) -> Any:
-        """The constraints' term."""
         return self.terms[CONSTRAINTS] if len(self.terms) > 1 else super().term
 
     @property
@@ -142,8 +111,7 @@ class ConstrainedObjective(Compositional):
     def keep_average(self, horizon: int = 1000) -> None:
         """From now on average the multipliers over the last `horizon` steps or so.
 
-        A multiplier read from tracked values carries their noise, and that of the hinge is either
-        0 or rho/m; the average over steps is the estimate. It costs some tensor operations a step.
+        One read from tracked values carries their noise, and that of the hinge is 0 or rho/m.
         """
         first = self.multiplier_average is None
         self.multiplier_average = MultiplierAverage(self.term.multipliers(), horizon)
@@ -157,12 +125,8 @@ class ConstrainedObjective(Compositional):
             self.multiplier_average.add(self.term.multipliers())
 
     def average_multipliers(self) -> Any:
-        """The running average of `multipliers()`, since `keep_average` was called."""
         if self.multiplier_average is None:
-            raise ValueError(
-                "`average_multipliers()` needs `keep_average(horizon)` before the training: no "
-                "average of the multipliers was kept."
-            )
+            raise ValueError("`average_multipliers()` needs `keep_average()` before the training.")
         return self.term.limits.named(self.multiplier_average.mean())
 
     def report(
@@ -174,29 +138,21 @@ class ConstrainedObjective(Compositional):
     ) -> ConstraintReport:
         """A table of values, limits and multipliers, and what they say about the settings.
 
-        `print(objective.report())` shows it; `fcco.report` lists what it can find. It waits for the
-        device, so it is not for every step.
+        `print(objective.report())` shows it. It waits for the device: not for every step.
 
         Args:
-            values: g_i(w) of all constraints, from full data say, as a tensor or by name. The
-                multipliers of a penalty are then those at these values; dual variables stay what
-                they are. None: what the method has tracked.
-            function: a function as in a call of the objective, best on a large batch: the gradients
-                of violated constraints are then compared, and its values with the tracked ones.
-                It runs once, in the mode that the model is in; nothing is updated.
-            index: the index of that call.
+            values: g_i(w) of all constraints, from full data say, as a tensor or by name; the
+                multipliers of a penalty are then those there. None: what the method has tracked.
+            function: as in a call of the objective, best on a large batch: the gradients of
+                violated constraints are then compared, and its values with the tracked ones. It
+                runs once, in the mode that the model is in; nothing is updated.
+            index: of that call.
         """
-        average = self.multiplier_average
-        return constraint_report(
-            self,
-            None if values is None else self._in_order(values),
-            None if average is None else average.mean(),
-            function,
-            index,
-        )
+        given = None if values is None else self._in_order(values)
+        average = None if self.multiplier_average is None else self.multiplier_average.mean()
+        return constraint_report(self, given, average, function, index)
 
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Given values of all constraints as a tensor."""
         limits = self.term.limits
         rows, _, index = parse("constraints", limits.names, values, self.term.tracker.dim)
         rows = rows if index is None else rows[index.argsort()]

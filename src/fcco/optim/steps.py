@@ -1,9 +1,9 @@
-"""What happens around a step: which iterate to return, and projections onto a feasible set."""
+"""Around a step: the paper's updates, which iterate to return, projections onto a set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,7 +15,39 @@ from .._state import pack, unpack
 from ..previous import after_closure, parameters_of, unwrap
 from ..previous.swap import versions_kept
 
-__all__ = ["OutputIterate", "project_after_step"]
+__all__ = ["OutputIterate", "adam_type", "momentum_type", "project_after_step"]
+
+
+def momentum_type(
+    params: Iterable[Tensor], lr: float, beta: float = 0.1, **options: Any
+) -> torch.optim.SGD:
+    r"""The paper's momentum update as a torch optimizer (Alg. 1, lines 10-11).
+
+    .. math:: v_{t+1} = (1-\beta) v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
+
+    This is SGD with `momentum = dampening = 1 - beta`, of which `options` are further options. (SGD
+    without dampening goes the same way with steps 1/beta times as long.)
+    """
+    _checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
+    # The first buffer of torch's SGD is v = G_0, without dampening, which the paper leaves open.
+    return torch.optim.SGD(params, lr=lr, momentum=1 - beta, dampening=1 - beta, **options)
+
+
+def adam_type(
+    params: Iterable[Tensor], lr: float, beta: float = 0.1, beta2: float = 0.001, **options: Any
+) -> torch.optim.AdamW:
+    r"""The paper's Adam-type update as a torch optimizer.
+
+    .. math::
+        s_{t+1} = (1-\beta')s_t + \beta' G_t\circ G_t, \qquad
+        w_{t+1} = w_t - \eta\,\hat v_{t+1}/(\sqrt{\hat s_{t+1}} + \epsilon)
+
+    with bias corrections: AdamW with `betas = (1-beta, 1-beta2)`, and no weight decay unless given.
+    """
+    _checks.in_interval("adam_type", "beta", beta, 0.0, 1.0, open_low=True)
+    _checks.in_interval("adam_type", "beta2", beta2, 0.0, 1.0, open_low=True)
+    options.setdefault("weight_decay", 0.0)
+    return torch.optim.AdamW(params, lr=lr, betas=(1 - beta, 1 - beta2), **options)
 
 
 class OutputIterate(nn.Module):
@@ -23,17 +55,11 @@ class OutputIterate(nn.Module):
 
     `"random"` holds w_tau with tau uniform on {0, ..., T-1} after any number T of steps, the
     output rule of the paper's theorems (reservoir sampling: iterate t replaces the kept one with
-    probability 1/(t+1)). `"average"` holds the mean of w_0, ..., w_{T-1}, in float32 at least.
-    The last iterate is the model itself.
-
-    For ALEXR2 pass the outer optimizer: its iterates are the w_t.
-
-    With `weight`, tau has a probability proportional to the weight of w_tau (iterate t replaces
-    the kept one with probability weight_t / sum of the weights so far) and the mean is weighted.
+    the probability of its weight among those so far). `"average"` holds the mean of w_0, ...,
+    w_{T-1}, in float32 at least. The last iterate is the model itself.
 
     Args:
-        optimizer: the optimizer whose iterates are meant.
-        rule: `"random"` or `"average"`.
+        optimizer: the optimizer whose iterates are meant; for ALEXR2 the outer one.
         seed: of its own random stream; the global one is not touched.
         weight: the weight of the current parameters, asked just before each step; 0 leaves them
             out. None weighs all alike.
@@ -75,7 +101,12 @@ class OutputIterate(nn.Module):
     @torch.no_grad()
     def update(self) -> None:
         """Take note of the current parameters; a hook calls it before each step."""
-        weight = self._checked_weight()
+        weight = 1.0 if self.weight is None else float(self.weight())
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"`OutputIterate(weight=...)` must return a finite number of at least 0 but "
+                f"returned: {weight}."
+            )
         self.count += 1
         if weight == 0:
             return
@@ -83,7 +114,10 @@ class OutputIterate(nn.Module):
         self._total += weight
         parameters = parameters_of(self._optimizer)
         for parameter in parameters[len(self._kept) :]:  # all at first, later a new group
-            self._kept.append(self._wide(parameter.detach()).clone())
+            # Steps of 1/t would vanish in an average kept in bfloat16.
+            average = torch.promote_types(parameter.dtype, torch.float32)
+            dtype = parameter.dtype if self.rule == "random" else average
+            self._kept.append(parameter.detach().to(dtype, copy=True))
         if first:
             return
         if self.rule == "average":
@@ -98,31 +132,14 @@ class OutputIterate(nn.Module):
             return self.update()
         return after_closure(args, kwargs, self.update)  # which may decide the weight
 
-    def _checked_weight(self) -> float:
-        weight = 1.0 if self.weight is None else float(self.weight())
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"`OutputIterate(weight=...)` must return a finite number of at least 0 but "
-                f"returned: {weight}."
-            )
-        return weight
-
-    def _wide(self, tensor: Tensor) -> Tensor:
-        """Steps of 1/t would vanish in an average kept in bfloat16."""
-        if self.rule == "random":
-            return tensor
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the kept iterate into the model for a while (evaluation, saving)."""
         if not self._kept:
-            if self.weight is not None:
-                raise RuntimeError(
-                    "`OutputIterate.applied` has nothing to return: so far no iterate had a "
-                    "weight above 0 (no feasible iterate)."
-                )
-            raise RuntimeError("`OutputIterate.applied` needs at least one optimizer step.")
+            raise RuntimeError(
+                "`OutputIterate.applied` needs at least one optimizer step"
+                + (" with a weight above 0 (no feasible iterate)." if self.weight else ".")
+            )
         parameters = parameters_of(self._optimizer)
         current = [p.detach().clone() for p in parameters]
         with versions_kept(parameters):
@@ -139,12 +156,10 @@ class OutputIterate(nn.Module):
             parameter.copy_(value)
 
     def get_extra_state(self) -> Tensor:
-        """The kept iterate, the count, the sum of the weights and the random stream."""
         state = {"count": self.count, "total": self._total, "kept": self._kept}
         return pack({**state, "generator": self._generator.get_state()})
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore what `get_extra_state` gave."""
         state = unpack(state)
         like, kept = parameters_of(self._optimizer), state["kept"]
         shapes = [tuple(k.shape) for k in kept]
@@ -153,34 +168,27 @@ class OutputIterate(nn.Module):
                 f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes "
                 f"{shapes} but those of the optimizer differ; it belongs to another model."
             )
-        self.count = state["count"]
-        self._total = state["total"]
+        self.count, self._total = state["count"], state["total"]
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made by pickle or deepcopy attaches to the copy of the optimizer.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_handle", "_generator")} | {
-            "_random": self._generator.get_state()
-        }
+        own = {k: v for k, v in self.__dict__.items() if k not in ("_handle", "_generator")}
+        return own | {"_random": self._generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         random = state.pop("_random")
         super().__setstate__(state)
-        self._generator = torch.Generator()
-        self._generator.set_state(random)
+        self._generator = torch.Generator().set_state(random)
         self._attach()
 
 
 def project_after_step(optimizer: torch.optim.Optimizer, project: Callable[[], Any]) -> Any:
     r"""Follow each step of an optimizer by a projection, :math:`w \leftarrow \Pi_X(w)`.
 
-    Args:
-        optimizer: the optimizer whose steps are meant.
-        project: changes the parameters in place, without gradient; what it returns is ignored.
-
-    Returns:
-        A handle; `handle.remove()` ends it.
+    `project` changes the parameters in place, without gradient. Returns a handle; `handle.remove()`
+    ends it.
 
     Example:
         >>> import torch, fcco

@@ -1,0 +1,547 @@
+"""The classifiers: parameters, reading the data, predictions."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_random_state, check_X_y
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from ... import _checks
+from ..._watch import warn
+from ...tracker import NonFiniteValue
+from .._shared import report_of
+from .goals import CONSTRAINTS, AveragePrecision, Gap, Goal, OperatingPoint, WorstGroup
+from .report import TARGETS, OperatingPointReport, classifier_report, proportion
+from .table import PIECES, Array, Encoding, Groups, Part, read_groups, split_rows
+from .training import Plan, Scored, Settings, WideAndDeep, outputs, predicted, train
+
+__all__ = [
+    "AveragePrecisionClassifier", "ConstrainedClassifier", "OperatingPointClassifier",
+    "WorstGroupClassifier",
+]  # fmt: skip
+
+
+# scikit-learn reads the parameters of an estimator from the signature of its constructor, which a
+# dataclass writes from the fields of all its bases.
+@dataclass(eq=False, repr=False, kw_only=True)
+class TorchClassifier(ClassifierMixin, BaseEstimator):
+    """Base of the classifiers: a network on encoded features, trained for a goal."""
+
+    estimator: nn.Module | Callable[[int, int], nn.Module] | None = None
+    max_epochs: int | str = "auto"
+    batch_size: int | str = "auto"
+    learning_rate: float | str = "auto"
+    weight_decay: float = 0.01
+    validation_fraction: float = 0.1
+    patience: int | None = None
+    random_state: Any = None
+    device: Any = "cpu"
+    verbose: bool = False
+
+    _multiclass = False  # whether there may be more than two classes
+
+    @abc.abstractmethod
+    def _goal(self, groups: Groups) -> Goal: ...
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = self._multiclass
+        return tags
+
+    def _check(self) -> None:
+        """Refuse parameters that are out of range."""
+        name = type(self).__name__
+        for parameter in ("max_epochs", "batch_size"):
+            value = getattr(self, parameter)
+            if value != "auto":
+                _checks.integer(name, parameter, value, 1)
+        if self.learning_rate != "auto":
+            _checks.positive(name, "learning_rate", self.learning_rate)
+        _checks.at_least(name, "weight_decay", self.weight_decay, 0.0)
+        share = self.validation_fraction
+        _checks.in_interval(name, "validation_fraction", share, 0.0, 1.0, open_high=True)
+        if self.patience is not None:
+            _checks.integer(name, "patience", self.patience, 1)
+            if share == 0:
+                raise ValueError(
+                    f"`{name}(patience={self.patience})` needs validation_fraction > 0: epochs are "
+                    "compared on the validation part."
+                )
+
+    # Training.
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train on features, (n, d), and classes, (n,); positive is the second of `classes_`."""
+        self._check()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        groups = Groups((), np.zeros((len(X), 0), dtype=bool))
+        self._fit(X, self._read_labels(y), groups, check_random_state(self.random_state))
+        return self
+
+    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> dict[str, Scored]:
+        """Train on checked data; returns the scores, minus the threshold, of the parts."""
+        name = type(self).__name__
+        cells = np.column_stack([label, groups.members])
+        rows, held = split_rows(cells, self.validation_fraction, random)
+        self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
+        parts = {"training": self._part(X, label, groups, rows)}
+        if len(held):
+            parts["validation"] = self._part(X, label, groups, held)
+        part, goal = parts["training"], self._goal(groups)
+        settings = self._settings(goal, len(rows), random)
+        diverged = (
+            f"`{name}.fit` diverged: the loss or the network's output is NaN or infinite. Lower "
+            f"`learning_rate`, now {settings.learning_rate:g}."
+        )
+        cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+        with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
+            torch.manual_seed(settings.seed)
+            module = self._module(part.x[:2], X.shape[1])
+            try:
+                found = train(module, goal, part, parts.get("validation"), settings)
+            except NonFiniteValue as error:
+                raise ValueError(diverged) from error
+        self.module_, (self.objective_, self.history_) = module, found
+        scores = {each: outputs(module, rows.x) for each, rows in parts.items()}
+        if not bool(scores["training"].isfinite().all()):
+            raise ValueError(diverged)
+        low, high = scores["training"].aminmax()
+        if self.estimator is not None and low >= 0 and high <= 1:
+            warn(
+                f"`{name}(estimator=...)` returned only values between 0 and 1 for the training "
+                "part: they are read as logits. Has it a Sigmoid or Softmax at its end? Leave that "
+                "out."
+            )
+        last = list(parts)[-1]
+        self.threshold_ = goal.threshold(scores[last], parts[last])
+        scored = {each: (scores[each] - self.threshold_, rows) for each, rows in parts.items()}
+        gap = goal.gap(*scored.values())
+        if gap > 2 * goal.tolerance:
+            warnings.warn(
+                f"`{name}.fit` ended after {len(self.history_)} epochs with a gap of {gap:.3g} "
+                f"with tolerance={goal.tolerance:g}, on its own rows. Raise `max_epochs`.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        trained = report_of(self.objective_)
+        self.report_: Any = classifier_report(goal, groups.names, scored, trained)
+        return scored
+
+    def _read_labels(self, y: Array) -> Array:
+        check_classification_targets(y)
+        self.classes_, label = np.unique(y, return_inverse=True)
+        number = len(self.classes_)
+        if number < 2:
+            only = self.classes_[0]
+            raise ValueError(f"`fit(y=...)` must hold 2 classes but holds one class: {only!r}.")
+        if number > 2 and not self._multiclass:
+            raise ValueError(  # scikit-learn asks for the first words
+                "Only binary classification is supported. The type of the target is multiclass: "
+                f"`{type(self).__name__}.fit(y=...)` must hold 2 classes but holds {number}."
+            )
+        return label
+
+    def _part(self, X: Array, label: Array, groups: Groups, rows: Array) -> Part:
+        y, members = torch.as_tensor(label[rows]), torch.as_tensor(groups.members[rows])
+        return Part(*(each.to(self.device) for each in (self.encoding_(X[rows]), y, members)))
+
+    def _module(self, x: Tensor, features: int) -> nn.Module:
+        """The network, tried on a few rows."""
+        classes, call = len(self.classes_), f"`{type(self).__name__}(estimator=...)` must"
+        number = 1 if classes == 2 else classes
+        if self.estimator is None:
+            return WideAndDeep(self.encoding_, number).to(self.device, torch.float32)
+        module: Any = self.estimator
+        made = isinstance(module, Callable) and not isinstance(module, nn.Module)
+        module = module(features, number) if made else copy.deepcopy(module)
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"{call} be a torch.nn.Module or a function of the numbers of features and outputs "
+                f"that returns one, but {'returned' if made else 'is'}: {module!r}."
+            )
+        module.to(self.device, torch.float32)  # as the features
+        with torch.no_grad():
+            returned = module.eval()(x)
+        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned)
+        if found != (len(x), number) and (classes > 2 or found != (len(x),)):
+            wanted = "one logit, of the second class" if classes == 2 else "a logit for each class"
+            raise ValueError(
+                f"{call} return {wanted}, but for {len(x)} rows and {classes} classes it returned "
+                f"the shape or type {found}."
+            )
+        return module
+
+    def _settings(self, goal: Goal, number: int, random: np.random.RandomState) -> Settings:
+        plan = goal.plan if self.estimator is None else Plan()
+        size, epochs, rate = self.batch_size, self.max_epochs, self.learning_rate
+        size = plan.batch_size(number) if size == "auto" else int(size)
+        planned = plan.epochs(number, size)
+        first = planned if epochs == "auto" else int(epochs)
+        rate = plan.learning_rate if rate == "auto" else float(rate)
+        return Settings(
+            max_epochs=max(1, int(goal.epochs_share * first)),
+            more_epochs=2 * planned if epochs == "auto" else 0,
+            batch_size=size,
+            learning_rate=goal.rate_share * rate,
+            weight_decay=self.weight_decay,
+            patience=self.patience,
+            seed=int(random.randint(2**31 - 1)),
+            verbose=self.verbose,
+        )
+
+    # Predictions.
+
+    def _read(self, X: Any) -> Array:
+        """Features of a table, (n, d), float64."""
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def decision_function(self, X: Any) -> Array:
+        """The score of the second of two classes, (n,); or of each class, (n, classes)."""
+        check_is_fitted(self)
+        x = self.encoding_(self._read(X)).to(self.device)
+        scores = outputs(self.module_.to(self.device), x).cpu()  # `set_params(device=...)`
+        if len(self.classes_) > 2:
+            return scores.numpy()
+        return (scores.reshape(-1) - self.threshold_).numpy()
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each class, (n, classes); the larger of two is that predicted.
+
+        Under a constraint these are scores between 0 and 1 rather than frequencies.
+        """
+        scores = torch.as_tensor(self.decision_function(X))
+        if scores.dim() == 2:
+            return scores.softmax(1).numpy()
+        return torch.stack([(-scores).sigmoid(), scores.sigmoid()], dim=1).numpy()
+
+    def predict(self, X: Any) -> Array:
+        """The class of each sample."""
+        scores = self.decision_function(X)
+        return self.classes_[scores.argmax(1) if scores.ndim == 2 else (scores > 0) * 1]
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GroupClassifier(TorchClassifier):
+    """Base of the classifiers that look at groups."""
+
+    sensitive_features: Any = None
+
+    def fit(self, X: Any, y: Any, *, sensitive_features: Any = None) -> Any:
+        """Train on features, (n, d), classes, (n,), and the groups of the samples.
+
+        Args:
+            X: features.
+            y: classes, of any type.
+            sensitive_features: a column of any values, or several columns whose combinations are
+                the groups; a boolean table with a column for each group, or a list of the groups
+                of each sample, where groups may overlap and samples be in none. Rows are matched
+                by position; None and NaN are values like others.
+        """
+        self._check()
+        if self.sensitive_features is None:
+            X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        else:
+            if sensitive_features is not None:
+                raise ValueError(
+                    f"`{type(self).__name__}(sensitive_features={self.sensitive_features!r})` "
+                    "names columns of X already: leave `fit(sensitive_features=...)` out."
+                )
+            X, sensitive_features = self._without_groups(X, reset=True)
+            X, y = check_X_y(X, y, dtype="float64", ensure_min_samples=2, estimator=self)
+        label, groups = self._read_labels(y), self._groups(sensitive_features, len(X))
+        self._fit(X, label, groups, check_random_state(self.random_state))
+        return self
+
+    def _groups(self, sensitive_features: Any, number: int) -> Groups:
+        if sensitive_features is None:
+            groups, what = Groups(("all",), np.ones((number, 1), dtype=bool)), "was not given"
+        else:
+            groups, what = read_groups(sensitive_features, number), "has one value"
+            if not groups.members.any():
+                raise ValueError("`fit(sensitive_features=...)` has no sample that is in a group.")
+        if len(groups.names) < 2:
+            warn(
+                f"`{type(self).__name__}.fit(sensitive_features=...)` {what}: all samples are one "
+                "group, there is nothing to compare, and this is plain training."
+            )
+        return groups
+
+    def _without_groups(self, X: Any, reset: bool) -> tuple[Array, Any]:
+        """X without the columns that hold the groups, and these columns."""
+        validate_data(self, X, skip_check_array=True, reset=reset)
+        any_type: Any = None
+        table = check_array(X, dtype=any_type, ensure_all_finite=False, estimator=self)
+        known: list[str] = list(vars(self).get("feature_names_in_", ()))  # of a frame
+        wanted = self.sensitive_features
+        wanted = [wanted] if isinstance(wanted, (str, int, np.integer)) else list(wanted)
+        for name in wanted:
+            if name not in (known if isinstance(name, str) else range(table.shape[1])):
+                raise ValueError(
+                    f"`{type(self).__name__}(sensitive_features={self.sensitive_features!r})` "
+                    f"names a column that X does not have: {name!r}. X has "
+                    + (f"the columns {known}." if known else f"{table.shape[1]} columns.")
+                )
+        places = [known.index(name) if isinstance(name, str) else int(name) for name in wanted]
+        # Columns of a frame keep their types: booleans are overlapping groups here too.
+        groups = X[[known[k] for k in places]] if known else table[:, places]
+        return np.delete(table, places, axis=1), groups
+
+    def _read(self, X: Any) -> Array:
+        if self.sensitive_features is None:
+            return super()._read(X)
+        return check_array(self._without_groups(X, False)[0], dtype="float64", estimator=self)
+
+
+@dataclass(eq=False, repr=False)
+class ConstrainedClassifier(GroupClassifier):
+    r"""Minimise the loss while rates or losses of groups differ by at most a tolerance.
+
+    .. math::
+        \min_w\; \mathbb E\,\ell(w; x, y) \qquad\text{subject to}\qquad
+        r_a(w) - r_b(w) \le \text{tolerance} \quad\text{for all groups } a, b,
+
+    by `fcco.constrained`, where r_a is
+
+    | `constraint` | r_a |
+    |---|---|
+    | `"demographic_parity"` | share of group a that is predicted positive |
+    | `"tpr"` | the same among its positives, the true-positive rate |
+    | `"fpr"` | the same among its negatives, the false-positive rate |
+    | `"equalized_odds"` | both rates, each with the tolerance |
+    | `"group_loss"` | mean cross-entropy of group a, with that of all samples as r_b |
+
+    Positive is the second of the two `classes_`; `"group_loss"` is for any number of classes.
+    Rates count predictions (`fcco.Measured`): the constraint is on what `predict` returns.
+    Rates of few samples are uncertain: training aims at the tolerance minus one standard error, but
+    at least a quarter of it, so that the tolerance also holds on new data as far as the number of
+    samples allows.
+
+    Args:
+        constraint: see above.
+        tolerance: the largest difference.
+        estimator: a network, or a function of the numbers of features and outputs that makes one.
+            It gets scaled features and returns a logit, or one for each of more than two classes.
+            None: the sum of a linear function of the features and their piecewise linear encoding
+            (up to 8 pieces each), and of a network with two hidden layers of 16 units; the linear
+            function is fitted first.
+        sensitive_features: columns of X that hold the groups, by name or number, instead of
+            `fit(sensitive_features=...)`. They are not features then.
+        max_epochs: passes over the training part. `"auto"`: 4, or as many as make 64 steps; up to
+            three times as many while the tolerance is not kept. With an `estimator` of yours 8, or
+            300 steps, as it is not fitted first.
+        batch_size: rows in a step. `"auto"`: a sixteenth of them, between 128 and 2,048; a
+            sixty-fourth with an `estimator` of yours.
+        learning_rate: the largest of the schedule of AdamW: it rises over the first tenth of the
+            steps and then falls to 0.3 of that.
+            `"auto"`: 0.02; 0.005 with an `estimator` of yours.
+        weight_decay: of AdamW.
+        validation_fraction: share of the rows that are not trained on, the same of every group and
+            label. The epoch that is best on them is kept; with 0 the last.
+        patience: end training after so many epochs without a better one; None: do not.
+        random_state: a seed, a `numpy.random.RandomState`, or None.
+        device: where to train and predict, such as "cuda".
+        verbose: print the figures of each epoch.
+
+    Attributes:
+        module_: the network, whose input `encoding_` makes of a table.
+        objective_: the objective of the training; None where nothing was constrained.
+        history_: the figures of each epoch.
+        report_: a `ClassifierReport`.
+        threshold_: what `decision_function` subtracts from the output of the network.
+
+    Example:
+        >>> import numpy as np
+        >>> from fcco.integrations.sklearn import ConstrainedClassifier
+        >>> random = np.random.default_rng(0)
+        >>> group = random.choice(["a", "b"], 2000)
+        >>> X = random.normal(size=(2000, 3)) + (group == "a")[:, None]
+        >>> y = X[:, 0] + random.normal(size=2000) > 0.5
+        >>> model = ConstrainedClassifier("demographic_parity", random_state=0)
+        >>> chosen = model.fit(X, y, sensitive_features=group).predict(X)
+        >>> bool(abs(chosen[group == "a"].mean() - chosen[group == "b"].mean()) < 0.03)
+        True
+    """
+
+    constraint: str = "equalized_odds"
+    tolerance: float = 0.02
+
+    @property
+    def _multiclass(self) -> bool:
+        return self.constraint == "group_loss"
+
+    def _check(self) -> None:
+        super()._check()
+        call, tolerance = "ConstrainedClassifier", self.tolerance
+        _checks.one_of(call, "constraint", self.constraint, CONSTRAINTS)
+        _checks.in_interval(call, "tolerance", tolerance, 0.0, math.inf, open_high=True)
+
+    def _goal(self, groups: Groups) -> Goal:
+        return Gap(self.constraint, self.tolerance, groups)
+
+
+@dataclass(eq=False, repr=False)
+class WorstGroupClassifier(GroupClassifier):
+    r"""Minimise the average loss of the worst groups.
+
+    .. math::
+        \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr), \qquad r = \text{worst},
+
+    by `fcco.CVaRGroupDRO`: L_i is the mean cross-entropy of group i, and CVaR the mean of the
+    largest r n of them. For any number of classes and of groups.
+
+    Args:
+        worst: r, the share of groups that count; 1 for all alike.
+
+    The others as in `ConstrainedClassifier`; `"auto"` always stands for what it does there with an
+    `estimator` of yours.
+
+    Example:
+        >>> import numpy as np
+        >>> from fcco.integrations.sklearn import WorstGroupClassifier
+        >>> random = np.random.default_rng(0)
+        >>> X, rare = random.normal(size=(2000, 3)), random.random(2000) < 0.1
+        >>> y = np.where(rare, X[:, 0] - X[:, 1] > 0, X[:, 0] + X[:, 1] > 0)
+        >>> model = WorstGroupClassifier(worst=0.5, random_state=0)
+        >>> model = model.fit(X, y, sensitive_features=rare)
+        >>> worse = max(group.loss for group in model.report_.training.groups)
+        >>> worse < 0.8
+        True
+    """
+
+    worst: float = 0.15
+    _multiclass = True
+
+    def _check(self) -> None:
+        super()._check()
+        _checks.in_interval("WorstGroupClassifier", "worst", self.worst, 0.0, 1.0, open_low=True)
+
+    def _goal(self, groups: Groups) -> Goal:
+        return WorstGroup(self.worst, groups.names)
+
+
+@dataclass(eq=False, repr=False)
+class OperatingPointClassifier(TorchClassifier):
+    r"""Make one rate as large as possible while another keeps a limit, and say what holds.
+
+    | `constraint` | limit | as large as possible |
+    |---|---|---|
+    | `"precision"` | precision at least `limit` | recall |
+    | `"recall"` | recall at least `limit` | precision |
+    | `"fpr"` | false-positive rate at most `limit` | recall, the true-positive rate |
+
+    The network is trained with cross-entropy under the constraint, by `fcco.constrained`; precision
+    p is linear in the predictions h, :math:`p\,\mathbb E\,h \le \mathbb E\,h y`. Then the threshold
+    is set on the validation part: the best that keeps the limit with the given confidence or, with
+    too few samples for that, as measured. At last both rates are counted on the test part, which
+    was used for nothing else, and `report_` states their exact bounds (see `binomial_bound`).
+
+    Args:
+        constraint: see above.
+        limit: of the constraint.
+        confidence: of the bounds.
+        test_fraction: share of the rows that are kept for the bounds.
+        validation_fraction: share of the other rows on which epoch and threshold are chosen.
+
+    The others as in `WorstGroupClassifier`.
+
+    Attributes:
+        report_: an `OperatingPointReport`.
+
+    Example:
+        >>> import numpy as np
+        >>> from fcco.integrations.sklearn import OperatingPointClassifier
+        >>> random = np.random.default_rng(0)
+        >>> X = random.normal(size=(4000, 3))
+        >>> y = X[:, 0] + 0.5 * random.normal(size=4000) > 0.5
+        >>> model = OperatingPointClassifier("precision", 0.9, random_state=0).fit(X, y)
+        >>> precision, recall = model.report_.tested
+        >>> precision.measured > 0.85 and recall.measured > 0.3
+        True
+
+    References:
+        C. J. Clopper and E. S. Pearson, The use of confidence or fiducial limits illustrated in the
+        case of the binomial, 1934.
+    """
+
+    constraint: str = "precision"
+    limit: float = 0.9
+    _: KW_ONLY
+    confidence: float = 0.95
+    test_fraction: float = 0.2
+    validation_fraction: float = 0.2
+
+    def _check(self) -> None:
+        super()._check()
+        name = "OperatingPointClassifier"
+        _checks.one_of(name, "constraint", self.constraint, tuple(TARGETS))
+        for parameter in ("limit", "confidence", "test_fraction", "validation_fraction"):
+            value = getattr(self, parameter)
+            _checks.in_interval(name, parameter, value, 0.0, 1.0, open_low=True, open_high=True)
+
+    def _goal(self, groups: Groups) -> Goal:
+        return OperatingPoint(self.constraint, self.limit, self.confidence)
+
+    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> dict[str, Scored]:
+        rows, test = split_rows(label[:, None], self.test_fraction, random)
+        if min(len(test), len(rows) * self.validation_fraction) < 1:
+            raise ValueError(
+                f"`OperatingPointClassifier.fit(X=...)` has {len(X)} samples, too few for a test "
+                f"part of {self.test_fraction:g} of them and a validation part of "
+                f"{self.validation_fraction:g} of the others."
+            )
+        kept = Groups((), groups.members[rows])
+        scored = super()._fit(X[rows], label[rows], kept, random)
+        part = self._part(X, label, groups, test)
+        tested = outputs(self.module_, part.x) - self.threshold_
+        rates: Any = [
+            tuple(
+                proportion(rate, predicted(scores), rows.y, self.confidence)
+                for rate in (self.constraint, TARGETS[self.constraint])
+            )
+            for scores, rows in (scored["validation"], (tested, part))
+        ]
+        asked: Any = self.constraint, self.limit, self.confidence, self.threshold_
+        self.report_ = OperatingPointReport(*asked, *rates, training=self.report_)
+        return scored
+
+
+@dataclass(eq=False, repr=False)
+class AveragePrecisionClassifier(TorchClassifier):
+    r"""Maximise average precision, for rare positives.
+
+    Half of the epochs train with cross-entropy, by `fcco.xrisk.warm_start`, the others by
+    `fcco.xrisk.AveragePrecision`, with 0.3 of the learning rate and batches in which a quarter are
+    positives. What is trained is the order of the scores. `predict` cuts them at the threshold that
+    was best for the accuracy, on the validation part if there is one.
+
+    Args:
+        max_epochs: passes over the training part, half of them with each loss and at least one.
+
+    The others as in `WorstGroupClassifier`.
+
+    Example:
+        >>> import numpy as np
+        >>> from fcco.integrations.sklearn import AveragePrecisionClassifier
+        >>> random = np.random.default_rng(0)
+        >>> X = random.normal(size=(2000, 3))
+        >>> y = X[:, 0] * X[:, 1] > 1.5
+        >>> model = AveragePrecisionClassifier(random_state=0).fit(X, y)
+        >>> model.report_.training.value > 0.8
+        True
+    """
+
+    def _goal(self, groups: Groups) -> Goal:
+        return AveragePrecision()

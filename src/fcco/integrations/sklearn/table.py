@@ -1,0 +1,186 @@
+"""How a table becomes tensors: the groups of its rows, encoded features, parts of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.preprocessing import MultiLabelBinarizer
+from torch import Tensor
+
+__all__ = ["PIECES", "Array", "Encoding", "Groups", "Part", "distinct", "read_groups", "split_rows"]
+
+Array = NDArray[Any]
+
+PIECES = 8
+"""Pieces of a column, for the network that is made here."""
+
+FAR = 1e15
+"""Scaled features are at most this, so that the network's sums stay within float32."""
+
+KNOT_ROWS = 8192
+"""Rows that knots are taken from, at most."""
+
+
+class Part(NamedTuple):
+    """Rows of a table: features, (n, d), classes, (n,), and memberships in groups, (n, G)."""
+
+    x: Tensor
+    y: Tensor
+    members: Tensor
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and classes of some rows."""
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+
+class Groups(NamedTuple):
+    """The names of G groups and who is in them, (n, G); a row may have none or several."""
+
+    names: tuple[str, ...]
+    members: NDArray[np.bool_]
+
+
+def read_groups(sensitive_features: Any, number: int) -> Groups:
+    """The groups of `number` samples, in any of the forms that `fit` takes them in."""
+    given: Any = sensitive_features
+    if not isinstance(given, (list, tuple)):
+        given = np.asarray(given)
+    column = isinstance(given, (list, tuple)) or (given.ndim == 1 and given.dtype == object)
+    if column and any(isinstance(row, _LISTS) for row in given):
+        return _from_lists(given, number)
+    table = np.asarray(given)
+    if table.shape[:1] != (number,) or table.ndim not in (1, 2):
+        raise ValueError(
+            f"`fit(sensitive_features=...)` must have one row for each of the {number} samples of "
+            f"X but has shape: {table.shape}."
+        )
+    if table.ndim == 2 and table.dtype == bool and table.shape[1] > 1:
+        numbered = [f"group {k}" for k in range(table.shape[1])]
+        return Groups(distinct(map(str, getattr(sensitive_features, "columns", numbered))), table)
+    columns = table.reshape(number, -1).T
+    keys = np.array([_codes(column) for column in columns]).T
+    _, first, code = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    names = distinct(", ".join(str(column[row]) for column in columns) for row in first)
+    return Groups(names, code.reshape(-1, 1) == np.arange(len(names)))
+
+
+_LISTS = (list, tuple, set, frozenset, np.ndarray)
+
+
+def _from_lists(rows: Any, number: int) -> Groups:
+    call = "`fit(sensitive_features=...)` must list the"
+    if len(rows) != number:
+        raise ValueError(
+            f"{call} groups of each of the {number} samples of X but lists those of {len(rows)}."
+        )
+    for k, row in enumerate(rows):
+        if not isinstance(row, _LISTS):
+            raise ValueError(
+                f"{call} groups of each sample, [] for none, but has for sample {k}: {row!r}."
+            )
+    if any(isinstance(name, (bool, np.bool_)) for row in rows for name in row):
+        raise ValueError(
+            f"{call} names of groups but lists booleans. A table with a column for each group must "
+            "be an array: np.array(sensitive_features)."
+        )
+    binarizer = MultiLabelBinarizer()
+    members: Any = binarizer.fit_transform([[str(name) for name in row] for row in rows])
+    return Groups(tuple(binarizer.classes_), members.astype(bool))
+
+
+def _codes(column: Array) -> Array:
+    """A number for each value of a column; objects are equal if they are written alike."""
+    # NaN differs from itself, and None cannot be compared with a string: both are values here.
+    values = column.astype(str) if column.dtype == object else column
+    return np.unique(values, return_inverse=True)[1]
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, where equal ones get a number: groups and constraints are looked up by name."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(found)
+
+
+def split_rows(
+    cells: Array, fraction: float, random: np.random.RandomState
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to stay, and a share of rows to set aside: the same of every cell.
+
+    The cell of a sample is its row of `cells`, (n, k): its label and groups.
+    """
+    number = len(cells)
+    # One number for each row, which is much faster to sort. Two cells that share it are one.
+    weights = np.random.RandomState(0).randint(1, 2**31, cells.shape[1])
+    cell = cells.astype(np.int64) @ weights
+    # Rows in the order of their cells, at random within each: every k-th of them is set aside.
+    order = np.lexsort((random.random_sample(number), cell))
+    marks = np.floor(np.arange(number + 1) * fraction + random.random_sample())
+    aside = np.diff(marks) > 0
+    return np.sort(order[~aside]), np.sort(order[aside])
+
+
+class Encoding(NamedTuple):
+    r"""Scales features and, with knots, adds piecewise linear functions of them.
+
+    A column x with knots :math:`t_0 < \dots < t_k` is followed, after all columns, by k more
+
+    .. math::
+        e_j(x) = \min\bigl(\max\bigl(\tfrac{x - t_{j-1}}{t_j - t_{j-1}}, 0\bigr), 1\bigr).
+
+    All have mean 0 and deviation 1 over the rows that the encoding was made from. Knots are
+    quantiles of the distinct values: a column that is mostly 0 is cut where its other values are.
+
+    References:
+        Y. Gorishniy, I. Rubachev and A. Babenko, On embeddings for numerical features in tabular
+        deep learning, 2022.
+    """
+
+    knots: tuple[Array | None, ...]
+    mean: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, X: Array, pieces: int) -> Encoding:
+        """The encoding of rows, (n, d), with at most so many pieces of a column; 1 only scales."""
+        some = X[:: -(-len(X) // KNOT_ROWS)]
+        knots = tuple(_knots(column, pieces) for column in some.T)
+        tables = [X, *cls(knots, np.zeros(0), np.zeros(0)).pieces(X)]
+        scale = np.concatenate([table.std(0) for table in tables])
+        # Rounding gives a column of equal numbers such as 0.1 a deviation of 1e-17, not 0.
+        scale[np.concatenate([table.min(0) == table.max(0) for table in tables])] = 1.0
+        return cls(knots, np.concatenate([table.mean(0) for table in tables]), scale)
+
+    def pieces(self, X: Array) -> list[Array]:
+        """The pieces of each column that has knots, not scaled."""
+        return [
+            np.clip((column[:, None] - knots[:-1]) / np.diff(knots), 0.0, 1.0)
+            for column, knots in zip(X.T, self.knots, strict=True)
+            if knots is not None
+        ]
+
+    def __call__(self, X: Array) -> Tensor:
+        """The encoded table, float32."""
+        found, start = np.empty((len(X), len(self.mean)), dtype=np.float32), 0
+        for table in (X, *self.pieces(X)):
+            end = start + table.shape[1]
+            scaled = (table - self.mean[start:end]) / self.scale[start:end]
+            found[:, start:end] = np.clip(scaled, -FAR, FAR)
+            start = end
+        return torch.as_tensor(found)
+
+
+def _knots(column: Array, pieces: int) -> Array | None:
+    values = np.unique(column) if pieces > 1 else column[:1]
+    number = min(pieces, len(values) - 1)
+    if number < 2:  # a straight line, which the scaled column is already
+        return None
+    return np.unique(np.quantile(values, np.linspace(0, 1, number + 1)))

@@ -1,0 +1,168 @@
+"""Build an objective of a method: `constrained` for limits, the others for any outer function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _checks
+from ..constraints import ConstrainedObjective
+from ..group_dro import OnlineGroupDRO
+from ..objective import Compositional
+from ..outer import AbstractOuter
+from ..terms import AbstractTerm
+from ..terms.limits import Limit, Tolerance, bounds
+from .registry import ALIASES, METHODS, ROWS, settings_of
+from .settings import Problem, Settings
+
+__all__ = ["alexr", "alexr2", "constrained", "ooa", "sonex", "sonx", "sox"]
+
+_WORDS = (*(row.name for row in ROWS if "limits" in row.use), *ALIASES)
+
+
+def constrained(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    limits: Mapping[str, Limit] | Sequence[str] | int,
+    method: str | Settings = "multipliers",
+    *,
+    tolerance: Tolerance | None = None,
+    margin: float = 0.0,
+    objective: AbstractTerm | None = None,
+    process_group: Any = "auto",
+    offload: bool = False,
+    **settings: Any,
+) -> ConstrainedObjective:
+    r"""Minimise g0(w) while values g_i(w) keep their limits, by the method of your choice.
+
+    | limit | meaning |
+    |---|---|
+    | `{"women": 0.5}` | at most 0.5 |
+    | `{"recall": fcco.AtLeast(0.9)}` | at least 0.9 |
+    | `{"mean": (0.20, 0.26)}` | between the two; None for a side that is open |
+    | `{"calibration": fcco.Equal(0.0)}` | equal to 0 |
+
+    Limits of all kinds may be mixed. The multiplier of a lower limit is negative.
+
+    Every method is called in the same way: with a function that returns `(loss, values)`. Then
+    `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
+    loops and for switching, one around it. `violation()`, `multipliers()`, `report()` and
+    `state_dict()` mean the same for each; `value()` is the constraint part as the method sees it.
+
+    Args:
+        limits: by name, as above; or the names, or their number m, with `tolerance` as the limit.
+        method: a word, with its settings as further keywords, or the settings themselves:
+            `method="sonex", smoothing=0.1, penalty=10` is `method=Sonex(smoothing=0.1,
+            penalty=10)`. `"multipliers"` needs none. `fcco.methods.table("limits")` has them all.
+        tolerance: one limit or one per constraint, where `limits` has none; 0 unless given.
+        margin: train for that much less than an upper limit and more than a lower one (not for
+            equalities).
+        objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
+            tracker and outer function are its own. The function then returns `{"objective":
+            entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict likewise.
+        process_group: see `Compositional`.
+        offload: see `Compositional`.
+        settings: of a method that was given by a word.
+
+    Example:
+        Minimise (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
+
+        >>> import torch, fcco
+        >>> model = torch.nn.Linear(1, 1, bias=False).double()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> objective = fcco.constrained(
+        ...     model, optimizer, {"w": 0.3}, "sonex", smoothing=0.02, penalty=20.0, gamma=1.0)
+        >>> def loss_and_value():
+        ...     w = model.weight.view(())
+        ...     return (w - 1).square() / 2, {"w": w}
+        >>> for _ in range(500):
+        ...     objective(loss_and_value).backward()
+        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
+        >>> round(model.weight.item() - 0.3, 3), round(objective.multipliers()["w"], 2)
+        (0.014, 0.69)
+    """
+    if isinstance(method, Settings):
+        if settings:
+            raise ValueError(
+                f"`constrained(method={type(method).__name__}(...))` has its settings already: "
+                f"leave `{next(iter(settings))}` out, or give the method by its word."
+            )
+        chosen = method
+    else:
+        if method not in _WORDS:
+            _checks.one_of("constrained", "method", method, _WORDS)
+        call = f"constrained(method={method!r})"
+        chosen = settings_of(call, ALIASES.get(method, method), settings)
+    if objective is not None and not chosen.couples:
+        words = [word for word in _WORDS if word in METHODS and METHODS[word].couples]
+        raise ValueError(
+            f"`constrained(method={chosen.word!r})` takes no `objective`, a coupled term of the "
+            f"objective: that needs a method on tracked values, {', '.join(words)}."
+        )
+    if isinstance(limits, Mapping):
+        where = "constrained(limits={...})"
+        if tolerance is not None:
+            raise ValueError(f"`{where}` says each limit already: leave `tolerance` out.")
+        if all(type(limit) is float and math.isfinite(limit) for limit in limits.values()):
+            tolerance = torch.tensor(list(limits.values()), dtype=torch.float64)
+        else:
+            tolerance = [bounds(where, *each) for each in limits.items()]
+    elif isinstance(limits, str):
+        raise ValueError(
+            "`constrained(limits=...)` must be a dict of limits, a list of names or a number but "
+            f"is one string: {limits!r}."
+        )
+    names = tuple(limits) if isinstance(limits, Iterable) else None
+    number: Any = limits if names is None else len(names)
+    if not names:
+        _checks.integer("constrained", "limits", number, 1)
+    tolerance = 0.0 if tolerance is None else tolerance
+    bound = {"tolerance": tolerance, "margin": margin, "names": names}
+    return chosen.build(
+        Problem(model, optimizer, int(number), bound, objective, process_group, offload)
+    )
+
+
+def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:
+    def build(
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        outer: AbstractOuter,
+        num_inner: int,
+        *,
+        process_group: Any = "auto",
+        offload: bool = False,
+        **settings: Any,
+    ) -> Compositional:
+        chosen: Any = settings_of(word, word, {**defaults, **settings, "outer": outer})
+        term, stepped = chosen.term(model, num_inner, {}), chosen.stepped(optimizer)
+        return Compositional(model, stepped, term, process_group=process_group, offload=offload)
+
+    build.__name__ = build.__qualname__ = word
+    build.__doc__ = f"The mean of `outer` over `num_inner` blocks, by `{METHODS[word].__name__}`."
+    return build
+
+
+# For any outer function: `sonex(model, optimizer, outer, num_inner, **settings)`.
+sonex = _recipe("sonex", smoothing="auto")
+alexr2 = _recipe("alexr2", smoothing="auto")
+sonx, sox = _recipe("sonx"), _recipe("sox")
+alexr = _recipe("alexr", version="v1", dual_step=1.0, theta=0.0)
+
+
+def ooa(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_groups: int,
+    *,
+    process_group: Any = "auto",
+    **settings: Any,
+) -> OnlineGroupDRO:
+    """The worst of `num_groups` groups by `Ooa`, with its settings."""
+    chosen: Any = settings_of("ooa", "ooa", settings)
+    term = chosen.term(model, num_groups)
+    return OnlineGroupDRO(model, optimizer, term, process_group=process_group)

@@ -1,0 +1,400 @@
+r"""Proximal points with multipliers: OSS (virtual queues) and ICPPAC (constraint extrapolation).
+
+Round k approximately solves the strongly convex problem
+
+.. math::
+    \min_x\; g_0(x) + c\|x - w_k\|^2 \quad\text{s.t.}\quad
+    \phi_i(x) = g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
+
+by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Step
+`objective.optimizer`, a `ProximalRound`, which adds the pull to w_k and makes the steps with yours.
+
+The rules use derivatives of the constraints along a step, J v, by differentiating their backward
+pass, averaged over the ranks of DDP; FSDP2 is refused. Of several batches before one step the
+queues take the mean, and ConEx moves the multipliers by the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._derivatives import Linearised
+from .._distributed import find_group
+from ..constraints import ConstrainedObjective
+from ..optim.wrapper import SharedGroupsOptimizer
+from ..previous import PreviousParameters
+from ..previous.swap import any_sharded, parameters_at
+from ..terms.unsampled import UnsampledTerm
+from ..tracker import NonFiniteValue, Tracked
+from .settings import Problem, Settings
+
+__all__ = ["ConstantConEx", "Icppac", "LagrangianTerm", "Oss", "ProximalRound", "VirtualQueue"]
+
+Number = float | Tensor
+
+
+# How the multipliers move. Both rules are pure and branch-free; their numbers may be tensors.
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualQueue:
+    """OSS: queues that collect the violations, linearised along the step that was made."""
+
+    warm_start: bool = False
+    follows_step: ClassVar[bool] = True
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        """The next y = Q/V, from l_t and l_{t-1}, with the source's V = sqrt(T)."""
+        return (y + now / _root(steps)).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        """A factor of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
+        return 1 / (2 * _root(steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantConEx:
+    """ICPPAC: extrapolated values, linearised along the step before; constants as in its tests."""
+
+    warm_start: bool = True
+    tau: float = 10.0
+    theta: float = 0.1
+    follows_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _checks.positive("icppac", "tau", self.tau)
+        _checks.at_least("icppac", "theta", self.theta, 0.0)
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        # In the first step of a round `before` is `now`: it is not extrapolated.
+        ahead = (1 + self.theta) * now - self.theta * before
+        return (y + ahead / self.tau).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        return 1.0
+
+
+def _root(count: Number) -> Number:
+    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
+
+
+def regularised(values: Tensor, change: Tensor, proximal: Tensor) -> Tensor:
+    """L = phi(x) + <grad phi(x), v> from g(x) - tolerance, <grad g(x), v> and the proximal part."""
+    return values + change + proximal.to(values)
+
+
+def proximal_value(away: Tensor, move: Tensor) -> Tensor:
+    """|x - w|^2 + 2 <x - w, v>, from x - w and v."""
+    return torch.sum(away * (away + 2 * move))
+
+
+def pull_strength(coefficient: Number, total: Tensor) -> Tensor:
+    """2c (1 + sum_i y_i), the factor of x - w in the gradient of the Lagrangian."""
+    return 2 * coefficient * (1 + total)
+
+
+def running_average(average: Tensor, point: Tensor, count: int | Tensor) -> Tensor:
+    """The average with one more point; `count` has this one."""
+    share = 1 / count
+    point = point.to(average)
+    return torch.lerp(average, point, share.to(point) if isinstance(share, Tensor) else share)
+
+
+# The primal steps.
+
+
+class ProximalRound(SharedGroupsOptimizer):
+    r"""The primal part of OSS and ICPPAC as an optimizer: step it like any other.
+
+    .. math::
+        x_{t+1} = x_t - \eta_t\bigl(G_t + 2c(1 + \textstyle\sum_i y_i)(x_t - w)\bigr),
+            \quad x_0 = w, \qquad
+        w^+ = \frac1T\sum_t x_{t+1}
+
+    G_t is the gradient in `.grad`; the pull to the anchor w is added here, because the proximal
+    term is part of the objective and of every constraint. `primal` makes the steps: plain SGD is
+    the method itself, and the momentum of others survives the jump to the average.
+    """
+
+    term: LagrangianTerm  # holds the y_i, and is told of a move where its rule follows the step
+
+    def __init__(
+        self,
+        primal: torch.optim.Optimizer,
+        coefficient: float,
+        inner_steps: int,
+        rule: VirtualQueue | ConstantConEx,
+    ) -> None:
+        _checks.integer("constrained", "inner_steps", inner_steps, 1)
+        super().__init__(primal)
+        self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
+        self.inner_step, self.round = 0, 0
+        self._anchor: list[Tensor] = []  # w and the average of x, one tensor per parameter
+        self._average: list[Tensor] = []
+
+    @property
+    def round_begins(self) -> bool:
+        return self.inner_step == 0
+
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        """Inside, the parameters are w_k, the point between rounds: evaluate or save it here."""
+        anchors = dict(zip(self.parameters, self._anchor, strict=False))
+        with parameters_at(anchors, self.model):
+            yield
+
+    def quadratic(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> Tensor:
+        """The proximal term at x along v, c (|x - w|^2 + 2 <x - w, v>)."""
+        triples = zip(self._anchor, point, move, strict=False)
+        parts = [proximal_value(x - w, v) for w, x, v in triples]
+        if not parts:  # between rounds: x = w
+            return torch.zeros(())
+        return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = self._evaluated(closure)
+        parameters, follows = self.parameters, self.rule.follows_step
+        for x in parameters[len(self._anchor) :]:  # all at the start of a round, later a new group
+            self._anchor.append(x.detach().clone())
+            # Small weights would vanish in an average kept in bfloat16.
+            self._average.append(
+                x.detach().to(torch.promote_types(x.dtype, torch.float32), copy=True)
+            )
+        before = [x.detach().clone() for x in parameters] if follows else []
+        strength = pull_strength(self.coefficient, self.term.multiplier.sum())
+        for x, w in zip(parameters, self._anchor, strict=True):
+            away = x.detach() - w
+            if x.grad is not None:
+                x.grad.add_(away * strength.to(away))
+            elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
+                x.grad = away * strength.to(away)
+        self.step_wrapped(self.wrapped[0], float(self.rule.step(self.inner_steps)))
+        if follows:
+            move = [x.detach() - old for x, old in zip(parameters, before, strict=True)]
+            self.term.follow(before, move)
+        self.inner_step += 1
+        for x, average in zip(parameters, self._average, strict=True):
+            average.copy_(running_average(average, x.detach(), self.inner_step))
+            if self.inner_step >= self.inner_steps:
+                x.copy_(average)
+        if self.inner_step >= self.inner_steps:
+            self._anchor, self._average = [], []
+            self.inner_step, self.round = 0, self.round + 1
+        return loss
+
+    def own_state(self) -> dict[str, Any]:
+        kept = {"anchor": self._anchor, "average": self._average}
+        copies = {name: [part.clone() for part in parts] for name, parts in kept.items()}
+        return {"inner_step": self.inner_step, "round": self.round, **copies}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.inner_step, self.round = state["inner_step"], state["round"]
+        self._anchor, self._average = (
+            [
+                kept.to(x.device, copy=True)
+                for kept, x in zip(state[name], self.parameters, strict=False)
+            ]
+            for name in ("anchor", "average")
+        )
+
+
+# The dual steps.
+
+
+class LagrangianTerm(UnsampledTerm):
+    """The multipliers y of all constraints, and how they move in a round."""
+
+    multiplier: Tensor
+    last: Tensor
+
+    def __init__(self, word: str, problem: Problem, rounds: ProximalRound) -> None:
+        limits = dict(problem.limits)
+        super().__init__(word, problem.model, limits.pop("names") or problem.number, **limits)
+        if any_sharded(rounds.parameters):
+            raise TypeError(
+                f"`{word}` needs derivatives along a step, which a sharded model (FSDP2) cannot "
+                "give; use DDP."
+            )
+        self.rounds, self.rule = rounds, rounds.rule
+        rounds.term = self
+        self._process_group = problem.process_group
+        self.looks_back = not self.rule.follows_step
+        self.ahead: Tensor | None = None  # l_t, measured before the step for rules that want it
+        self.ascended = False  # whether y has moved in the step under way
+        self._lines: list[Linearised] = []
+        zeros = torch.zeros_like(self.tracker.rows)
+        self.register_buffer("multiplier", zeros)
+        self.register_buffer("last", zeros.clone())
+
+    def linearised(self, tracked: Tracked) -> Linearised:
+        values = self.limits.excess(tracked.carrying_gradient(), tracked.index)
+        return Linearised(values, self._moving(), find_group(self._process_group))
+
+    def _moving(self, of: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The parameters that take gradients, or the parts of a move that belong to them."""
+        parameters = self.rounds.parameters
+        pairs = zip(parameters, parameters if of is None else of, strict=True)
+        return [part for parameter, part in pairs if parameter.requires_grad]
+
+    def look_back(
+        self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
+    ) -> None:
+        """l_t = phi(x_{t-1}) + <grad phi(x_{t-1}), x_t - x_{t-1}> on this batch (ConEx)."""
+        if self.ascended:  # a further batch of the same step
+            return
+        parameters = self.rounds.parameters
+        moved = previous.moved() if previous.ready else {}
+        move = [moved.get(p, torch.zeros_like(p)).detach() for p in parameters]
+
+        def measure() -> Tensor:
+            line = self.linearised(pooled())
+            proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
+            return regularised(line.values, line.change(self._moving(move)), proximal)
+
+        ahead = previous.evaluate_with_graph(measure)
+        if not bool(torch.isfinite(ahead).all()):
+            raise NonFiniteValue(
+                "Constraint values are NaN or infinite at the parameters of the last step, where "
+                "they are linearised; nothing was updated."
+            )
+        self.ahead = ahead
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        if tracked.step is not None:
+            if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
+                self.multiplier.zero_()
+            if self.rule.follows_step:
+                self._lines.append(self.linearised(tracked))
+            elif self.ahead is not None:
+                self._ascend(self.ahead)
+        excess = self.limits.excess(tracked.value, tracked.index)
+        slope = self.signed(self.multiplier)
+        return tracked.as_loss(torch.dot(self.multiplier, excess), slope)
+
+    def follow(self, point: Sequence[Tensor], move: Sequence[Tensor]) -> None:
+        """Move y after a primal step, with the samples that it used."""
+        if not self._lines:  # a step on another loss
+            return
+        own = self._moving(move)
+        values = self._lines[-1].values  # of all batches of the step, which the tracker pools
+        change = torch.stack([line.change(own) for line in self._lines]).mean(0)
+        self._ascend(regularised(values, change, self.rounds.quadratic(point, move)))
+
+    def _ascend(self, values: Tensor) -> None:
+        before = values if self.rounds.round_begins else self.last
+        y = self.rule.dual(self.multiplier, values, before, self.rounds.inner_steps)
+        self.multiplier.copy_(y)
+        self.last.copy_(values)
+        self.ascended, self.ahead = True, None
+
+    def forget(self) -> None:
+        """Drop what belongs to the step under way; a move of y stays (ConEx)."""
+        self.ascended, self.ahead = False, None
+        self._lines.clear()
+
+    def value(self) -> Tensor:
+        return torch.dot(self.multiplier, self.limits.excess(self.tracker.rows))
+
+    def multipliers(self) -> Tensor:
+        """y, or Q/V; NaN before the first call."""
+        return torch.where(self.tracker.seen, self.signed(self.multiplier), torch.nan)
+
+
+# The methods.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oss(Settings):
+    r"""OSS: quadratically regularised subproblems, solved with virtual queues.
+
+    With c = rho-hat/2 and phi_i above, round k starts at x_0 = w_k, y = 0, and makes T steps
+
+    .. math::
+        x_{t+1} &= \Pi_X\Bigl(x_t - \tfrac1{2\sqrt T}\bigl(\nabla\phi_0
+            + \textstyle\sum_i y_i\nabla\phi_i\bigr)(x_t;\xi_t)\Bigr) \\
+        y_i &\leftarrow \Bigl[y_i + \tfrac1{\sqrt T}\bigl(\phi_i(x_t;\xi_t)
+            + \langle\nabla\phi_i(x_t;\xi_t), x_{t+1}-x_t\rangle\bigr)\Bigr]_+
+
+    (the source averages x_0, ..., x_{T-1}; its queues are Q = sqrt(T) y, its alpha is T). Since y
+    ends at the sum of the violations over sqrt(T), w_{k+1} is about nu*/sqrt(T) above a limit whose
+    multiplier is nu*: choose T, or `margin`, by that law. Plain SGD with lr=1 is the printed
+    method, another lr scales its step.
+
+    Args:
+        proximal: rho-hat, above the weak convexity rho of g_0 and of all g_i; 2 rho is usual.
+        inner_steps: T.
+
+    References:
+        R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
+        optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
+        X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
+        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with a
+        Slater point of every regularised problem.
+    """
+
+    proximal: float
+    inner_steps: int
+
+    word = "oss"
+    couples = False
+    sampled = False
+
+    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
+        return self.proximal / 2, VirtualQueue()
+
+    def build(self, problem: Problem) -> ConstrainedObjective:
+        _checks.positive(self.word, "proximal", self.proximal)
+        coefficient, rule = self.rounds()
+        rounds = ProximalRound(problem.optimizer, coefficient, self.inner_steps, rule)
+        term = LagrangianTerm(self.word, problem, rounds)
+        return problem.solved_by(self.word, term, rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Icppac(Oss):
+    r"""ICPPAC: inexact constrained proximal points, solved with constraint extrapolation.
+
+    With c = mu, round k starts at x_{-1} = x_0 = w_k and makes T steps
+
+    .. math::
+        \ell_t &= \phi(x_{t-1};\bar\xi_t) + \phi'(x_{t-1};\bar\xi_t)(x_t - x_{t-1}), \qquad
+        s_t = (1+\theta)\ell_t - \theta\ell_{t-1} \\
+        y_{t+1} &= [y_t + s_t/\tau]_+, \qquad
+        x_{t+1} = \Pi_X\Bigl(x_t - \eta\bigl(\phi_0'
+            + \textstyle\sum_i y_{t+1,i}\phi_i'\bigr)(x_t;\xi_t)\Bigr)
+
+    (l_{-1} = l_0). The method draws two batches per step: pass `objective(dual_batch,
+    gradient=primal_batch)`; with one function, one batch serves both. Plain SGD is the method; its
+    lr is eta (a step; the source's eta is its inverse).
+
+    Args:
+        proximal: mu; convex rounds need 2 mu at least the weak convexity of every function.
+        inner_steps: T.
+        tau: divisor of the dual step, tried in {1, 10, 100}.
+        theta: extrapolation; 0 is Arrow-Hurwicz with linearised values.
+        warm_start: whether a round starts with the y of the one before, or with 0.
+
+    References:
+        D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
+        functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
+        after O(eps^-6) samples for non-smooth weakly convex functions with a uniform Slater margin.
+    """
+
+    tau: float = 10.0
+    theta: float = 0.1
+    warm_start: bool = True
+
+    word = "icppac"
+
+    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
+        rule = ConstantConEx(tau=self.tau, theta=self.theta, warm_start=self.warm_start)
+        return self.proximal, rule

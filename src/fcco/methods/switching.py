@@ -1,0 +1,275 @@
+"""SSG: a step on the objective when the constraints hold, else on the worst of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._schedules import Schedule, at_step
+from ..constraints import ConstrainedObjective
+from ..optim import OutputIterate
+from ..optim.wrapper import SharedGroupsOptimizer
+from ..previous import parameters_of
+from ..terms.unsampled import UnsampledTerm
+from ..tracker import Tracked
+from .settings import Auto, Problem, Settings
+
+__all__ = ["PolyakStep", "Ssg", "Switching", "SwitchingOptimizer", "SwitchingTerm"]
+
+
+class Decision(NamedTuple):
+    """Which function a step is for: i*, or None for the objective; and the largest excess."""
+
+    constraint: int | None
+    excess: float
+
+
+def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest excess, whose it is, and whether it is at most the threshold eps_t; pure."""
+    worst, which = excess.max(0)
+    # In float32 a threshold such as 0.1 is rounded, and a tie could go the other way. (MPS has no
+    # float64.)
+    wide = worst if worst.device.type == "mps" else worst.double()
+    return worst, which, wide <= threshold
+
+
+def polyak_length(value: Tensor, square: Tensor) -> Tensor:
+    """Polyak's step size g / |zeta|^2, and 0 where zeta = 0; pure and branch-free."""
+    some = square > 0
+    # The inner `where` keeps 0/0 out of both branches: its NaN would reach a gradient.
+    return torch.where(some, value / torch.where(some, square, 1), 0)
+
+
+class PolyakStep(torch.optim.Optimizer):
+    r"""Polyak's step to the level 0 of the worst constraint.
+
+    .. math::
+        w^+ = w - \text{lr}\,\frac{\hat g}{\|\zeta\|^2}\,\zeta,
+        \qquad \hat g = \max_i g_i(w) - \text{tolerance}_i
+
+    With one linear constraint and lr = 1 the step ends exactly on its limit. `last_size` is the
+    size of the last step; 0 when zeta = 0 (nothing moves).
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1.0) -> None:
+        _checks.positive("PolyakStep", "lr", lr)
+        super().__init__(params, {"lr": lr})
+        self.last_size = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        if closure is None:
+            raise ValueError("`PolyakStep.step(closure)` must return the value to bring to 0.")
+        value = closure()
+        moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
+        # In double precision: |zeta|^2 of many parameters overflows float16.
+        wide = torch.tensor([float(value), sum(squares)], dtype=torch.float64)
+        length = float(polyak_length(*wide))
+        for parameter, group in moving:
+            parameter.add_(parameter.grad, alpha=-float(group["lr"]) * length)  # type: ignore[arg-type]
+        self.last_size = float(self.param_groups[0]["lr"]) * length
+        return value
+
+
+class SwitchingOptimizer(SharedGroupsOptimizer):
+    """Steps one of two optimizers: that of the objective or that of the constraints.
+
+    Two are needed as soon as an optimizer keeps something from step to step: momentum of the
+    objective would go on lowering it in a step for a constraint, and Adam's scale of the one
+    gradient would be used for the other. One must be plain SGD.
+    """
+
+    term: SwitchingTerm | None = None  # decides the branch of each step
+
+    def __init__(
+        self,
+        objective_optimizer: torch.optim.Optimizer,
+        constraint_optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
+        self.objective_optimizer, self.constraint_optimizer = self.wrapped[0], self.wrapped[-1]
+        if len(self.wrapped) == 1 and _keeps_state(self.wrapped[0]):
+            raise ValueError(
+                f"`ssg(constraint_optimizer=...)` is needed: {type(self.wrapped[0]).__name__} "
+                "keeps momentum, scales or weight decay, which would act in the other branch too."
+            )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = self._evaluated(closure)
+        decision = None if self.term is None else self.term.open
+        if self.term is None or decision is None:
+            raise RuntimeError(
+                "`SwitchingOptimizer.step` does not know which branch to take: call the objective "
+                "before each step."
+            )
+        feasible = decision.constraint is None
+        chosen = self.objective_optimizer if feasible else self.constraint_optimizer
+        if isinstance(chosen, PolyakStep):  # its size comes from the value
+            self.step_wrapped(chosen, closure=lambda: decision.excess)
+            size = chosen.last_size
+        else:
+            self.step_wrapped(chosen)
+            size = float(chosen.param_groups[0]["lr"])
+        self.term.taken(size)
+        return loss
+
+
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) is not torch.optim.SGD:
+        return True
+    return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
+
+
+class SwitchingTerm(UnsampledTerm):
+    """The constraints, which branch was taken, and the sizes of the steps of each."""
+
+    objective_steps: Tensor
+    constraint_steps: Tensor
+    needs_objective = True
+
+    def __init__(self, problem: Problem, threshold: Schedule | Auto) -> None:
+        limits = {**problem.limits, "measure": threshold == "auto"}
+        super().__init__("ssg", problem.model, limits.pop("names") or problem.number, **limits)
+        if isinstance(threshold, str):
+            _checks.one_of("ssg", "threshold", threshold, ("auto",))
+        elif not callable(threshold):
+            _checks.at_least("ssg", "threshold", threshold, 0.0)
+        self.schedule = threshold
+        self.open: Decision | None = None  # of the step under way
+        self.last: Decision | None = None  # of the last call, which may be an evaluation
+        zeros = torch.zeros_like(self.tracker.rows)
+        self.register_buffer("objective_steps", zeros.sum())
+        self.register_buffer("constraint_steps", zeros)
+
+    @property
+    def threshold(self) -> float:
+        """The current eps_t."""
+        if isinstance(self.schedule, str):
+            worst = self.limits.excess(self.tracker.rows).argmax()
+            assert self.tracker.estimate is not None
+            # Half a squared difference of two values is the noise of one; 0 before there are two.
+            return (self.tracker.estimate.difference[worst] / 2).sqrt().item()
+        value = at_step(self.schedule, self.step)
+        _checks.at_least("ssg", "threshold", value, 0.0)
+        return value
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        excess = self.limits.excess(tracked.value, tracked.index)
+        updating = tracked.step is not None
+        decision = self.open if updating else None
+        if decision is None:
+            worst, which, feasible = (part.item() for part in decide(excess, self.threshold))
+            decision = Decision(None if feasible else int(which), worst)
+            if updating:  # further batches of the same step follow the first
+                self.open = decision
+        self.last = decision
+        self.replaces_objective = decision.constraint is not None
+        if decision.constraint is None:
+            return torch.zeros_like(excess[0])
+        slope = torch.zeros_like(excess)
+        slope[decision.constraint] = 1.0
+        return tracked.as_loss(excess[decision.constraint], self.signed(slope))
+
+    def taken(self, size: float) -> None:
+        """Note the size of the step that was made."""
+        assert self.open is not None
+        if self.open.constraint is None:
+            self.objective_steps += size
+        else:
+            self.constraint_steps[self.open.constraint] += size
+
+    def forget(self) -> None:
+        self.open = None
+
+    def value(self) -> Tensor:
+        return self.limits.excess(self.tracker.rows).max()
+
+    def multipliers(self) -> Tensor:
+        """Steps for each constraint over steps for the objective; NaN before one of these."""
+        some = self.objective_steps > 0
+        steps = self.signed(self.constraint_steps)
+        return torch.where(some, steps / self.objective_steps, torch.nan)
+
+
+class Switching(ConstrainedObjective):
+    """The objective of SSG, which knows whether a step was feasible and what the output is."""
+
+    def feasible(self) -> bool:
+        """Whether the last call found the constraints satisfied up to the threshold."""
+        if self.term.last is None:
+            raise RuntimeError("`Switching.feasible` needs at least one call of the objective.")
+        return self.term.last.constraint is None
+
+    def output_iterate(
+        self, rule: Literal["random", "average"] = "random", seed: int = 0
+    ) -> OutputIterate:
+        """The method's output: w_tau over feasible tau with probability ~ eta_tau."""
+        return OutputIterate(self._optimizers[0], rule, seed, weight=self._iterate_weight)
+
+    def _iterate_weight(self) -> float:
+        if self.term.open is None or self.term.open.constraint is not None:
+            return 0.0
+        return float(self._optimizers[0].param_groups[0]["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssg(Settings):
+    r"""SSG: switching subgradient steps (Huang and Lin 2023).
+
+    With :math:`\hat g = \max_i g_i(w_t;\mathcal B) - \text{tolerance}_i` and its index i*,
+
+    .. math::
+        w_{t+1} = \begin{cases}
+            \Pi_X\bigl(w_t - \eta_t\nabla g_0(w_t)\bigr) & \hat g \le \epsilon_t, \; t\in I \\
+            \Pi_X\bigl(w_t - \eta_t\nabla g_{i^*}(w_t)\bigr) & \text{else}, \; t\in J
+        \end{cases}
+
+    Output: w_tau with tau in I, tau >= S, with probability proportional to eta_tau, which
+    `objective.output_iterate()` keeps from the step S on at which it is called. The projection onto
+    X is `fcco.project_after_step`. The multipliers are not part of the method; `multipliers()`
+    estimates them by :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the
+    step sizes (also of Adam). Step `objective.optimizer`, a `SwitchingOptimizer`. With `gradient=`,
+    the first function decides and the second carries the gradient, as the theory asks; several
+    batches before one step follow the decision of the first. Under DDP a parameter that only g_0
+    uses needs `find_unused_parameters=True`.
+
+    Args:
+        threshold: eps_t, a number or a function of the step. `"auto"` is the standard deviation of
+            the batch values of the worst constraint, from successive differences, so that noise
+            alone does not switch.
+        constraint_optimizer: for steps on the worst constraint: `"polyak"` (the step
+            g / |grad g|^2, for weakly convex constraints), an optimizer over the same parameters,
+            or None: the first one, which must then be plain SGD.
+
+    References:
+        Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
+        non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
+        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones,
+        for g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
+        convex (rho) with subgradients of max_i g_i of norm at least nu where it is violated
+        (eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta, Polyak steps).
+    """
+
+    threshold: Schedule | Auto = "auto"
+    constraint_optimizer: torch.optim.Optimizer | Literal["polyak"] | None = None
+
+    word = "ssg"
+    couples = False
+    sampled = False
+
+    def build(self, problem: Problem) -> ConstrainedObjective:
+        second = self.constraint_optimizer
+        if isinstance(second, str):
+            _checks.one_of(self.word, "constraint_optimizer", second, ("polyak",))
+            second = PolyakStep(parameters_of(problem.optimizer))
+        term = SwitchingTerm(problem, self.threshold)
+        switch = SwitchingOptimizer(problem.optimizer, second)
+        switch.term = term
+        return problem.solved_by(self.word, term, switch, Switching)
