@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..methods.switching import SwitchingTerm, decide
 from ..outer import MoreauEnvelope
-from ..rules import cvar, group_weights, multipliers, switching
+from ..rules import cvar, group_weights, multipliers
+from ..rules.arrays import per_row
 from ..rules.multipliers import Constraints, Multipliers, Scales
 from ..rules.track import (
     Pooled,
@@ -152,6 +154,7 @@ class Tracking:
         statistics = pooled = None
         if self.measured:
             statistics = Statistics(*(state[ERROR + name] for name in Statistics._fields))
+            statistics = statistics._replace(visits=per_row(statistics.visits, old))
             pooled = Pooled(*state[ERROR + "pooled"].unbind())
         rule = dataclasses.replace(
             self.rule,
@@ -159,16 +162,17 @@ class Tracking:
             correction=numbers.get("correction", self.rule.correction),
         )
         visit = rule.step(
-            Rows(old, seen, statistics, pooled),
+            Rows(old, per_row(seen, old), statistics, pooled),
             block_means(values, blocks, self.log),
             past,
             blocks=number,
-            came=came,
+            came=None if came is None else per_row(came, old),
         )
         seen = torch.ones_like(seen) if came is None else seen | came
         changed = {"tracked": visit.after, "seen": seen}
         if visit.statistics is not None and visit.pooled is not None:
-            known = zip(Statistics._fields, visit.statistics, strict=True)
+            after = visit.statistics._replace(visits=visit.statistics.visits.view(len(old)))
+            known = zip(Statistics._fields, after, strict=True)
             changed |= {ERROR + name: rows for name, rows in known}
             changed[ERROR + "pooled"] = torch.stack(list(visit.pooled))
         u = visit.before if self.read == "old" else visit.after
@@ -394,7 +398,7 @@ class Switch:
     needs_previous = False
 
     @classmethod
-    def of(cls, term: Any) -> Parts:
+    def of(cls, term: SwitchingTerm) -> Parts:
         tracking, numbers, state = Tracking.of(term.tracker)
         if not isinstance(term.schedule, str):
             numbers["threshold"] = term.schedule
@@ -412,9 +416,11 @@ class Switch:
         threshold = run.exact.get("threshold")
         if threshold is None:
             before = excess(run.state["tracked"], high, low, margin)
-            threshold = switching.noise_of_worst(before, run.state[ERROR + "difference"])
+            # Half a squared difference of two values is the noise of one; 0 before there are two.
+            noise = run.state[ERROR + "difference"] / 2
+            threshold = noise.gather(0, before.argmax(0, keepdim=True)).sqrt().squeeze(0)
         beyond = excess(updated.u, high, low, margin)
-        worst, which, feasible = switching.decide(beyond, threshold)
+        worst, which, feasible = decide(beyond, threshold)
         chosen = torch.arange(len(beyond), device=beyond.device) == which
         slope = (chosen & ~feasible) * side(updated.u, high, low)
         state = {**updated.state, "feasible": feasible, "worst": worst}

@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..constraints import LagrangianTerm
-from ..optim import ProximalRound
-from ..rules.proximal import proximal_value, pull_strength, regularised, running_average
+from ..methods.lagrangian import (
+    LagrangianTerm,
+    ProximalRound,
+    proximal_value,
+    pull_strength,
+    regularised,
+    running_average,
+)
 from ..terms.limits import excess, side
 from .estimators import Parts, limits_of, numbers_of_limits
 from .numbers import Numbers, Template

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..optim import PolyakStep, ProximalPoint, SwitchingOptimizer
-from ..rules.proximal import envelope_gradient, proximal_step
-from ..rules.switching import polyak_length
+from ..methods.switching import PolyakStep, SwitchingOptimizer, polyak_length
+from ..optim import ProximalPoint
+from ..optim.proximal_point import proximal_step
 from .numbers import Numbers
 from .run import Flag, Run, State, Unsupported, choose
 
@@ -174,7 +174,7 @@ class ProximalPointUpdate:
         if ends is False:
             return {"weights": after, "anchor": anchor}
         at_anchor = {**state, "weights": anchor}
-        outer = self.outer.step(run, envelope_gradient(anchor, after, nu), at_anchor)
+        outer = self.outer.step(run, (anchor - after) / nu, at_anchor)
         if ends is not True:
             inside = {**state, "weights": after}
             outer = {name: torch.where(ends, new, inside[name]) for name, new in outer.items()}
