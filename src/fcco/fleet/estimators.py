@@ -186,9 +186,9 @@ class Tracking:
 
 
 def _smoothing_of(term: OuterTerm) -> Numbers:
-    """Lambda of a term; nothing where it is automatic, or 0 for good."""
+    """Lambda of a term; nothing where it is automatic."""
     schedule = term.smoothing_schedule
-    return {} if isinstance(schedule, str) or schedule == 0 else {"smoothing": schedule}
+    return {} if isinstance(schedule, str) else {"smoothing": schedule}
 
 
 def numbers_of_limits(limits: Limits) -> Numbers:
@@ -241,19 +241,18 @@ class Coupled:
         )
 
     def _slope(self, run: Run, outer: Any, beyond: Tensor, blocks: Any) -> Tensor:
-        weight, smoothing = run.numbers["weight"], run.numbers.get("smoothing")
+        def of(function: Any) -> Tensor:
+            return weighted_mean(function, beyond, run.numbers["weight"], blocks)[1]
+
         if self.automatic:
-            width, _ = self.tracking.width(run, widest(outer))
-            return weighted_mean(MoreauEnvelope(outer, width / outer.jump), beyond, weight, blocks)[
-                1
-            ]
-        if smoothing is None:
-            return weighted_mean(outer, beyond, weight, blocks)[1]
-        # A schedule may have reached 0 in some runs: any lambda above 0 for these.
-        hard = smoothing == 0
-        envelope: Any = MoreauEnvelope(outer, torch.where(hard, 1, smoothing))  # type: ignore[arg-type]
-        _, slope = weighted_mean(envelope, beyond, weight, blocks)
-        return torch.where(hard, outer.gradient(beyond) * (weight / blocks), slope)
+            smoothing: Any = self.tracking.width(run, widest(outer))[0] / outer.jump
+            return of(MoreauEnvelope(outer, smoothing))
+        if not run.flags.smoothed:
+            return of(outer)
+        smoothing = run.numbers["smoothing"]
+        hard = smoothing == 0  # in some runs: any lambda above 0 for these
+        smoothing = torch.where(hard, 1, smoothing)
+        return torch.where(hard, of(outer), of(MoreauEnvelope(outer, smoothing)))
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ class CVaR:
         ratio, updated = run.numbers["ratio"], self.tracking.step(run)
         u, counted = updated.u, updated.seen
         # In double precision: the rank of s is r times a number of blocks, rounded up.
-        exact, smoothing = run.exact["ratio"], run.exact.get("smoothing", 0.0)
+        exact, smoothing = run.exact["ratio"], 0.0
         if self.automatic:
             width, known = self.tracking.width(run)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
@@ -299,9 +298,10 @@ class CVaR:
         else:
             s, kink = cvar.threshold(u, exact, 0.0, counted)
             kink = kink.to(s)
-            if isinstance(smoothing, Tensor):  # 0 in some runs, where a schedule has reached it
-                hard = smoothing == 0
-                smooth, _ = cvar.threshold(u, exact, torch.where(hard, 1, smoothing), counted)
+            if run.flags.smoothed:
+                hard = run.exact["smoothing"] == 0  # in some runs
+                positive = torch.where(hard, 1, run.exact["smoothing"])
+                smooth, _ = cvar.threshold(u, exact, positive, counted)
                 s, smoothing = torch.where(hard, s, smooth), run.numbers["smoothing"]
         slope = cvar.slopes(u, s, ratio, smoothing, kink, updated.blocks)
         state = {**updated.state, "threshold": s}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,9 @@ class Fleet:
             self.device = torch.device(device)
         self.streams = None if streams is None else self._checked_streams(streams)
         self._given = [p.numbers for p in parts]
-        self.hyperparameters = {n: stack(self._given, n).to(self.device) for n in signature.numbers}
+        self.hyperparameters: dict[str, Tensor] = {}
+        self._smoothed = False  # kept on the host, where it selects the program
+        self._write({name: stack(self._given, name) for name in signature.numbers})
         self._scheduled = [
             name for name in signature.numbers if any(callable(run[name]) for run in self._given)
         ]
@@ -126,9 +128,17 @@ class Fleet:
             rows, tensor = torch.as_tensor(value, dtype=torch.float64), self.hyperparameters[name]
             if rows.dim() == 1:  # one per run, for all blocks
                 rows = rows.view(-1, *(1 for _ in tensor.shape[1:]))
-            checked[name] = rows.to(self.device).expand_as(tensor)  # raises when it does not fit
-        for name, rows in checked.items():
-            self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
+            checked[name] = rows.expand(tensor.shape)  # raises when it does not fit
+        self._write(checked)
+
+    def _write(self, numbers: Mapping[str, Tensor]) -> None:
+        for name, rows in numbers.items():
+            if name == "smoothing":
+                self._smoothed = bool((rows > 0).any())
+            if name in self.hyperparameters:
+                self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
+            else:
+                self.hyperparameters[name] = rows.to(self.device)
 
     def step(
         self,
@@ -153,9 +163,9 @@ class Fleet:
                     "matrix of the blocks of each sample is not supported: give one value per "
                     "membership, `values[sample]`, and the block of each."
                 )
-        for name in self._scheduled:
-            self.hyperparameters[name].copy_(stack(self._given, name, self.steps))
-        flags = Flags() if self.rounds is None else Flags(*self.rounds.flags())
+        self._write({name: stack(self._given, name, self.steps) for name in self._scheduled})
+        rounds = (False, False) if self.rounds is None else self.rounds.flags()
+        flags = Flags(*rounds, self._smoothed)
         data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
         if self._program is None:
             self._look_at_first_pass(data)
@@ -252,8 +262,7 @@ class Fleet:
         self._load(self._fixed, fixed)
         for name in self._fixed.keys() & set(_names_of_buffers(saved)):
             del self._fixed[name]
-        for name, rows in numbers.items():
-            self.hyperparameters[name].copy_(rows)
+        self._write(numbers)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:

@@ -58,6 +58,7 @@ class Flags(NamedTuple):
 
     begins: Flag = False  # it is the first of a round, where w_{t-1} = w_t
     ends: Flag = False  # it is the last of a round
+    smoothed: bool = False  # lambda is above 0 in some run
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:

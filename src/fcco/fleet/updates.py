@@ -157,8 +157,6 @@ class ProximalPointUpdate:
     @classmethod
     def of(cls, optimizer: ProximalPoint) -> tuple[ProximalPointUpdate, Numbers, RoundLength]:
         group = only_group(optimizer)
-        if optimizer.polish_steps is not None:
-            raise Unsupported("A fleet has no last round that ends at z: `ProximalPoint.polish`.")
         outer, numbers = read_torch_optimizer(optimizer.outer)
         numbers |= {"nu": float(group["nu"]), "eta": float(group["lr"])}
         return cls(outer), numbers, optimizer.inner_steps
