@@ -487,7 +487,7 @@ class InnerTracker(KeepsPrecision):
         refresh = self.refresh_every is not None and self.refresh_due
         if self._on_tensors:
             visit = self._on_tensors_step(rows, fresh, previous, batch, came)
-        elif came is None and rows.near(fresh):  # then all is finite
+        elif came is None and previous is None and not refresh and rows.near(fresh):
             visit = self.rule.step(rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated)
         else:
             mask = came if came is None or self.dim == 1 else came[:, None]
