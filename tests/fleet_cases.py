@@ -247,12 +247,12 @@ def sonex(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
-def penalized(update: Any, **options: Any) -> Any:
+def penalized(update: Any, limits: Any = None, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
             model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
             margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
-            tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
+            tolerance=(limits or [0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)])[run], **options,
         )  # fmt: skip
 
     return _objective(build, update)
@@ -328,23 +328,30 @@ def yang(model: nn.Module, run: int) -> Made:
     )  # fmt: skip
 
 
+BELOW: list[Any] = [
+    [0.2, fcco.AtLeast(-0.4), fcco.AtLeast(-0.5), 0.2],
+    [fcco.AtLeast(-0.5), 0.3, 0.2, fcco.AtLeast(-0.4)],
+    [0.2, 0.3, fcco.AtLeast(-0.5), fcco.AtLeast(-0.4)],
+]
+
+
 def multiplied(limits: list[Any]) -> Any:
     """`fcco.constrained` without settings."""
 
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.constrained(
-            model, optimizer, BLOCKS, tolerance=limits[run], margin=0.02 * run
-        )
+        return fcco.constrained(model, optimizer, BLOCKS, tolerance=limits[run], margin=0.02 * run)
 
     return _objective(build, momentum)
 
 
-def lagrangian(update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5)) -> Any:
+def lagrangian(
+    update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5), limits: Any = None
+) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
             model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
             inner_steps=lengths[run], margin=0.01 * run, **schedules(run),
-            tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
+            tolerance=(limits or [0.0, [0.02, 0.0, -0.1, 0.1], 0.05])[run],
         )  # fmt: skip
 
     return _objective(build, update)
@@ -375,6 +382,8 @@ def switching(kind: str) -> Any:
         if kind == "scheduled":
             falls = lambda t: 0.2 / math.sqrt(t + 1)  # noqa: E731
             options["threshold"] = [0.05, falls, lambda t: 0.1 * (t % 3)][run]
+        elif kind == "measured":
+            options["threshold"] = "auto"
         elif kind == "polyak":
             options["constraint_optimizer"] = PolyakStep(model.parameters(), lr=1.0 - 0.2 * run)
         elif kind == "momentum":
@@ -384,6 +393,8 @@ def switching(kind: str) -> Any:
             update = adam(model, run, weight_decay=0.01)
             options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
         tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
+        if kind == "below":
+            tolerance = BELOW[run]
         objective: Any = fcco.constrained(
             model, update, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run, **options
         )
@@ -467,6 +478,10 @@ BETWEEN: list[Any] = [
     [fcco.Equal(0.2), (0.1, 0.3), -0.2, fcco.AtLeast(0.3)],
 ]
 CASES: dict[str, Case] = {
+    "penalized-between": Case(penalized(momentum, BETWEEN), **SAMPLED),
+    "ssg-below": Case(switching("below"), of=VALUES),
+    "ssg-measured": Case(switching("measured"), of=VALUES),
+    "icppac-below": Case(lagrangian(lambda m, r: sgd(m, 0.05), constant, limits=BELOW), of=DUAL),
     "multipliers": Case(multiplied(UPPER), **MULTIPLIED),
     "multipliers-sampled": Case(multiplied(UPPER), **SAMPLED, **MULTIPLIED),
     "multipliers-filled": Case(multiplied(UPPER), **FILLED, **MULTIPLIED),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fleet_cases import (
     CASES,
-    STEPS,
     every,
     network,
     sgd,
@@ -23,7 +22,6 @@ from fcco.fleet import Fleet, Member, Unsupported, group_members
 from fcco.methods.switching import PolyakStep
 from fcco.optim import project_after_step
 from fcco.rules.cvar import threshold
-from fcco.terms.group_weights import GroupWeights
 
 TRACED = ("adam", "sonex-adam", "ssg-polyak")
 ALL_TRACED = ("alexr2-momentum", "icppac", "oss", "ooa-euclidean", "cvar-alexr2", "cvar-automatic")

@@ -355,7 +355,7 @@ class Multiplied:
     @classmethod
     def of(cls, term: MultiplierTerm) -> Parts:
         tracking, numbers, state = Tracking.of(term.tracker)
-        state |= {name: getattr(term, name).clone() for name in Multipliers._fields}
+        state |= {name: term.get_buffer(name).clone() for name in Multipliers._fields}
         state |= {"scales": term.scales.clone(), "steps": term.scales.new_zeros(())}
         return cls(tracking), numbers | numbers_of_limits(term.limits), state
 

@@ -72,6 +72,8 @@ class Numbers:
 
 
 class Tensors:
+    """Operations on 0-dimensional tensors, as in `Numbers`."""
+
     larger, smaller = torch.clamp_min, torch.clamp_max
     choose, number = torch.where, torch.as_tensor
 

@@ -221,9 +221,7 @@ def correction_weight(
 # The error of u.
 
 
-def noise_and_drift(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
 
     Close to gamma = 1, where V is D in any case, q is 0.
@@ -245,9 +243,7 @@ def noise_and_drift(
     return (difference - drift) / 2, drift
 
 
-def standard_errors(
-    difference: Number, innovation: Number, gamma: Number
-) -> tuple[Number, Number]:
+def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
     """The standard errors of u after a visit, by noise and by lag, from D and V."""
     noise, drift = noise_and_drift(difference, innovation, gamma)
     by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))

@@ -93,7 +93,7 @@ class CVaRTerm(OuterTerm):
         return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)
 
     def _known(self, step: OpenStep | None) -> tuple[Any, Any] | None:
-        """s and the slope at s, of the open step or of the last; None before the first."""
+        """S and the slope at s, of the open step or of the last; None before the first."""
         if step is not None and self in step.writes:
             return step.writes[self][1][0]
         found = self._views.found

@@ -105,11 +105,13 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
 
 
 def violation(values: Tensor, high: Tensor, low: Tensor | None) -> Tensor:
+    """See `Limits.violation`."""
     above = values - high
     return above if low is None else torch.maximum(above, low - values)
 
 
 def excess(values: Tensor, high: Tensor, low: Tensor | None, margin: Any) -> Tensor:
+    """See `Limits.excess`."""
     if low is None:
         return values - high + margin
     half = (high - low) / 2
@@ -117,6 +119,7 @@ def excess(values: Tensor, high: Tensor, low: Tensor | None, margin: Any) -> Ten
 
 
 def side(values: Tensor, high: Tensor, low: Tensor | None) -> Any:
+    """See `Limits.side`."""
     return 1.0 if low is None else 2 * (values - high >= low - values).to(values) - 1
 
 

@@ -172,7 +172,10 @@ class MultiplierTerm(AbstractTerm):
         """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
         rows, targets = self._of(at)
         pooled = self.tracker.views["pooled"]
-        noise, excess = pooled[0] / 2 if isinstance(pooled, Tensor) else float(pooled[0]) / 2, u - targets.limit
+        noise, excess = (
+            pooled[0] / 2 if isinstance(pooled, Tensor) else float(pooled[0]) / 2,
+            u - targets.limit,
+        )
         slope = rules.coefficients(rows, targets, excess, noise, self._scales())
         if targets.sides is not None:
             excess = excess + targets.sides[0] * (slope < 0)
