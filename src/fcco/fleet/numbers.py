@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class Template:
             name, part = f"{path}.{field.name}", getattr(value, field.name)
             # What f declares of itself (`dim`, `lipschitz`) selects code, and is no number.
             declared = hasattr(AbstractOuter, field.name)
-            if isinstance(part, Real) and not (isinstance(part, bool) or declared):
+            if isinstance(part, (int, float)) and not (isinstance(part, bool) or declared):
                 numbers[name] = float(part)
             elif dataclasses.is_dataclass(part) and not isinstance(part, type):
                 template, more = cls.of(part, name)
