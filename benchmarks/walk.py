@@ -13,7 +13,7 @@ dataclass's `__init__`), and not comprehensions. A generator counts once, howeve
 | `constrained_step` | the same for `constrained(...)` without settings, after its warm-up |
 | `xrisk_step` | the same for `xrisk.AveragePrecision` |
 | `alexr2_round` | a warm round of `constrained(..., "alexr2")`: three inner steps |
-| `fleet_step` | an eager step of a fleet of three constrained SONEX members |
+| `fleet_step` | an eager step of a fleet of three default constrained runs |
 | `build_constrained` | `constrained(...)` of four named limits itself |
 
 Keys of each walk in the JSON: `calls`; `files`, the distinct files among them; `switches`, how
@@ -174,7 +174,7 @@ def fleet_step() -> list[Call]:
     members = []
     for _ in range(MEMBERS):
         model, optimizer = problem()
-        objective = fcco.constrained(model, optimizer, BLOCKS, "sonex", **CONSTRAINED)
+        objective = fcco.constrained(model, optimizer, BLOCKS)
         members.append(fcco.fleet.Member(model, optimizer, objective))
 
     def inner(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:

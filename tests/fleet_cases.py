@@ -43,15 +43,15 @@ class Batches:
     block: Tensor
 
     @classmethod
-    def of(cls, seed: int, sampled: bool) -> Batches:
+    def of(cls, seed: int, sampled: bool, steps: int = STEPS) -> Batches:
         draw = torch.Generator().manual_seed(seed)
-        x = torch.randn(STEPS, ROWS, 3, generator=draw, dtype=DOUBLE)
-        noise = 0.1 * torch.randn(STEPS, ROWS, generator=draw, dtype=DOUBLE)
-        block = torch.arange(ROWS).div(PER_BLOCK, rounding_mode="floor").expand(STEPS, -1)
+        x = torch.randn(steps, ROWS, 3, generator=draw, dtype=DOUBLE)
+        noise = 0.1 * torch.randn(steps, ROWS, generator=draw, dtype=DOUBLE)
+        block = torch.arange(ROWS).div(PER_BLOCK, rounding_mode="floor").expand(steps, -1)
         if sampled:  # two or three of the blocks, in any order, with any number of rows
-            chosen = torch.stack([torch.randperm(BLOCKS, generator=draw) for _ in range(STEPS)])
-            three = (torch.arange(STEPS)[:, None] % 3 == 0) & (torch.arange(ROWS) == 5)
-            place = torch.randint(0, 2, (STEPS, ROWS), generator=draw)
+            chosen = torch.stack([torch.randperm(BLOCKS, generator=draw) for _ in range(steps)])
+            three = (torch.arange(steps)[:, None] % 3 == 0) & (torch.arange(ROWS) == 5)
+            place = torch.randint(0, 2, (steps, ROWS), generator=draw)
             place[:, :2] = torch.tensor([1, 0])
             block = chosen.gather(1, place.masked_fill(three, 2))
         slope = torch.tensor([1.0, -0.5, 0.3], dtype=DOUBLE) * (1 + 0.1 * seed)
@@ -120,6 +120,7 @@ class Case:
     sampled: bool = False
     independent: bool = False
     of: tuple[tuple[str, Callable[[Any], Tensor]], ...] = ()
+    steps: int = STEPS
 
     def member(self, run: int) -> Member:
         model = network(run)
@@ -131,11 +132,14 @@ class Case:
     @functools.cached_property
     def batches(self) -> list[tuple[Batches, Batches]]:
         seeds = [(7 + run, 107 + run) for run in range(RUNS)]
-        return [(Batches.of(a, self.sampled), self._other(b, a)) for a, b in seeds]
+        return [(self._draw(a), self._other(b, a)) for a, b in seeds]
+
+    def _draw(self, seed: int) -> Batches:
+        return Batches.of(seed, self.sampled, self.steps)
 
     def _other(self, seed: int, first: int) -> Batches:
         """An independent batch of the same blocks, in another order."""
-        one, other = Batches.of(first, self.sampled), Batches.of(seed, self.sampled)
+        one, other = self._draw(first), self._draw(seed)
         return Batches(other.x, other.y, one.block.flip(1) if self.indexed else one.block)
 
     def step_fleet(self, fleet: Fleet, step: int) -> Tensor:
@@ -168,7 +172,7 @@ class Case:
         """What the runs hold after all steps, each trained by itself."""
         members = [self.member(run) for run in range(RUNS)]
         for run, member in enumerate(members):
-            for step in range(STEPS):
+            for step in range(self.steps):
                 self.step_alone(member, run, step)
         return [self.held(member) for member in members]
 
@@ -243,12 +247,12 @@ def sonex(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
-def penalized(update: Any, **options: Any) -> Any:
+def penalized(update: Any, limits: Any = None, **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
             model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
             margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
-            tolerance=[0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)][run], **options,
+            tolerance=(limits or [0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)])[run], **options,
         )  # fmt: skip
 
     return _objective(build, update)
@@ -324,12 +328,30 @@ def yang(model: nn.Module, run: int) -> Made:
     )  # fmt: skip
 
 
-def lagrangian(update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5)) -> Any:
+BELOW: list[Any] = [
+    [0.2, fcco.AtLeast(-0.4), fcco.AtLeast(-0.5), 0.2],
+    [fcco.AtLeast(-0.5), 0.3, 0.2, fcco.AtLeast(-0.4)],
+    [0.2, 0.3, fcco.AtLeast(-0.5), fcco.AtLeast(-0.4)],
+]
+
+
+def multiplied(limits: list[Any]) -> Any:
+    """`fcco.constrained` without settings."""
+
+    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
+        return fcco.constrained(model, optimizer, BLOCKS, tolerance=limits[run], margin=0.02 * run)
+
+    return _objective(build, momentum)
+
+
+def lagrangian(
+    update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5), limits: Any = None
+) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.constrained(
             model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
             inner_steps=lengths[run], margin=0.01 * run, **schedules(run),
-            tolerance=[0.0, [0.02, 0.0, -0.1, 0.1], 0.05][run],
+            tolerance=(limits or [0.0, [0.02, 0.0, -0.1, 0.1], 0.05])[run],
         )  # fmt: skip
 
     return _objective(build, update)
@@ -360,6 +382,8 @@ def switching(kind: str) -> Any:
         if kind == "scheduled":
             falls = lambda t: 0.2 / math.sqrt(t + 1)  # noqa: E731
             options["threshold"] = [0.05, falls, lambda t: 0.1 * (t % 3)][run]
+        elif kind == "measured":
+            options["threshold"] = "auto"
         elif kind == "polyak":
             options["constraint_optimizer"] = PolyakStep(model.parameters(), lr=1.0 - 0.2 * run)
         elif kind == "momentum":
@@ -369,6 +393,8 @@ def switching(kind: str) -> Any:
             update = adam(model, run, weight_decay=0.01)
             options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
         tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
+        if kind == "below":
+            tolerance = BELOW[run]
         objective: Any = fcco.constrained(
             model, update, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run, **options
         )
@@ -440,7 +466,27 @@ GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
 LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
 LEARNED = (*TRACKED, *ERROR)
+MULTIPLIED: dict[str, Any] = {
+    "steps": 60,
+    "of": (*LEARNED, *((name, lambda o, name=name: getattr(o.term, name))
+                       for name in ("multiplier", "variance", "margin", "scales"))),
+}  # fmt: skip
+UPPER: list[Any] = [-0.1, [0.0, 0.1, -0.2, 0.05], -0.3]
+BETWEEN: list[Any] = [
+    [-0.1, fcco.AtLeast(0.2), fcco.Equal(0.1), (0.0, 0.05)],
+    [(-0.2, -0.1), 0.0, fcco.AtLeast(0.1), fcco.Equal(-0.1)],
+    [fcco.Equal(0.2), (0.1, 0.3), -0.2, fcco.AtLeast(0.3)],
+]
 CASES: dict[str, Case] = {
+    "penalized-between": Case(penalized(momentum, BETWEEN), **SAMPLED),
+    "ssg-below": Case(switching("below"), of=VALUES),
+    "ssg-measured": Case(switching("measured"), of=VALUES),
+    "icppac-below": Case(lagrangian(lambda m, r: sgd(m, 0.05), constant, limits=BELOW), of=DUAL),
+    "multipliers": Case(multiplied(UPPER), **MULTIPLIED),
+    "multipliers-sampled": Case(multiplied(UPPER), **SAMPLED, **MULTIPLIED),
+    "multipliers-filled": Case(multiplied(UPPER), **FILLED, **MULTIPLIED),
+    "multipliers-between": Case(multiplied(BETWEEN), **MULTIPLIED),
+    "multipliers-between-sampled": Case(multiplied(BETWEEN), **SAMPLED, **MULTIPLIED),
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
     "adam": plain(lambda m, r: adam(m, r, weight_decay=0.02 * r)),

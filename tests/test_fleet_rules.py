@@ -10,7 +10,6 @@ import pytest
 import torch
 from fleet_cases import (
     CASES,
-    STEPS,
     every,
     network,
     sgd,
@@ -23,7 +22,6 @@ from fcco.fleet import Fleet, Member, Unsupported, group_members
 from fcco.methods.switching import PolyakStep
 from fcco.optim import project_after_step
 from fcco.rules.cvar import threshold
-from fcco.terms.group_weights import GroupWeights
 
 TRACED = ("adam", "sonex-adam", "ssg-polyak")
 ALL_TRACED = ("alexr2-momentum", "icppac", "oss", "ooa-euclidean", "cvar-alexr2", "cvar-automatic")
@@ -37,7 +35,7 @@ ALL_TRACED = ("alexr2-momentum", "icppac", "oss", "ooa-euclidean", "cvar-alexr2"
 def test_a_member_equals_the_run_alone(name, mode):
     case = CASES[name]
     fleet, taken = case.fleet(mode), []
-    for step in range(STEPS):
+    for step in range(case.steps):
         case.step_fleet(fleet, step)
         taken.append(fleet.state["feasible"].clone() if name.startswith("ssg") else None)
     rows = case.alone()
@@ -157,14 +155,9 @@ def test_terms_without_a_rule_are_refused():
     one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
     refused("one coupled term", optimizer, both)
-    refusals: list[dict[str, Any]] = [{"offset": torch.ones(4)}, {"sampled": False}]
-    for options in refusals:
-        optimizer = sgd(model, 0.1)
-        term = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4, **options))
-        refused(next(iter(options)), optimizer, fcco.Compositional(model, optimizer, term))
-    for options in ({"gamma": 0.5}, {"gamma": 1.0, "on_nonfinite": "skip"}):
-        weights = GroupWeights(fcco.ema_tracker(4, read="new", **options), 0.1, 0.5)
-        refused("A fleet has", optimizer, fcco.Compositional(model, optimizer, weights))
+    optimizer = sgd(model, 0.1)
+    term = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4, offset=torch.ones(4)))
+    refused("offset", optimizer, fcco.Compositional(model, optimizer, term))
 
 
 def test_risks_are_refused():
@@ -253,7 +246,7 @@ def test_a_batch_without_one_of_the_constraints_freezes_the_run(name):
 
 
 def test_f_and_its_envelope_are_evaluated_where_a_run_needs_them(monkeypatch):
-    """f alone, the envelope alone, and both only in steps where runs differ."""
+    """The envelope of f, which it may not have, only while some run is smoothed."""
     calls: list[str] = []
     for name in ("gradient", "envelope_and_gradient"):
         original = getattr(fcco.Hinge, name)
@@ -282,11 +275,11 @@ def test_f_and_its_envelope_are_evaluated_where_a_run_needs_them(monkeypatch):
         return sorted(calls)
 
     assert evaluated(fleet(0.0, 0.0)) == ["gradient"]
-    annealed = fleet(0.1, lambda step: 0.2 * (step < 1))
-    assert evaluated(annealed) == ["envelope_and_gradient"]
-    assert evaluated(annealed) == ["envelope_and_gradient", "gradient"]
+    annealed = fleet(0.0, lambda step: 0.2 * (step < 1))
+    assert "envelope_and_gradient" in evaluated(annealed)
+    assert evaluated(annealed) == ["gradient"]
     constant = fleet(0.1, 0.2)
-    assert evaluated(constant) == ["envelope_and_gradient"]
+    assert "envelope_and_gradient" in evaluated(constant)
     constant.set_hyperparameters(smoothing=0.0)
     assert evaluated(constant) == ["gradient"]
     again = fleet(0.1, 0.2)

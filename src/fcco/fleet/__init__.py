@@ -11,6 +11,7 @@ maps it over all runs.
 | `member` | from ordinary objects to a method, its numbers and its state |
 | `run` | one run in one step: passes of the user's function |
 | `coupled`, `cvar`, `group_weights`, `switching`, `lagrangian` | estimators of the gradient |
+| `pairs` | inner values from pairs of scores |
 | `updates` | updates of the weights, rounds |
 | `hyperparameters` | the numbers of all runs, as tensors |
 | `program` | the step of one run, and ways to execute it for all |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
 from .. import _checks
-from .hyperparameters import Hyperparameters
 from .member import Member, read_members, stack_weights
+from .numbers import stack
 from .program import MODES, Program
 from .run import BUFFER, Data, Flags, ModelFunction, Run, State, Unsupported
 from .updates import Rounds
@@ -80,7 +80,13 @@ class Fleet:
         if device is not None:
             self.device = torch.device(device)
         self.streams = None if streams is None else self._checked_streams(streams)
-        self.hyperparameters = Hyperparameters([p.hyperparameters for p in parts], self.device)
+        self._given = [p.numbers for p in parts]
+        self.hyperparameters: dict[str, Tensor] = {}
+        self._smoothed = False  # kept on the host, where it selects the program
+        self._write({name: stack(self._given, name) for name in signature.numbers})
+        self._scheduled = [
+            name for name in signature.numbers if any(callable(run[name]) for run in self._given)
+        ]
         lengths = [p.round_length for p in parts if p.round_length is not None]
         self.rounds = Rounds(lengths, self.device) if lengths else None
         shapes = {name: value.shape[1:] for name, value in weights.items()}
@@ -109,10 +115,30 @@ class Fleet:
         """Change hyperparameters from the next step on, such as `lr`: one number, or one per run.
 
         Args:
-            values: by the names in `hyperparameters`. A name that two optimizers have, such as
-                `lr`, is that of the objective; the other one is `constraint.lr`.
+            values: by the names in `hyperparameters`; all are set or, when one cannot be, none.
         """
-        self.hyperparameters.set(values)
+        checked = {}
+        for name, value in values.items():
+            if name not in self.hyperparameters or name in self._scheduled:
+                free = sorted(set(self.hyperparameters) - set(self._scheduled))
+                raise ValueError(
+                    f"`Fleet.set_hyperparameters` cannot set {name!r} (it follows a schedule, or "
+                    f"is not known) but: {', '.join(free)}."
+                )
+            rows, tensor = torch.as_tensor(value, dtype=torch.float64), self.hyperparameters[name]
+            if rows.dim() == 1:  # one per run, for all blocks
+                rows = rows.view(-1, *(1 for _ in tensor.shape[1:]))
+            checked[name] = rows.expand(tensor.shape)  # raises when it does not fit
+        self._write(checked)
+
+    def _write(self, numbers: Mapping[str, Tensor]) -> None:
+        for name, rows in numbers.items():
+            if name == "smoothing":
+                self._smoothed = bool((rows > 0).any())
+            if name in self.hyperparameters:
+                self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
+            else:
+                self.hyperparameters[name] = rows.to(self.device)
 
     def step(
         self,
@@ -137,14 +163,14 @@ class Fleet:
                     "matrix of the blocks of each sample is not supported: give one value per "
                     "membership, `values[sample]`, and the block of each."
                 )
-        self.hyperparameters.advance(self.steps)
-        begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
-        flags = Flags(begins, ends, self.hyperparameters.smoothed())
+        self._write({name: stack(self._given, name, self.steps) for name in self._scheduled})
+        rounds = (False, False) if self.rounds is None else self.rounds.flags()
+        flags = Flags(*rounds, self._smoothed)
         data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
         if self._program is None:
             self._look_at_first_pass(data)
             self._program = Program(self.signature, self.mode, self.device)
-        numbers = self.hyperparameters.tensors
+        numbers = self.hyperparameters
         runs = Run(self._function, self.state, numbers, self._fixed, data, flags)
         self.state, loss = self._program(runs, self.died, self.steps)
         self.mode = self._program.mode
@@ -211,7 +237,7 @@ class Fleet:
         return {
             "state": {name: value.clone() for name, value in self.state.items()},
             "fixed": {name: value.clone() for name, value in self._fixed.items()},
-            "hyperparameters": self.hyperparameters.state_dict(),
+            "hyperparameters": {n: value.clone() for n, value in self.hyperparameters.items()},
             "rounds": {} if self.rounds is None else self.rounds.state_dict(),
             "steps": self.steps,
             "died": self.died.clone(),
@@ -229,14 +255,14 @@ class Fleet:
         for name in self.state.keys() - saved.keys():  # a checkpoint from before the first step
             if (buffer := name.removeprefix(BUFFER)) in fixed:
                 saved[name] = fixed.pop(buffer)
-        names = {name for name, _ in self.hyperparameters.items()}
-        if self.state.keys() - saved.keys() or state["hyperparameters"].keys() != names:
+        numbers = state["hyperparameters"]
+        if self.state.keys() - saved.keys() or numbers.keys() != self.hyperparameters.keys():
             raise ValueError("`Fleet.load_state_dict`: the checkpoint is that of another method.")
         self._load(self.state, saved)
         self._load(self._fixed, fixed)
         for name in self._fixed.keys() & set(_names_of_buffers(saved)):
             del self._fixed[name]
-        self.hyperparameters.load_state_dict(state["hyperparameters"])
+        self._write(numbers)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:

@@ -1,7 +1,7 @@
 """Proximal Lagrangians: OSS and ICPPAC.
 
 The estimator moves the multipliers before the step or, for rules that follow the step, the update
-moves them after it; so both use the numbers of the term.
+moves them after it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,104 +22,86 @@ from ..methods.lagrangian import (
     regularised,
     running_average,
 )
-from .hyperparameters import Hyperparameter, LimitHyperparameters, Template
-from .run import Estimate, Run, State, Unsupported, choose
+from ..terms.limits import excess, side
+from .estimators import Parts, limits_of, numbers_of_limits
+from .numbers import Numbers, Template
+from .run import Estimate, Run, State, Unsupported, block_means, choose
 from .updates import Update, read_torch_optimizer
 
 __all__ = ["Lagrangian", "RoundUpdate"]
 
 
-class LagrangianHyperparameters(NamedTuple):
-    """The numbers of a `LagrangianTerm` and its rounds."""
-
-    limits: LimitHyperparameters
-    coefficient: Hyperparameter  # c of the proximal term
-    inner_steps: Hyperparameter  # T
-    rule: dict[str, Hyperparameter]  # those of the dual rule
-
-
 @dataclass(frozen=True)
 class Lagrangian:
-    """The gradient of g_0 + sum_i y_i g_i, see `fcco.methods.lagrangian`."""
+    """The gradient of g_0 + sum_i y_i g_i, and how y moves."""
 
     rule: Template
 
     @property
     def needs_previous(self) -> bool:
-        """Whether it evaluates values at w_{t-1}: where y moves before the step."""
+        """Where y moves before the step."""
         return not self.rule.example.follows_step
 
     @classmethod
-    def of(cls, term: LagrangianTerm) -> tuple[Lagrangian, LagrangianHyperparameters, State]:
-        """The estimator of a term, its numbers and its state."""
-        rule, of_rule = Template.of(term.rule)
-        limits, rounds = LimitHyperparameters.of(term.limits), term.rounds
+    def of(cls, term: LagrangianTerm) -> Parts:
+        rule, numbers = Template.of(term.rule, "rule")
+        numbers |= numbers_of_limits(term.limits)
+        numbers |= {"coefficient": term.rounds.coefficient, "inner_steps": term.rounds.inner_steps}
         state = {"multiplier": term.multiplier.clone(), "last": term.last.clone()}
         if term.rule.follows_step:
             state["values"] = term.tracker.rows.clone()
         _load_forward_mode()
-        numbers = LagrangianHyperparameters(limits, rounds.coefficient, rounds.inner_steps, of_rule)
         return cls(rule), numbers, state
 
-    def gradient(self, run: Run, hyperparameters: LagrangianHyperparameters) -> Estimate:
+    def gradient(self, run: Run) -> Estimate:
         """G_t of one run, without the pull to the anchor."""
-        numbers: LagrangianHyperparameters = run.narrow(hyperparameters)
-        data, rule = run.data, self.rule.example
-        y = run.state["multiplier"]
+        rule, y = self.rule.example, run.state["multiplier"]
         if not rule.warm_start:
             warm = y
             y = choose(run.flags.begins, lambda: torch.zeros_like(warm), lambda: warm)
-        changed: State = {"multiplier": y}
         if rule.follows_step:
-            values, forward = run.passes(y)
-            # NaN when a constraint is missing from the batch.
-            measured, _ = run.means(values, data.index, y)
-            changed["values"] = measured
+            values, blocks, forward = run.passes(y)
+            measured = block_means(values, blocks)  # NaN for a constraint that is not in the batch
+            changed = {"multiplier": y, "values": self._excess(run, measured)}
         else:
             previous = run.previous
-            move = run.weights - previous
-            values, change = run.along(previous, move, data.batch, data.index, y)
-            measured = linearised(run, numbers, previous, move, values, change)
-            changed = ascended(run, self.rule.build(numbers.rule), numbers, y, measured)
-            forward = run.differentiate(y)
-        return forward.estimate(changed["multiplier"], changed, forward.values, measured)
+            changed = self.ascended(
+                run, previous, run.weights - previous, (run.data.batch, run.data.index), y
+            )
+            forward, measured = run.differentiate(y), changed["last"]
+        slope = changed["multiplier"] * side(y, *limits_of(run.numbers))
+        return forward.estimate(slope, changed, forward.values, measured)
 
+    def _excess(self, run: Run, values: Tensor) -> Tensor:
+        return excess(values, *limits_of(run.numbers), run.numbers["margin"])
 
-def linearised(
-    run: Run,
-    numbers: LagrangianHyperparameters,
-    point: Tensor,
-    move: Tensor,
-    values: Tensor,
-    change: Tensor,
-) -> Tensor:
-    """l_t: the regularised constraints at a point x, linear along a move v.
+    def ascended(
+        self,
+        run: Run,
+        point: Tensor,
+        move: Tensor,
+        batch: tuple[Any, Tensor | None],
+        y: Tensor,
+        known: Tensor | None = None,
+    ) -> State:
+        """The next multipliers, from the constraints at a point, linear along a move.
 
-    Args:
-        run: the run.
-        numbers: in the precision of the weights.
-        point: x.
-        move: v.
-        values: g(x).
-        change: <grad g(x), v>.
-    """
-    anchor = choose(run.flags.begins, lambda: run.weights, lambda: run.state["anchor"])
-    proximal = numbers.coefficient * proximal_value(point - anchor, move)
-    return regularised(numbers.limits.excess(values), change, proximal)
-
-
-def ascended(
-    run: Run, rule: Any, numbers: LagrangianHyperparameters, y: Tensor, values: Tensor
-) -> State:
-    """The next multipliers, from y and l_t = `values`."""
-    before = choose(run.flags.begins, lambda: values, lambda: run.state["last"])
-    return {"multiplier": rule.dual(y, values, before, numbers.inner_steps), "last": values}
-
-
-def inner_step(run: Run) -> Tensor:
-    """t, the step within the round."""
-    count = run.state["inner_step"]
-    return choose(run.flags.begins, lambda: torch.zeros_like(count), lambda: count)
+        Args:
+            run: the run.
+            point: x.
+            move: v.
+            batch: a batch, and the block of each of its entries.
+            y: the multipliers.
+            known: g(x) - tolerance, where it was measured before.
+        """
+        begins = run.flags.begins
+        anchor = choose(begins, lambda: run.weights, lambda: run.state["anchor"])
+        values, change = run.along(point, move, batch, y, functools.partial(self._excess, run))
+        proximal = run.numbers["coefficient"] * proximal_value(point - anchor, move)
+        now = regularised(values if known is None else known, change, proximal)
+        before = choose(begins, lambda: now, lambda: run.state["last"])
+        rule = self.rule.build(run.numbers)
+        return {"multiplier": rule.dual(y, now, before, run.numbers["inner_steps"]), "last": now}
 
 
 @functools.cache
@@ -133,55 +115,46 @@ def _load_forward_mode() -> None:
 
 @dataclass(frozen=True)
 class RoundUpdate:
-    """Primal steps around an anchor that end at their average, see `fcco.methods.lagrangian`.
-
-    Args:
-        primal: makes the steps.
-        rule: the dual rule; one that follows the step moves y here.
-    """
+    """Steps of `primal` around an anchor that end at their average; some rules then move y."""
 
     primal: Update
-    rule: Template
+    lagrangian: Lagrangian
 
     @classmethod
-    def of(cls, optimizer: ProximalRound) -> tuple[RoundUpdate, Any, int]:
-        """The update of an optimizer, the numbers of its primal steps, and the length of rounds."""
+    def of(cls, optimizer: ProximalRound) -> tuple[RoundUpdate, Numbers, int]:
         if optimizer.inner_step:
             raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
         primal, numbers = read_torch_optimizer(optimizer.wrapped[0])
-        rule, _ = Template.of(optimizer.rule)
-        return cls(primal, rule), numbers, optimizer.inner_steps
+        rule, _ = Template.of(optimizer.rule, "rule")
+        return cls(primal, Lagrangian(rule)), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
-        """Anchor, average, counters, and the state of the primal steps."""
         wide = torch.promote_types(weights.dtype, torch.float32)
-        zero = weights.new_zeros((), dtype=torch.float64)
         return {
             "anchor": weights.clone(),
             "average": weights.to(wide, copy=True),
-            "inner_step": zero,
+            "inner_step": weights.new_zeros((), dtype=torch.float64),
             **self.primal.start(weights),
         }
 
-    def step(self, run: Run, hyperparameters: Any, gradient: Tensor, state: State) -> State:
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, the weights become the average."""
-        begins, point, y = run.flags.begins, state["weights"], state["multiplier"]
-        exact: LagrangianHyperparameters = run.hyperparameters.estimator
-        numbers: LagrangianHyperparameters = run.narrow(exact)
+        begins, point, y, exact = run.flags.begins, state["weights"], state["multiplier"], run.exact
         anchor = choose(begins, lambda: point, lambda: state["anchor"])
-        strength = pull_strength(numbers.coefficient, y.sum())
+        strength = pull_strength(run.numbers["coefficient"], y.sum())
         gradient = gradient + (point - anchor) * strength.to(point)
-        rule, t = self.rule.build(exact.rule), inner_step(run)
-        primal = hyperparameters._replace(lr=hyperparameters.lr * rule.step(exact.inner_steps))
-        changed = self.primal.step(run, primal, gradient, state)
+        rule = self.lagrangian.rule.build(exact)
+        lr = exact["lr"] * rule.step(exact["inner_steps"])
+        numbers = run.numbers | {"lr": lr.to(point)}
+        scaled = run._replace(exact={**exact, "lr": lr}, numbers=numbers)
+        changed = self.primal.step(scaled, gradient, state)
         reached = changed["weights"]
         if rule.follows_step:
-            move = reached - point
-            _, change = run.along(point, move, *run.gradient_batch, y)
-            ahead = linearised(run, numbers, point, move, state["values"], change)
-            changed |= ascended(run, self.rule.build(numbers.rule), numbers, y, ahead)
-        average = state["average"]
+            move, known = reached - point, state["values"]
+            changed |= self.lagrangian.ascended(run, point, move, run.gradient_batch, y, known)
+        count, average = state["inner_step"], state["average"]
+        count = choose(begins, lambda: torch.zeros_like(count), lambda: count) + 1
         average = choose(begins, lambda: anchor.to(average), lambda: average)
-        average = running_average(average, reached, t + 1)
+        average = running_average(average, reached, count)
         changed["weights"] = choose(run.flags.ends, lambda: average.to(reached), lambda: reached)
-        return {**changed, "anchor": anchor, "average": average, "inner_step": t + 1}
+        return {**changed, "anchor": anchor, "average": average, "inner_step": count}

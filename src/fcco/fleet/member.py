@@ -17,14 +17,17 @@ from ..objective import Compositional
 from ..optim import MethodOptimizer, ProximalPoint
 from ..previous import parameters_of, unwrap
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from .coupled import Coupled
-from .cvar import CVaREstimator
-from .group_weights import Adversary
-from .hyperparameters import RunHyperparameters
+from .estimators import Coupled, CVaR, Estimator, Multiplied, Parts, PlainLoss, Switch, Weighted
 from .lagrangian import Lagrangian, RoundUpdate
-from .run import Estimator, PlainLoss, State, Unsupported
-from .switching import Switch, SwitchingUpdate
-from .updates import ProximalPointUpdate, RoundLength, Update, read_torch_optimizer
+from .numbers import Numbers
+from .run import State, Unsupported
+from .updates import (
+    ProximalPointUpdate,
+    RoundLength,
+    SwitchingUpdate,
+    Update,
+    read_torch_optimizer,
+)
 
 __all__ = [
     "Member",
@@ -64,6 +67,7 @@ class Signature:
     rounds: bool = False  # steps come in rounds
     names: tuple[str, ...] | None = None  # of the blocks, in order
     needs_loss: bool = False  # the function must return g_0
+    numbers: tuple[str, ...] = ()  # names of what may differ
 
     @property
     def switches(self) -> bool:
@@ -75,15 +79,16 @@ class MemberParts(NamedTuple):
     """What a fleet takes from a member."""
 
     signature: Signature
-    hyperparameters: RunHyperparameters
+    numbers: Numbers
     state: State  # of the estimator
     round_length: RoundLength | None
 
 
-_TERMS: dict[type, Callable[[Any], tuple[Estimator, Any, State]]] = {
+_TERMS: dict[type, Callable[[Any], Parts]] = {
     CoupledTerm: Coupled.of,
-    CVaRTerm: CVaREstimator.of,
-    GroupWeights: Adversary.of,
+    CVaRTerm: CVaR.of,
+    GroupWeights: Weighted.of,
+    MultiplierTerm: Multiplied.of,
     LagrangianTerm: Lagrangian.of,
     SwitchingTerm: Switch.of,
 }
@@ -140,11 +145,12 @@ def _read_each(members: Sequence[Member]) -> list[MemberParts]:
 
 def _read(member: Member) -> MemberParts:
     optimizer, objective = unwrap(member.optimizer), member.objective
-    estimator, of_estimator, state, names, needs_loss = PlainLoss(), None, {}, None, True
+    estimator: Estimator = PlainLoss()
+    numbers, state, names, needs_loss = {}, {}, None, True
     if objective is not None:
         term = _only_term(objective)
-        estimator, of_estimator, state = _TERMS[type(term)](term)
-        names, needs_loss = term.names, term.needs_objective
+        estimator, numbers, state = _TERMS[type(term)](term)
+        names, needs_loss = term.names, term.needs_objective or term.watches_objective
     stepped = optimizer if objective is None else objective.optimizer
     alone = objective is None and isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
     if alone or isinstance(stepped, (list, tuple)) or unwrap(stepped) is not optimizer:
@@ -157,8 +163,10 @@ def _read(member: Member) -> MemberParts:
     else:
         (update, of_update), length = read_torch_optimizer(optimizer), None
     _check_hooks(optimizer, member)
-    signature = Signature(estimator, update, length is not None, names, needs_loss)
-    return MemberParts(signature, RunHyperparameters(of_update, of_estimator), state, length)
+    numbers |= of_update
+    known = tuple(sorted(numbers))
+    signature = Signature(estimator, update, length is not None, names, needs_loss, known)
+    return MemberParts(signature, numbers, state, length)
 
 
 def _only_term(objective: Any) -> Any:
@@ -168,8 +176,7 @@ def _only_term(objective: Any) -> Any:
         raise Unsupported("A fleet holds objectives with one coupled term.")
     term = objective.terms[ONLY]
     if type(term) not in _TERMS:
-        hint = ": give the method numbers" if isinstance(term, MultiplierTerm) else ""
-        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}{hint}.")
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
     if term.step:
         raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
     return term

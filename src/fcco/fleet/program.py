@@ -25,12 +25,13 @@ Result = tuple[State, Tensor, Tensor]
 
 def step_one_run(signature: Signature, run: Run) -> Result:
     """The step of one run: a pure function of tensors without an axis for the runs."""
-    hyperparameters = run.hyperparameters
-    estimate = signature.estimator.gradient(run, hyperparameters.estimator)
+    dtype = run.weights.dtype
+    run = run._replace(numbers={name: value.to(dtype) for name, value in run.exact.items()})
+    estimate = signature.estimator.gradient(run)
     state = {**run.state, **estimate.state}
     if signature.estimator.needs_previous:
         state["previous"] = run.weights
-    state |= signature.update.step(run, hyperparameters.update, estimate.gradient, state)
+    state |= signature.update.step(run, estimate.gradient, state)
     if signature.rounds:  # a part of the state, so that a frozen run knows where it stood
         state["between_rounds"] = torch.ones_like(state["between_rounds"]) & run.flags.ends
     return state, estimate.good & finite(state["weights"]), estimate.loss

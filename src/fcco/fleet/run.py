@@ -1,37 +1,33 @@
 """One run of a fleet in one step: its state, its data, and passes of the user's function.
 
-No rule sees the other runs. `torch.func.vmap` maps the step of one run over all, so that a tensor
+No rule sees the other runs: `torch.func.vmap` maps the step of one run over all, so that a tensor
 here has no axis for the runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..inputs import mean_loss, parse, split
-from ..tracker.blocks import Blocks, Tracked, segment
+from ..tracker.blocks import Batch, Blocks, Tracked, segment
 
 __all__ = [
+    "BUFFER",
     "Data",
     "Estimate",
-    "Estimator",
     "Flag",
     "Flags",
     "Forward",
     "ModelFunction",
-    "Outputs",
-    "PlainLoss",
     "Run",
     "State",
     "Unsupported",
-    "all_blocks",
+    "block_means",
     "choose",
     "finite",
 ]
@@ -62,7 +58,7 @@ class Flags(NamedTuple):
 
     begins: Flag = False  # it is the first of a round, where w_{t-1} = w_t
     ends: Flag = False  # it is the last of a round
-    smoothed: Flag = False  # lambda is above 0
+    smoothed: bool = False  # lambda is above 0 in some run
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
@@ -78,24 +74,25 @@ def finite(*values: Tensor | None) -> Tensor:
     return torch.isfinite(torch.stack([total.to(totals[0]) for total in totals])).all()
 
 
-def all_blocks(index: Tensor | None, number: int, like: Tensor) -> Blocks:
+def _all_blocks(index: Tensor | None, table: Tensor) -> Blocks:
     """The blocks of some entries. All n are listed; those that no entry names have a count of 0.
 
     `find_blocks` would list the sampled ones only, but their number differs between runs.
-
-    Args:
-        index: block of each entry, or None when entry k is block k.
-        number: n.
-        like: gives precision and device of the counts.
     """
-    every = torch.arange(number, device=like.device)
+    number = table.shape[0]
+    every = torch.arange(number, device=table.device)
     if index is None:
-        return Blocks(
-            size=number, index=every, inverse=None, counts=like.new_ones(number), whole=True
-        )
-    ones = torch.ones_like(index, dtype=like.dtype)
-    counts = segment(ones, index, number)
-    return Blocks(size=index.shape[0], index=every, inverse=index, counts=counts)
+        return Blocks(number, every, None, counts=table.new_ones(number), whole=True)
+    counts = segment(torch.ones_like(index, dtype=table.dtype), index, number)
+    return Blocks(index.shape[0], every, index, counts)
+
+
+def block_means(values: Tensor, blocks: Blocks, log: bool = False) -> Tensor:
+    """The mean of the entries of each block, NaN where it has none."""
+    if blocks.whole:
+        return values
+    sums = blocks.sums(values, log)
+    return Batch(blocks.index, blocks.counts, sums, None, log).mean(sums)
 
 
 class Outputs(NamedTuple):
@@ -137,16 +134,14 @@ class ModelFunction(nn.Module):
         self._function = (function,)  # a tuple hides it: it may be a module that holds the model
 
     def forward(self, *arguments: Any) -> Any:
-        """The function itself, with the model first."""
         return self._function[0](self.model, *arguments)
 
     def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
         """The parameters by name, as views of a vector, or of one per run."""
         parts = vectors.split([shape.numel() for shape in self.shapes.values()], dim=-1)
-        shapes = self.shapes.items()
         return {
             name: part.view(*vectors.shape[:-1], *shape)
-            for (name, shape), part in zip(shapes, parts, strict=True)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
     def outputs(self, weights: Mapping[str, Tensor], buffers: State, batch: Any) -> Outputs:
@@ -195,19 +190,14 @@ class ModelFunction(nn.Module):
     ) -> list[str]:
         """Names of the parameters that neither the loss nor the values depend on.
 
-        Args:
-            weights: of one run.
-            buffers: of it.
-            batch: of it.
-            either: those that one of the two does not depend on.
+        With `either`, those that one of the two does not depend on.
         """
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
         copies = {name: value.clone() for name, value in buffers.items()}
         with torch.enable_grad():
             loss, values, surrogate, _ = self.outputs(leaves, copies, batch)
-        carrier = values if surrogate is None else surrogate
         missing: list[set[str]] = []
-        for part in (loss, carrier):
+        for part in (loss, values if surrogate is None else surrogate):
             if part is not None and part.requires_grad:
                 gradients = torch.autograd.grad(
                     part.sum(), [*leaves.values()], retain_graph=True, allow_unused=True
@@ -220,7 +210,7 @@ class ModelFunction(nn.Module):
 
 
 class Estimate(NamedTuple):
-    """The result of an estimator."""
+    """The gradient of one run in one step."""
 
     gradient: Tensor  # G_t as one vector
     state: State  # what changed
@@ -255,10 +245,9 @@ class Forward(NamedTuple):
             loss_weight: c, 1 unless given.
             log_values: u_i, when entries and u are logarithms.
         """
-        blocks, weight = self.blocks, torch.ones_like(self.loss)
-        if loss_weight is not None:
-            weight = loss_weight.to(weight)
+        weight = torch.ones_like(self.loss) if loss_weight is None else loss_weight.to(self.loss)
         u, log = (slope, False) if log_values is None else (log_values, True)
+        blocks = self.blocks
         tracked = Tracked(u, blocks.index, self.carrier, blocks, blocks.counts, log=log)
         (gradient,) = self.pull_back((weight, tracked.factors(slope)))
         good = finite(self.loss, *checked)
@@ -270,10 +259,11 @@ class Run(NamedTuple):
 
     function: ModelFunction
     state: State  # before the step
-    hyperparameters: Any  # of the update and of the estimator, in double precision
+    exact: dict[str, Tensor]  # the numbers of the method by name, in double precision
     fixed: State  # buffers that no pass changes, and parameters that are not trained
     data: Data
     flags: Flags
+    numbers: Any = None  # those in the precision of the weights
 
     @property
     def weights(self) -> Tensor:
@@ -288,23 +278,16 @@ class Run(NamedTuple):
     @property
     def buffers(self) -> State:
         """All buffers of the model."""
-        changing = {name: self.state[BUFFER + name] for name in self.function.changing}
-        return {**self.fixed, **changing}
+        return {**self.fixed, **{k: self.state[BUFFER + k] for k in self.function.changing}}
 
-    def narrow(self, hyperparameters: Any) -> Any:
-        """Hyperparameters in the precision of the weights."""
-        leaves, spec = tree_flatten(hyperparameters)
-        dtype = self.weights.dtype
-        leaves = [leaf.to(dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return tree_unflatten(leaves, spec)
+    @property
+    def gradient_batch(self) -> tuple[Any, Tensor | None]:
+        """The batch that carries the gradient, and the block of each of its entries."""
+        batch, other, index, other_index = self.data
+        return (batch if other is None else other, index if other_index is None else other_index)
 
     def evaluate(self, vector: Tensor, table: Tensor) -> tuple[Tensor, State]:
-        """The values of the batch at some weights, and the buffers that the pass changed.
-
-        Args:
-            vector: the weights.
-            table: the tracked values, whose shape and precision the entries take.
-        """
+        """The values of the batch at some weights, and the buffers that the pass changed."""
         weights = self.function.unpack(vector)
         outputs = self.function.outputs(weights, self.buffers, self.data.batch)
         return _as_entries(outputs.values, self.data.index, table), outputs.buffers
@@ -313,7 +296,7 @@ class Run(NamedTuple):
         """A pass at w_t, of the batch that carries the gradient, that can be differentiated.
 
         Args:
-            table: the tracked values.
+            table: the tracked values, whose shape and precision the entries take.
             changed: buffers that an earlier pass of the step has changed.
         """
         function, buffers = self.function, {**self.buffers, **(changed or {})}
@@ -322,51 +305,55 @@ class Run(NamedTuple):
         def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, State]]:
             weights = function.unpack(vector)
             loss, values, surrogate, written = function.outputs(weights, buffers, batch)
-            changed = {BUFFER + name: value for name, value in written.items()}
             loss = vector.new_zeros(()) if loss is None else loss
-            carrier = _as_entries(values if surrogate is None else surrogate, index, table)
-            tracked = carrier if surrogate is None else _as_entries(values, index, table)
-            return (loss, carrier), (tracked, changed)
+            tracked = carrier = _as_entries(values, index, table)
+            if surrogate is not None:
+                carrier = _as_entries(surrogate, index, table)
+            return (loss, carrier), (tracked, {BUFFER + k: v for k, v in written.items()})
 
         results: Any = vjp(outputs, self.weights, has_aux=True)
         (loss, carrier), pull_back, (values, state) = results
-        blocks = all_blocks(index, table.shape[0], table)
-        return Forward(loss, values, carrier, blocks, state, pull_back)
+        return Forward(loss, values, carrier, _all_blocks(index, table), state, pull_back)
 
-    @property
-    def gradient_batch(self) -> tuple[Any, Tensor | None]:
-        """The batch that carries the gradient, and the block of each of its entries."""
-        batch, other, index, other_index = self.data
-        return (batch if other is None else other, index if other_index is None else other_index)
-
-    def passes(self, table: Tensor) -> tuple[Tensor, Forward]:
-        """The values to track at w_t, and the pass that carries the gradient.
+    def passes(self, table: Tensor) -> tuple[Tensor, Blocks, Forward]:
+        """The values to track at w_t, their blocks, and the pass that carries the gradient.
 
         One batch serves both, unless there is an independent one for the gradient.
         """
         if self.data.gradient_batch is None:
             forward = self.differentiate(table)
-            return forward.values, forward
+            return forward.values, forward.blocks, forward
         values, changed = self.evaluate(self.weights, table)
-        return values, self.differentiate(table, changed)
+        blocks = _all_blocks(self.data.index, table)
+        return values, blocks, self.differentiate(table, changed)
 
     def along(
-        self, vector: Tensor, move: Tensor, batch: Any, index: Tensor | None, table: Tensor
+        self,
+        point: Tensor,
+        move: Tensor,
+        batch: tuple[Any, Tensor | None],
+        table: Tensor,
+        of_means: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """The means of the blocks of a batch at some weights, and their derivative along a move."""
+        """A function of the means of the blocks at some weights, and its derivative along a move.
 
-        def means(point: Tensor) -> Tensor:
-            outputs = self.function.outputs(self.function.unpack(point), self.buffers, batch)
+        Args:
+            point: the weights.
+            move: the direction.
+            batch: a batch, and the block of each of its entries.
+            table: the tracked values.
+            of_means: the function.
+        """
+        rows, index = batch
+
+        def values(vector: Tensor) -> Tensor:
+            outputs = self.function.outputs(self.function.unpack(vector), self.buffers, rows)
             if outputs.surrogate is not None:
                 raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
-            return self.means(_as_entries(outputs.values, index, table), index, table)[0]
+            entries = _as_entries(outputs.values, index, table)
+            return of_means(block_means(entries, _all_blocks(index, table)))
 
-        return jvp(means, (vector,), (move,))  # type: ignore[return-value]
-
-    def means(self, values: Tensor, index: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of the entries of each block, NaN where it has none; which blocks have any."""
-        blocks = all_blocks(index, table.shape[0], table)
-        return blocks.sums(values) / blocks.counts, blocks.counts > 0
+        return jvp(values, (point,), (move,))  # type: ignore[return-value]
 
 
 def _as_entries(values: Tensor | None, index: Tensor | None, table: Tensor) -> Tensor:
@@ -384,28 +371,3 @@ def _as_entries(values: Tensor | None, index: Tensor | None, table: Tensor) -> T
             f"or per entry of `index`, but have shape {tuple(values.shape)}."
         )
     return values.to(table.dtype)
-
-
-class Estimator(Protocol):
-    """Finds the gradient of one run."""
-
-    @property
-    def needs_previous(self) -> bool:
-        """Whether it evaluates values at w_{t-1}."""
-        ...
-
-    def gradient(self, run: Run, hyperparameters: Any) -> Estimate:
-        """G_t of one run."""
-        ...
-
-
-@dataclass(frozen=True)
-class PlainLoss:
-    """The gradient of the loss of a batch."""
-
-    needs_previous = False
-
-    def gradient(self, run: Run, hyperparameters: None) -> Estimate:
-        """G_t of one run."""
-        no_blocks = run.weights[:0]
-        return run.differentiate(no_blocks).estimate(no_blocks, {})

@@ -1,4 +1,4 @@
-r"""What steps the weights of a run: SGD, Adam, and rounds of ALEXR2.
+r"""What steps the weights of a run: SGD, Adam, the rounds of ALEXR2, and the branches of SSG.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
 parameters, not one per run:
@@ -12,29 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..optim import ProximalPoint, proximal_step
-from .hyperparameters import Hyperparameter, as_flag
+from ..methods.switching import PolyakStep, SwitchingOptimizer, polyak_length
+from ..optim import ProximalPoint
+from ..optim.proximal_point import proximal_step
+from .numbers import Numbers
 from .run import Flag, Run, State, Unsupported, choose
 
 __all__ = [
-    "SGD",
-    "Adam",
     "ProximalPointUpdate",
     "RoundLength",
     "Rounds",
+    "SwitchingUpdate",
     "Update",
-    "only_group",
     "read_torch_optimizer",
 ]
 
 RoundLength = int | Callable[[int], int]
 """The number of steps of a round, or a function of the round that gives it."""
+SECOND = "constraint."
+"""Prefix of the state and the numbers of the optimizer of the constraints."""
 
 
 class Update(Protocol):
@@ -44,18 +46,9 @@ class Update(Protocol):
         """Its state before the first step."""
         ...
 
-    def step(self, run: Run, hyperparameters: Any, gradient: Tensor, state: State) -> State:
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """The weights after a step from those in `state`, and what else changed."""
         ...
-
-
-class SGDHyperparameters(NamedTuple):
-    """The numbers of `torch.optim.SGD`."""
-
-    lr: Hyperparameter
-    momentum: Hyperparameter
-    dampening: Hyperparameter
-    weight_decay: Hyperparameter
 
 
 @dataclass(frozen=True)
@@ -65,40 +58,25 @@ class SGD:
     momentum: bool
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[SGD, SGDHyperparameters]:
-        """The update of an optimizer, and its numbers."""
+    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[SGD, Numbers]:
         group = only_group(optimizer)
-        numbers = SGDHyperparameters(*(float(group[name]) for name in SGDHyperparameters._fields))
-        return cls(numbers.momentum != 0), numbers
+        names = ("lr", "momentum", "dampening", "weight_decay")
+        return cls(group["momentum"] != 0), {name: float(group[name]) for name in names}
 
     def start(self, weights: Tensor) -> State:
-        """The number of steps and the velocity."""
         count = weights.new_zeros((), dtype=torch.float64)
         return {"count": count} | ({"velocity": torch.zeros_like(weights)} if self.momentum else {})
 
-    def step(
-        self, run: Run, hyperparameters: SGDHyperparameters, gradient: Tensor, state: State
-    ) -> State:
-        """One step of one run."""
-        numbers: SGDHyperparameters = run.narrow(hyperparameters)
-        direction = gradient + numbers.weight_decay * state["weights"]
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
+        numbers = run.numbers
+        direction = gradient + numbers["weight_decay"] * state["weights"]
         changed = {"count": state["count"] + 1}
         if self.momentum:
-            kept = numbers.momentum * state["velocity"] + (1 - numbers.dampening) * direction
+            kept = numbers["momentum"] * state["velocity"] + (1 - numbers["dampening"]) * direction
             # torch starts with v = G, without dampening.
             direction = torch.where(state["count"] == 0, direction, kept)
             changed["velocity"] = direction
-        return {"weights": state["weights"] - numbers.lr * direction, **changed}
-
-
-class AdamHyperparameters(NamedTuple):
-    """The numbers of `torch.optim.Adam` and `AdamW`."""
-
-    lr: Hyperparameter
-    beta1: Hyperparameter
-    beta2: Hyperparameter
-    eps: Hyperparameter
-    weight_decay: Hyperparameter
+        return {"weights": state["weights"] - numbers["lr"] * direction, **changed}
 
 
 @dataclass(frozen=True)
@@ -108,38 +86,37 @@ class Adam:
     decoupled: bool
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[Adam, AdamHyperparameters]:
-        """The update of an optimizer, and its numbers."""
+    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[Adam, Numbers]:
         group = only_group(optimizer)
-        numbers = [float(group["lr"]), *map(float, group["betas"])]
-        numbers += [float(group["eps"]), float(group["weight_decay"])]
+        numbers = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+        numbers["beta1"], numbers["beta2"] = map(float, group["betas"])
         decoupled = isinstance(optimizer, torch.optim.AdamW)
-        adam = cls(decoupled or bool(group.get("decoupled_weight_decay")))
-        return adam, AdamHyperparameters(*numbers)
+        return cls(decoupled or bool(group.get("decoupled_weight_decay"))), numbers
 
     def start(self, weights: Tensor) -> State:
-        """Both moments and the number of steps."""
         zeros = torch.zeros_like(weights)
         count = weights.new_zeros((), dtype=torch.float64)
         return {"mean": zeros, "square": zeros.clone(), "count": count}
 
-    def step(
-        self, run: Run, hyperparameters: AdamHyperparameters, gradient: Tensor, state: State
-    ) -> State:
-        """One step of one run."""
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
         # 1 - beta^t cancels in single precision: such numbers are formed in double.
-        exact, point, count = hyperparameters, state["weights"], state["count"] + 1
-        numbers: AdamHyperparameters = run.narrow(exact)
+        exact, numbers = run.exact, run.numbers
+        beta1, beta2, point, count = (
+            exact["beta1"],
+            exact["beta2"],
+            state["weights"],
+            state["count"] + 1,
+        )
         if self.decoupled:
-            point = point * (1 - numbers.lr * numbers.weight_decay)
+            point = point * (1 - numbers["lr"] * numbers["weight_decay"])
         else:
-            gradient = gradient + numbers.weight_decay * point
-        mean = torch.lerp(state["mean"], gradient, (1 - exact.beta1).to(gradient))
-        fresh = (1 - exact.beta2).to(gradient)
-        square = numbers.beta2 * state["square"] + fresh * (gradient * gradient)
-        size = (exact.lr / (1 - exact.beta1**count)).to(gradient)
-        spread = (1 - exact.beta2**count).sqrt().to(gradient)
-        weights = point - size * (mean / (square.sqrt() / spread + numbers.eps))
+            gradient = gradient + numbers["weight_decay"] * point
+        mean = torch.lerp(state["mean"], gradient, (1 - beta1).to(gradient))
+        square = numbers["beta2"] * state["square"]
+        square = square + (1 - beta2).to(gradient) * (gradient * gradient)
+        size = (exact["lr"] / (1 - beta1**count)).to(gradient)
+        spread = (1 - beta2**count).sqrt().to(gradient)
+        weights = point - size * (mean / (square.sqrt() / spread + numbers["eps"]))
         return {"weights": weights, "mean": mean, "square": square, "count": count}
 
 
@@ -150,7 +127,7 @@ _TORCH: dict[type, type[SGD] | type[Adam]] = {
 }
 
 
-def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Update, Any]:
+def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Update, Numbers]:
     """The update of an optimizer that steps by itself, alone or inside another, and its numbers."""
     update = _TORCH.get(type(optimizer))
     if update is None:
@@ -171,67 +148,103 @@ def only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return group
 
 
-class ProximalPointHyperparameters(NamedTuple):
-    """The numbers of a `ProximalPoint`, and those of its outer optimizer."""
-
-    outer: Any
-    nu: Hyperparameter
-    eta: Hyperparameter
-
-
 @dataclass(frozen=True)
 class ProximalPointUpdate:
-    """The double loop of ALEXR2, see `fcco.ProximalPoint`.
-
-    Args:
-        outer: the update of the outer loop.
-    """
+    """The double loop of ALEXR2, see `fcco.ProximalPoint`; `outer` steps its outer loop."""
 
     outer: Update
 
     @classmethod
-    def of(
-        cls, optimizer: ProximalPoint
-    ) -> tuple[ProximalPointUpdate, ProximalPointHyperparameters, RoundLength]:
-        """The update of an optimizer, its numbers, and the length of its rounds."""
+    def of(cls, optimizer: ProximalPoint) -> tuple[ProximalPointUpdate, Numbers, RoundLength]:
         group = only_group(optimizer)
-        outer, of_outer = read_torch_optimizer(optimizer.outer)
-        numbers = ProximalPointHyperparameters(of_outer, float(group["nu"]), float(group["lr"]))
+        outer, numbers = read_torch_optimizer(optimizer.outer)
+        numbers |= {"nu": float(group["nu"]), "eta": float(group["lr"])}
         return cls(outer), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
-        """The anchor, and the state of the outer loop."""
         return {"anchor": weights.clone(), **self.outer.start(weights)}
 
-    def step(
-        self,
-        run: Run,
-        hyperparameters: ProximalPointHyperparameters,
-        gradient: Tensor,
-        state: State,
-    ) -> State:
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, one outer step too."""
-        numbers: ProximalPointHyperparameters = run.narrow(hyperparameters)
-        z, ends = state["weights"], run.flags.ends
+        z, ends, nu = state["weights"], run.flags.ends, run.numbers["nu"]
         anchor = choose(run.flags.begins, lambda: z, lambda: state["anchor"])
-        after = proximal_step(z, anchor, gradient, numbers.eta, numbers.nu)
+        after = proximal_step(z, anchor, gradient, run.numbers["eta"], nu)
         if ends is False:
             return {"weights": after, "anchor": anchor}
-        envelope_gradient = (anchor - after) / numbers.nu
         at_anchor = {**state, "weights": anchor}
-        outer = self.outer.step(run, hyperparameters.outer, envelope_gradient, at_anchor)
+        outer = self.outer.step(run, (anchor - after) / nu, at_anchor)
         if ends is not True:
             inside = {**state, "weights": after}
             outer = {name: torch.where(ends, new, inside[name]) for name, new in outer.items()}
         return {**outer, "anchor": anchor}
 
 
-class Rounds:
-    """Where each run is in its rounds of inner steps; counted on the host.
+@dataclass(frozen=True)
+class PolyakUpdate:
+    """Polyak's step on the worst constraint."""
+
+    @classmethod
+    def of(cls, optimizer: PolyakStep) -> tuple[PolyakUpdate, Numbers]:
+        return cls(), {"lr": float(only_group(optimizer)["lr"])}
+
+    def start(self, weights: Tensor) -> State:
+        return {}
+
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
+        point, wide = state["weights"], gradient.double()
+        length = polyak_length(state["worst"].double(), (wide * wide).sum())
+        return {"weights": point - (run.exact["lr"] * length).to(point) * gradient}
+
+
+@dataclass(frozen=True)
+class SwitchingUpdate:
+    """The step of the optimizer whose branch was taken (SSG).
 
     Args:
-        lengths: K of each run.
-        device: of the flags.
+        objective: steps on g_0.
+        constraint: steps on the worst constraint; None where the first does.
+    """
+
+    objective: Update
+    constraint: Update | None
+
+    @classmethod
+    def of(cls, optimizer: SwitchingOptimizer) -> tuple[SwitchingUpdate, Numbers, None]:
+        objective, numbers = read_torch_optimizer(optimizer.objective_optimizer)
+        constraint, second = None, optimizer.constraint_optimizer
+        if len(optimizer.wrapped) > 1:
+            read = PolyakUpdate.of if isinstance(second, PolyakStep) else read_torch_optimizer
+            constraint, more = read(second)  # type: ignore[arg-type]
+            numbers |= {SECOND + name: value for name, value in more.items()}
+        return cls(objective, constraint), numbers, None
+
+    def start(self, weights: Tensor) -> State:
+        others = {} if self.constraint is None else self.constraint.start(weights)
+        prefixed = {SECOND + name: value for name, value in others.items()}
+        return {**self.objective.start(weights), **prefixed}
+
+    def step(self, run: Run, gradient: Tensor, state: State) -> State:
+        """The optimizer of the other branch stays as it was."""
+        first = self.objective.step(run, gradient, state)
+        if self.constraint is None:
+            return first
+        # The second optimizer sees its own state and numbers under the names of the first.
+        own, exact, numbers = map(_of_second, (state, run.exact, run.numbers))
+        second = self.constraint.step(run._replace(exact=exact, numbers=numbers), gradient, own)
+        feasible = state["feasible"]
+        after = {name: torch.where(feasible, new, state[name]) for name, new in first.items()}
+        after["weights"] = torch.where(feasible, first["weights"], second.pop("weights"))
+        for name, new in second.items():
+            after[SECOND + name] = torch.where(feasible, state[SECOND + name], new)
+        return after
+
+
+def _of_second(values: State) -> State:
+    return values | {n.removeprefix(SECOND): v for n, v in values.items() if n.startswith(SECOND)}
+
+
+class Rounds:
+    """Where each run is in its rounds of inner steps; counted on the host.
 
     Example:
         >>> rounds = Rounds([1, 2], torch.device("cpu"))
@@ -246,17 +259,26 @@ class Rounds:
         self.lengths, self.device = list(lengths), device
         self.inner_step = np.zeros(len(self.lengths), dtype=np.int64)
         self.round = np.zeros_like(self.inner_step)
-        self.current = self._lengths_of(range(len(self.lengths)))
+        self._set_current(range(len(self.lengths)))
 
-    def _lengths_of(self, runs: Sequence[int]) -> np.ndarray[Any, Any]:
-        """The lengths of the current rounds of some runs."""
-        current = ((self.lengths[run], int(self.round[run])) for run in runs)
-        return np.array([k(number) if callable(k) else k for k, number in current])
+    def _set_current(self, runs: Sequence[int]) -> None:
+        """Evaluate the lengths of the current rounds of some runs."""
+        if len(runs) == len(self.lengths):
+            self.current = np.zeros_like(self.inner_step)
+        for run in runs:
+            length = self.lengths[run]
+            self.current[run] = length(int(self.round[run])) if callable(length) else length
 
     def flags(self) -> tuple[Flag, Flag]:
         """Which runs begin a round with the next step, and which end one."""
-        begins, ends = self.inner_step == 0, self.inner_step + 1 >= self.current
-        return as_flag(begins, self.device), as_flag(ends, self.device)
+        masks = self.inner_step == 0, self.inner_step + 1 >= self.current
+        begins, ends = (
+            bool(mask[0])
+            if mask.all() or not mask.any()
+            else torch.from_numpy(mask).to(self.device)
+            for mask in masks
+        )
+        return begins, ends
 
     def advance(self) -> None:
         """Count a step."""
@@ -264,15 +286,12 @@ class Rounds:
         over = np.flatnonzero(self.inner_step >= self.current)
         self.inner_step[over] = 0
         self.round[over] += 1
-        if len(over):
-            self.current[over] = self._lengths_of(over.tolist())
+        self._set_current(over.tolist())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counters."""
         return {"inner_step": torch.tensor(self.inner_step), "round": torch.tensor(self.round)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken."""
         self.inner_step[:] = state["inner_step"].numpy()
         self.round[:] = state["round"].numpy()
-        self.current = self._lengths_of(range(len(self.lengths)))
+        self._set_current(range(len(self.lengths)))

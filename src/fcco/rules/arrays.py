@@ -11,6 +11,8 @@ from torch import Tensor
 __all__ = [
     "Array",
     "Number",
+    "Numbers",
+    "Tensors",
     "Views",
     "concatenate",
     "finite",
@@ -60,6 +62,23 @@ def finite(array: Array) -> Array:
 def per_row(vector: Array, like: Array) -> Array:
     """A vector (R,) shaped so that it multiplies the rows of `like`, (R,) or (R, d1)."""
     return vector if like.ndim == 1 else vector[:, None]
+
+
+class Numbers:
+    """Operations on Python's numbers; `Tensors` has the same for 0-dimensional tensors."""
+
+    larger, smaller, number = max, min, float
+
+    @staticmethod
+    def choose(condition: Number, yes: Number, no: Number) -> Number:
+        return yes if condition else no
+
+
+class Tensors:
+    """Operations on 0-dimensional tensors, as in `Numbers`."""
+
+    larger, smaller = torch.clamp_min, torch.clamp_max
+    choose, number = torch.where, torch.as_tensor
 
 
 class Views:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arrays import Array, Number, where
+from .arrays import Array, Number, Numbers, Tensors, where
 from .track import Pooled, Statistics
 
-__all__ = ["Constraints", "Multipliers", "Scales", "Targets", "coefficients", "step"]
+__all__ = ["Constraints", "Multipliers", "Scales", "Targets", "coefficients", "step", "targets"]
 
 WARM_UP = 10
 """Steps that only measure."""
@@ -33,20 +33,6 @@ TINY, HUGE = 1e-30, 1e30
 has no unit: with 0 for it, no other constraint would count beside it."""
 
 
-def larger(a: Number, b: Number) -> Number:
-    return a.clip(min=b) if isinstance(a, Tensor) else max(a, b)
-
-
-def smaller(a: Number, b: Number) -> Number:
-    return a.clip(max=b) if isinstance(a, Tensor) else min(a, b)
-
-
-def choose(condition: Number, yes: Number, no: Number) -> Number:
-    if isinstance(condition, Tensor):
-        return torch.where(condition, yes, no)
-    return yes if condition else no
-
-
 class Scales(NamedTuple):
     """What is measured of all constraints together, and of the loss."""
 
@@ -62,47 +48,54 @@ class Scales(NamedTuple):
 
     def with_loss(self, loss: Number) -> Scales:
         """After a step with this loss."""
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         noise, steps = self.loss_noise, self.losses
-        loss = choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
+        loss = on.choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
         # One outlier must not make all constraints act many times harder.
-        bound = choose((steps > 2) & (noise > 0), choose(steps > 10, 9 * noise, 100 * noise), HUGE)
-        change = smaller(smaller(larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
+        bound = on.choose(
+            (steps > 2) & (noise > 0), on.choose(steps > 10, 9 * noise, 100 * noise), HUGE
+        )
+        change = on.smaller(on.smaller(on.larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
         early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
-        noise = choose(early, change, noise)
-        weight = choose(steps > 0, 1 / smaller(larger(steps, 1.0), 1 / 0.03), 0.0)
+        noise = on.choose(early, change, noise)
+        weight = on.choose(steps > 0, 1 / on.smaller(on.larger(steps, 1.0), 1 / 0.03), 0.0)
         noise = noise + weight * (change - noise)
         return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
 
-    def with_innovations(self, relative: Array, steps: int) -> Scales:
+    def with_innovations(self, relative: Array, steps: Number) -> Scales:
         """After a step with these e_i / sigma_i."""
-        weight = max(0.02, 1 / steps)
-        total, squares = relative.sum(), (relative**2).sum()
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        weight = (1 / steps).clip(0.02) if isinstance(steps, Tensor) else max(0.02, 1 / steps)
+        total, squares = on.number(relative.sum()), on.number((relative**2).sum())
         return self._replace(
-            joint=self.joint + weight * (_number(total) ** 2 - self.joint),
-            separate=self.separate + weight * (_number(squares) - self.separate),
+            joint=self.joint + weight * (total**2 - self.joint),
+            separate=self.separate + weight * (squares - self.separate),
         )
 
     def with_violation(self, violation: Array, known: Array | None) -> Scales:
         """After a step with these violations in units of noise; `known`: not seen first in it."""
-        largest = worst = _number(violation.max())
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        largest = worst = on.number(violation.max())
         if known is not None:
-            worst = _number((violation * known).max())
-        start = (self.sampling * _number(violation.sum()) / larger(largest, TINY)) ** 2
+            worst = on.number((violation * known).max())
+        start = (self.sampling * on.number(violation.sum()) / on.larger(largest, TINY)) ** 2
         begins = (self.coherence == 0) & (largest > 0)
         return self._replace(
-            omega=larger(self.omega * (1 - FORGET), worst),
-            coherence=choose(begins, larger(start, 0.1), self.coherence),
+            omega=on.larger(self.omega * (1 - FORGET), worst),
+            coherence=on.choose(begins, on.larger(start, 0.1), self.coherence),
         )
 
     def with_action(self, slope: Array, innovation: Array, noise: Array) -> Scales:
         """After a step in which constraints acted with these c_i."""
-        joint, largest = _number((slope * innovation).sum()), _number((abs(slope) * noise).max())
-        acts = choose(largest > 0, 1.0, 0.0)
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        joint, largest = (slope * innovation).sum(), (abs(slope) * noise).max()
+        joint, largest = on.number(joint), on.number(largest)
+        acts = on.choose(largest > 0, 1.0, 0.0)
         active = self.active + acts
-        square = self.sampling * (joint / larger(largest, TINY)) ** 2
-        weight = acts / smaller(active + 10, 50.0)
-        coherence = larger(self.coherence + weight * (square - self.coherence), 0.1)
-        coherence = choose(self.coherence > 0, coherence, 0.0)
+        square = self.sampling * (joint / on.larger(largest, TINY)) ** 2
+        weight = acts / on.smaller(active + 10, 50.0)
+        coherence = on.larger(self.coherence + weight * (square - self.coherence), 0.1)
+        coherence = on.choose(self.coherence > 0, coherence, 0.0)
         return self._replace(active=active, coherence=coherence)
 
     def room(self) -> Number:
@@ -111,12 +104,14 @@ class Scales(NamedTuple):
         The noise of a pair of opposite constraints cancels: between them is no room. That of
         others adds up, as independent noise or stronger.
         """
-        return smaller(self.joint / larger(self.separate, TINY), 1.0)
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        return on.smaller(self.joint / on.larger(self.separate, TINY), 1.0)
 
     def unit(self) -> Number:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
-        scale = larger(self.coherence, 0.1) ** 0.5 * larger(self.omega, 1.0)
-        return choose(self.coherence > 0, self.loss_noise**0.5 / scale, 0.0)
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
+        return on.choose(self.coherence > 0, self.loss_noise**0.5 / scale, 0.0)
 
 
 class Targets(NamedTuple):
@@ -130,7 +125,7 @@ class Targets(NamedTuple):
     """
 
     limit: Array
-    margin: float
+    margin: Number
     sides: Any = None
 
     def outside(self, values: Array, factor: Number, margin: Array) -> Array:
@@ -141,6 +136,17 @@ class Targets(NamedTuple):
         width, has_upper, has_lower, _ = self.sides
         below = values + factor * (width - 2 * margin)
         return above * has_upper + below.clip(max=0) * has_lower
+
+
+def targets(high: Tensor, low: Tensor | None, margin: Number) -> Targets:
+    """The limits low_i <= g_i <= high_i, infinite where a side is open; None without lower ones."""
+    if low is None:
+        return Targets(high, margin)
+    above, below = high.isfinite(), low.isfinite()
+    width = torch.where(above & below, high - low, 0)
+    most = torch.where(above & below, width / 2, HUGE)
+    sides = torch.stack([width, above.to(low), below.to(low), most])
+    return Targets(torch.where(above, high, low), margin, sides)
 
 
 class Multipliers(NamedTuple):
@@ -187,7 +193,7 @@ def step(
     shown: Constraints,
     scales: Scales,
     share: float,
-    steps: int,
+    steps: Number,
 ) -> tuple[Multipliers, Scales]:
     """Measure the units of the constraints of a step; after the warm-up move nu too.
 
@@ -199,6 +205,7 @@ def step(
         share: of sigma_i that a margin has at most.
         steps: number of steps, this one included.
     """
+    on: Any = Tensors if isinstance(scales.omega, Tensor) else Numbers
     fresh, old, after, known, statistics, pooled, came = shown
     variance, again = _variance(statistics, pooled)
     noise, innovation = variance**0.5, fresh - old
@@ -215,10 +222,11 @@ def step(
     if targets.sides is not None:  # at most to the middle of the interval
         margin = margin.clip(max=targets.sides[3] - targets.margin)
     multiplier = rows.multiplier
-    if steps >= WARM_UP:
+    if isinstance(steps, Tensor) or steps >= WARM_UP:
         inside = margin + targets.margin
         excess = after - targets.limit + inside
-        measured = choose(pooled.steps > 0, 1.0, 0.0)  # some constraint came twice
+        # Some constraint came twice. Nothing acts before the first violation that counts.
+        measured = on.choose((pooled.steps > 0) & (steps >= WARM_UP), 1.0, 0.0)
         violation = targets.outside(excess, 1.0, margin) * (measured / noise)
         violation = violation if targets.sides is None else abs(violation)
         violation = violation if came is None else violation * came
@@ -226,7 +234,7 @@ def step(
         gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
-        rate = smaller(INTEGRAL * scales.sampling, FASTEST) * scales.unit() / variance
+        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * scales.unit() / variance
         moved = multiplier + (fresh - targets.limit + inside) * rate
         multiplier = targets.outside(moved, rate, margin)
         scales = scales.with_action(slope, innovation, noise)
@@ -246,10 +254,6 @@ def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
     mixed = (half * own + 5 * (pooled.difference / 2)) / (statistics.visits + 4)
     variance = half + (statistics.visits <= FEW) * (mixed - half)
     return where(variance == 0, HUGE, variance), own > 0
-
-
-def _number(value: Any) -> Number:
-    return value if isinstance(value, Tensor) else float(value)
 
 
 def largest_margin(number: int) -> float:

@@ -14,7 +14,18 @@ from torch import Tensor
 from .. import _checks
 from .._state import KeepsPrecision
 
-__all__ = ["AtLeast", "Equal", "Limit", "Limits", "Tolerance", "bounds", "number_and_names"]
+__all__ = [
+    "AtLeast",
+    "Equal",
+    "Limit",
+    "Limits",
+    "Tolerance",
+    "bounds",
+    "excess",
+    "number_and_names",
+    "side",
+    "violation",
+]
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,28 @@ def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, 
     number: Any = constraints if names is None else len(names)
     _checks.integer(call, "constraints", number, 1)
     return int(number), names
+
+
+# Of values (n,) or (n, d1) and their limits high and low, which is None without lower limits.
+
+
+def violation(values: Tensor, high: Tensor, low: Tensor | None) -> Tensor:
+    """See `Limits.violation`."""
+    above = values - high
+    return above if low is None else torch.maximum(above, low - values)
+
+
+def excess(values: Tensor, high: Tensor, low: Tensor | None, margin: Any) -> Tensor:
+    """See `Limits.excess`."""
+    if low is None:
+        return values - high + margin
+    half = (high - low) / 2
+    return violation(values, high, low) + half.clip(max=margin)
+
+
+def side(values: Tensor, high: Tensor, low: Tensor | None) -> Any:
+    """See `Limits.side`."""
+    return 1.0 if low is None else 2 * (values - high >= low - values).to(values) - 1
 
 
 class Limits(KeepsPrecision):
@@ -174,21 +207,19 @@ class Limits(KeepsPrecision):
 
     def excess(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
         """How far values are outside their limits, margin included: <= 0 is wanted."""
-        if self.upper:
-            return values if self.plain else values - self.of(index, dim) + self.margin
-        half = (self.of(index) - self.of(index, low=True)) / 2
-        return self.violation(values, index) + half.clip(max=self.margin)
+        return values if self.plain else excess(values, *self._of(index, dim), self.margin)
 
     def violation(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
         """How far values are outside their limits; inside, minus the way to the nearer one."""
-        above = values - self.of(index, dim)
-        return above if self.upper else torch.maximum(above, self.of(index, low=True) - values)
+        return violation(values, *self._of(index, dim))
 
     def side(self, values: Tensor, index: Tensor | None = None) -> Any:
         """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
-        if self.upper:
-            return 1.0
-        return 2 * (values - self.of(index) >= self.of(index, low=True) - values).to(values) - 1
+        return side(values, *self._of(index, 1))
+
+    def _of(self, index: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
+        low = None if self.upper else self.of(index, low=True)
+        return self.of(index, dim), low
 
     def written(self) -> list[Limit]:
         """The limits, one per block, as they would be written."""

@@ -138,14 +138,11 @@ class MultiplierTerm(AbstractTerm):
         return self._views.found
 
     def _targets(self) -> Targets:
-        low, high, number = self.limits.low, self.limits.tolerance, self.limits.number
-        if low is None:
-            return Targets(view(high.expand(number)), self.limits.margin)
-        above, below = high.isfinite(), low.isfinite()
-        width = torch.where(above & below, high - low, 0)
-        most = torch.where(above & below, width / 2, rules.HUGE)
-        sides = torch.stack([width, above.to(low), below.to(low), most])
-        return Targets(view(torch.where(above, high, low)), self.limits.margin, view(sides))
+        limits = self.limits
+        limit, margin, sides = rules.targets(
+            limits.tolerance.expand(limits.number), limits.low, limits.margin
+        )
+        return Targets(view(limit), margin, None if sides is None else view(sides))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._views.found = {}
