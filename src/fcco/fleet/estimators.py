@@ -413,13 +413,12 @@ class Switch:
             limits_of(run.numbers),
             run.numbers["margin"],
         )
+        beyond = excess(updated.u, high, low, margin)
         threshold = run.exact.get("threshold")
         if threshold is None:
-            before = excess(run.state["tracked"], high, low, margin)
             # Half a squared difference of two values is the noise of one; 0 before there are two.
             noise = run.state[ERROR + "difference"] / 2
-            threshold = noise.gather(0, before.argmax(0, keepdim=True)).sqrt().squeeze(0)
-        beyond = excess(updated.u, high, low, margin)
+            threshold = noise.gather(0, beyond.argmax(0, keepdim=True)).sqrt().squeeze(0)
         worst, which, feasible = decide(beyond, threshold)
         chosen = torch.arange(len(beyond), device=beyond.device) == which
         slope = (chosen & ~feasible) * side(updated.u, high, low)

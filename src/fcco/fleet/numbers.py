@@ -61,9 +61,9 @@ class Template:
         numbers: Numbers = {}
         constants: list[Any] = [type(value)]
         for field in dataclasses.fields(value):
-            name, part = f"{path}.{field.name}", getattr(value, field.name)
+            name, part = f"{path}.{field.name}", vars(value)[field.name]
             # What f declares of itself (`dim`, `lipschitz`) selects code, and is no number.
-            declared = hasattr(AbstractOuter, field.name)
+            declared = field.name in dir(AbstractOuter)
             if isinstance(part, (int, float)) and not (isinstance(part, bool) or declared):
                 numbers[name] = float(part)
             elif dataclasses.is_dataclass(part) and not isinstance(part, type):

@@ -151,8 +151,11 @@ class SwitchingTerm(UnsampledTerm):
     @property
     def threshold(self) -> float:
         """The current eps_t."""
+        return self._threshold_at(self.limits.excess(self.tracker.rows))
+
+    def _threshold_at(self, excess: Tensor) -> float:
         if isinstance(self.schedule, str):
-            worst = self.limits.excess(self.tracker.rows).argmax()
+            worst = excess.argmax()
             assert self.tracker.estimate is not None
             # Half a squared difference of two values is the noise of one; 0 before there are two.
             return (self.tracker.estimate.difference[worst] / 2).sqrt().item()
@@ -165,7 +168,7 @@ class SwitchingTerm(UnsampledTerm):
         updating = tracked.step is not None
         decision = self.open if updating else None
         if decision is None:
-            worst, which, feasible = (part.item() for part in decide(excess, self.threshold))
+            worst, which, feasible = (part.item() for part in decide(excess, self._threshold_at(excess)))
             decision = Decision(None if feasible else int(which), worst)
             if updating:  # further batches of the same step follow the first
                 self.open = decision

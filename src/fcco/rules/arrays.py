@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,11 @@ class Tensors:
     choose, number = torch.where, torch.as_tensor
 
 
+@dataclass
 class Views:
     """A cache of NumPy views of buffers, which a copy of its owner must not share."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+    found: dict[str, Any] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: Any) -> Views:
         return Views()

@@ -58,7 +58,7 @@ class Scales(NamedTuple):
         change = on.smaller(on.smaller(on.larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
         early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
         noise = on.choose(early, change, noise)
-        weight = on.choose(steps > 0, 1 / on.smaller(on.larger(steps, 1.0), 1 / 0.03), 0.0)
+        weight = (steps > 0) / on.smaller(on.larger(steps, 1.0), 1 / 0.03)
         noise = noise + weight * (change - noise)
         return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
 
@@ -90,12 +90,12 @@ class Scales(NamedTuple):
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         joint, largest = (slope * innovation).sum(), (abs(slope) * noise).max()
         joint, largest = on.number(joint), on.number(largest)
-        acts = on.choose(largest > 0, 1.0, 0.0)
+        acts = (largest > 0) * 1.0
         active = self.active + acts
         square = self.sampling * (joint / on.larger(largest, TINY)) ** 2
         weight = acts / on.smaller(active + 10, 50.0)
         coherence = on.larger(self.coherence + weight * (square - self.coherence), 0.1)
-        coherence = on.choose(self.coherence > 0, coherence, 0.0)
+        coherence = (self.coherence > 0) * coherence
         return self._replace(active=active, coherence=coherence)
 
     def room(self) -> Number:
@@ -111,7 +111,7 @@ class Scales(NamedTuple):
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
-        return on.choose(self.coherence > 0, self.loss_noise**0.5 / scale, 0.0)
+        return (self.coherence > 0) * self.loss_noise**0.5 / scale
 
 
 class Targets(NamedTuple):
@@ -226,15 +226,16 @@ def step(
         inside = margin + targets.margin
         excess = after - targets.limit + inside
         # Some constraint came twice. Nothing acts before the first violation that counts.
-        measured = on.choose((pooled.steps > 0) & (steps >= WARM_UP), 1.0, 0.0)
-        violation = targets.outside(excess, 1.0, margin) * (measured / noise)
+        measured = (pooled.steps > 0) & (steps >= WARM_UP)
+        violation = targets.outside(excess, 1.0, margin) * measured / noise
         violation = violation if targets.sides is None else abs(violation)
         violation = violation if came is None else violation * came
         scales = scales.with_violation(violation, known)
-        gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
+        kappa = scales.unit() / variance
+        gain = PROPORTIONAL * scales.sampling**0.5 * kappa
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
-        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * scales.unit() / variance
+        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa
         moved = multiplier + (fresh - targets.limit + inside) * rate
         multiplier = targets.outside(moved, rate, margin)
         scales = scales.with_action(slope, innovation, noise)

@@ -132,7 +132,7 @@ class MultiplierTerm(AbstractTerm):
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
         if not self._views.found:
-            rows = Multipliers(*(view(getattr(self, name)) for name in Multipliers._fields))
+            rows = Multipliers(view(self.multiplier), view(self.variance), view(self.margin))
             known = {"rows": rows, "scales": view(self.scales), "targets": self._targets()}
             self._views.found = known
         return self._views.found
@@ -144,13 +144,18 @@ class MultiplierTerm(AbstractTerm):
         )
         return Targets(view(limit), margin, None if sides is None else view(sides))
 
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._views.found = {}  # `assign=True` takes other tensors
+        super()._load_from_state_dict(*arguments)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._views.found = {}
         return super()._apply(fn, recurse)
 
     def _of(self, at: Any) -> tuple[Multipliers, Targets]:
         """The state and the limits of some constraints."""
-        rows, targets = self.views["rows"], self.views["targets"]
+        tables = self._views.found or self.views
+        rows, targets = tables["rows"], tables["targets"]
         if isinstance(at, slice):
             return rows, targets
         sides = None if targets.sides is None else targets.sides[:, at]
@@ -158,7 +163,7 @@ class MultiplierTerm(AbstractTerm):
         return some, Targets(targets.limit[at], targets.margin, sides)
 
     def _scales(self) -> Scales:
-        scales = self.views["scales"]
+        scales = (self._views.found or self.views)["scales"]
         return Scales(*(scales.unbind() if isinstance(scales, Tensor) else scales.tolist()))
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -171,11 +176,8 @@ class MultiplierTerm(AbstractTerm):
     def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
         """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
         rows, targets = self._of(at)
-        pooled = self.tracker.views["pooled"]
-        noise, excess = (
-            pooled[0] / 2 if isinstance(pooled, Tensor) else float(pooled[0]) / 2,
-            u - targets.limit,
-        )
+        excess, noise = u - targets.limit, self.tracker.views["pooled"][0] / 2
+        noise = noise if isinstance(noise, Tensor) else float(noise)
         slope = rules.coefficients(rows, targets, excess, noise, self._scales())
         if targets.sides is not None:
             excess = excess + targets.sides[0] * (slope < 0)
@@ -186,8 +188,9 @@ class MultiplierTerm(AbstractTerm):
         total, calls = step.losses.get(self, (0.0, 0))
         total, calls = total + loss, calls + 1
         step.losses[self] = (total, calls)
-        update, scales, table = step.updates[self.tracker], self._scales(), self.views["scales"]
-        on_device, number = isinstance(table, Tensor), self.tracker.num_inner
+        tracker, scales, table = self.tracker, self._scales(), self._views.found["scales"]
+        update, number = step.updates[tracker], tracker.num_inner
+        on_device = isinstance(table, Tensor)
         mean = (total / calls).to(self.scales)
         scales = scales.with_loss(mean if on_device else mean.item())
         index, visit = update.batch.index, update.visit
@@ -203,10 +206,11 @@ class MultiplierTerm(AbstractTerm):
             shown = Constraints(fresh, update.rows.u, after, known, visit.statistics, visit.pooled)
             state = self._of(at)
             rows, scales = rules.step(*state, shown, scales, self._share, update.number)
-        step.write(self, self._set, at, rows, torch.stack(scales) if on_device else scales)
+        new = torch.stack(scales) if on_device else scales
+        step.writes[self] = (self._set, (at, rows, new))
 
     def _set(self, at: Any, rows: Multipliers | None, scales: Any) -> None:
-        tables = self.views
+        tables = self._views.found or self.views
         for part, new in zip(tables["rows"], rows or (), strict=rows is not None):
             part[at] = new
         tables["scales"][:] = scales

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -324,6 +324,10 @@ class InnerTracker(KeepsPrecision):
             self._views.found = known
         return self._views.found
 
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._views.found = {}  # `assign=True` takes other tensors
+        super()._load_from_state_dict(*arguments)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._views.found = {}
         return super()._apply(fn, recurse)
@@ -480,12 +484,12 @@ class InnerTracker(KeepsPrecision):
         fresh: Any = batch.mean(batch.fresh)
         previous, measured = batch.previous, self._measured
         previous = None if previous is None else batch.mean(previous)
-        came = None
-        if isinstance(fresh, Tensor):
-            came = self._within(fresh)
-            came = came if batch.previous is None else came & batch.finite()
         repeated = first and measured and self._comes_again(entries, fresh)
-        rows = self._rows(batch)
+        rows, came = self._rows(batch), None
+        if isinstance(fresh, Tensor):
+            came = batch.finite()
+            if rows.statistics is not None:  # of a known block, what is too large is bounded
+                came = came & (self._within(fresh) | (rows.statistics.visits.view(len(fresh)) > 1))
         if repeated is not False:  # no new visit: it takes the place of the last one
             rows = self._rows_instead(repeated, rows)
         refresh = self.refresh_every is not None and self.refresh_due
@@ -748,6 +752,7 @@ class _Flag(NamedTuple):
     blocks: Tensor
 
 
+@dataclass
 class DeferredFiniteCheck:
     """Notice a bad value without making the host wait for the device.
 
@@ -755,8 +760,7 @@ class DeferredFiniteCheck:
     work arrives. Here a flag is copied beside the computation and looked at in a later step.
     """
 
-    def __init__(self) -> None:
-        self.waiting: deque[_Flag] = deque()
+    waiting: deque[_Flag] = field(default_factory=deque)
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
