@@ -166,13 +166,13 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
 def measure_tracker(rounds: int) -> dict[str, float]:
     """Time to build a tracker of 10^7 blocks, and its step against one of 10^3."""
     start = time.perf_counter()
-    large = fcco.msvr_tracker(10**7, 0.1)
+    large = fcco.tracker.msvr_tracker(10**7, 0.1)
     build = time.perf_counter() - start
-    small = fcco.msvr_tracker(10**3, 0.1)
+    small = fcco.tracker.msvr_tracker(10**3, 0.1)
     values = torch.rand(64, requires_grad=True)
     generator = torch.Generator().manual_seed(0)
 
-    def step_of(tracker: fcco.InnerTracker) -> Callable[[], None]:
+    def step_of(tracker: fcco.tracker.InnerTracker) -> Callable[[], None]:
         indices = torch.randint(tracker.num_inner, (512, 64), generator=generator)
         # Once before the clock runs: memory of a table is mapped when it is first touched.
         for index in indices:

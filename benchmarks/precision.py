@@ -50,7 +50,7 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
     model, x = network(device)
     y = torch.randint(2, (len(x),), device=x.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     true, noise, value_noise, tf32 = [], [], [], []
     for _ in range(repeats):
         x = torch.randn_like(x)

@@ -163,7 +163,7 @@ for _geometry in ("kl", "euclidean"):
 @case("cvar/alexr2")
 def _() -> Iterator[Any]:
     model = network()
-    proximal = fcco.ProximalPoint(sgd(model), nu=0.5, eta=0.05, inner_steps=4)
+    proximal = fcco.optim.ProximalPoint(sgd(model), nu=0.5, eta=0.05, inner_steps=4)
     settings = {"smoothing": 0.1, "gamma": 0.5, "correction": 0.05, "read": "new"}
     objective = fcco.CVaRGroupDRO(model, proximal, GROUPS, 0.4, **settings)
     call = lambda rows: objective(lambda: losses(model, rows), GROUP[rows])  # noqa: E731
@@ -264,8 +264,8 @@ def _() -> Iterator[Any]:
 @case("constrained/coupled objective")
 def _() -> Iterator[Any]:
     model = network()
-    tracker = fcco.InnerTracker(GROUPS, gamma=0.4, correction=0.0, read="new", dtype=DOUBLE)
-    coupled = fcco.CoupledTerm(fcco.SquaredHinge(), tracker)
+    tracker = fcco.tracker.InnerTracker(GROUPS, gamma=0.4, correction=0.0, read="new", dtype=DOUBLE)
+    coupled = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), tracker)
     objective = fcco.constrained(
         model, sgd(model), LIMITS, "sonex", objective=coupled, **NUMBERS, smoothing=0.05
     )
@@ -283,14 +283,19 @@ def _() -> Iterator[Any]:
 
 @case("compositional/outer functions")
 def _() -> Iterator[Any]:
-    outers = (fcco.Hinge(2.0), fcco.SquaredHinge(), fcco.Absolute(), fcco.Pinball(0.3))
+    outers = (
+        fcco.outer.Hinge(2.0),
+        fcco.outer.SquaredHinge(),
+        fcco.outer.Absolute(),
+        fcco.outer.Pinball(0.3),
+    )
     for outer in outers:
         for smoothing in (0.0, 0.1):
-            if smoothing and isinstance(outer, fcco.SquaredHinge):
+            if smoothing and isinstance(outer, fcco.outer.SquaredHinge):
                 continue
             model = network()
-            tracker = fcco.InnerTracker(GROUPS, gamma=0.4, correction=0.1, dtype=DOUBLE)
-            term = fcco.CoupledTerm(outer, tracker, smoothing=smoothing, tolerance=0.5)
+            tracker = fcco.tracker.InnerTracker(GROUPS, gamma=0.4, correction=0.1, dtype=DOUBLE)
+            term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing, tolerance=0.5)
             objective = fcco.Compositional(model, sgd(model), term)
             call = lambda rows, o=objective, m=model: o(lambda: losses(m, rows), GROUP[rows])  # noqa: E731
             yield from train(model, objective, call, batches(20))
@@ -300,8 +305,9 @@ def _() -> Iterator[Any]:
 def _() -> Iterator[Any]:
     model = network()
     terms = {
-        name: fcco.CoupledTerm(
-            fcco.Hinge(), fcco.InnerTracker(GROUPS, gamma=0.4, correction=0.1, dtype=DOUBLE),
+        name: fcco.terms.CoupledTerm(
+            fcco.outer.Hinge(),
+            fcco.tracker.InnerTracker(GROUPS, gamma=0.4, correction=0.1, dtype=DOUBLE),
             smoothing=0.1, tolerance=0.5,
         )
         for name in ("one", "two")

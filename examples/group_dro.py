@@ -73,7 +73,7 @@ def sample_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def train(name: str, data: Data, test: Data, seed: int) -> Curve:
     torch.manual_seed(seed)
     model = network()
-    optimizer = fcco.adam_type(model.parameters(), lr=5e-3, beta=0.1)
+    optimizer = fcco.optim.adam_type(model.parameters(), lr=5e-3, beta=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, RATIO, smoothing=0.02, gamma=0.2)
     sampler = fcco.GroupBatchSampler(data.group, groups_per_batch=8, per_group=16, seed=seed)

@@ -273,17 +273,17 @@ def two_constraints(model: nn.Module, step: int, batches: Batches) -> Any:
 
 
 def momentum(model: nn.Module, lr: float = 0.3) -> torch.optim.Optimizer:
-    return fcco.momentum_type(model.parameters(), lr=lr, beta=0.3)
+    return fcco.optim.momentum_type(model.parameters(), lr=lr, beta=0.3)
 
 
 def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
     """The smoothing is wide: every slope depends on u, so a wrong u cannot hide."""
     settings: dict[str, Any] = {"smoothing": 2.0, "gamma": 0.3, "correction": 0.6, **options}
-    outer = settings.pop("outer", fcco.Hinge(1.5))
+    outer = settings.pop("outer", fcco.outer.Hinge(1.5))
 
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         chosen: dict[str, Any] = settings if corrected else {**settings, "correction": 0.0}
-        return fcco.sonex(model, momentum(model), outer, GROUPS, **chosen)
+        return fcco.methods.sonex(model, momentum(model), outer, GROUPS, **chosen)
 
     return build
 
@@ -295,24 +295,26 @@ def tracked(options: dict[str, Any], outer: Any, smoothing: float) -> Any:
         chosen: dict[str, Any] = {"gamma": 0.3, "correction": 0.6, **options}
         chosen |= {} if corrected else {"correction": 0.0}
         tracker = fcco.tracker.for_model(model, GROUPS, **chosen)
-        term = fcco.CoupledTerm(outer, tracker, smoothing=smoothing)
+        term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
         return fcco.Compositional(model, momentum(model), term)
 
     return build
 
 
 def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
-    def tracker(read: Any, correction: Any) -> fcco.InnerTracker:
+    def tracker(read: Any, correction: Any) -> fcco.tracker.InnerTracker:
         correction = correction if corrected else 0.0
-        return fcco.InnerTracker(
+        return fcco.tracker.InnerTracker(
             GROUPS, gamma=0.4, correction=correction, read=read, dtype=torch.float64
         )
 
     annealed = fcco.Annealed(3.0, 1.0, steps=STEPS)
     terms = {
-        "worst": fcco.CVaRTerm(tracker("old", 0.5), ratio=0.5, smoothing=1.0),
-        "mean": fcco.CoupledTerm(fcco.SquaredHinge(), tracker("new", "auto")),
-        "rare": fcco.CoupledTerm(fcco.Hinge(), tracker("old", "theory"), smoothing=annealed),
+        "worst": fcco.terms.CVaRTerm(tracker("old", 0.5), ratio=0.5, smoothing=1.0),
+        "mean": fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), tracker("new", "auto")),
+        "rare": fcco.terms.CoupledTerm(
+            fcco.outer.Hinge(), tracker("old", "theory"), smoothing=annealed
+        ),
     }
     return fcco.Compositional(model, momentum(model, lr=0.1), terms)
 
@@ -333,8 +335,8 @@ def penalized(constraints: Any, coupled: bool = False, **more: Any) -> Any:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 1.0, "gamma": 0.4} | more
         settings.setdefault("correction", "auto" if corrected else 0.0)
-        own = fcco.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
-        objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
+        own = fcco.tracker.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
+        objective = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), own) if coupled else None
         return fcco.constrained(
             model, momentum(model, 0.2), constraints, "sonex", tolerance=0.2, objective=objective,
             **settings,
@@ -347,8 +349,8 @@ def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
     """Without settings; it acts in the last steps. Limits are tight, so that all constraints do."""
 
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        own = fcco.ema_tracker(GROUPS, gamma=0.7, dtype=torch.float64)
-        objective = fcco.CoupledTerm(fcco.SquaredHinge(), own) if coupled else None
+        own = fcco.tracker.ema_tracker(GROUPS, gamma=0.7, dtype=torch.float64)
+        objective = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), own) if coupled else None
         gamma: Any = "auto" if corrected else 0.7
         more: dict[str, Any] = {"tolerance": 0.2} | settings
         return fcco.constrained(
@@ -359,8 +361,9 @@ def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
 
 
 def alexr2(model: nn.Module, corrected: bool) -> fcco.Compositional:
-    return fcco.alexr2(
-        model, momentum(model, lr=1.0), fcco.Hinge(1.5), GROUPS, smoothing=0.6, nu=1.0, eta=0.5,
+    return fcco.methods.alexr2(
+        model, momentum(model, lr=1.0), fcco.outer.Hinge(1.5), GROUPS,
+        smoothing=0.6, nu=1.0, eta=0.5,
         inner_steps=4, gamma=0.5, theta=0.6 if corrected else 0.0,
     )  # fmt: skip
 
@@ -377,7 +380,7 @@ def weighted(**options: Any) -> Any:
 
 def primal_dual(**options: Any) -> Any:
     return lambda model, _: alexr(
-        model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.Hinge(1.5), GROUPS, **options
+        model, torch.optim.SGD(model.parameters(), lr=0.2), fcco.outer.Hinge(1.5), GROUPS, **options
     )
 
 
@@ -509,9 +512,9 @@ SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
     "sonex": Case(sonex(), per_sample),
     "vector-values": Case(
-        sonex(outer=fcco.TwoSidedHinge(0.05, 1.5), smoothing=1.0), two_dimensional
+        sonex(outer=fcco.outer.TwoSidedHinge(0.05, 1.5), smoothing=1.0), two_dimensional
     ),
-    "spider": Case(tracked(SPIDER, fcco.Hinge(1.5), 2.0), per_sample, sensitive=False),
+    "spider": Case(tracked(SPIDER, fcco.outer.Hinge(1.5), 2.0), per_sample, sensitive=False),
     "log-space": Case(tracked(LOGS, fcco.outer.LogMeanExp(0.5), 0.0), log_values),
     "measured": Case(sonex(smoothing=1.0), measured),
     "skip-nonfinite": Case(sonex(on_nonfinite="skip"), with_nonfinite),
@@ -844,7 +847,7 @@ class Drifting(nn.Module):
 def buffers() -> dict[str, Any]:
     """DDP sends rank 0's buffers out before a pass: the one at w_{t-1} must see them too."""
     model = DistributedDataParallel(Drifting())
-    previous = fcco.PreviousParameters(model, momentum(model))
+    previous = fcco.previous.PreviousParameters(model, momentum(model))
     model(X[:6]).sum().backward()
     before = [b.clone() for b in model.buffers()]
     previous.snapshot()

@@ -213,7 +213,7 @@ def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
 
 
 def momentum(model: nn.Module, run: int) -> torch.optim.Optimizer:
-    return fcco.momentum_type(model.parameters(), lr=0.02 + 0.005 * run, beta=0.3 + 0.2 * run)
+    return fcco.optim.momentum_type(model.parameters(), lr=0.02 + 0.005 * run, beta=0.3 + 0.2 * run)
 
 
 def adam(model: nn.Module, run: int, **options: Any) -> torch.optim.Optimizer:
@@ -242,7 +242,9 @@ def sonex(update: Any, **options: Any) -> Any:
         settings: dict[str, Any] = {
             "smoothing": 0.05 * (run + 1), "gamma": 0.2 + 0.2 * run, "correction": 0.3 * run + 0.1,
         }  # fmt: skip
-        return fcco.sonex(model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, **(settings | options))
+        return fcco.methods.sonex(
+            model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, **(settings | options)
+        )
 
     return _objective(build, update)
 
@@ -260,7 +262,7 @@ def penalized(update: Any, limits: Any = None, **options: Any) -> Any:
 
 def two_sided(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        outer = fcco.TwoSidedHinge(0.02 * run, 2.0 + run)
+        outer = fcco.outer.TwoSidedHinge(0.02 * run, 2.0 + run)
         return fcco.constrained(
             model, optimizer, BLOCKS, "sonex", outer=outer, smoothing=0.1, gamma=0.5,
             correction="auto",
@@ -271,10 +273,10 @@ def two_sided(update: Any) -> Any:
 
 def log_space(update: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        tracker = fcco.InnerTracker(
+        tracker = fcco.tracker.InnerTracker(
             BLOCKS, gamma=0.3 + 0.2 * run, correction=0.2, log_space=True, dtype=DOUBLE
         )
-        term = fcco.CoupledTerm(fcco.outer.LogMeanExp(0.3 + 0.2 * run), tracker)
+        term = fcco.terms.CoupledTerm(fcco.outer.LogMeanExp(0.3 + 0.2 * run), tracker)
         return fcco.Compositional(model, optimizer, term)
 
     return _objective(build, update)
@@ -282,8 +284,8 @@ def log_space(update: Any) -> Any:
 
 def alexr2(update: Any, lengths: tuple[Any, ...] = (4, 4, 4), **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.alexr2(
-            model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, smoothing=0.1 + 0.1 * run,
+        return fcco.methods.alexr2(
+            model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1 + 0.1 * run,
             nu=0.5 + run, eta=0.03 + 0.01 * run, inner_steps=lengths[run],
             gamma=0.5 + 0.1 * run, theta=0.1 * (run + 1), **options,
         )  # fmt: skip
@@ -293,21 +295,21 @@ def alexr2(update: Any, lengths: tuple[Any, ...] = (4, 4, 4), **options: Any) ->
 
 def sonx(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.02 + 0.01 * run)
-    return optimizer, fcco.sonx(
-        model, optimizer, fcco.Absolute(0.5 + run), BLOCKS, gamma=0.2 + 0.3 * run
+    return optimizer, fcco.methods.sonx(
+        model, optimizer, fcco.outer.Absolute(0.5 + run), BLOCKS, gamma=0.2 + 0.3 * run
     )
 
 
 def sox(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.02 + 0.01 * run)
     outer = fcco.outer.SquaredHinge(1.0 + run)
-    return optimizer, fcco.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
+    return optimizer, fcco.methods.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
 
 
 def alexr_v1(model: nn.Module, run: int) -> Made:
     optimizer = sgd(model, 0.02 + 0.01 * run)
     return optimizer, alexr(
-        model, optimizer, fcco.Hinge(1.0 + run), BLOCKS, smoothing=0.1, dual_step=0.5 + run,
+        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1, dual_step=0.5 + run,
         theta=0.2 * (run + 1),
     )  # fmt: skip
 
@@ -430,8 +432,10 @@ def automatic(update: Any, outer: Any, dim: int = 1, tolerance: float = 0.1) -> 
     """A coupled term whose gamma and lambda follow the error of its estimates."""
 
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        tracker = fcco.InnerTracker(BLOCKS, dim, gamma="auto", read="new", dtype=DOUBLE)
-        term = fcco.CoupledTerm(outer(run), tracker, smoothing="auto", tolerance=tolerance * run)
+        tracker = fcco.tracker.InnerTracker(BLOCKS, dim, gamma="auto", read="new", dtype=DOUBLE)
+        term = fcco.terms.CoupledTerm(
+            outer(run), tracker, smoothing="auto", tolerance=tolerance * run
+        )
         return fcco.Compositional(model, optimizer, term)
 
     return _objective(build, update)
@@ -443,7 +447,9 @@ def at_its_limit(run: int) -> fcco.outer.OneSidedMCP:
 
 
 def proximal(model: nn.Module, run: int) -> Any:
-    return fcco.ProximalPoint(momentum(model, run), 0.5 + run, 0.03 + 0.01 * run, [2, 3, 3][run])
+    return fcco.optim.ProximalPoint(
+        momentum(model, run), 0.5 + run, 0.03 + 0.01 * run, [2, 3, 3][run]
+    )
 
 
 def positive(run: int) -> float:
@@ -529,10 +535,11 @@ CASES: dict[str, Case] = {
     "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
                            of=(*THRESHOLD, *ERROR), **GROUPED),
     "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=LEARNED, **GROUPED),
-    "coupled-automatic": Case(automatic(momentum, lambda run: fcco.Hinge(1.0 + run)), of=LEARNED,
+    "coupled-automatic": Case(
+        automatic(momentum, lambda run: fcco.outer.Hinge(1.0 + run)), of=LEARNED,
                               **SAMPLED),
     "coupled-automatic-pairs": Case(
-        automatic(adam, lambda run: fcco.TwoSidedHinge(0.1, 2.0 + run), dim=2, tolerance=0.0),
+        automatic(adam, lambda run: fcco.outer.TwoSidedHinge(0.1, 2.0 + run), dim=2, tolerance=0.0),
         inner=pairs, of=LEARNED),
     "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED, **SAMPLED),
     "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),

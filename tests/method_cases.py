@@ -82,7 +82,7 @@ RATE = {"S1": 0.2, "S2": 0.05, "S4": 0.05, "smooth": 0.1}
 
 
 def momentum(model: Point, problem: str, beta: float = 0.2) -> torch.optim.SGD:
-    return fcco.momentum_type(model.parameters(), lr=RATE[problem], beta=beta)
+    return fcco.optim.momentum_type(model.parameters(), lr=RATE[problem], beta=beta)
 
 
 def sgd(model: Point, lr: float) -> torch.optim.SGD:
@@ -99,7 +99,7 @@ def name_of(problem: MethodProblem) -> str:
 @setup("sonex", "S1", "S2", "smooth")
 def _(problem: MethodProblem, model: Point) -> Setup:
     name = name_of(problem)
-    objective = fcco.sonex(
+    objective = fcco.methods.sonex(
         model, momentum(model, name), problem.outer, problem.number,
         smoothing=0.0 if name == "smooth" else 0.05,
     )  # fmt: skip
@@ -109,21 +109,21 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 @setup("sonx", "S1", "S2", "S4")
 def _(problem: MethodProblem, model: Point) -> Setup:
     name = name_of(problem)
-    objective = fcco.sonx(model, sgd(model, RATE[name]), problem.outer, problem.number)
+    objective = fcco.methods.sonx(model, sgd(model, RATE[name]), problem.outer, problem.number)
     return Setup(objective, 2000, TOLERANCE[name], {})
 
 
 @setup("sox", "smooth")
 def _(problem: MethodProblem, model: Point) -> Setup:
-    objective = fcco.sox(model, momentum(model, "smooth"), problem.outer, problem.number)
+    objective = fcco.methods.sox(model, momentum(model, "smooth"), problem.outer, problem.number)
     return Setup(objective, 2000, TOLERANCE["smooth"], {})
 
 
 @setup("alexr2", "S1", "S2", "S4", "smooth")
 def _(problem: MethodProblem, model: Point) -> Setup:
     name = name_of(problem)
-    outer = fcco.momentum_type(model.parameters(), lr=1.0 if name == "S1" else 0.3, beta=0.5)
-    objective = fcco.alexr2(
+    outer = fcco.optim.momentum_type(model.parameters(), lr=1.0 if name == "S1" else 0.3, beta=0.5)
+    objective = fcco.methods.alexr2(
         model, outer, problem.outer, problem.number,
         smoothing={"smooth": 1e-9, "S4": 0.01}.get(name, 0.05),
         nu=1.0 if name == "S1" else 0.3, eta=RATE[name], inner_steps=5, gamma=0.2, theta=0.5,
@@ -170,7 +170,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 
 @setup("sonex", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
-    optimizer = fcco.momentum_type(model.parameters(), lr=0.02, beta=0.2)
+    optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.02, beta=0.2)
     objective = fcco.constrained(
         model, optimizer, problem.number, "sonex",
         penalty=2.0 * problem.number, smoothing=0.03, gamma=0.1,
@@ -180,7 +180,7 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 
 @setup("alexr2", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
-    outer = fcco.momentum_type(model.parameters(), lr=0.2, beta=0.5)
+    outer = fcco.optim.momentum_type(model.parameters(), lr=0.2, beta=0.5)
     objective = fcco.constrained(
         model, outer, problem.number, "alexr2", penalty=2.0 * problem.number,
         smoothing=0.03, gamma=0.1, theta=0.5, nu=0.2, eta=0.03, inner_steps=5,

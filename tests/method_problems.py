@@ -100,7 +100,7 @@ class MethodProblem(abc.ABC):
 class Separable(MethodProblem):
     """S1: the mean of |a (w_i - c_i)|; w* = c."""
 
-    outer, blocks, start = fcco.Absolute(), 3, np.zeros(6)
+    outer, blocks, start = fcco.outer.Absolute(), 3, np.zeros(6)
     solution = np.array([1.0, -2.0, 0.5, 0.0, -0.3, 1.5])
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Groups(MethodProblem):
     """S2: CVaR over L_i = |w - e_i|^2 / 2; w* = 1/n, s* = (1 - 1/n) / 2. s is the last entry."""
 
     ratio, blocks = 0.25, 4
-    outer = fcco.Hinge(1 / 0.25)
+    outer = fcco.outer.Hinge(1 / 0.25)
 
     def __init__(self) -> None:
         super().__init__(8, noise=0.1)
@@ -147,7 +147,7 @@ class GroupLosses(Groups):
 class Box(MethodProblem):
     """S3: min |w - a|^2 / 2 subject to w_i <= b; w* = b, multipliers a - b = 0.7."""
 
-    outer, blocks, start, solution = fcco.Hinge(6.0), 2, np.zeros(3), np.full(3, 0.3)
+    outer, blocks, start, solution = fcco.outer.Hinge(6.0), 2, np.zeros(3), np.full(3, 0.3)
     multipliers = np.full(3, 0.7)
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Box(MethodProblem):
 class OutsideBall(MethodProblem):
     """S3b: min |w - a|^2 / 2 subject to 1 - |w|^2 <= 0; w* = a / |a|, multiplier 0.25."""
 
-    outer, blocks, start = fcco.Hinge(2.0), 1, np.array([1.0, 0.5])
+    outer, blocks, start = fcco.outer.Hinge(2.0), 1, np.array([1.0, 0.5])
     a = np.array([0.3, 0.4])
     solution, multipliers = np.array([0.6, 0.8]), np.array([0.25])
 
@@ -185,7 +185,7 @@ class Kinks(MethodProblem):
     """
 
     rho, weak, blocks, start = 3.0, 0.3, 3, np.array([-0.7, 0.6])
-    outer = fcco.Hinge(3.0)
+    outer = fcco.outer.Hinge(3.0)
     target = np.array([0.9, 0.6])
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Smooth(MethodProblem):
     """A squared hinge of eight linear functions: |w - a|^2 / 2 + (1/n) sum_i (rho/2)[g_i]_+^2."""
 
     rho, blocks, start = 16.0, 4, np.zeros(6)
-    outer = fcco.SquaredHinge(16.0)
+    outer = fcco.outer.SquaredHinge(16.0)
 
     def __init__(self) -> None:
         super().__init__(8, noise=0.05)

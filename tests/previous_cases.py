@@ -22,7 +22,7 @@ def moved(model: nn.Module, extra=(), optimizer=None, steps: int = 2):
     """Take steps; return the object under test and a copy of the model at w_{t-1}."""
     if optimizer is None:
         optimizer = torch.optim.SGD([*model.parameters(), *extra], lr=0.3)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     for _ in range(steps):
         before = copy.deepcopy(model)
         optimizer.zero_grad()

@@ -26,18 +26,18 @@ START = np.linspace(0.5, 1.5, 4)
 
 # outer function, its dimension, gradient of f (or of f_lambda), lambda
 FIRST: dict[str, tuple[fo.AbstractOuter, int, Any, float]] = {
-    "squared hinge": (fcco.SquaredHinge(RHO), 1, lambda u: RHO * np.maximum(u, 0), 0.0),
-    "smoothed hinge": (fcco.Hinge(RHO), 1, ref.hinge_slope(RHO, LAM), LAM),
+    "squared hinge": (fcco.outer.SquaredHinge(RHO), 1, lambda u: RHO * np.maximum(u, 0), 0.0),
+    "smoothed hinge": (fcco.outer.Hinge(RHO), 1, ref.hinge_slope(RHO, LAM), LAM),
     "smoothed two-sided": (
-        fcco.TwoSidedHinge(KAPPA, RHO), 2, ref.two_sided_slope(RHO, KAPPA, LAM), LAM,
+        fcco.outer.TwoSidedHinge(KAPPA, RHO), 2, ref.two_sided_slope(RHO, KAPPA, LAM), LAM,
     ),
 }  # fmt: skip
 SECOND: dict[str, tuple[fo.AbstractOuter, int, dual.ConjugateProx]] = {
-    "hinge": (fcco.Hinge(RHO), 1, dual.hinge_dual(RHO)),
-    "absolute": (fcco.Absolute(RHO), 1, dual.absolute_dual(RHO)),
-    "squared hinge": (fcco.SquaredHinge(RHO), 1, dual.squared_hinge_dual(RHO)),
-    "two-sided hinge": (fcco.TwoSidedHinge(KAPPA, RHO), 2, dual.two_sided_dual(RHO, KAPPA)),
-    "maximum": (fcco.CVaR(1 / 3), 3, dual.maximum_dual),
+    "hinge": (fcco.outer.Hinge(RHO), 1, dual.hinge_dual(RHO)),
+    "absolute": (fcco.outer.Absolute(RHO), 1, dual.absolute_dual(RHO)),
+    "squared hinge": (fcco.outer.SquaredHinge(RHO), 1, dual.squared_hinge_dual(RHO)),
+    "two-sided hinge": (fcco.outer.TwoSidedHinge(KAPPA, RHO), 2, dual.two_sided_dual(RHO, KAPPA)),
+    "maximum": (fcco.outer.CVaR(1 / 3), 3, dual.maximum_dual),
 }
 
 
@@ -143,12 +143,12 @@ def test_options_change_the_result():
 def test_a_strongly_convex_term_is_the_inner_step_of_a_proximal_point(version):
     """r(w) = |w - w_0|^2 / (2 nu): one round, left at z."""
     problem, model = ref.Quadratics(), Point(START)
-    proximal = fcco.ProximalPoint(
+    proximal = fcco.optim.ProximalPoint(
         torch.optim.SGD(model.parameters(), lr=1.0), nu=0.4, eta=0.05, inner_steps=100
     )
     smoothing = LAM if version == "v1" else 0.0
     objective = build(
-        model, fcco.Hinge(RHO), optimizer=proximal, version=version, dual_step=0.3, theta=0.6,
+        model, fcco.outer.Hinge(RHO), optimizer=proximal, version=version, dual_step=0.3, theta=0.6,
         smoothing=smoothing,
     )  # fmt: skip
     kind: Any = (
@@ -184,7 +184,9 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
 def test_a_block_starts_at_zero_also_when_f_has_a_slope_at_zero():
     """f = 2 [u + 1]_+: f*(y) = -y on [0, 2], so y = clip(alpha g + alpha, 0, 2) from y = 0."""
     rule = DualAscent(fo.Custom(lambda u: 2 * (u + 1).clamp(min=0), 2.0, convex=True), 0.5)
-    tracker = fcco.InnerTracker(2, gamma=1.0, correction=0.0, read="new", rule=rule, dtype=DOUBLE)
+    tracker = fcco.tracker.InnerTracker(
+        2, gamma=1.0, correction=0.0, read="new", rule=rule, dtype=DOUBLE
+    )
     for expected in (0.7, 1.4, 2.0):
         tracker(tensor([0.4]), torch.tensor([1]))
         assert rule.dual(tracker.value[1]).item() == pytest.approx(expected)
@@ -221,10 +223,10 @@ def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kin
     if version == "v1":
         theta = 0.95
         eta, alpha = NU * (1 - theta) / theta, (1 - theta) / theta  # all blocks sampled
-    proximal = fcco.ProximalPoint(
+    proximal = fcco.optim.ProximalPoint(
         torch.optim.SGD(model.parameters(), lr=1.0), nu=NU, eta=eta, inner_steps=10_000
     )
-    outer = fcco.Hinge(2.0) if kind == "hinge" else fcco.Absolute()
+    outer = fcco.outer.Hinge(2.0) if kind == "hinge" else fcco.outer.Absolute()
     objective = build(
         model, outer, number=7, optimizer=proximal, version=version, dual_step=alpha, theta=theta,
         smoothing=lam,
@@ -258,7 +260,7 @@ def pair(version: Any, dtype: torch.dtype = DOUBLE) -> tuple[torch.nn.Module, fc
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     smoothing = 0.5 if version == "v1" else 0.0
     objective = alexr(
-        model, optimizer, fcco.Hinge(2.0), 5, version=version, dual_step=0.4, theta=0.7,
+        model, optimizer, fcco.outer.Hinge(2.0), 5, version=version, dual_step=0.4, theta=0.7,
         smoothing=smoothing,
     )  # fmt: skip
     return model, objective
@@ -298,7 +300,7 @@ def test_micro_batches_of_one_step_make_one_dual_step():
     for parts in (1, 3):
         model = Point([0.5, -0.3])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        objective = build(model, fcco.Hinge(2.0), number=4, version="v2", theta=0.5,
+        objective = build(model, fcco.outer.Hinge(2.0), number=4, version="v2", theta=0.5,
                           optimizer=optimizer)  # fmt: skip
         rng = np.random.default_rng(0)
         for _ in range(6):
@@ -315,9 +317,9 @@ def test_micro_batches_of_one_step_make_one_dual_step():
 
 def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
     model = Point([1.0, -2.0, 0.5])
-    objective = build(model, fcco.Hinge(2.0), number=3, version="v2", dual_step=0.5)
+    objective = build(model, fcco.outer.Hinge(2.0), number=3, version="v2", dual_step=0.5)
     term = objective.term
-    assert isinstance(term, DualTerm) and isinstance(term, fcco.CoupledTerm)
+    assert isinstance(term, DualTerm) and isinstance(term, fcco.terms.CoupledTerm)
     loss = take_step(objective, lambda: model.w[:2], torch.tensor([0, 1]))
     # y = (0.5, 0); c = (g~ + 0/alpha) - y/alpha = (0, -2), so f(c) = 0
     assert loss == 0.0
@@ -341,7 +343,7 @@ def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
 
 def test_a_bad_value_is_refused_before_the_dual_variables_move():
     model = Point([1.0, -2.0])
-    objective = build(model, fcco.Hinge(2.0), number=2, version="v2")
+    objective = build(model, fcco.outer.Hinge(2.0), number=2, version="v2")
     take_step(objective, lambda: model.w)
     before = objective.term.dual()
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -356,17 +358,25 @@ def test_a_bad_value_is_refused_before_the_dual_variables_move():
     ("outer", "options", "text"),
     [
         (fo.OneSidedMCP(1.0, 2.0), {}, "is not compatible with alexr: it must be convex"),
-        (fcco.Absolute(), {}, "needs a smooth outer function.*version='v2'"),
-        (fcco.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
-        (fcco.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
-        (fcco.Hinge(), {"version": "v2", "log_space": True}, "log_space"),
-        (fcco.Hinge(), {"version": "v2", "read": "new"}, "no such setting: `read`"),
-        (fcco.Hinge(), {"version": "v3"}, r"`alexr\(version=...\)` must be one of 'v1', 'v2'"),
-        (fcco.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
-        (fcco.Hinge(), {"version": "v2", "theta": -0.5}, r"`alexr\(theta=...\)` must be at least"),
-        (fcco.Hinge(), {"smoothing": -1.0}, r"`alexr\(smoothing=...\)` must be at least 0"),
-        (fcco.CVaR(0.5), {"version": "v2"}, r"`alexr\(dim=...\)` is needed"),
-        (fcco.CVaR(0.5), {"version": "v2", "dim": 1}, "but the tracker has `dim=1`"),
+        (fcco.outer.Absolute(), {}, "needs a smooth outer function.*version='v2'"),
+        (fcco.outer.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
+        (fcco.outer.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
+        (fcco.outer.Hinge(), {"version": "v2", "log_space": True}, "log_space"),
+        (fcco.outer.Hinge(), {"version": "v2", "read": "new"}, "no such setting: `read`"),
+        (
+            fcco.outer.Hinge(),
+            {"version": "v3"},
+            r"`alexr\(version=...\)` must be one of 'v1', 'v2'",
+        ),
+        (fcco.outer.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
+        (
+            fcco.outer.Hinge(),
+            {"version": "v2", "theta": -0.5},
+            r"`alexr\(theta=...\)` must be at least",
+        ),
+        (fcco.outer.Hinge(), {"smoothing": -1.0}, r"`alexr\(smoothing=...\)` must be at least 0"),
+        (fcco.outer.CVaR(0.5), {"version": "v2"}, r"`alexr\(dim=...\)` is needed"),
+        (fcco.outer.CVaR(0.5), {"version": "v2", "dim": 1}, "but the tracker has `dim=1`"),
     ],
 )
 def test_refuses_what_cannot_work(outer, options, text):

@@ -171,7 +171,9 @@ def test_groups_of_the_benchmark():
     model = problem.model()
     with torch.no_grad():
         next(model.parameters()).fill_(1 / 8)
-    assert fcco.CVaR(problem.ratio)(problem.group_losses(model)).item() == pytest.approx(0.4375)
+    assert fcco.outer.CVaR(problem.ratio)(problem.group_losses(model)).item() == pytest.approx(
+        0.4375
+    )
     losses = torch.arange(10.0, requires_grad=True)
     objective = groups.METHODS["EMA + quantile"](None, None, 10, 0.2)
     objective(lambda: losses, torch.arange(10)).backward()

@@ -61,7 +61,7 @@ class Run:
         }
         if self.rule is not None:
             stepped = getattr(optimizer, "outer", optimizer)
-            self.objects["output"] = fcco.OutputIterate(stepped, self.rule)  # type: ignore[arg-type]
+            self.objects["output"] = fcco.optim.OutputIterate(stepped, self.rule)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return self.__dict__["objects"][name]
@@ -128,8 +128,8 @@ def check(run: Callable[[], Run], cuts: tuple[int, ...], total: int = 14) -> Non
 
 def sonex(optimizer: Callable[..., torch.optim.Optimizer], **options: Any) -> Objective:
     settings: dict[str, Any] = {"smoothing": 0.8, "gamma": 0.3, "correction": 0.6} | options
-    return lambda model: fcco.sonex(
-        model, optimizer(model.parameters()), fcco.Absolute(2.0), GROUPS, **settings
+    return lambda model: fcco.methods.sonex(
+        model, optimizer(model.parameters()), fcco.outer.Absolute(2.0), GROUPS, **settings
     )
 
 
@@ -160,8 +160,9 @@ def test_other_settings_resume_bitwise(options):
 
 @pytest.mark.parametrize(("outer", "inner_steps"), [("SGD", 3), ("Adam", lambda t: 2 + t % 3)])
 def test_alexr2_resumes_bitwise_also_within_a_round(outer, inner_steps):
-    build = lambda model: fcco.alexr2(  # noqa: E731
-        model, OPTIMIZERS[outer](model.parameters()), fcco.Absolute(2.0), GROUPS, smoothing=0.8,
+    build = lambda model: fcco.methods.alexr2(  # noqa: E731
+        model, OPTIMIZERS[outer](model.parameters()), fcco.outer.Absolute(2.0), GROUPS,
+        smoothing=0.8,
         nu=0.5, eta=0.05, inner_steps=inner_steps, theta=0.6,
     )  # fmt: skip
     check(lambda: Run(build, "average"), (3, 4, 11))
@@ -227,8 +228,12 @@ def test_a_checkpoint_of_a_float32_run_loads_into_a_wider_tracker():
 
 def test_a_checkpoint_with_another_number_of_blocks_is_refused():
     saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(2).save())["objective"]
-    build = lambda model: fcco.sonex(  # noqa: E731
-        model, OPTIMIZERS["SGD"](model.parameters()), fcco.Absolute(), GROUPS + 1, smoothing=0.5
+    build = lambda model: fcco.methods.sonex(  # noqa: E731
+        model,
+        OPTIMIZERS["SGD"](model.parameters()),
+        fcco.outer.Absolute(),
+        GROUPS + 1,
+        smoothing=0.5,
     )
     with pytest.raises(RuntimeError, match=r"blocks of the state.*\(5, 1\).*\(6, 1\)"):
         Run(build).objective.load_state_dict(saved)

@@ -132,7 +132,7 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("sonex", {"smoothing": 0.1}, "method='sonex')` needs `penalty`"),
     ("alexr2", {"penalty": 2.0}, "method='alexr2')` needs `smoothing`"),
     ("alexr", {"theta": 1.0}, "method='alexr')` needs `dual_step` and `penalty`"),
-    ("sonex", {"outer": fcco.Hinge(2.0)}, "method='sonex')` needs `smoothing`"),
+    ("sonex", {"outer": fcco.outer.Hinge(2.0)}, "method='sonex')` needs `smoothing`"),
     ("multipliers", {"penalty": 2.0}, "`penalty` (a setting of sonex, alexr2, sonx"),
     (Sonex(smoothing=0.1), {}, "`sonex(penalty=...)` is needed unless `outer` is given"),
     (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "has its settings already: leave `gamma`"),
@@ -152,13 +152,13 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("ssg", {"threshold": 0.1, "limits": 1.5}, "limits=...)` must be an integer"),
     ("alexr", {"penalty": 1.0, "dual_step": 0.1, "limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"penalty": -1.0}, "must be positive"),
-    ("sonex", PENALTY | {"outer": fcco.Hinge()}, "has its own weight"),
-    ("sonex", {"outer": fcco.CVaR(0.5), "smoothing": 0.1}, "`sonex(dim=...)` is needed"),
+    ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
+    ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "`sonex(dim=...)` is needed"),
     ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "no meaning for equalities"),
-    ("sonex", {"outer": fcco.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
+    ("sonex", {"outer": fcco.outer.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
     ("sonnex", {}, "but is: 'sonnex' (did you mean `sonex`?)"),
     ("multipliers", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
-    ("sonex", {"outer": fcco.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
+    ("sonex", {"outer": fcco.outer.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
     ("sonex", PENALTY | {"limits": ["a", "a"]}, "must be 2 different names"),
@@ -202,7 +202,7 @@ def test_every_accepted_setting_reaches_the_method(method):
 # The doors of SONEX take the same settings.
 
 DOORS: dict[str, Callable[..., fcco.Compositional]] = {
-    "sonex": lambda m, o, **more: fcco.sonex(m, o, fcco.Hinge(6.0), M, **more),
+    "sonex": lambda m, o, **more: fcco.methods.sonex(m, o, fcco.outer.Hinge(6.0), M, **more),
     "CVaRGroupDRO": lambda m, o, **more: fcco.CVaRGroupDRO(m, o, M, ratio=0.5, **more),
     "constrained": lambda m, o, **more: constrained(m, o, M, "sonex", penalty=6.0, **more),
 }

@@ -25,10 +25,10 @@ def run(problem, method="sonex", steps=400, lr=0.01, blocks=None, word="sonex", 
     """Train with step sizes that fall to 0; the last w and its objective."""
     number = len(problem.limits)
     model = Point(np.zeros(len(problem.a)))
-    optimizer: Any = fcco.momentum_type(model.parameters(), lr=lr, beta=0.2)
+    optimizer: Any = fcco.optim.momentum_type(model.parameters(), lr=lr, beta=0.2)
     if method == "alexr2":
-        outer = fcco.momentum_type(model.parameters(), lr=0.5, beta=0.2)
-        optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.02, inner_steps=5)
+        outer = fcco.optim.momentum_type(model.parameters(), lr=0.5, beta=0.2)
+        optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.02, inner_steps=5)
         options = options | ALEXR2
     settings: dict[str, Any] = {"gamma": 0.1} | options
     objective = fcco.constrained(model, optimizer, number, word, **settings)
@@ -116,7 +116,7 @@ def test_tracked_values_are_not_penalised_for_their_noise():
 
     def train(step_of) -> float:
         model = Point([0.0])
-        optimizer = fcco.momentum_type(model.parameters(), lr=0.05)
+        optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.05)
         penalty = step_of(model, optimizer)
         for step in range(steps):
             decay(optimizer, (1 - step / steps) ** 1.5)
@@ -138,7 +138,7 @@ def test_tracked_values_are_not_penalised_for_their_noise():
     def tracked(model, optimizer):
         objective = fcco.constrained(
             model, optimizer, 1, "sonex", smoothing=0.02, gamma=0.02,
-            outer=fcco.TwoSidedHinge(width, weight),
+            outer=fcco.outer.TwoSidedHinge(width, weight),
         )  # fmt: skip
         return lambda e: objective(lambda: (lambda g0, g: (g0, g[None]))(*loss_and_rates(model, e)))
 
@@ -155,7 +155,9 @@ def test_tracked_values_are_not_penalised_for_their_noise():
 # Reports and errors.
 
 
-def penalized(constraints: Any = 2, model: Any = None, **options: Any) -> fcco.ConstrainedObjective:
+def penalized(
+    constraints: Any = 2, model: Any = None, **options: Any
+) -> fcco.constraints.ConstrainedObjective:
     model = model or Point([0.5, -1.0])
     settings: dict[str, Any] = {"gamma": 0.5, "correction": 0.0}
     if "outer" not in options:
@@ -189,7 +191,7 @@ def test_named_constraints_may_be_absent():
 
 def test_two_sided_hinge_reports_the_gap():
     model = Point([0.9, 0.5, 0.1, 0.2, 0.7, 0.0])
-    objective = penalized(3, model, outer=fcco.TwoSidedHinge(0.1, 6.0), smoothing=0.05)
+    objective = penalized(3, model, outer=fcco.outer.TwoSidedHinge(0.1, 6.0), smoothing=0.05)
     objective(lambda: (0 * model.w.sum(), model.w.view(3, 2)[:2]), torch.tensor([0, 1]))
     objective.close()
     gaps = np.array([0.4, 0.1, np.nan]) - 0.1

@@ -32,11 +32,11 @@ NOT_FOR = {  # what the methods need that refuse a coupled objective
 }
 
 
-def term(**changed: Any) -> fcco.CoupledTerm:
+def term(**changed: Any) -> fcco.terms.CoupledTerm:
     """The objective's own: another outer function, gamma_1, gamma_1' and precision."""
     options: dict[str, Any] = {"dim": 2, "gamma": 0.6, "correction": 0.2, "dtype": torch.float64}
-    tracker = fcco.msvr_tracker(8, **options | changed)
-    return fcco.CoupledTerm(fcco.TwoSidedHinge(0.1, 0.8), tracker, smoothing=0.3)
+    tracker = fcco.tracker.msvr_tracker(8, **options | changed)
+    return fcco.terms.CoupledTerm(fcco.outer.TwoSidedHinge(0.1, 0.8), tracker, smoothing=0.3)
 
 
 # The literal loops: nothing is shared between the two tables but w and the step.
@@ -147,16 +147,16 @@ SINGLE: dict[str, tuple[dict[str, Any], Callable[[], Table], Any]] = {
 }
 
 
-def made(case: str, model: Point, own: fcco.CoupledTerm | None = None, **more: Any) -> Any:
+def made(case: str, model: Point, own: fcco.terms.CoupledTerm | None = None, **more: Any) -> Any:
     method, adam = case.removesuffix("-adam"), case.endswith("-adam")
     if method == "alexr2":
         more |= {"penalty": 1.5, "smoothing": 0.4, "nu": 0.3, "eta": 0.1, "theta": 0.6}
-        optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.05, beta=0.2)
+        optimizer: Any = fcco.optim.momentum_type(model.parameters(), lr=0.05, beta=0.2)
     else:
         settings, _, update = SINGLE[case]
         more |= settings
         rule = update()
-        make: Any = fcco.adam_type if adam else fcco.momentum_type
+        make: Any = fcco.optim.adam_type if adam else fcco.optim.momentum_type
         second = {"beta2": rule.beta2} if adam else {}
         optimizer = make(model.parameters(), lr=rule.lr, beta=rule.beta, **second)
     names = more.pop("names", M)
@@ -305,7 +305,7 @@ def test_other_methods_refuse_it_with_the_reason(method):
 def test_what_is_not_a_term_and_an_index_without_a_name_are_refused():
     model = Point(START)
     with pytest.raises(TypeError, match=r"`objective=` is a coupled term .* but is: Hinge"):
-        made("sonex", model, own=fcco.Hinge())  # type: ignore[arg-type]
+        made("sonex", model, own=fcco.outer.Hinge())  # type: ignore[arg-type]
     objective = made("sonex", model)
     inner, index = batch(model, drawn(np.random.default_rng(1)))
     with pytest.raises(ValueError, match="`index` must be a dict"):

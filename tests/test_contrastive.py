@@ -189,7 +189,7 @@ def test_autocast_does_not_reach_the_products():
     x, t = (each.float() for each in features(32, width=64))
     model = nn.Linear(64, 64)
     for normalised in (False, True):
-        term = fcco.ContrastiveTerm(40, temperature=1.0, normalize=normalised)
+        term = fcco.contrastive.ContrastiveTerm(40, temperature=1.0, normalize=normalised)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             narrow = model(x)
             assert narrow.dtype == torch.bfloat16
@@ -217,7 +217,9 @@ def test_at_most_one_square_matrix_is_kept(chunk, matrices):
             large.append(tensor.shape)
         return tensor
 
-    term = fcco.ContrastiveTerm(number, temperature=lambda: tau, chunk=chunk, dtype=torch.float64)
+    term = fcco.contrastive.ContrastiveTerm(
+        number, temperature=lambda: tau, chunk=chunk, dtype=torch.float64
+    )
     model = nn.ParameterList([nn.Parameter(x), nn.Parameter(t), nn.Parameter(tau)])
     objective = fcco.Compositional(model, torch.optim.SGD(model.parameters()), term)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -475,14 +477,14 @@ def test_a_copy_without_a_function_continues_like_the_original(copied, options):
 def test_no_copy_with_a_learned_temperature(copied):
     model = Backbones(8)
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())
-    term = fcco.ContrastiveTerm(8, temperature=model.tau)
+    term = fcco.contrastive.ContrastiveTerm(8, temperature=model.tau)
     for each in (objective, term):
         with pytest.raises(TypeError, match=r"function as `temperature`.*parameters of this model"):
             copied(each)
 
 
 def test_conversions_reach_the_table_and_never_narrow_it():
-    term = fcco.ContrastiveTerm(5)
+    term = fcco.contrastive.ContrastiveTerm(5)
     assert term.double().tracker.value.dtype == torch.float64
     assert term.to(torch.bfloat16).tracker.value.dtype == torch.float64
     assert term.to("meta").tracker.value.device.type == "meta"
@@ -528,8 +530,10 @@ def test_with_an_ordinary_loss_and_with_other_terms():
     assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
 
     model = Backbones(10)
-    term = fcco.ContrastiveTerm(10, temperature=model.tau, dtype=torch.float64)
-    other = fcco.CoupledTerm(fcco.Hinge(2.0), fcco.ema_tracker(2, dtype=torch.float64))
+    term = fcco.contrastive.ContrastiveTerm(10, temperature=model.tau, dtype=torch.float64)
+    other = fcco.terms.CoupledTerm(
+        fcco.outer.Hinge(2.0), fcco.tracker.ema_tracker(2, dtype=torch.float64)
+    )
     joint = fcco.Compositional(
         model, torch.optim.SGD(model.parameters()), {"contrast": term, "bounds": other}
     )
@@ -696,20 +700,34 @@ X, T = features(4)
             lambda: log_means(X, T, 0.1, label=torch.ones(4).long()),
             r"`log_means\(label=...\)` leaves pairs without a negative: all 4.*label 1",
         ),
-        (lambda: fcco.ContrastiveTerm(1), r"`ContrastiveTerm\(num_pairs=...\)` must be at least 2"),
-        (lambda: fcco.ContrastiveTerm(5, temperature=-1.0), r"temperature=...\)` must be positive"),
-        (lambda: fcco.ContrastiveTerm(5, offset=-1.0), r"`ContrastiveTerm\(offset=...\)` must lie"),
-        (lambda: fcco.ContrastiveTerm(5, radius=1.0, scaled=False), "would only add a constant"),
         (
-            lambda: fcco.ContrastiveTerm(5, temperature="individual"),
+            lambda: fcco.contrastive.ContrastiveTerm(1),
+            r"`ContrastiveTerm\(num_pairs=...\)` must be at least 2",
+        ),
+        (
+            lambda: fcco.contrastive.ContrastiveTerm(5, temperature=-1.0),
+            r"temperature=...\)` must be positive",
+        ),
+        (
+            lambda: fcco.contrastive.ContrastiveTerm(5, offset=-1.0),
+            r"`ContrastiveTerm\(offset=...\)` must lie",
+        ),
+        (
+            lambda: fcco.contrastive.ContrastiveTerm(5, radius=1.0, scaled=False),
+            "would only add a constant",
+        ),
+        (
+            lambda: fcco.contrastive.ContrastiveTerm(5, temperature="individual"),
             r"needs a `radius` above 0.*falls to its lower bound",
         ),
         (
-            lambda: fcco.ContrastiveTerm(5, temperature="own"),  # type: ignore[arg-type]
+            lambda: fcco.contrastive.ContrastiveTerm(5, temperature="own"),  # type: ignore[arg-type]
             r"temperature=...\)` must be.*individ",
         ),
         (
-            lambda: fcco.ContrastiveTerm(9, temperature="individual", radius=1.0).inner(X, T),
+            lambda: fcco.contrastive.ContrastiveTerm(9, temperature="individual", radius=1.0).inner(
+                X, T
+            ),
             r"`ContrastiveTerm.inner\(index=...\)` must hold the numbers of 4 pairs.*all 9 pairs",
         ),
         (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "must return .image feat"),

@@ -19,16 +19,16 @@ DOUBLE = torch.float64
 # S1: F(w) = (1/n) sum_i |a (w_i - c_i)|, three of six blocks per step, noisy values.
 
 
-@pytest.mark.parametrize("optimizer_type", [fcco.momentum_type, fcco.adam_type])
+@pytest.mark.parametrize("optimizer_type", [fcco.optim.momentum_type, fcco.optim.adam_type])
 def test_separable_problem_reaches_its_smoothed_solution(optimizer_type):
     """The loss pull/2 |w|^2 moves the minimiser off c by exactly what the smoothing lets it."""
     number, a, lam, steps, pull = 6, 1.5, 0.2, 800, 0.1
     c = torch.tensor([1.0, -2.0, 0.5, 0.0, -0.3, 1.5], dtype=DOUBLE)
     generator = torch.Generator().manual_seed(1)
     model = Point(torch.zeros(number))
-    lr = 0.2 if optimizer_type is fcco.momentum_type else 0.03
+    lr = 0.2 if optimizer_type is fcco.optim.momentum_type else 0.03
     optimizer: Any = optimizer_type(model.parameters(), lr=lr)
-    objective = fcco.sonex(model, optimizer, fcco.Absolute(), number, smoothing=lam)
+    objective = fcco.methods.sonex(model, optimizer, fcco.outer.Absolute(), number, smoothing=lam)
     for step in range(steps):
         decay(objective.optimizer, (1 - step / steps) ** 2)
         index = torch.randperm(number, generator=generator)[:3]
@@ -49,8 +49,9 @@ RHO, LAM, NU = 16.0, 0.5, 0.5
 
 def alexr2_run(start, rounds: int, inner_steps: int, outer_lr: float, beta: float = 1.0):
     problem, model = program(noise=0.0), Point(start)
-    objective = fcco.alexr2(
-        model, fcco.momentum_type(model.parameters(), lr=outer_lr, beta=beta), fcco.Hinge(RHO), 8,
+    objective = fcco.methods.alexr2(
+        model, fcco.optim.momentum_type(model.parameters(), lr=outer_lr, beta=beta),
+        fcco.outer.Hinge(RHO), 8,
         smoothing=LAM, nu=NU, eta=0.3, inner_steps=inner_steps, gamma=0.7, theta=0.3,
     )  # fmt: skip
     every = torch.arange(8)
@@ -113,8 +114,10 @@ def test_own_outer_function_is_as_good_as_a_built_in_one(outer, tolerance):
     problem = program(noise=0.0)
     models = [Point(np.zeros(6)), Point(np.zeros(6))]
     objectives = [
-        fcco.sonex(model, fcco.momentum_type(model.parameters(), lr=0.1), f, 8, smoothing=0.05)
-        for model, f in zip(models, (outer, fcco.Hinge(2.0)), strict=True)
+        fcco.methods.sonex(
+            model, fcco.optim.momentum_type(model.parameters(), lr=0.1), f, 8, smoothing=0.05
+        )
+        for model, f in zip(models, (outer, fcco.outer.Hinge(2.0)), strict=True)
     ]
     every = torch.arange(8)
     for _ in range(25):
@@ -139,9 +142,11 @@ ANCHOR = torch.arange(4).repeat_interleave(5)
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_log_space_is_exact_and_does_not_overflow(scale):
     tau, model = 0.5, Point([0.2, -0.4, 0.6, 1.0])
-    tracker = fcco.InnerTracker(4, gamma=1.0, read="new", log_space=True, dtype=DOUBLE)
+    tracker = fcco.tracker.InnerTracker(4, gamma=1.0, read="new", log_space=True, dtype=DOUBLE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    objective = fcco.Compositional(model, optimizer, fcco.CoupledTerm(LogMeanExp(tau), tracker))
+    objective = fcco.Compositional(
+        model, optimizer, fcco.terms.CoupledTerm(LogMeanExp(tau), tracker)
+    )
     for _ in range(3):
         logits = contrastive(model, tau, scale).view(4, 5)
         exact = tau * (torch.logsumexp(logits, 1) - np.log(5)).mean()
@@ -159,10 +164,14 @@ def test_log_space_is_the_plain_tracker_of_exponentials(read, correction):
     tau, models = 0.5, [Point([0.2, -0.4, 0.6, 1.0]) for _ in range(2)]
     outers = [LogMeanExp(tau), Custom(lambda u: tau * u.log(), smooth=True)]
     options: dict[str, Any] = {"gamma": 0.4, "correction": correction, "read": read}
-    trackers = [fcco.InnerTracker(4, log_space=k == 0, dtype=DOUBLE, **options) for k in range(2)]
+    trackers = [
+        fcco.tracker.InnerTracker(4, log_space=k == 0, dtype=DOUBLE, **options) for k in range(2)
+    ]
     objectives = [
         fcco.Compositional(
-            model, torch.optim.SGD(model.parameters(), lr=0.05), fcco.CoupledTerm(outer, tracker)
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.05),
+            fcco.terms.CoupledTerm(outer, tracker),
         )
         for model, outer, tracker in zip(models, outers, trackers, strict=True)
     ]

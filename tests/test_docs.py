@@ -452,7 +452,7 @@ CONVERSIONS = {
     "emphasis": ("the *same* samples", "the *same* samples"),
     "bullet": ("* one\n* two", "* one\n* two"),
     "code": ("`a_ * b_` and `[u]_+`", "`a_ * b_` and `[u]_+`"),
-    "link": ("see `Hinge`", "see [`Hinge`][fcco.Hinge]"),
+    "link": ("see `Hinge`", "see [`Hinge`][fcco.outer.Hinge]"),
     "page": ("see docs/concepts/mathematics.md.", "see [Mathematics][mathematics]."),
     "example": ("Example:\n    >>> x_ * y_\n    1 * 2", "Examples:\n    >>> x_ * y_\n    1 * 2"),
 }
@@ -464,7 +464,7 @@ def test_docstring_to_markdown():
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     for case, (before, after) in CONVERSIONS.items():
-        assert hooks.to_markdown(before, {"Hinge": "fcco.Hinge"}) == after, case
+        assert hooks.to_markdown(before, {"Hinge": "fcco.outer.Hinge"}) == after, case
 
 
 # --- project files -----------------------------------------------------------------------------

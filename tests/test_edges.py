@@ -39,15 +39,17 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 
 def test_cvar_refuses_logarithms():
     with pytest.raises(ValueError, match="log_space"):
-        fcco.CVaRTerm(fcco.InnerTracker(3, gamma=0.5, log_space=True), 0.5)
+        fcco.terms.CVaRTerm(fcco.tracker.InnerTracker(3, gamma=0.5, log_space=True), 0.5)
 
 
 # Calls between two optimizer steps at moved parameters.
 
 
 def tracked(model: Point, optimizer: Any, correction: float) -> fcco.Compositional:
-    tracker = fcco.InnerTracker(1, gamma=0.5, correction=correction, dtype=F64)
-    return fcco.Compositional(model, optimizer, fcco.CoupledTerm(fcco.SquaredHinge(), tracker))
+    tracker = fcco.tracker.InnerTracker(1, gamma=0.5, correction=correction, dtype=F64)
+    return fcco.Compositional(
+        model, optimizer, fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), tracker)
+    )
 
 
 @pytest.mark.parametrize("correction", [0.0, 0.4])
@@ -106,7 +108,7 @@ def test_the_second_evaluation_of_sam_replaces_the_first(correction):
 
 
 def test_recursive_estimates_refuse_a_part_of_the_blocks():
-    tracker = fcco.spider_tracker(3, refresh_every=5)
+    tracker = fcco.tracker.spider_tracker(3, refresh_every=5)
     tracker(torch.ones(3))
     before = tracker.value.clone()
     with pytest.raises(ValueError, match="all 3 blocks"):
@@ -126,7 +128,7 @@ def test_the_correction_of_the_theory_is_one_formula_also_at_gamma_1():
 def test_long_float32_sums_keep_their_digits():
     """A running sum in float32 would be percents off."""
     number = 2**23
-    tracker = fcco.InnerTracker(1, gamma=1.0, correction=0.0)
+    tracker = fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0)
     tracker(torch.full((number,), 0.1), torch.zeros(number, dtype=torch.int64))
     assert tracker.value.item() == pytest.approx(0.1, rel=1e-6)
 
@@ -149,7 +151,7 @@ def test_an_index_of_words_is_refused():
 
 
 def test_values_that_make_u_overflow_are_refused():
-    tracker = fcco.InnerTracker(1, gamma=0.5, correction=3.0)
+    tracker = fcco.tracker.InnerTracker(1, gamma=0.5, correction=3.0)
     tracker(torch.tensor([0.0]))
     with pytest.raises(fcco.NonFiniteValue, match="overflow"):
         tracker(torch.tensor([2e38]), None, torch.tensor([-2e38]))
@@ -175,7 +177,9 @@ def test_a_loss_without_samples_is_refused():
 def test_a_warm_up_that_is_refused_writes_no_term():
     model = Point(1.0)
     terms = {
-        name: fcco.CoupledTerm(fcco.SquaredHinge(), fcco.ema_tracker(1, dtype=F64))
+        name: fcco.terms.CoupledTerm(
+            fcco.outer.SquaredHinge(), fcco.tracker.ema_tracker(1, dtype=F64)
+        )
         for name in ("good", "bad")
     }
     objective = fcco.Compositional(model, sgd(model), terms)
@@ -226,7 +230,7 @@ def test_the_report_of_dual_variables_shows_them_at_any_values():
 def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
     model = Point(1.0)
     objective = fcco.Compositional(
-        model, sgd(model), DualTerm(fcco.Hinge(), 1, dual_step=1.0, tolerance=0.25, dtype=F64)
+        model, sgd(model), DualTerm(fcco.outer.Hinge(), 1, dual_step=1.0, tolerance=0.25, dtype=F64)
     )
     for shift in (0.0, 2.0):
         objective(lambda shift=shift: model.w + shift).backward()
@@ -237,7 +241,7 @@ def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
 def test_the_violation_of_a_dual_term_survives_a_nan_that_is_refused_late(monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)  # as on a GPU
     model = Point(1.0)
-    term = DualTerm(fcco.Hinge(), 1, dual_step=1.0, dtype=F64)
+    term = DualTerm(fcco.outer.Hinge(), 1, dual_step=1.0, dtype=F64)
     objective = fcco.Compositional(model, sgd(model), term)
     objective(lambda: model.w)
     objective.close()
@@ -258,11 +262,11 @@ class Normalised(nn.Module):
         return self.norm(self.layer(x)).sum(1)
 
 
-def stepped() -> tuple[Normalised, torch.optim.SGD, fcco.PreviousParameters]:
+def stepped() -> tuple[Normalised, torch.optim.SGD, fcco.previous.PreviousParameters]:
     torch.manual_seed(0)
     model = Normalised()
     optimizer = sgd(model)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     model(torch.randn(4, 2)).square().sum().backward()
     optimizer.step()
     return model, optimizer, previous
@@ -346,7 +350,7 @@ def constrained(method: str, plain: bool = False, **settings: Any) -> Any:
 
 PROBLEMS = {
     "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
-    "ooa": lambda: build(lambda m, o: fcco.ooa(m, o, 4)),
+    "ooa": lambda: build(lambda m, o: fcco.methods.ooa(m, o, 4)),
     "sonex": constrained("sonex", penalty=3.0, smoothing=0.1),
     "alexr2": constrained("alexr2", penalty=3.0, smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3),
     "alexr": constrained("alexr", penalty=3.0, dual_step=1.0),

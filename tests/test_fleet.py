@@ -654,7 +654,7 @@ def test_names_in_another_order_are_another_signature() -> None:
     for names in ("abcd", "dcba", "abcd"):
         model = network().to(DOUBLE)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.1)
+        objective = fcco.methods.sonex(model, optimizer, fcco.outer.Hinge(), 4, smoothing=0.1)
         objective.term.names = tuple(names)
         members.append(Member(model, optimizer, objective))
     assert list(group_members(members).values()) == [[0, 2], [1]]

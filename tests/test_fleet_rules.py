@@ -70,8 +70,8 @@ def test_optimizers_without_a_rule_are_refused():
         refused(next(reversed(options)), torch.optim.SGD(weights, 0.1, **options))
     refused("amsgrad", torch.optim.Adam(weights, amsgrad=True))
     refused("one group", torch.optim.SGD([{"params": weights[:1]}, {"params": weights[1:]}], 0.1))
-    nested = fcco.ProximalPoint(sgd(model, 0.1), 1.0, 0.1, 2)
-    refused("ProximalPoint here", fcco.ProximalPoint(nested, 1.0, 0.1, 2))
+    nested = fcco.optim.ProximalPoint(sgd(model, 0.1), 1.0, 0.1, 2)
+    refused("ProximalPoint here", fcco.optim.ProximalPoint(nested, 1.0, 0.1, 2))
 
 
 def test_what_acts_at_each_step_unseen_is_refused():
@@ -100,7 +100,7 @@ def test_an_output_iterate_would_be_left_out_and_is_refused(name):
         member = CASES[name].member(0)
         optimizer: Any = member.optimizer
         wrapped = getattr(optimizer, "wrapped", (optimizer,))[-1]
-        output = fcco.OutputIterate(wrapped if inside else optimizer, "average")
+        output = fcco.optim.OutputIterate(wrapped if inside else optimizer, "average")
         refused("leave out what OutputIterate does", optimizer, member.objective, member.model)
         assert output.count == 0
 
@@ -108,9 +108,9 @@ def test_an_output_iterate_would_be_left_out_and_is_refused(name):
 def test_hooks_of_another_objective_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
-    first = fcco.sonx(model, optimizer, fcco.Hinge(), 4)
+    first = fcco.methods.sonx(model, optimizer, fcco.outer.Hinge(), 4)
     refused("what (Compositional|PreviousParameters) does", optimizer)  # a loss without it
-    second = fcco.sonx(model, optimizer, fcco.Hinge(), 4)
+    second = fcco.methods.sonx(model, optimizer, fcco.outer.Hinge(), 4)
     refused("what (Compositional|PreviousParameters) does", optimizer, second)
     first.detach_hooks()
     assert group_members([Member(model, optimizer, second)])
@@ -144,19 +144,21 @@ def test_terms_without_a_rule_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
     refused("cannot read", optimizer, nn.Linear(1, 1))
-    dual = fcco.terms.DualTerm(fcco.Hinge(), 4, dual_step=1.0)
+    dual = fcco.terms.DualTerm(fcco.outer.Hinge(), 4, dual_step=1.0)
     refused("DualTerm", optimizer, fcco.Compositional(model, optimizer, dual))
-    hinge: dict[str, Any] = {"outer": fcco.Hinge(), "num_inner": 4}
-    skip = fcco.sonx(model, optimizer, **hinge, on_nonfinite="skip")
+    hinge: dict[str, Any] = {"outer": fcco.outer.Hinge(), "num_inner": 4}
+    skip = fcco.methods.sonx(model, optimizer, **hinge, on_nonfinite="skip")
     refused("skip", optimizer, skip)
     settings: Any = {"penalty": 1.0, "smoothing": 0.1, "refresh_every": 5}
     refreshed = fcco.constrained(model, optimizer, 4, "recursive-hinge", **settings)
     refused("refresh_every", optimizer, refreshed)
-    one = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4))
+    one = fcco.terms.CoupledTerm(fcco.outer.Hinge(), fcco.tracker.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
     refused("one coupled term", optimizer, both)
     optimizer = sgd(model, 0.1)
-    term = fcco.CoupledTerm(fcco.Hinge(), fcco.ema_tracker(4, offset=torch.ones(4)))
+    term = fcco.terms.CoupledTerm(
+        fcco.outer.Hinge(), fcco.tracker.ema_tracker(4, offset=torch.ones(4))
+    )
     refused("offset", optimizer, fcco.Compositional(model, optimizer, term))
 
 
@@ -177,9 +179,9 @@ def test_numbers_that_a_fleet_cannot_see_are_refused():
     class Held(fcco.outer.SquaredHinge):
         table: Any = dataclasses.field(default_factory=lambda: torch.ones(2))
 
-    refused("Held.table", optimizer, fcco.sox(model, optimizer, Held(), 4))
+    refused("Held.table", optimizer, fcco.methods.sox(model, optimizer, Held(), 4))
     optimizer = sgd(model, 0.1)
-    plain = fcco.sox(model, optimizer, Own(), 4)
+    plain = fcco.methods.sox(model, optimizer, Own(), 4)
     assert list(group_members([Member(model, optimizer, plain)]).values()) == [[0]]
 
 
@@ -249,20 +251,20 @@ def test_f_and_its_envelope_are_evaluated_where_a_run_needs_them(monkeypatch):
     """The envelope of f, which it may not have, only while some run is smoothed."""
     calls: list[str] = []
     for name in ("gradient", "envelope_and_gradient"):
-        original = getattr(fcco.Hinge, name)
+        original = getattr(fcco.outer.Hinge, name)
 
         def counted(self, *arguments, name=name, original=original):
             calls.append(name)
             return original(self, *arguments)
 
-        monkeypatch.setattr(fcco.Hinge, name, counted)
+        monkeypatch.setattr(fcco.outer.Hinge, name, counted)
 
     def fleet(*smoothing: Any) -> Fleet:
         members = []
         for run, each in enumerate(smoothing):
             model = network(run)
             optimizer = sgd(model, 0.1)
-            objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=each)
+            objective = fcco.methods.sonex(model, optimizer, fcco.outer.Hinge(), 4, smoothing=each)
             members.append(Member(model, optimizer, objective))
         return Fleet(members, every, mode="eager", streams=[0] * len(members))
 

@@ -39,7 +39,7 @@ def network(dropout: float = 0.0) -> nn.Sequential:
 def run(device: str, steps: int = 30, index_device: str = "cpu", **options) -> torch.Tensor:
     torch.manual_seed(0)
     model = network().double().to(device)
-    optimizer = fcco.adam_type(model.parameters(), lr=1e-2)
+    optimizer = fcco.optim.adam_type(model.parameters(), lr=1e-2)
     dro = fcco.CVaRGroupDRO(model, optimizer, 6, 0.4, smoothing=0.5, gamma=0.3, **options)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
@@ -64,7 +64,7 @@ def test_training_on_the_gpu_equals_training_on_the_cpu(read, index_device):
 def test_dropout_masks_and_the_random_stream_are_replayed():
     model = network(0.5).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     x = torch.randn(64, 5, device="cuda")
     model(x).sum().backward()
     optimizer.step()  # a step of length zero: both points are equal, so only masks can differ
@@ -85,7 +85,9 @@ def test_autocast_and_grad_scaler(dtype):
     model = network().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16, init_scale=2.0**24)
-    objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.5, gamma=0.3)
+    objective = fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(), 4, smoothing=0.5, gamma=0.3
+    )
     group = torch.arange(4).repeat_interleave(8)
     x = torch.randn(32, 5, device="cuda")
     first = last = None
@@ -103,7 +105,7 @@ def test_autocast_and_grad_scaler(dtype):
 
 
 def test_a_bad_index_on_the_gpu_is_refused_before_any_kernel_fails():
-    tracker = fcco.msvr_tracker(4, 0.1, device="cuda")
+    tracker = fcco.tracker.msvr_tracker(4, 0.1, device="cuda")
     with pytest.raises(IndexError, match="must lie in"):
         tracker(torch.rand(2, device="cuda"), torch.tensor([0, 4], device="cuda"))
     tracker(torch.rand(2, device="cuda"), torch.tensor([0, 3], device="cuda"))
@@ -114,7 +116,7 @@ def test_compiled_model_on_the_gpu_is_evaluated_at_the_previous_point():
     model = network().cuda()
     compiled = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     x = torch.randn(16, 5, device="cuda")
     before = model(x).detach()
     compiled(x).sum().backward()
@@ -128,7 +130,9 @@ def test_deferred_checks_never_wait_for_the_gpu_and_still_raise(offload):
     torch.manual_seed(0)
     model = network().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    objective = fcco.sonex(model, optimizer, fcco.Hinge(), 4, smoothing=0.5, offload=offload)
+    objective = fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(), 4, smoothing=0.5, offload=offload
+    )
     group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
 
     def step(scale: torch.Tensor) -> None:
@@ -161,8 +165,8 @@ def offloaded(
     torch.manual_seed(0)
     model = network(dropout).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective = fcco.sonex(
-        model, optimizer, fcco.Hinge(), 4, smoothing=0.5, gamma=0.3,
+    objective = fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(), 4, smoothing=0.5, gamma=0.3,
         offload=offload,
     )  # fmt: skip
     group, x = torch.arange(4).repeat_interleave(8), torch.randn(32, 5, device="cuda")
@@ -187,7 +191,7 @@ def test_an_offloaded_copy_is_read_when_it_is_there():
     """The host and the device see what was before the step, however long the queue is."""
     model = nn.Linear(2048, 2048, bias=False).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    previous = fcco.PreviousParameters(model, optimizer, offload=True)
+    previous = fcco.previous.PreviousParameters(model, optimizer, offload=True)
     busy = torch.randn(4096, 4096, device="cuda")
     for step in range(4):
         with torch.no_grad():
@@ -212,7 +216,7 @@ def test_an_offloaded_copy_takes_no_memory_between_steps():
         model = nn.Linear(2048, 2048, bias=False).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         before = torch.cuda.memory_allocated()
-        previous = fcco.PreviousParameters(model, optimizer, offload=offload)
+        previous = fcco.previous.PreviousParameters(model, optimizer, offload=offload)
         for _ in range(3):
             model(torch.randn(4, 2048, device="cuda")).square().mean().backward()
             optimizer.step()
@@ -237,7 +241,7 @@ def test_shards_of_one_rank_with_an_offloaded_copy():
         model = nn.Linear(4, 3, bias=False).cuda()
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        previous = fcco.PreviousParameters(model, optimizer, offload=True)
+        previous = fcco.previous.PreviousParameters(model, optimizer, offload=True)
         x = torch.randn(5, 4, device="cuda")
         before = model(x).detach().clone()
         model(x).sum().backward()

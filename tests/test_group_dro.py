@@ -94,7 +94,7 @@ def test_eliminated_threshold_is_the_vector_cvar_of_n_lambda(case, lam):
     np.testing.assert_allclose(model.w.grad, p, atol=1e-9)  # type: ignore[arg-type]
     objective.close()
     np.testing.assert_allclose(objective.group_weights(), p, atol=1e-9)
-    vector = fcco.MoreauEnvelope(fcco.CVaR(ratio), number * lam)
+    vector = fcco.outer.MoreauEnvelope(fcco.outer.CVaR(ratio), number * lam)
     np.testing.assert_allclose(vector.gradient(torch.as_tensor(u)), p, atol=1e-9)
 
 
@@ -193,11 +193,11 @@ def test_tied_groups_reach_the_known_optimum(method):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *size: torch.randn(*size, generator=generator, dtype=DOUBLE)  # noqa: E731
     model, eye = Point(np.zeros(number)), torch.eye(number, dtype=DOUBLE)
-    optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.1)
+    optimizer: Any = fcco.optim.momentum_type(model.parameters(), lr=0.1)
     options: dict[str, Any] = {"gamma": 0.2}
     if method == "alexr2":
-        outer = fcco.momentum_type(model.parameters(), lr=0.5)
-        optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.1, inner_steps=5)
+        outer = fcco.optim.momentum_type(model.parameters(), lr=0.5)
+        optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.1, inner_steps=5)
         options = {"gamma": 0.5, "correction": 0.5 * 0.125, "read": "new"}
     objective = fcco.CVaRGroupDRO(model, optimizer, number, 0.25, **options)
     for step in range(steps):
@@ -216,13 +216,13 @@ def test_tied_groups_reach_the_known_optimum(method):
 def test_logistic_regression_ends_within_one_percent_of_cvxpy(method):
     problem, steps = LogisticGroups(), 700
     model = Point(np.zeros(5))
-    optimizer: Any = fcco.momentum_type(model.parameters(), lr=0.2)
+    optimizer: Any = fcco.optim.momentum_type(model.parameters(), lr=0.2)
     options: dict[str, Any] = {"gamma": 0.2}
     if method == "adam":
-        optimizer = fcco.adam_type(model.parameters(), lr=0.03)
+        optimizer = fcco.optim.adam_type(model.parameters(), lr=0.03)
     if method == "alexr2":
-        outer = fcco.momentum_type(model.parameters(), lr=0.5)
-        optimizer = fcco.ProximalPoint(outer, nu=1.0, eta=0.1, inner_steps=5)
+        outer = fcco.optim.momentum_type(model.parameters(), lr=0.5)
+        optimizer = fcco.optim.ProximalPoint(outer, nu=1.0, eta=0.1, inner_steps=5)
         options = {"gamma": 0.5, "correction": 0.5 * 0.125, "read": "new"}
     objective = fcco.CVaRGroupDRO(
         model, optimizer, problem.number, problem.ratio, smoothing=0.01, **options

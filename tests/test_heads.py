@@ -10,7 +10,8 @@ from diagnostics_cases import gram
 from problems import take_step
 from torch import Tensor, nn
 
-from fcco import TaskHeads, constrained
+from fcco import constrained
+from fcco.continual import TaskHeads
 from fcco.diagnostics import smallest_eigenvalue
 
 DOUBLE = torch.float64

@@ -20,7 +20,7 @@ def test_the_average_is_the_mean_of_w_0_to_w_T_minus_1():
     rng = np.random.default_rng(0)
     w, path = parameter(), []
     optimizer = torch.optim.Adam([w], lr=0.3)
-    output = fcco.OutputIterate(optimizer, "average")
+    output = fcco.optim.OutputIterate(optimizer, "average")
     with pytest.raises(RuntimeError, match="at least one optimizer step"), output.applied():
         pass
     for _ in range(50):
@@ -37,7 +37,7 @@ def test_the_average_is_the_mean_of_w_0_to_w_T_minus_1():
 def test_the_average_of_a_bfloat16_model_does_not_stall():
     w = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer, "average")
+    output = fcco.optim.OutputIterate(optimizer, "average")
     for step in range(1000):
         w.grad = torch.tensor(-1.0 if step == 0 else 0.0, dtype=torch.bfloat16)
         optimizer.step()
@@ -47,8 +47,8 @@ def test_the_average_of_a_bfloat16_model_does_not_stall():
 def test_the_outer_iterates_of_a_proximal_point_are_kept_not_the_inner_ones():
     w = parameter()
     outer = torch.optim.SGD([w], lr=0.3)
-    optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=3)
-    output, path = fcco.OutputIterate(outer, "average"), []
+    optimizer = fcco.optim.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=3)
+    output, path = fcco.optim.OutputIterate(outer, "average"), []
     for step in range(12):
         if step % 3 == 0:
             path.append(w.detach().numpy().copy())
@@ -62,7 +62,7 @@ def test_the_outer_iterates_of_a_proximal_point_are_kept_not_the_inner_ones():
 def test_a_group_added_later_joins_the_kept_iterate(rule):
     w, late = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 5.0))
     optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer, rule)
+    output = fcco.optim.OutputIterate(optimizer, rule)
     w.grad = late.grad = -torch.ones(1)
     optimizer.step()
     optimizer.add_param_group({"params": [late]})
@@ -76,14 +76,14 @@ def test_a_group_added_later_joins_the_kept_iterate(rule):
 def test_a_kept_iterate_of_another_model_is_refused():
     w, wider = parameter(), parameter((1.0, 2.0, 3.0))
     optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer)
+    output = fcco.optim.OutputIterate(optimizer)
     w.grad = torch.ones(2, dtype=torch.float64)
     optimizer.step()
-    other = fcco.OutputIterate(torch.optim.SGD([wider], lr=1.0))
+    other = fcco.optim.OutputIterate(torch.optim.SGD([wider], lr=1.0))
     with pytest.raises(ValueError, match="belongs to another model"):
         other.load_state_dict(output.state_dict())
     with pytest.raises(ValueError, match=r"OutputIterate\(rule=...\)` must be one of"):
-        fcco.OutputIterate(optimizer, "best")  # type: ignore[arg-type]
+        fcco.optim.OutputIterate(optimizer, "best")  # type: ignore[arg-type]
 
 
 # A weight for each iterate.
@@ -94,7 +94,7 @@ def weighted(rule: str, weights: list[float], seed: int) -> float:
     w, step = nn.Parameter(torch.zeros(())), iter(weights)
     optimizer = torch.optim.SGD([w], lr=1.0)
     weight = None if len(set(weights)) == 1 else lambda: next(step)
-    output = fcco.OutputIterate(optimizer, rule, seed, weight=weight)  # type: ignore[arg-type]
+    output = fcco.optim.OutputIterate(optimizer, rule, seed, weight=weight)  # type: ignore[arg-type]
     w.grad = -torch.ones(())
     for _ in weights:
         optimizer.step()
@@ -124,7 +124,7 @@ def test_equal_weights_are_no_weights_bitwise(rule):
     def run(**options) -> tuple[torch.Tensor, dict]:
         w = parameter()
         optimizer = torch.optim.SGD([w], lr=0.3)
-        output = fcco.OutputIterate(optimizer, rule, 5, **options)
+        output = fcco.optim.OutputIterate(optimizer, rule, 5, **options)
         rng = np.random.default_rng(1)
         for _ in range(40):
             w.grad = torch.as_tensor(rng.normal(size=2))
@@ -139,7 +139,7 @@ def test_equal_weights_are_no_weights_bitwise(rule):
 def test_without_any_weight_there_is_nothing_to_return():
     w = parameter()
     optimizer = torch.optim.SGD([w], lr=0.3)
-    output = fcco.OutputIterate(optimizer, weight=lambda: 0.0)
+    output = fcco.optim.OutputIterate(optimizer, weight=lambda: 0.0)
     w.grad = torch.ones(2, dtype=torch.float64)
     optimizer.step()
     with pytest.raises(RuntimeError, match="no feasible iterate"), output.applied():
@@ -153,7 +153,7 @@ def test_without_any_weight_there_is_nothing_to_return():
 def test_a_weight_that_the_closure_decides_is_asked_after_it():
     w, decided = nn.Parameter(torch.zeros(())), []
     optimizer = torch.optim.SGD([w], lr=1.0)
-    output = fcco.OutputIterate(optimizer, "average", weight=lambda: decided[-1])
+    output = fcco.optim.OutputIterate(optimizer, "average", weight=lambda: decided[-1])
     for number in range(4):
 
         def closure(number=number):
@@ -169,12 +169,12 @@ def test_the_sum_of_weights_survives_a_checkpoint():
     weights = iter([1.0, 4.0, 2.0, 0.5])
     w = parameter()
     optimizer = torch.optim.SGD([w], lr=0.3)
-    output = fcco.OutputIterate(optimizer, "average", weight=lambda: next(weights))
+    output = fcco.optim.OutputIterate(optimizer, "average", weight=lambda: next(weights))
     w.grad = torch.ones(2, dtype=torch.float64)
     optimizer.step()
     optimizer.step()
     saved = output.state_dict()
-    again = fcco.OutputIterate(optimizer, "average", weight=lambda: 2.0)
+    again = fcco.optim.OutputIterate(optimizer, "average", weight=lambda: 2.0)
     again.load_state_dict(saved)
     output.update()
     again.update()

@@ -134,7 +134,7 @@ def test_evaluations_and_bad_values_change_nothing(name, problem):
 
 # Requirements.
 
-LACKING = {"smooth": fcco.Hinge(), "convex": fcco.outer.OneSidedMCP(1.0, 2.0)}
+LACKING = {"smooth": fcco.outer.Hinge(), "convex": fcco.outer.OneSidedMCP(1.0, 2.0)}
 GENERAL: dict[str, Any] = {row.name: row.settings for row in ROWS if "general" in row.use}
 
 

@@ -29,9 +29,11 @@ SMOOTH = {
 def test_v1(dim):
     problem, model, rng = ref.Quadratics(dim=dim), Point(START), np.random.default_rng(1)
     data, n = TorchQuadratics(problem), problem.num_inner
-    tracker = fcco.msvr_tracker(n, GAMMA, "theory", dim=dim, dtype=torch.float64)
-    optimizer = fcco.momentum_type(model.parameters(), lr=0.01, beta=0.2)
-    objective: Any = fcco.Compositional(model, optimizer, fcco.CoupledTerm(SMOOTH[dim], tracker))
+    tracker = fcco.tracker.msvr_tracker(n, GAMMA, "theory", dim=dim, dtype=torch.float64)
+    optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.01, beta=0.2)
+    objective: Any = fcco.Compositional(
+        model, optimizer, fcco.terms.CoupledTerm(SMOOTH[dim], tracker)
+    )
     path, u = ref.sonex(
         problem, START, 100, msvr_ref.softplus_and_square_slope, ref.Momentum(0.01, 0.2),
         gamma=GAMMA, correction=msvr_ref.theory(GAMMA, n, 3),

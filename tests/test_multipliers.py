@@ -523,7 +523,7 @@ def test_what_has_no_limits_on_both_sides_says_how_to_write_them():
         fcco.constrained(
             model, optimizer, {"a": fcco.AtLeast(0.1)}, "alexr", penalty=1.0, dual_step=0.1
         )
-    for outer in (fcco.Absolute(2.0), fcco.TwoSidedHinge(0.1)):
+    for outer in (fcco.outer.Absolute(2.0), fcco.outer.TwoSidedHinge(0.1)):
         with pytest.raises(ValueError, match="non-decreasing outer function of one number"):
             fcco.constrained(
                 model, optimizer, {"a": (0.1, 0.2)}, "sonex", outer=outer, smoothing=0.1
@@ -569,11 +569,13 @@ def test_switching_waits_for_more_than_noise():
 def test_what_it_refuses():
     automatic = {"gamma": "auto", "correction": 0.0}
     with pytest.raises(ValueError, match="one number per constraint"):
-        MultiplierTerm(fcco.InnerTracker(3, 2, **automatic))
+        MultiplierTerm(fcco.tracker.InnerTracker(3, 2, **automatic))
     with pytest.raises(ValueError, match="measures its noise"):
-        MultiplierTerm(fcco.ema_tracker(3))
+        MultiplierTerm(fcco.tracker.ema_tracker(3))
     with pytest.raises(ValueError, match="no meaning for equalities"):
-        MultiplierTerm(fcco.InnerTracker(3, **automatic), tolerance=fcco.Equal(0.0), margin=0.1)
+        MultiplierTerm(
+            fcco.tracker.InnerTracker(3, **automatic), tolerance=fcco.Equal(0.0), margin=0.1
+        )
     objective = objective_of()
     with pytest.raises(ValueError, match="needs the objective too"):
         objective(lambda: torch.as_tensor(A) @ objective.model.w)
@@ -589,7 +591,9 @@ def test_what_it_refuses():
 def test_the_gpu_agrees_and_the_host_never_waits(blocks):
     problem, found = Noisy(100, blocks), []
     for device in ("cpu", "cuda"):
-        tracker = fcco.InnerTracker(M, gamma="auto", read="new", dtype=torch.float64, device=device)
+        tracker = fcco.tracker.InnerTracker(
+            M, gamma="auto", read="new", dtype=torch.float64, device=device
+        )
         term = MultiplierTerm(tracker, tolerance=LIMIT.tolist())
         losses = torch.as_tensor(problem.loss_noise[:, 0]).to(device)
         values = torch.as_tensor(problem.noise).to(device)

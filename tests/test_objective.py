@@ -27,10 +27,12 @@ def sgd(model: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 # The gradient is J^T y, the value g0 + mean f_lambda(u).
 
 OUTERS = {
-    "hinge": (fcco.Hinge(1.5), 1, lambda v: 1.5 * cp.pos(v[0])),
-    "two-sided": (fcco.TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1)),
-    "maximum": (fcco.CVaR(1 / 3), 3, cp.max),
-    "cvar": (fcco.CVaR(0.5), 3, lambda v: cp.cvar(v, 0.5)),
+    "hinge": (fcco.outer.Hinge(1.5), 1, lambda v: 1.5 * cp.pos(v[0])),
+    "two-sided": (
+        fcco.outer.TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1),
+    ),  # fmt: skip
+    "maximum": (fcco.outer.CVaR(1 / 3), 3, cp.max),
+    "cvar": (fcco.outer.CVaR(0.5), 3, lambda v: cp.cvar(v, 0.5)),
 }  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def test_gradient_is_transposed_jacobian_times_slope(name, smoothing):
     outer, dim, expression = OUTERS[name]
     problem = ref.Quadratics(dim=dim)
     data, model = TorchQuadratics(problem), Point(np.linspace(0.5, 1.5, 4))
-    objective = fcco.sonex(model, sgd(model), outer, 6, smoothing=smoothing, dim=dim)
+    objective = fcco.methods.sonex(model, sgd(model), outer, 6, smoothing=smoothing, dim=dim)
     u = np.random.default_rng(3).normal(size=(6, dim))
     objective.term.tracker.set_values(None, torch.as_tensor(u))
     drawn = problem.draw(np.random.default_rng(5), 3, 2)
@@ -83,8 +85,8 @@ def test_bias_of_the_estimator(read, independent):
     generator = torch.Generator().manual_seed(0)
     xi, other = torch.randn(2, number, generator=generator, dtype=DOUBLE)
     model = Point(torch.ones(1))
-    objective = fcco.sonex(
-        model, sgd(model), fcco.Absolute(), number,
+    objective = fcco.methods.sonex(
+        model, sgd(model), fcco.outer.Absolute(), number,
         smoothing=lam, gamma=gamma, correction=0.0, read=read,
     )  # fmt: skip
     objective.term.tracker.set_values(None, torch.full((number,), u0))
@@ -115,15 +117,19 @@ class Counting(torch.nn.Module):
         return {"constraint": self.w * 3 - 0.2, "fair": rates}
 
 
-def term(outer, tracker, **options) -> fcco.CoupledTerm:
-    return fcco.CoupledTerm(outer, tracker.double(), **options)
+def term(outer, tracker, **options) -> fcco.terms.CoupledTerm:
+    return fcco.terms.CoupledTerm(outer, tracker.double(), **options)
 
 
 def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
     terms = {
-        "constraint": term(fcco.Hinge(2.0), fcco.ema_tracker(2, 0.5), smoothing=0.2, weight=3.0),
+        "constraint": term(
+            fcco.outer.Hinge(2.0), fcco.tracker.ema_tracker(2, 0.5), smoothing=0.2, weight=3.0
+        ),
         "fair": term(
-            fcco.TwoSidedHinge(0.1), fcco.msvr_tracker(2, 0.2, correction, dim=2), smoothing=0.1
+            fcco.outer.TwoSidedHinge(0.1),
+            fcco.tracker.msvr_tracker(2, 0.2, correction, dim=2),
+            smoothing=0.1,
         ),
     }
     return fcco.Compositional(model, sgd(model), terms)
@@ -213,7 +219,7 @@ def same(left: list, right: list) -> bool:
 
 def hinge_objective(model: torch.nn.Module, number: int = 3, **options) -> fcco.Compositional:
     settings: dict[str, Any] = {"smoothing": 0.2, "gamma": 0.5, "correction": 0.0} | options
-    return fcco.sonex(model, sgd(model), fcco.Hinge(), number, **settings)
+    return fcco.methods.sonex(model, sgd(model), fcco.outer.Hinge(), number, **settings)
 
 
 def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
@@ -233,7 +239,9 @@ def test_eval_mode_gives_the_batch_loss_and_changes_nothing():
 def test_warm_up_averages_a_pass_and_value_reports_the_objective():
     problem = ref.Quadratics()
     data, model = TorchQuadratics(problem), Point(np.linspace(0.5, 1.5, 4))
-    objective = fcco.sonex(model, sgd(model), fcco.Hinge(1.5), 6, smoothing=0.4, gamma=0.5)
+    objective = fcco.methods.sonex(
+        model, sgd(model), fcco.outer.Hinge(1.5), 6, smoothing=0.4, gamma=0.5
+    )
     every = torch.cartesian_prod(torch.arange(6), torch.arange(10))
     shuffled = every[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
 
@@ -273,7 +281,7 @@ WRONG = {
 def test_a_wrong_closure_is_refused_before_anything_changes(case):
     returns, message = WRONG[case]
     model = Point([1.0, -2.0])
-    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in "ab"}
+    terms = {name: term(fcco.outer.Hinge(), fcco.tracker.ema_tracker(2, 0.5)) for name in "ab"}
     objective = fcco.Compositional(model, sgd(model), terms)
     take_step(objective, lambda: {"a": model.w, "b": model.w})
     before = state(objective)
@@ -285,7 +293,9 @@ def test_a_wrong_closure_is_refused_before_anything_changes(case):
 def test_wrong_arguments_are_refused():
     model = Point([1.0, -2.0])
     single = hinge_objective(model, 2)
-    terms = {name: term(fcco.Hinge(), fcco.ema_tracker(2, 0.5)) for name in ("inner", "b")}
+    terms = {
+        name: term(fcco.outer.Hinge(), fcco.tracker.ema_tracker(2, 0.5)) for name in ("inner", "b")
+    }
     double = fcco.Compositional(model, sgd(model), terms)
     both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
     with pytest.raises(ValueError, match="given for group but the terms are: inner"):
@@ -310,19 +320,21 @@ def test_methods_refuse_functions_they_cannot_handle():
     model = Point([1.0])
     weakly = OneSidedMCP(scale=1.0, curvature=0.5)  # rho_f = 1/2
     with pytest.raises(ValueError, match=r"below 1/weak_convexity = 2 but is: 2\.0"):
-        fcco.sonex(model, sgd(model), weakly, 1, smoothing=2.0)
-    fcco.sonex(model, sgd(model), weakly, 1, smoothing=1.9)
+        fcco.methods.sonex(model, sgd(model), weakly, 1, smoothing=2.0)
+    fcco.methods.sonex(model, sgd(model), weakly, 1, smoothing=1.9)
     options: dict[str, Any] = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1}
     with pytest.raises(ValueError, match="not compatible with alexr2: it must be convex"):
-        fcco.alexr2(model, sgd(model), weakly, 1, **options)
+        fcco.methods.alexr2(model, sgd(model), weakly, 1, **options)
     with pytest.raises(ValueError, match=r"smoothing=.* must be positive"):
-        fcco.alexr2(model, sgd(model), fcco.Hinge(), 1, nu=0.1, eta=0.1, smoothing=0.0)
+        fcco.methods.alexr2(
+            model, sgd(model), fcco.outer.Hinge(), 1, nu=0.1, eta=0.1, smoothing=0.0
+        )
     with pytest.raises(ValueError, match=r"sonex\(dim=...\)` is needed"):
-        fcco.sonex(model, sgd(model), fcco.CVaR(0.5), 1, smoothing=0.1)
+        fcco.methods.sonex(model, sgd(model), fcco.outer.CVaR(0.5), 1, smoothing=0.1)
     with pytest.raises(ValueError, match="dimension two or more"):
-        fcco.sonex(model, sgd(model), fcco.CVaR(0.5), 1, dim=1, smoothing=0.1)
+        fcco.methods.sonex(model, sgd(model), fcco.outer.CVaR(0.5), 1, dim=1, smoothing=0.1)
     with pytest.raises(ValueError, match="dimension 2 but the tracker"):
-        term(fcco.TwoSidedHinge(0.1), fcco.ema_tracker(3))
+        term(fcco.outer.TwoSidedHinge(0.1), fcco.tracker.ema_tracker(3))
 
 
 def test_annealed_smoothing_drives_the_envelope_and_is_restored():

@@ -124,7 +124,9 @@ def test_prox_of_a_vector_envelope(case: Case):
     ids=repr,
 )
 def test_a_width_is_that_of_the_rounded_kink(outer: Any, kinks: int):
-    term = fcco.CoupledTerm(outer, fcco.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4))
+    term = fcco.terms.CoupledTerm(
+        outer, fcco.tracker.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4)
+    )
     u = torch.linspace(-2, 2, 40_001, dtype=torch.float64)
     # In the rounded kink, and nowhere else, the curvature is 1 / lambda.
     curvature = term.smoothed.gradient(u).diff() / u.diff()
@@ -135,14 +137,16 @@ def test_a_width_is_that_of_the_rounded_kink(outer: Any, kinks: int):
 def test_the_width_of_functions_of_vectors():
     u = torch.linspace(-2, 2, 40_001, dtype=torch.float64)
     pairs = torch.stack([u / 2, -u / 2], 1)  # a difference of u
-    tracker = fcco.ema_tracker(2, gamma=0.1, dim=2)
-    term = fcco.CoupledTerm(fo.TwoSidedHinge(0.5, 3.0), tracker, smoothing=fcco.Width(0.4))
+    tracker = fcco.tracker.ema_tracker(2, gamma=0.1, dim=2)
+    term = fcco.terms.CoupledTerm(fo.TwoSidedHinge(0.5, 3.0), tracker, smoothing=fcco.Width(0.4))
     slope = term.smoothed.gradient(pairs)[:, 0]
     rounded = (slope.diff().abs() > 1e-9).double().sum() * 1e-4
     assert rounded.item() == pytest.approx(0.4 * 2, abs=1e-3)
     for outer in (fo.SquaredHinge(), fo.MoreauEnvelope(fo.Hinge(), 0.1)):
         with pytest.raises(ValueError, match=r"smoothing=Width.*`jump`.*lambda itself"):
-            fcco.CoupledTerm(outer, fcco.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4))
+            fcco.terms.CoupledTerm(
+                outer, fcco.tracker.ema_tracker(2, gamma=0.1), smoothing=fcco.Width(0.4)
+            )
 
 
 def test_a_width_wherever_a_smoothing_is_taken():
@@ -151,14 +155,14 @@ def test_a_width_wherever_a_smoothing_is_taken():
     cvar = fcco.CVaRGroupDRO(model, sgd(), 4, 0.25, smoothing=width).term
     assert cvar.smoothing == pytest.approx(0.025)
     proximal: Any = {"smoothing": width, "nu": 0.1, "eta": 0.1}
-    double_loop = fcco.alexr2(model, sgd(), fcco.Hinge(5.0), 3, **proximal).term
-    version_1 = fcco.methods.alexr(model, sgd(), fcco.Hinge(5.0), 3, smoothing=width).term
+    double_loop = fcco.methods.alexr2(model, sgd(), fcco.outer.Hinge(5.0), 3, **proximal).term
+    version_1 = fcco.methods.alexr(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=width).term
     settings: Any = {"penalty": 5.0, "smoothing": width, "refresh_every": 5}
     recursive = fcco.constrained(model, sgd(), 3, "recursive-hinge", **settings).term
     for term in (double_loop, version_1, recursive):
         assert term.smoothing == pytest.approx(0.02)
     # A schedule of widths, also set later; 0 is f itself.
-    term = fcco.sonex(model, sgd(), fcco.Hinge(5.0), 3, smoothing=width).term
+    term = fcco.methods.sonex(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=width).term
     term.smoothing = fcco.Width(fcco.Annealed(1.0, 0.01, steps=10))
     assert term.smoothing == pytest.approx(0.2) and term.smoothing_schedule(10) == 0.01 / 5
     term.smoothing = fcco.Width(0.0)
@@ -167,7 +171,7 @@ def test_a_width_wherever_a_smoothing_is_taken():
 
 @pytest.mark.parametrize("step", [math.inf, math.nan, 0.0, -1.0])
 def test_a_step_that_is_no_positive_number_is_refused(step):
-    for outer in (fcco.Hinge(), fcco.Absolute(), fcco.SquaredHinge()):
+    for outer in (fcco.outer.Hinge(), fcco.outer.Absolute(), fcco.outer.SquaredHinge()):
         with pytest.raises(ValueError, match="positive and finite"):
             outer.envelope_and_gradient(torch.ones(2), step)
 

@@ -109,14 +109,14 @@ def cvar(model: nn.Module, optimizer: Any) -> Any:
 
 
 def corrected(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.sonex(
-        model, optimizer, fcco.Hinge(), GROUPS, smoothing=0.1, gamma=0.3, correction=0.5
+    return fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(), GROUPS, smoothing=0.1, gamma=0.3, correction=0.5
     )
 
 
 def two_rates(model: nn.Module, optimizer: Any) -> Any:
-    outer = fcco.TwoSidedHinge(0.05, 1.5)
-    return fcco.sonex(model, optimizer, outer, GROUPS, smoothing=0.5, gamma=0.3)
+    outer = fcco.outer.TwoSidedHinge(0.05, 1.5)
+    return fcco.methods.sonex(model, optimizer, outer, GROUPS, smoothing=0.5, gamma=0.3)
 
 
 def multipliers(model: nn.Module, optimizer: Any) -> Any:
@@ -129,7 +129,9 @@ def weights(model: nn.Module, optimizer: Any) -> Any:
 
 def two_terms(model: nn.Module, optimizer: Any) -> Any:
     terms = {
-        name: fcco.CoupledTerm(fcco.Hinge(), fcco.InnerTracker(GROUPS, gamma=0.5, dtype=DOUBLE))
+        name: fcco.terms.CoupledTerm(
+            fcco.outer.Hinge(), fcco.tracker.InnerTracker(GROUPS, gamma=0.5, dtype=DOUBLE)
+        )
         for name in ("first", "second")
     }
     return fcco.Compositional(model, optimizer, terms)

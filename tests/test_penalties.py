@@ -82,11 +82,11 @@ def test_squared_hinge(read, ramp, kind, by_name):
     model = Point(START)
     if kind == "momentum":
         optimizer, update = (
-            fcco.momentum_type([model.w], lr=0.02, beta=0.2),
+            fcco.optim.momentum_type([model.w], lr=0.02, beta=0.2),
             ref.Momentum(0.02, 0.2),
         )
     else:
-        optimizer, update = fcco.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
+        optimizer, update = fcco.optim.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
     default: dict[str, Any] = {} if read == "new" else {"read": read}
     objective = fcco.constrained(
         model, optimizer, NAMES if by_name else NUMBER, "squared-hinge", penalty=4.0, gamma=0.3,
@@ -206,15 +206,16 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
     gamma, beta, rho, lr = 0.05, 0.1, 40.0 * M, 0.01
     model = Point(np.zeros(M))
     objective = fcco.constrained(
-        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, "squared-hinge", penalty=rho,
+        model, fcco.optim.momentum_type([model.w], lr=lr, beta=beta), M, "squared-hinge",
+        penalty=rho,
         gamma=gamma, read="old",
     )  # fmt: skip
     path = exact_run(objective, model, 1000)
     assert spread(path) > 0.05
     model = Point(np.zeros(M))
     corrected = fcco.constrained(
-        model, fcco.momentum_type([model.w], lr=lr, beta=beta), M, "hinge",
-        outer=fcco.SquaredHinge(rho), gamma=gamma, correction=1 - gamma,
+        model, fcco.optim.momentum_type([model.w], lr=lr, beta=beta), M, "hinge",
+        outer=fcco.outer.SquaredHinge(rho), gamma=gamma, correction=1 - gamma,
     )  # fmt: skip
     path = exact_run(corrected, model, 1000)
     assert spread(path) < 1e-6

@@ -107,7 +107,7 @@ class Caching(nn.Module):
 def test_buffers_reassigned_filled_or_added_in_forward_are_restored():
     model = Caching()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     buffers, count = state(model), model.count
@@ -162,7 +162,7 @@ def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling
     plain = network(nn.BatchNorm1d(5))
     model: Any = torch.compile(plain, backend="aot_eager", fullgraph=True)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
-    previous = fcco.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer)
     for step in range(4):
         if step == 2:
             torch._dynamo.utils.counters.clear()
@@ -195,8 +195,14 @@ class Trained:
         self.model = network(nn.BatchNorm1d(5), nn.Dropout(0.3), Scale())
         self.model[4].float()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
-        self.objective = fcco.sonex(
-            self.model, self.optimizer, fcco.Hinge(), 3, smoothing=0.5, gamma=0.4, offload=offload
+        self.objective = fcco.methods.sonex(
+            self.model,
+            self.optimizer,
+            fcco.outer.Hinge(),
+            3,
+            smoothing=0.5,
+            gamma=0.4,
+            offload=offload,
         )
         if state is not None:
             self.load(state)
@@ -243,7 +249,7 @@ def test_with_two_optimizers_w_t_minus_1_is_one_point_in_time():
     """Also when one of them does not step each time: its parameters have not moved then."""
     a, b = nn.Parameter(torch.tensor(0.0)), nn.Parameter(torch.tensor(0.0))
     first, second = torch.optim.SGD([a], lr=1.0), torch.optim.SGD([b], lr=1.0)
-    previous = fcco.PreviousParameters(nn.ParameterList([a, b]), [first, second])
+    previous = fcco.previous.PreviousParameters(nn.ParameterList([a, b]), [first, second])
     a.grad, b.grad = torch.tensor(-1.0), torch.tensor(-10.0)
     point, last = (0.0, 0.0), (0.0, 0.0)
     for moves in ((first, second), (first,), (second,), (first,), (first,), (second, first)):
@@ -260,8 +266,14 @@ def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), c
     """SONEX on a slope that depends on u, stepped in various ways."""
     model = Point(np.array([0.9, -0.5]))
     optimizer = make(model.parameters())
-    objective = fcco.sonex(
-        model, optimizer, fcco.Absolute(2.0), 3, smoothing=2.0, gamma=0.3, correction=correction
+    objective = fcco.methods.sonex(
+        model,
+        optimizer,
+        fcco.outer.Absolute(2.0),
+        3,
+        smoothing=2.0,
+        gamma=0.3,
+        correction=correction,
     )
     a = torch.tensor([[1.0, 0.2], [0.3, -1.0], [-0.6, 0.8]], dtype=torch.float64)
     step = optimizer.step
@@ -286,7 +298,7 @@ def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), c
 
 
 def proximal(params):
-    return fcco.ProximalPoint(torch.optim.SGD(params, lr=0.3), nu=0.5, eta=0.2, inner_steps=3)
+    return fcco.optim.ProximalPoint(torch.optim.SGD(params, lr=0.3), nu=0.5, eta=0.2, inner_steps=3)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +316,7 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
     """z_{-1} = z_0 = w_t; a second optimizer's parameters keep their own previous value."""
     z, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     optimizer, plain = proximal([z]), torch.optim.SGD([other], lr=1.0)
-    term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(1))
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), fcco.tracker.msvr_tracker(1))
     objective = fcco.Compositional(nn.ParameterList([z, other]), [optimizer, plain], term)
     previous = objective.previous
     assert previous is not None
@@ -331,7 +343,7 @@ def test_state_dict_round_trip_before_or_after_use(step_first):
     model = network()
     halves = list(model.parameters())[:2], list(model.parameters())[2:]
     optimizers = [torch.optim.SGD(half, lr=0.3) for half in halves]
-    previous = fcco.PreviousParameters(model, optimizers)
+    previous = fcco.previous.PreviousParameters(model, optimizers)
     for _ in range(2):
         before = copy.deepcopy(model)
         model(X).square().sum().backward()
@@ -341,7 +353,7 @@ def test_state_dict_round_trip_before_or_after_use(step_first):
     other = copy.deepcopy(model)
     halves = list(other.parameters())[:2], list(other.parameters())[2:]
     again = [torch.optim.SGD(half, lr=0.3) for half in halves]
-    restored = fcco.PreviousParameters(other, again)
+    restored = fcco.previous.PreviousParameters(other, again)
     restored.load_state_dict(loaded(previous.state_dict()))
     restored.load_state_dict(loaded(restored.state_dict()))
     assert restored.ready
@@ -356,11 +368,11 @@ def test_a_checkpoint_of_another_model_is_refused():
     previous, *_ = moved(network())
     saved = loaded(previous.state_dict())
     wider = nn.Linear(4, 7).double()
-    other = fcco.PreviousParameters(wider, torch.optim.SGD(wider.parameters(), lr=0.1))
+    other = fcco.previous.PreviousParameters(wider, torch.optim.SGD(wider.parameters(), lr=0.1))
     with pytest.raises(RuntimeError, match=r"parameter 0 has shape \(5, 4\) .* \(7, 4\)"):
         other.load_state_dict(saved)
     fewer = nn.Linear(4, 5).double()
-    other = fcco.PreviousParameters(fewer, torch.optim.SGD(fewer.parameters(), lr=0.1))
+    other = fcco.previous.PreviousParameters(fewer, torch.optim.SGD(fewer.parameters(), lr=0.1))
     with pytest.raises(RuntimeError, match="parameter 2 but the optimizer only 2"):
         other.load_state_dict(saved)
 
@@ -368,7 +380,7 @@ def test_a_checkpoint_of_another_model_is_refused():
 def test_only_optimizers_are_accepted_and_hooks_can_be_removed():
     model = network()
     with pytest.raises(TypeError, match=r"torch.optim.Optimizer but is: Linear"):
-        fcco.PreviousParameters(model, nn.Linear(1, 1))  # type: ignore[arg-type]
+        fcco.previous.PreviousParameters(model, nn.Linear(1, 1))  # type: ignore[arg-type]
     previous, before, optimizer = moved(model)
     previous.detach_hooks()
     optimizer.step()

@@ -59,7 +59,7 @@ def test_rounds_equal_the_double_loop_by_hand(inner_steps: Any):
     nu, eta, lr = 0.4, 0.1, 0.2
     w = parameter()
     outer = torch.optim.SGD([w], lr=lr, momentum=0.5)
-    optimizer = fcco.ProximalPoint(outer, nu=nu, eta=eta, inner_steps=inner_steps)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=nu, eta=eta, inner_steps=inner_steps)
     by_hand, velocity = w.detach().numpy().copy(), np.zeros(2)
     for number in range(5):
         length: Any = inner_steps(number) if callable(inner_steps) else inner_steps
@@ -84,7 +84,7 @@ def test_a_parameter_without_gradient_is_touched_by_neither_loop():
     used, unused, late = parameter(), parameter((5.0, 6.0)), parameter((1.0, 1.0))
     kept = unused.detach().clone()
     outer = torch.optim.AdamW([used, unused, late], lr=0.1, weight_decay=0.5)
-    optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
     late.grad = torch.ones(2, dtype=torch.float64)
     set_gradient(used)
     optimizer.step()
@@ -100,7 +100,7 @@ def test_a_parameter_without_gradient_is_touched_by_neither_loop():
 def test_a_group_added_in_the_middle_of_a_round_is_moved_by_both_loops():
     w, late = parameter(), parameter((1.0, 1.0))
     outer = torch.optim.SGD([w], lr=0.4)
-    optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
     set_gradient(w)
     optimizer.step()
     optimizer.add_param_group({"params": [late]})
@@ -114,7 +114,7 @@ def test_a_group_added_in_the_middle_of_a_round_is_moved_by_both_loops():
 def test_eta_follows_a_scheduler_and_groups_may_have_their_own_nu():
     one, two = parameter((1.0,)), parameter((1.0,))
     outer = torch.optim.SGD([{"params": [one]}, {"params": [two]}], lr=0.3)
-    optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=5)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=5)
     optimizer.param_groups[1]["nu"] = 0.8
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     z = np.array([1.0, 1.0])
@@ -139,15 +139,15 @@ def test_eta_follows_a_scheduler_and_groups_may_have_their_own_nu():
 def test_bad_settings_are_refused(settings, message):
     outer = torch.optim.SGD([parameter()], lr=0.1)
     with pytest.raises(ValueError, match=message):
-        fcco.ProximalPoint(outer, **({"nu": 1.0, "eta": 1.0, "inner_steps": 1} | settings))
+        fcco.optim.ProximalPoint(outer, **({"nu": 1.0, "eta": 1.0, "inner_steps": 1} | settings))
 
 
 def test_a_bad_outer_optimizer_or_schedule_of_rounds_is_refused():
     with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer but is: list"):
-        fcco.ProximalPoint([parameter()], nu=1.0, eta=1.0, inner_steps=1)  # type: ignore[arg-type]
+        fcco.optim.ProximalPoint([parameter()], nu=1.0, eta=1.0, inner_steps=1)  # type: ignore[arg-type]
     w = parameter()
     outer = torch.optim.SGD([w], lr=0.1)
-    optimizer = fcco.ProximalPoint(outer, nu=1.0, eta=1.0, inner_steps=lambda t: 1 - t)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=1.0, eta=1.0, inner_steps=lambda t: 1 - t)
     set_gradient(w)
     optimizer.step()
     kept = w.detach().clone()
@@ -163,7 +163,7 @@ def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on_from_it():
     for _ in range(2):
         w = parameter()
         outer = torch.optim.SGD([w], lr=0.3, momentum=0.9)
-        optimizer = fcco.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
+        optimizer = fcco.optim.ProximalPoint(outer, nu=0.4, eta=0.1, inner_steps=2)
         if saved is not None:
             optimizer.load_state_dict(saved)
         reference = copy.deepcopy(saved)
@@ -180,7 +180,7 @@ def test_anchored_shows_the_point_between_rounds_and_leaves_no_trace(steps: int)
         w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
         frozen = torch.nn.Parameter(torch.tensor([7.0], dtype=torch.float64))
         outer = torch.optim.SGD([w, frozen], lr=0.3)
-        optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=3)
+        optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=3)
         between, seen = w.tolist(), w.tolist()
         for _ in range(steps):
             optimizer.zero_grad()
@@ -201,11 +201,11 @@ def test_the_outer_optimizer_steps_alone_only_while_no_objective_listens():
     """Stepped by mistake, it would leave the inner loop out, and nothing would tell."""
     w = parameter()
     outer = torch.optim.SGD([w], lr=0.3)
-    optimizer = fcco.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=2)
+    optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=2)
     set_gradient(w)
     outer.step()
-    tracker = fcco.msvr_tracker(2, dtype=torch.float64)
-    term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=0.1)
+    tracker = fcco.tracker.msvr_tracker(2, dtype=torch.float64)
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
     objective = fcco.Compositional(nn.ParameterList([w]), optimizer, term)
     for steps in range(2):  # a whole round, with its own step of the outer optimizer
         objective(lambda: w).backward()

@@ -56,7 +56,7 @@ def known_error(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_error(error: float) -> None:
         monkeypatch.setattr(
-            fcco.InnerTracker, "error", lambda self: torch.full_like(self.rows, error)
+            fcco.tracker.InnerTracker, "error", lambda self: torch.full_like(self.rows, error)
         )
 
     return set_error
@@ -408,7 +408,7 @@ def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:
     optimizer = sgd(model)
     objective = fcco.constrained(
         model, optimizer, ["low", "high"], "sonex", penalty=4.0, smoothing=1.0, gamma=1.0,
-        objective=fcco.CoupledTerm(Absolute(), fcco.ema_tracker(3, gamma=0.5)),
+        objective=fcco.terms.CoupledTerm(Absolute(), fcco.tracker.ema_tracker(3, gamma=0.5)),
     )  # fmt: skip
 
     def inner() -> Any:

@@ -120,7 +120,7 @@ def test_storm_equals_the_transcription(name: str) -> None:
     if entry.squared:
         slope = lambda u: number["penalty"] * np.maximum(u, 0)  # noqa: E731
     else:
-        assert isinstance(problem.outer, fcco.Hinge)
+        assert isinstance(problem.outer, fcco.outer.Hinge)
         top = problem.outer.scale
         slope = lambda u: np.clip(u / number["smoothing"], 0, top)  # noqa: E731
     recorded: Any = Recorded(problem, drawn)

@@ -91,7 +91,7 @@ def hard(model: nn.Module, optimizer: Any) -> Any:
 
 
 def online(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.ooa(model, optimizer, BLOCKS, ratio=0.3, step=0.05)
+    return fcco.methods.ooa(model, optimizer, BLOCKS, ratio=0.3, step=0.05)
 
 
 def limits(model: nn.Module, optimizer: Any) -> Any:
@@ -99,7 +99,7 @@ def limits(model: nn.Module, optimizer: Any) -> Any:
 
 
 def call(objective: Any, model: Regression, x: Tensor, y: Tensor, group: Tensor) -> Tensor:
-    if not isinstance(objective, fcco.ConstrainedObjective):
+    if not isinstance(objective, fcco.constraints.ConstrainedObjective):
         return objective(lambda: model.losses(x, y), group)
     # Whole batches have all limits, in order; others name those that they have.
     rows = len(group) // len(LIMITS) * len(LIMITS)
@@ -220,7 +220,7 @@ def measured(build: Callable[..., Any], kind: str) -> tuple[Operations, Operatio
         call(objective, model, x, y, group).backward()
         objective.close()
     with plain:
-        if isinstance(objective, fcco.ConstrainedObjective):
+        if isinstance(objective, fcco.constraints.ConstrainedObjective):
             rows = len(group) // len(LIMITS) * len(LIMITS)
             loss, values = model.limited(x[:rows], y[:rows])
             (loss + values.sum()).backward()

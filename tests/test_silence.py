@@ -436,7 +436,7 @@ def test_a_loader_without_the_group_sampler_is_noticed_where_groups_are_rare(kin
     model = nn.Linear(3, 1)
     make = {
         "cvar": lambda: fcco.CVaRGroupDRO(model, sgd(model), 4, 0.5, correction=0.0),
-        "ooa": lambda: fcco.ooa(model, sgd(model), 4),
+        "ooa": lambda: fcco.methods.ooa(model, sgd(model), 4),
     }[kind]
     with warns(match=r"group 3.*GroupBatchSampler\(groups") as said:
         visit(make(), model, shuffled([60, 30, 8, 2], 8, 250))
@@ -618,9 +618,13 @@ def test_wrong_values_are_refused_with_the_line_to_write(returned, index, messag
 @pytest.mark.parametrize(
     "wrong, near, build",
     [
-        ("inersteps", "inner_steps", lambda m, o, **s: fcco.alexr2(m, o, fcco.Hinge(), 3, **s)),
-        ("gama", "gamma", lambda m, o, **s: fcco.sonx(m, o, fcco.Hinge(), 3, **s)),
-        ("setp", "step", lambda m, o, **s: fcco.ooa(m, o, 3, **s)),
+        (
+            "inersteps",
+            "inner_steps",
+            lambda m, o, **s: fcco.methods.alexr2(m, o, fcco.outer.Hinge(), 3, **s),
+        ),
+        ("gama", "gamma", lambda m, o, **s: fcco.methods.sonx(m, o, fcco.outer.Hinge(), 3, **s)),
+        ("setp", "step", lambda m, o, **s: fcco.methods.ooa(m, o, 3, **s)),
         ("gama", "gamma", lambda m, o, **s: constrained(m, o, 3, **s)),
     ],
 )
@@ -667,9 +671,9 @@ def test_model_and_optimizer_in_the_wrong_order():
     optimizer: Any = sgd(model)
     for make in (
         lambda m, o: fcco.CVaRGroupDRO(m, o, 3, 0.5),
-        lambda m, o: fcco.sonex(m, o, fcco.Hinge(), 3),
-        lambda m, o: fcco.alexr2(m, o, fcco.Hinge(), 3, smoothing=0.1),
-        lambda m, o: fcco.ooa(m, o, 3),
+        lambda m, o: fcco.methods.sonex(m, o, fcco.outer.Hinge(), 3),
+        lambda m, o: fcco.methods.alexr2(m, o, fcco.outer.Hinge(), 3, smoothing=0.1),
+        lambda m, o: fcco.methods.ooa(m, o, 3),
         lambda m, o: fcco.xrisk.AveragePrecision(m, o, [0, 1, 1]),
         lambda m, o: fcco.GlobalContrastive(m, o, 3),
         *(lambda m, o, k=k: constrained(m, o, {"a": 0.5}, k, **LIMITED[k]) for k in LIMITED),

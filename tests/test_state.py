@@ -168,8 +168,8 @@ def test_states_of_methods_with_one_layout_are_refused():
     """Their terms are of one class and hold the same tensors: only the name tells them apart."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sonx = fcco.sonx(model, optimizer, fcco.Absolute(), 3)
-    sonex = fcco.sonex(model, optimizer, fcco.Absolute(), 3, smoothing=0.1)
+    sonx = fcco.methods.sonx(model, optimizer, fcco.outer.Absolute(), 3)
+    sonex = fcco.methods.sonex(model, optimizer, fcco.outer.Absolute(), 3, smoothing=0.1)
     with pytest.raises(RuntimeError, match="the method of the state: sonx"):
         sonex.load_state_dict(sonx.state_dict())
 

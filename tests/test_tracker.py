@@ -24,7 +24,9 @@ def test_repeated_ids_are_samples_of_one_block_and_others_stay_bitwise(read):
     """Means over unequal counts; the gradient of a block is the mean over its samples."""
     rng = np.random.default_rng(0)
     start, n = rng.normal(size=(9, 2)), 9
-    tracker = fcco.InnerTracker(n, 2, gamma=0.3, correction=0.7, read=read, dtype=torch.float64)
+    tracker = fcco.tracker.InnerTracker(
+        n, 2, gamma=0.3, correction=0.7, read=read, dtype=torch.float64
+    )
     tracker.set_values(torch.arange(8), torch.as_tensor(start[:8]))  # block 8 is new
     before = tracker.value.clone()
     ids = np.array([5, 1, 5, 8, 5, 1])
@@ -45,7 +47,7 @@ def test_repeated_ids_are_samples_of_one_block_and_others_stay_bitwise(read):
 
 
 def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
-    tracker = fcco.ema_tracker(3, 0.25, dtype=torch.float64)
+    tracker = fcco.tracker.ema_tracker(3, 0.25, dtype=torch.float64)
     tracker.set_values(None, torch.tensor([0.2, 0.4, 0.8], dtype=torch.float64))
     right = torch.tensor([True, False, True, True])  # 0/1, without gradient
     surrogate = torch.tensor([9.0, 8.0, 7.0, 6.0], requires_grad=True)
@@ -58,7 +60,7 @@ def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
 
 
 def test_an_independent_carrier_batch_may_have_other_entries_but_not_other_blocks():
-    tracker = fcco.ema_tracker(5, 0.5, read="new", dtype=torch.float64)
+    tracker = fcco.tracker.ema_tracker(5, 0.5, read="new", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
     values = torch.tensor([2.0, 1.0, 5.0])
     carrier = torch.tensor([7.0, 8.0, 9.0, 10.0], requires_grad=True)
@@ -80,7 +82,7 @@ def test_an_independent_carrier_batch_may_have_other_entries_but_not_other_block
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
 def test_evaluation_returns_fresh_means_and_changes_nothing(how):
-    tracker = fcco.msvr_tracker(3, 0.3, on_nonfinite="skip")
+    tracker = fcco.tracker.msvr_tracker(3, 0.3, on_nonfinite="skip")
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]))
     kept = (tracker.value.clone(), tracker.seen.clone(), tracker.steps, tracker.skipped)
     index = torch.tensor([1, 2, 2, 0])
@@ -100,7 +102,7 @@ def test_evaluation_returns_fresh_means_and_changes_nothing(how):
 
 @pytest.mark.parametrize("narrow", [lambda t: t.half(), lambda t: t.to(torch.bfloat16)])
 def test_u_is_never_narrowed_but_widens_and_moves(narrow):
-    tracker = fcco.ema_tracker(3, 0.1)
+    tracker = fcco.tracker.ema_tracker(3, 0.1)
     tracker.set_values(None, torch.tensor([1.0001, 2.0003, 1e-9], dtype=torch.float64))
     kept, inside = tracker.value.clone(), torch.nn.Sequential(torch.nn.Linear(1, 1), tracker)
     narrow(inside)
@@ -114,7 +116,7 @@ def test_u_is_never_narrowed_but_widens_and_moves(narrow):
 
 def test_a_block_marked_unseen_starts_anew_also_after_many_steps():
     """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
-    tracker = fcco.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
+    tracker = fcco.tracker.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
     fresh = copy.deepcopy(tracker.state_dict())
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -214,10 +216,10 @@ def test_value_of_has_the_exact_value_and_the_other_gradient(dtype):
 
 def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
     """u - g + g would lose u: relative error 1 in float32."""
-    tracker = fcco.msvr_tracker(2, 0.0, 1.0)
+    tracker = fcco.tracker.msvr_tracker(2, 0.0, 1.0)
     tracker.set_values(None, torch.tensor([0.001, 0.003]))
     g = torch.tensor([1e6, -3e6], requires_grad=True)
-    term = fcco.CoupledTerm(fcco.Absolute(2.0), tracker, smoothing=0.5)
+    term = fcco.terms.CoupledTerm(fcco.outer.Absolute(2.0), tracker, smoothing=0.5)
     loss = term.loss(tracker.update(tracker.entries(tracker.blocks(), g, g.detach())))
     np.testing.assert_allclose(loss.item(), (0.001**2 + 0.003**2) / (2 * 0.5) / 2, rtol=1e-6)
     loss.backward()
@@ -228,7 +230,7 @@ def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
 def test_log_space_equals_tracking_the_exponentials(correction):
     """With repeated ids; the gradient of log u is that of g over u."""
     rng = np.random.default_rng(1)
-    make = lambda log: fcco.InnerTracker(  # noqa: E731
+    make = lambda log: fcco.tracker.InnerTracker(  # noqa: E731
         6, gamma=0.3, correction=correction, log_space=log, dtype=torch.float64
     )
     logs, plain = make(True), make(False)
@@ -254,7 +256,7 @@ def test_log_space_equals_tracking_the_exponentials(correction):
 def test_log_space_survives_values_whose_exponential_overflows(gamma, sequence):
     """float32 holds exp(88); the hand computation in float64 holds exp(709)."""
     correction = 1.0 if gamma == 0 else 0.0 if gamma == 1 else 0.5
-    tracker = fcco.InnerTracker(1, gamma=gamma, correction=correction, log_space=True)
+    tracker = fcco.tracker.InnerTracker(1, gamma=gamma, correction=correction, log_space=True)
     u = np.array([[float(sequence[0])]])
     tracker.set_values(None, torch.tensor([u.item()]))
     for now, then in zip(sequence[1:], sequence[:-1], strict=True):
@@ -291,8 +293,8 @@ def split(ids, offsets, k):
 def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     """First visits too; the blocks of the whole step, not of a part, set the theory's weight."""
     rng = np.random.default_rng(0)
-    make = lambda: fcco.msvr_tracker(5, 0.3, "theory", log_space=log_space, dtype=torch.float64)  # noqa: E731
-    one, several = make(), make()
+    options: Any = {"log_space": log_space, "dtype": torch.float64}
+    one, several = (fcco.tracker.msvr_tracker(5, 0.3, "theory", **options) for _ in range(2))
     for _ in range(20):
         ids = torch.as_tensor(rng.integers(0, 5, 7))
         fresh = torch.as_tensor(rng.normal(size=7))
@@ -312,7 +314,9 @@ def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
     def once(evaluate: bool):
         model = Point(np.array([0.8, -0.6]))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        objective = fcco.sonex(model, optimizer, fcco.Hinge(2.0), 4, smoothing=3.0, gamma=0.3)
+        objective = fcco.methods.sonex(
+            model, optimizer, fcco.outer.Hinge(2.0), 4, smoothing=3.0, gamma=0.3
+        )
         rng = np.random.default_rng(3)
         for _ in range(4):
             for ids, offsets in split(*batch(rng), 2):
@@ -340,13 +344,13 @@ def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_a
     def once(look: bool):
         model = Point(np.array([0.8, -0.6]))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        output = fcco.OutputIterate(optimizer, "average")
-        proximal = fcco.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=3)
+        output = fcco.optim.OutputIterate(optimizer, "average")
+        proximal = fcco.optim.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=3)
         stepped, other = (optimizer, output.applied) if at == "average" else (
             proximal, proximal.anchored
         )  # fmt: skip
-        tracker = fcco.msvr_tracker(4, 0.3, correction, dtype=torch.float64)
-        term = fcco.CoupledTerm(fcco.Hinge(2.0), tracker, smoothing=3.0)
+        tracker = fcco.tracker.msvr_tracker(4, 0.3, correction, dtype=torch.float64)
+        term = fcco.terms.CoupledTerm(fcco.outer.Hinge(2.0), tracker, smoothing=3.0)
         objective = fcco.Compositional(model, stepped, term)
         rng, moved = np.random.default_rng(3), 0.0
         for step in range(5):

@@ -13,17 +13,19 @@ from test_checkpoint import GROUPS, Run, check
 from torch import Tensor, nn
 
 import fcco
+from fcco.outer import Hinge, SquaredHinge
 from fcco.rules.track import Pooled, Statistics
+from fcco.terms import CoupledTerm
 from fcco.tracker import OpenStep
 
 DOUBLE = torch.float64
 
 
-def tracker(number: int, gamma: Any = "auto", **options: Any) -> fcco.InnerTracker:
+def tracker(number: int, gamma: Any = "auto", **options: Any) -> fcco.tracker.InnerTracker:
     settings: dict[str, Any] = {
         "correction": 0.0, "read": "new", "measure": True, "dtype": DOUBLE,
     }  # fmt: skip
-    return fcco.InnerTracker(number, gamma=gamma, **(settings | options))
+    return fcco.tracker.InnerTracker(number, gamma=gamma, **(settings | options))
 
 
 def draws(seed: int, steps: int, number: int, size: int, *shape: int) -> list[tuple[Any, Any]]:
@@ -193,7 +195,7 @@ def test_a_tracker_that_measures_tracks_the_same(settings):
 # What counts as a visit.
 
 
-def buffers(tracked: fcco.InnerTracker) -> dict[str, Tensor]:
+def buffers(tracked: fcco.tracker.InnerTracker) -> dict[str, Tensor]:
     return {
         name: value.clone() for name, value in tracked.state_dict().items() if "extra" not in name
     }
@@ -258,9 +260,9 @@ def test_values_set_by_hand_are_a_first_visit():
     (lambda: tracker(3, log_space=True), "measure=True"),
     (lambda: tracker(3, gamma=0.0, correction=1.0), "measure=True"),
     (lambda: tracker(3, correction=0.5), "gamma='auto'"),
-    (lambda: fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5, measure=False), smoothing="auto"),
+    (lambda: CoupledTerm(Hinge(), tracker(3, 0.5, measure=False), smoothing="auto"),
      "measure=True"),
-    (lambda: fcco.CoupledTerm(fcco.SquaredHinge(), tracker(3), smoothing="auto"), "jump"),
+    (lambda: CoupledTerm(SquaredHinge(), tracker(3), smoothing="auto"), "jump"),
 ])  # fmt: skip
 def test_settings_that_do_not_go_together(build, message):
     with pytest.raises(ValueError, match=message):
@@ -268,7 +270,7 @@ def test_settings_that_do_not_go_together(build, message):
 
 
 def test_a_number_takes_the_place_of_auto():
-    term = fcco.CoupledTerm(fcco.Hinge(), tracker(3, 0.5), smoothing=0.1)
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing=0.1)
     term.smoothing = "auto"
     assert term.smoothing == pytest.approx(0, abs=1e-9) and term.width is not None
     term.smoothing = 0.2
@@ -293,13 +295,13 @@ class Values(nn.Module):
 def coupled(outer: Any, gamma: Any) -> tuple[Values, fcco.Compositional]:
     model = Values()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    term = fcco.CoupledTerm(outer, tracker(6, gamma), smoothing="auto")
+    term = fcco.terms.CoupledTerm(outer, tracker(6, gamma), smoothing="auto")
     return model, fcco.Compositional(model, optimizer, term)
 
 
 @pytest.mark.parametrize("gamma", [0.3, "auto"])
 def test_the_width_follows_noise_and_lag(gamma):
-    model, objective = coupled(fcco.Hinge(5.0), gamma)
+    model, objective = coupled(fcco.outer.Hinge(5.0), gamma)
     term: Any = objective.term
     by_hand = ByHand(6, 1, None if gamma == "auto" else gamma)
     for step, (index, noise) in enumerate(draws(0, 80, 6, 3)):
@@ -386,7 +388,7 @@ def test_the_ratio_is_what_is_minimised():
     for ratio in ratios:
         model, _ = groups.train(900, ratio=ratio)
         losses = groups.losses(model)
-        found.append([fcco.CVaR(each)(losses).item() for each in ratios])
+        found.append([fcco.outer.CVaR(each)(losses).item() for each in ratios])
     table = np.array(found)  # trained with (row), judged by (column)
     assert (table.argmin(0) == np.arange(len(ratios))).all(), table
 

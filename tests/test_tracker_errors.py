@@ -14,14 +14,14 @@ import fcco
 T, NAN, INF = torch.tensor, torch.nan, torch.inf
 
 
-def started(**options) -> fcco.InnerTracker:
+def started(**options) -> fcco.tracker.InnerTracker:
     settings = {"gamma": 0.3, "correction": 0.5, "dtype": torch.float64}
-    tracker = fcco.InnerTracker(4, **(settings | options))
+    tracker = fcco.tracker.InnerTracker(4, **(settings | options))
     tracker(T([0.1, 0.2, 0.3], dtype=torch.float64), T([0, 1, 3]))
     return tracker
 
 
-def unchanged(tracker: fcco.InnerTracker, state: dict) -> bool:
+def unchanged(tracker: fcco.tracker.InnerTracker, state: dict) -> bool:
     now = tracker.state_dict()
     return all(torch.equal(now[k], state[k]) for k in ("value", "seen", "_extra_state"))
 
@@ -50,7 +50,7 @@ def unchanged(tracker: fcco.InnerTracker, state: dict) -> bool:
 )
 def test_constructor_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        fcco.InnerTracker(**({"num_inner": 3} | options))
+        fcco.tracker.InnerTracker(**({"num_inner": 3} | options))
 
 
 # A call (fresh, index, previous), the exception and its message.
@@ -89,7 +89,7 @@ def test_a_bad_call_in_an_open_step_leaves_the_run_as_it_would_have_been(name):
     for with_bad in (False, True):
         model = Point(np.array([1.0]))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        term = fcco.CoupledTerm(fcco.Hinge(), started(), smoothing=2.0)
+        term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), started(), smoothing=2.0)
         objective = fcco.Compositional(model, optimizer, term)
         for _ in range(3):
             objective(lambda w=model.w: T([0.4, 0.5]) * w, T([1, 3])).backward()
@@ -122,13 +122,13 @@ def test_a_bad_value_is_refused_also_when_u_would_be_finite(options, where, bad)
 
 
 def test_sums_that_overflow_or_cancel_are_no_reason_for_another_error():
-    tracker = fcco.ema_tracker(2, 0.3, dtype=torch.float64)
+    tracker = fcco.tracker.ema_tracker(2, 0.3, dtype=torch.float64)
     huge, bad = T([1e308, 0.0], dtype=torch.float64), T([INF, 0.0])
     blocks = tracker.blocks()
     tracker.update(tracker.entries(blocks, huge, None, huge.clone()))
     assert torch.equal(tracker.value[:, 0], huge)
     for on_nonfinite in ("raise", "skip"):
-        single, large = fcco.InnerTracker(2, on_nonfinite=on_nonfinite), T([2e38, 3e38])
+        single, large = fcco.tracker.InnerTracker(2, on_nonfinite=on_nonfinite), T([2e38, 3e38])
         single(large, previous=large)
         assert torch.equal(single.value[:, 0], large) and single.skipped == 0
     with pytest.raises(fcco.NonFiniteValue, match="NaN or infinite"):
@@ -140,7 +140,9 @@ def test_a_nonfinite_carrier_is_refused(bad, independent):
     """Beside values that are finite; sums of the carrier may overflow, they are not it."""
     tracker, model = started(), Point(np.array([1.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    objective = fcco.Compositional(model, optimizer, fcco.CoupledTerm(fcco.Hinge(), tracker))
+    objective = fcco.Compositional(
+        model, optimizer, fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker)
+    )
     state = copy.deepcopy(tracker.state_dict())
 
     def call(carrier: list[float]) -> torch.Tensor:
@@ -186,7 +188,7 @@ def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, 
         fresh[5] = INF
     results = []
     for clean in (True, False):
-        tracker = fcco.InnerTracker(4, gamma=0.3, on_nonfinite="skip", **settings)
+        tracker = fcco.tracker.InnerTracker(4, gamma=0.3, on_nonfinite="skip", **settings)
         tracker.set_values(None, T([0.1, 0.2, 0.3, 0.4]))
         pick = good if clean else torch.arange(7)
         blocks = tracker.blocks(ids[pick])
@@ -200,7 +202,7 @@ def test_skip_updates_the_rest_as_if_the_bad_entries_were_not_there(correction, 
 
 
 def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_none_left():
-    tracker = fcco.ema_tracker(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
+    tracker = fcco.tracker.ema_tracker(5, 0.5, read="new", on_nonfinite="skip", dtype=torch.float64)
     tracker.set_values(None, torch.zeros(5, dtype=torch.float64))
     blocks, other = tracker.blocks(T([1, 2, 3, 3])), tracker.blocks(T([1, 2, 3, 3, 3]))
     fresh = T([2.0, NAN, 6.0, 8.0])
@@ -216,11 +218,13 @@ def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_non
 def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(correction, ratio):
     model = Point(np.array([1.0, 2.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = fcco.msvr_tracker(2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64)
+    tracker = fcco.tracker.msvr_tracker(
+        2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64
+    )
     if ratio is None:
-        term = fcco.CoupledTerm(fcco.Hinge(), tracker, smoothing=1.0)
+        term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=1.0)
     else:
-        term = fcco.CVaRTerm(tracker, ratio, smoothing=1.0)
+        term = fcco.terms.CVaRTerm(tracker, ratio, smoothing=1.0)
     objective = fcco.Compositional(model, optimizer, term)
     for kind in ("bad", "good", "bad"):
         before = tracker.value.clone(), tracker.seen.clone()
@@ -238,7 +242,7 @@ def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(corre
 @pytest.mark.parametrize("bad, where", [(NAN, "fresh"), (INF, "previous")])
 def test_on_a_gpu_bad_blocks_keep_their_value_and_the_next_call_raises(bad, where, monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
-    tracker = fcco.InnerTracker(4, gamma=0.5, correction=0.3)
+    tracker = fcco.tracker.InnerTracker(4, gamma=0.5, correction=0.3)
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]))
     fresh = torch.tensor([3.0, 3.0, 3.0], requires_grad=True)
     previous = torch.tensor([2.0, 2.0, 2.0])

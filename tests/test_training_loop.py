@@ -115,8 +115,8 @@ class Fcco:
         self, model: nn.Module, optimizer: Any, correction: float = CORRECTION, **options: Any
     ) -> None:
         self.model = model
-        self.objective = fcco.sonex(
-            model, optimizer, fcco.Hinge(RHO), GROUPS, smoothing=SMOOTHING, gamma=GAMMA,
+        self.objective = fcco.methods.sonex(
+            model, optimizer, fcco.outer.Hinge(RHO), GROUPS, smoothing=SMOOTHING, gamma=GAMMA,
             correction=correction, **options,
         )  # fmt: skip
 

@@ -17,14 +17,14 @@ GAMMA, LAM, RHO, KAPPA = 0.3, 0.4, 1.5, 0.05
 
 def outer_and_slope(dim: int):
     if dim == 1:
-        return fcco.Hinge(RHO), ref.hinge_slope(RHO, LAM)
-    return fcco.TwoSidedHinge(KAPPA, RHO), ref.two_sided_slope(RHO, KAPPA, LAM)
+        return fcco.outer.Hinge(RHO), ref.hinge_slope(RHO, LAM)
+    return fcco.outer.TwoSidedHinge(KAPPA, RHO), ref.two_sided_slope(RHO, KAPPA, LAM)
 
 
 def optimizers(kind: str, params, lr: float):
     if kind == "momentum":
-        return fcco.momentum_type(params, lr=lr, beta=0.2), ref.Momentum(lr, 0.2)
-    return fcco.adam_type(params, lr=lr, beta=0.2), ref.Adam(lr, 0.2)
+        return fcco.optim.momentum_type(params, lr=lr, beta=0.2), ref.Momentum(lr, 0.2)
+    return fcco.optim.adam_type(params, lr=lr, beta=0.2), ref.Adam(lr, 0.2)
 
 
 def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: bool):
@@ -72,7 +72,7 @@ def test_sonex(correction, read, independent, kind, with_g0, dim):
     model = Point(start)
     lr = 0.003 if correction == "theory" else 0.02
     optimizer, update = optimizers(kind, model.parameters(), lr)
-    objective = fcco.sonex(
+    objective = fcco.methods.sonex(
         model, optimizer, outer, 6, smoothing=LAM, gamma=GAMMA, correction=correction, read=read
     )
     weight: dict[Any, float] = {
@@ -103,7 +103,7 @@ def test_alexr2(dim, independent, kind, with_g0):
     model = Point(start)
     outer_optimizer, update = optimizers(kind, model.parameters(), 0.05)
     dual_step, theta, nu, eta, rounds, inner_steps = 0.5, 0.6, 0.3, 0.1, 40, 5
-    objective = fcco.alexr2(
+    objective = fcco.methods.alexr2(
         model, outer_optimizer, outer, 6, smoothing=LAM, nu=nu, eta=eta, inner_steps=inner_steps,
         gamma=dual_step / (1 + dual_step), theta=theta,
     )  # fmt: skip
@@ -122,8 +122,8 @@ def test_sonx(read, correction, with_g0):
     """A subgradient of f itself, no smoothing, no momentum: a move along J^T 1[u > 0]."""
     problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
     model = Point(start)
-    objective = fcco.sonx(
-        model, torch.optim.SGD(model.parameters(), lr=0.02), fcco.Hinge(RHO), 6,
+    objective = fcco.methods.sonx(
+        model, torch.optim.SGD(model.parameters(), lr=0.02), fcco.outer.Hinge(RHO), 6,
         gamma=GAMMA, correction=correction, read=read,
     )  # fmt: skip
     path, _ = ref.sonex(
@@ -139,7 +139,9 @@ def test_sox(read, kind, with_g0):
     problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
     model = Point(start)
     optimizer, update = optimizers(kind, model.parameters(), 0.02)
-    objective = fcco.sox(model, optimizer, fcco.SquaredHinge(RHO), 6, gamma=GAMMA, read=read)
+    objective = fcco.methods.sox(
+        model, optimizer, fcco.outer.SquaredHinge(RHO), 6, gamma=GAMMA, read=read
+    )
     path, _ = ref.sonex(
         problem, start, 100, lambda u: RHO * np.maximum(u, 0), update,
         gamma=GAMMA, correction=0.0, read=read, with_g0=with_g0,

@@ -269,7 +269,7 @@ def mixed() -> list[dict[str, Any]]:
     return [each if k < OLD else dict(each, user=None) for k, each in enumerate(given)]
 
 
-def limited(method: str) -> Callable[[Any, Any], fcco.ConstrainedObjective]:
+def limited(method: str) -> Callable[[Any, Any], fcco.constraints.ConstrainedObjective]:
     settings = {"sonex": {"smoothing": 0.2}, "alexr2": {"smoothing": 0.2, "nu": 0.5, "eta": 0.1}}
     more: dict[str, Any] = settings[method] | ({"inner_steps": 3} if method == "alexr2" else {})
     return lambda model, optimizer: fcco.constrained(

@@ -154,8 +154,8 @@ def test_equals_the_transcription(geometry, scaling, ratio, kind):
     problem = ref.Quadratics()
     optimizers: dict[str, Any] = {
         "sgd": (None, lambda w, G: w - 0.03 * G),
-        "momentum": (lambda p: fcco.momentum_type(p, 0.03, 0.2), ref.Momentum(0.03, 0.2)),
-        "adam": (lambda p: fcco.adam_type(p, 0.03, 0.2), ref.Adam(0.03, 0.2)),
+        "momentum": (lambda p: fcco.optim.momentum_type(p, 0.03, 0.2), ref.Momentum(0.03, 0.2)),
+        "adam": (lambda p: fcco.optim.adam_type(p, 0.03, 0.2), ref.Adam(0.03, 0.2)),
     }
     make, update = optimizers[kind]
     cap = 1.0 if ratio is None else 1 / (ratio * 6)
@@ -338,6 +338,6 @@ def test_refuses_what_cannot_work(options, text):
 
 @pytest.mark.parametrize("options", [{"dim": 2}, {"read": "old"}, {"log_space": True}])
 def test_a_term_refuses_a_tracker_that_does_not_hold_the_current_losses(options):
-    tracker = fcco.ema_tracker(3, **{"gamma": 1.0, "read": "new", **options})
+    tracker = fcco.tracker.ema_tracker(3, **{"gamma": 1.0, "read": "new", **options})
     with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must hold one loss"):
         GroupWeights(tracker, 0.1, 0.5)

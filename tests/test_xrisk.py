@@ -695,7 +695,7 @@ def test_precision_follows_the_model_and_is_never_narrowed(name):
     kinds = {b.dtype for b in run.risk.term.buffers() if b.is_floating_point()}
     assert kinds == {torch.float64}
     run.risk.double()
-    trackers = [m for m in run.risk.modules() if isinstance(m, fcco.InnerTracker)]
+    trackers = [m for m in run.risk.modules() if isinstance(m, fcco.tracker.InnerTracker)]
     assert trackers and all(torch.equal(t.value, before[_name_of(run, t)]) for t in trackers)
     small = run.case.build(model := nn.Linear(3, 1), torch.optim.SGD(model.parameters(), lr=0.1))
     assert small.term.tracker.value.dtype == torch.float32
@@ -1038,8 +1038,8 @@ def test_nested_term():
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.2, 0.4, -0.1], [0.3, -0.2, 0.5]]))
     options: Any = {"dtype": torch.float64, "correction": 0.0, "read": "new"}
-    tracker = fcco.InnerTracker(6, 2, gamma=0.4, **options)
-    mean = fcco.InnerTracker(1, gamma=0.3, **options)
+    tracker = fcco.tracker.InnerTracker(6, 2, gamma=0.4, **options)
+    mean = fcco.tracker.InnerTracker(1, gamma=0.3, **options)
     term = NestedTerm(
         fcco.outer.Custom(lambda v: v**3, smooth=True),
         lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),

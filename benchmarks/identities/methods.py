@@ -97,7 +97,7 @@ def ooa(task: Task, setting: Setting) -> Loss:
     members = GroupMemberships(rows, cells(task.train).cpu())  # type: ignore[arg-type]
     number = members.num_groups
     sampler = GroupBatchSampler(members.group, number, task.rows // number, seed=task.seed)
-    objective = fcco.ooa(task.model, task.optimizer, number, step=setting["step"])
+    objective = fcco.methods.ooa(task.model, task.optimizer, number, step=setting["step"])
 
     def loss() -> Tensor:
         batch = torch.tensor(sampler.draw())

@@ -209,7 +209,7 @@ def _ooa(
     step: float = 0.01,
     plain: bool = False,
 ) -> Objective:
-    return fcco.ooa(model, optimizer, number, ratio=None if plain else ratio, step=step)
+    return fcco.methods.ooa(model, optimizer, number, ratio=None if plain else ratio, step=step)
 
 
 def _average(model: nn.Module, optimizer: Any, number: int, ratio: float) -> Objective:
@@ -243,7 +243,7 @@ METHODS: dict[str, Callable[..., Objective]] = {
     "ERM": _average,
 }
 
-# Step 0.01 is the default of the code released with the paper of group DRO, and of `fcco.ooa`.
+# Step 0.01 is the default of the code released with the paper of group DRO, and of `ooa`.
 DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "uniform": ("uniform", {}),
     "OOA": ("OOA", {"plain": True}),
@@ -295,8 +295,8 @@ def fit(job: Job, problem: Groups) -> Figures:
     """Train as the job says; the objective is the CVaR at the ratio of its setting."""
     model, seconds = train(problem, job.method, job.setting, job.seed, job.evaluations)
     losses = problem.group_losses(model)
-    cvar = {str(ratio): fcco.CVaR(ratio)(losses).item() for ratio in RATIOS}
-    found = fcco.CVaR(job.setting["ratio"])(losses).item()
+    cvar = {str(ratio): fcco.outer.CVaR(ratio)(losses).item() for ratio in RATIOS}
+    found = fcco.outer.CVaR(job.setting["ratio"])(losses).item()
     return Figures(found, seconds=round(seconds, 2), cvar=cvar)
 
 

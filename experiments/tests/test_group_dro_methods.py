@@ -25,7 +25,7 @@ def test_each_word_becomes_its_method():
     found = {name: built(method) for name, method in METHODS.items()}
     assert found["sonex"].objective.term.smoothing == 0.1
     assert found["sonx"].objective.term.smoothing == 0.0
-    assert isinstance(found["alexr2"].optimizer, fcco.ProximalPoint)
+    assert isinstance(found["alexr2"].optimizer, fcco.optim.ProximalPoint)
     assert isinstance(found["alexr2"].scheduled, torch.optim.AdamW)
     tracker = found["alexr2"].objective.term.tracker
     assert tracker.read == "new" and tracker.correction == pytest.approx(0.125 * 0.8)

@@ -258,7 +258,7 @@ def test_the_wiring_is_the_library_itself(name):
     source = training(name, dtype=torch.float64)
     model = source.model
     if name == "sonex":
-        optimizer = fcco.momentum_type(model.parameters(), 0.05, 0.1)
+        optimizer = fcco.optim.momentum_type(model.parameters(), 0.05, 0.1)
         dro = fcco.CVaRGroupDRO(
             model, optimizer, 6, 0.3, smoothing=0.1, gamma=0.5, correction="auto", read="old"
         )

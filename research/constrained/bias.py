@@ -39,7 +39,7 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     model = problem.model()
     optimizer, draw = adam(problem, model), problem.batches(seed)
-    outer = fcco.TwoSidedHinge(problem.kappa, 14.0)
+    outer = fcco.outer.TwoSidedHinge(problem.kappa, 14.0)
     objective = fcco.constrained(
         model, optimizer, problem.num_constraints // 2, "sonex", outer=outer, smoothing=1e-2,
         gamma=0.02,

@@ -21,7 +21,7 @@ from .problems import Batch, Builder, Problem, Schedule, Setting, Stepper, adam,
 
 def penalized(
     problem: Problem, model: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting
-) -> fcco.ConstrainedObjective:
+) -> fcco.constraints.ConstrainedObjective:
     """A penalty of `fcco.constrained` for a problem.
 
     A hinge on gaps of two rates is stated as pairs, so that the rates are tracked before they are
@@ -41,7 +41,7 @@ def penalized(
     number = problem.num_constraints
     if in_pairs(problem, setting):
         limit = problem.limit - margin  # type: ignore[attr-defined]
-        outer = fcco.TwoSidedHinge(max(limit, 0.0), options.pop("penalty"))
+        outer = fcco.outer.TwoSidedHinge(max(limit, 0.0), options.pop("penalty"))
         objective = fcco.constrained(model, optimizer, number // 2, outer=outer, **options)
     else:
         objective = fcco.constrained(model, optimizer, number, margin=margin, **options)

@@ -83,7 +83,7 @@ class Rounds(Player):
     """A double loop: the iterate is where the last round ended."""
 
     def warm_up(self, batch: Batch) -> None:
-        if isinstance(self.objective.optimizer, fcco.ProximalPoint):
+        if isinstance(self.objective.optimizer, fcco.optim.ProximalPoint):
             super().warm_up(batch)
         self._anchor = self.w.detach().clone()
 
@@ -158,9 +158,9 @@ def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
     double = entry.name == "ALEXR2"
     run = Rounds(problem, setting) if double else Player(problem, setting)
     model, n, beta = run.model, problem.total, setting.get("beta", 1.0)
-    optimizer: Any = fcco.momentum_type(model.parameters(), setting["lr"], beta)
+    optimizer: Any = fcco.optim.momentum_type(model.parameters(), setting["lr"], beta)
     if double:
-        optimizer = fcco.ProximalPoint(
+        optimizer = fcco.optim.ProximalPoint(
             optimizer, setting["nu"], setting["eta"], int(setting["inner_steps"])
         )
     fresh = entry.batches > 1
@@ -173,19 +173,19 @@ def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
     if problem.kind == "cvar":
         dro = fcco.CVaRGroupDRO(model, optimizer, n, problem.ratio, smoothing=smoothing, **options)
         return run.use(dro, independent=fresh)
-    outer = fcco.SquaredHinge(setting["penalty"]) if entry.squared else problem.outer
-    tracker = fcco.InnerTracker(n, dtype=torch.float64, **options)
-    term = fcco.CoupledTerm(outer, tracker, smoothing=smoothing)
+    outer = fcco.outer.SquaredHinge(setting["penalty"]) if entry.squared else problem.outer
+    tracker = fcco.tracker.InnerTracker(n, dtype=torch.float64, **options)
+    term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
     return run.use(fcco.Compositional(model, optimizer, term), independent=fresh)
 
 
 def _online(entry: Entry, problem: Problem, setting: Setting) -> Player:
     run = Unprepared(problem, setting)
-    optimizer = fcco.momentum_type(run.model.parameters(), setting["lr"], setting["beta"])
+    optimizer = fcco.optim.momentum_type(run.model.parameters(), setting["lr"], setting["beta"])
     geometry: Any = "kl" if entry.name == "OOA-KL" else "euclidean"
     step = setting["weight_lr"]
     return run.use(
-        fcco.ooa(
+        fcco.methods.ooa(
             run.model, optimizer, problem.total, ratio=problem.ratio, step=step, geometry=geometry
         )
     )
@@ -214,7 +214,7 @@ def _spider(entry: Entry, problem: Problem, setting: Setting) -> Player:
     run = Averaged(problem, setting)
     optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
     hinge = problem.outer
-    assert isinstance(hinge, fcco.Hinge)
+    assert isinstance(hinge, fcco.outer.Hinge)
     objective = fcco.constrained(
         run.model,
         optimizer,

@@ -105,7 +105,7 @@ class Heads:
             loss = scores.logsumexp(2) - picked.squeeze(2)
             right = (scores.argmax(2) == label[:, None]).float()
             key = {"validation": "val"}.get(name, name)
-            table[f"{key}_cvar"] = fcco.CVaR(self.data.config.ratio)(
+            table[f"{key}_cvar"] = fcco.outer.CVaR(self.data.config.ratio)(
                 self._means(loss, part.group).T
             )
             if name == "train":

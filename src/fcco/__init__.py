@@ -40,53 +40,40 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from . import _checks, constraints, continual, groups, methods, optim, outer, terms, tracker
+from . import (
+    _checks,
+    constraints,
+    continual,
+    groups,
+    methods,
+    optim,
+    outer,
+    previous,
+    terms,
+    tracker,
+)
 from ._schedules import Annealed, Width
 from ._watch import UsageWarning
-from .constraints import ConstrainedObjective
-from .continual import ReferenceLosses, TaskHeads
+from .continual import ReferenceLosses
 from .group_dro import CVaRGroupDRO
 from .groups import BlockSampler, GroupBatchSampler, group_mean
 from .inputs import Measured
-from .methods import alexr2, constrained, ooa, sonex, sonx, sox
+from .methods import constrained
 from .objective import Compositional
-from .optim import (
-    OutputIterate,
-    ProximalPoint,
-    adam_type,
-    momentum_type,
-    project_after_step,
-)
-from .outer import (
-    Absolute,
-    CVaR,
-    CVaRHinge,
-    Hinge,
-    MoreauEnvelope,
-    Pinball,
-    SquaredHinge,
-    TwoSidedHinge,
-)
-from .previous import PreviousParameters
-from .terms import AtLeast, CoupledTerm, CVaRTerm, Equal
-from .tracker import (
-    InnerTracker,
-    NonFiniteValue,
-    alexr_tracker,
-    ema_tracker,
-    msvr_tracker,
-    spider_tracker,
-)
+from .terms import AtLeast, Equal
+from .tracker import NonFiniteValue
 
 if _TYPE_CHECKING:
-    from . import contrastive, diagnostics, fleet, theory, xrisk
-    from .contrastive import ContrastiveTerm, GlobalContrastive
+    from . import contrastive as contrastive
+    from . import diagnostics as diagnostics
+    from . import fleet, xrisk
+    from . import theory as theory
+    from .contrastive import GlobalContrastive
 
 __version__ = "0.1.0"
 
 # Imported when they are first used: not every program needs them.
 _LAZY = {
-    "ContrastiveTerm": "contrastive",
     "GlobalContrastive": "contrastive",
     "contrastive": "contrastive",
     "diagnostics": "diagnostics",
@@ -94,74 +81,39 @@ _LAZY = {
     "theory": "theory",
     "xrisk": "xrisk",
 }
+_PARTS = (constraints, continual, groups, methods, optim, outer, previous, terms, tracker)
 
 __all__ = [
-    "Absolute",
     "Annealed",
     "AtLeast",
     "BlockSampler",
-    "CVaR",
     "CVaRGroupDRO",
-    "CVaRHinge",
-    "CVaRTerm",
     "Compositional",
-    "ConstrainedObjective",
-    "ContrastiveTerm",
-    "CoupledTerm",
     "Equal",
     "GlobalContrastive",
     "GroupBatchSampler",
-    "Hinge",
-    "InnerTracker",
     "Measured",
-    "MoreauEnvelope",
     "NonFiniteValue",
-    "OutputIterate",
-    "Pinball",
-    "PreviousParameters",
-    "ProximalPoint",
     "ReferenceLosses",
-    "SquaredHinge",
-    "TaskHeads",
-    "TwoSidedHinge",
     "UsageWarning",
     "Width",
-    "adam_type",
-    "alexr2",
-    "alexr_tracker",
     "constrained",
-    "constraints",
-    "continual",
-    "contrastive",
-    "diagnostics",
-    "ema_tracker",
     "fleet",
     "group_mean",
-    "groups",
     "methods",
-    "momentum_type",
-    "msvr_tracker",
-    "ooa",
-    "optim",
     "outer",
-    "project_after_step",
-    "sonex",
-    "sonx",
-    "sox",
-    "spider_tracker",
     "terms",
-    "theory",
-    "tracker",
     "xrisk",
 ]
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _LAZY:
-        near = _checks.meant(name, __all__)
-        raise AttributeError(f"module 'fcco' has no attribute {name!r}{near and f': {near}'}")
-    module = _importlib.import_module(f".{_LAZY[name]}", __name__)
-    return module if name == _LAZY[name] else getattr(module, name)
+    if name in _LAZY:
+        module = _importlib.import_module(f".{_LAZY[name]}", __name__)
+        return module if name == _LAZY[name] else getattr(module, name)
+    homes = [part.__name__ for part in _PARTS if name in part.__all__]
+    near = f"use {homes[0]}.{name}" if homes else _checks.meant(name, __all__)
+    raise AttributeError(f"module 'fcco' has no attribute {name!r}{near and f': {near}'}")
 
 
 def __dir__() -> list[str]:

@@ -47,8 +47,9 @@ class Width:
 
     Example:
         >>> import fcco
-        >>> tracker = fcco.ema_tracker(3, gamma=0.1)
-        >>> fcco.CoupledTerm(fcco.Hinge(5.0), tracker, smoothing=fcco.Width(0.1)).smoothing
+        >>> tracker = fcco.tracker.ema_tracker(3, gamma=0.1)
+        >>> width, hinge = fcco.Width(0.1), fcco.outer.Hinge(5.0)
+        >>> fcco.terms.CoupledTerm(hinge, tracker, smoothing=width).smoothing
         0.02
     """
 

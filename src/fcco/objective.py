@@ -150,7 +150,8 @@ class Compositional(CheckedState):
         >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> term = fcco.CoupledTerm(fcco.Hinge(), fcco.msvr_tracker(3, gamma=0.5), smoothing=0.1)
+        >>> tracker = fcco.tracker.msvr_tracker(3, gamma=0.5)
+        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
         >>> loss = objective(lambda: model(x).squeeze(1), block)

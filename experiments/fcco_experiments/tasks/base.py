@@ -142,9 +142,9 @@ def make_optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.
     _checks.in_interval("Method", "beta", method.beta, 0, 1, open_low=True)
     decay = method.weight_decay
     if method.update == "adam":
-        return fcco.adam_type(parameters, method.lr, method.beta, weight_decay=decay)
+        return fcco.optim.adam_type(parameters, method.lr, method.beta, weight_decay=decay)
     if method.update == "momentum":
-        return fcco.momentum_type(parameters, method.lr, method.beta, weight_decay=decay)
+        return fcco.optim.momentum_type(parameters, method.lr, method.beta, weight_decay=decay)
     return torch.optim.SGD(parameters, lr=method.lr, weight_decay=decay)
 
 
@@ -163,7 +163,7 @@ class Stepped:
 
     def at_anchor(self) -> AbstractContextManager[None]:
         """Inside, the weights are those between the rounds of a double loop."""
-        if isinstance(self.optimizer, fcco.ProximalPoint | ProximalRound):
+        if isinstance(self.optimizer, fcco.optim.ProximalPoint | ProximalRound):
             return self.optimizer.anchored()
         return nullcontext()
 

@@ -36,7 +36,7 @@ class TaskHeads(nn.Module):
 
     Example:
         >>> import torch, fcco
-        >>> heads = fcco.TaskHeads(torch.nn.Linear(8, 3), tasks=2, rank=4)
+        >>> heads = fcco.continual.TaskHeads(torch.nn.Linear(8, 3), tasks=2, rank=4)
         >>> heads(torch.randn(5, 8), task=torch.tensor([0, 1, 1, 0, 0])).shape
         torch.Size([5, 3])
 

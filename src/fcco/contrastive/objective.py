@@ -106,7 +106,7 @@ class ContrastiveTerm(AbstractTerm):
         >>> image, text = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
         >>> model = torch.nn.ModuleList([image, text])
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> term = fcco.ContrastiveTerm(num_pairs=100, temperature=0.1, gamma=0.8)
+        >>> term = fcco.contrastive.ContrastiveTerm(num_pairs=100, temperature=0.1, gamma=0.8)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
         >>> objective(lambda: term.inner(image(x), text(t)), index).backward()

@@ -205,7 +205,7 @@ def limits_of(numbers: Numbers, dim: int = 1) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class Coupled:
-    r"""An outer function of tracked values, see `fcco.CoupledTerm`.
+    r"""An outer function of tracked values, see `fcco.terms.CoupledTerm`.
 
     .. math::
         G_t = \nabla g_0(w_t) + \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}

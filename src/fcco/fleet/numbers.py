@@ -40,7 +40,7 @@ class Template:
 
     Example:
         >>> import torch, fcco
-        >>> template, numbers = Template.of(fcco.Hinge(2.0), "outer")
+        >>> template, numbers = Template.of(fcco.outer.Hinge(2.0), "outer")
         >>> numbers
         {'outer.scale': 2.0}
         >>> template.build({"outer.scale": torch.tensor(3.0)})

@@ -150,7 +150,7 @@ def only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ProximalPointUpdate:
-    """The double loop of ALEXR2, see `fcco.ProximalPoint`; `outer` steps its outer loop."""
+    """The double loop of ALEXR2, see `fcco.optim.ProximalPoint`; `outer` steps its outer loop."""
 
     outer: Update
 

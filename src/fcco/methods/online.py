@@ -47,8 +47,9 @@ class Ooa(Tracked):
         >>> import torch, fcco
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        >>> objective = fcco.ooa(model, optimizer, 3, step=0.05)
-        >>> centre, output = torch.tensor([0.0, 1.0, 4.0]), fcco.OutputIterate(optimizer, "average")
+        >>> objective = fcco.methods.ooa(model, optimizer, 3, step=0.05)
+        >>> centre = torch.tensor([0.0, 1.0, 4.0])
+        >>> output = fcco.optim.OutputIterate(optimizer, "average")
         >>> for _ in range(1000):
         ...     loss = objective(lambda: (model.weight.view(1) - centre).square())
         ...     loss.backward(); optimizer.step(); optimizer.zero_grad()

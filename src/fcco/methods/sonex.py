@@ -43,8 +43,9 @@ class Sonex(Penalty):
         >>> import torch, fcco
         >>> _ = torch.manual_seed(0)
         >>> c, model = torch.tensor([1.0, -2.0]), torch.nn.Linear(2, 1, bias=False)
-        >>> optimizer = fcco.momentum_type(model.parameters(), lr=0.02, beta=0.2)
-        >>> objective = fcco.sonex(model, optimizer, fcco.Absolute(), 2, smoothing=0.1)
+        >>> optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.02, beta=0.2)
+        >>> outer = fcco.outer.Absolute()
+        >>> objective = fcco.methods.sonex(model, optimizer, outer, 2, smoothing=0.1)
         >>> for _ in range(1000):
         ...     noise = 0.1 * torch.randn(2)
         ...     loss = objective(lambda: model.weight.view(2) - c + noise)

@@ -168,7 +168,9 @@ class SwitchingTerm(UnsampledTerm):
         updating = tracked.step is not None
         decision = self.open if updating else None
         if decision is None:
-            worst, which, feasible = (part.item() for part in decide(excess, self._threshold_at(excess)))
+            worst, which, feasible = (
+                part.item() for part in decide(excess, self._threshold_at(excess))
+            )
             decision = Decision(None if feasible else int(which), worst)
             if updating:  # further batches of the same step follow the first
                 self.open = decision
@@ -236,7 +238,7 @@ class Ssg(Settings):
 
     Output: w_tau with tau in I, tau >= S, with probability proportional to eta_tau, which
     `objective.output_iterate()` keeps from the step S on at which it is called. The projection onto
-    X is `fcco.project_after_step`. The multipliers are not part of the method; `multipliers()`
+    X is `optim.project_after_step`. The multipliers are not part of the method; `multipliers()`
     estimates them by :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the
     step sizes (also of Adam). Step `objective.optimizer`, a `SwitchingOptimizer`. With `gradient=`,
     the first function decides and the second carries the gradient, as the theory asks; several

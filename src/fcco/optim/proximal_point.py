@@ -56,7 +56,7 @@ class ProximalPoint(MethodOptimizer):
     Example:
         >>> import torch, fcco
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> optimizer = fcco.ProximalPoint(
+        >>> optimizer = fcco.optim.ProximalPoint(
         ...     torch.optim.SGD([w], lr=1.0), nu=1.0, eta=1.0, inner_steps=2)
         >>> for _ in range(4):
         ...     optimizer.zero_grad()

@@ -68,7 +68,7 @@ class OutputIterate(nn.Module):
         >>> import torch, fcco
         >>> w = torch.nn.Parameter(torch.zeros(()))
         >>> optimizer = torch.optim.SGD([w], lr=1.0)
-        >>> output = fcco.OutputIterate(optimizer, "average")
+        >>> output = fcco.optim.OutputIterate(optimizer, "average")
         >>> for _ in range(3):
         ...     w.grad = -torch.ones(()); optimizer.step()
         >>> with output.applied():
@@ -194,7 +194,7 @@ def project_after_step(optimizer: torch.optim.Optimizer, project: Callable[[], A
         >>> import torch, fcco
         >>> w = torch.nn.Parameter(torch.tensor([0.5, 0.5]))
         >>> optimizer = torch.optim.SGD([w], lr=1.0)
-        >>> handle = fcco.project_after_step(optimizer, lambda: w.clamp_(0.0, 1.0))
+        >>> handle = fcco.optim.project_after_step(optimizer, lambda: w.clamp_(0.0, 1.0))
         >>> w.grad = torch.tensor([2.0, -2.0])
         >>> optimizer.step()
         >>> w.tolist()

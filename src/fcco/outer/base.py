@@ -50,7 +50,7 @@ class AbstractOuter(abc.ABC):
         ...     convex = monotone = True
         ...     def __call__(self, u):
         ...         return u.clamp(min=0)
-        >>> fcco.MoreauEnvelope(Relu(), 0.5)(torch.tensor([0.25, 2.0]))
+        >>> fcco.outer.MoreauEnvelope(Relu(), 0.5)(torch.tensor([0.25, 2.0]))
         tensor([0.0625, 1.7500])
     """
 

@@ -31,7 +31,7 @@ class MoreauEnvelope(AbstractOuter):
 
     Example:
         >>> import torch, fcco
-        >>> huber = fcco.MoreauEnvelope(fcco.Absolute(), smoothing=1.0)
+        >>> huber = fcco.outer.MoreauEnvelope(fcco.outer.Absolute(), smoothing=1.0)
         >>> u = torch.tensor([0.5, 3.0], requires_grad=True)
         >>> huber(u).sum().backward()
         >>> u.grad

@@ -139,7 +139,7 @@ class PreviousParameters(ParameterTensors):
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> _ = torch.nn.init.constant_(model.weight, 2.0)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> previous = fcco.PreviousParameters(model, optimizer)
+        >>> previous = fcco.previous.PreviousParameters(model, optimizer)
         >>> model(torch.ones(1, 1)).sum().backward()
         >>> optimizer.step()
         >>> model.weight.item(), previous.evaluate(lambda: model.weight.item())

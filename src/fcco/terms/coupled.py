@@ -207,8 +207,8 @@ class CoupledTerm(OuterTerm):
 
     Example:
         >>> import torch, fcco
-        >>> tracker = fcco.InnerTracker(2, gamma=1.0)
-        >>> term = fcco.CoupledTerm(fcco.Hinge(3.0), tracker, smoothing=0.1)
+        >>> tracker = fcco.tracker.InnerTracker(2, gamma=1.0)
+        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(3.0), tracker, smoothing=0.1)
         >>> term.tracker.set_values(torch.tensor([0, 1]), torch.tensor([0.2, -1.0]))
         >>> term.value()
         tensor(0.3000)

@@ -49,7 +49,7 @@ class DualAscent:
 
     Example:
         >>> import torch, fcco
-        >>> rule = DualAscent(fcco.Hinge(1.0), dual_step=0.5)
+        >>> rule = DualAscent(fcco.outer.Hinge(1.0), dual_step=0.5)
         >>> v, g = torch.tensor([0.0]), torch.tensor([0.8])
         >>> for _ in range(3):
         ...     v = rule(v, None, g, None, 1.0, 0.0)[1]
@@ -144,7 +144,7 @@ class DualTerm(CoupledTerm):
 
     Example:
         >>> import torch, fcco
-        >>> term = DualTerm(fcco.Hinge(3.0), 2, dual_step=2.0)
+        >>> term = DualTerm(fcco.outer.Hinge(3.0), 2, dual_step=2.0)
         >>> _ = term.tracker(torch.tensor([0.5, -1.0]))
         >>> term.dual(), term.multipliers()
         (tensor([1., 0.]), tensor([0.5000, 0.0000]))

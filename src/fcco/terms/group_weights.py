@@ -33,7 +33,7 @@ class GroupWeights(AbstractTerm):
     the p that was known then.
 
     Args:
-        tracker: `fcco.ema_tracker(n, gamma=1.0, read="new")`: the losses of the groups in the
+        tracker: `tracker.ema_tracker(n, gamma=1.0, read="new")`: the losses of the groups in the
             batch.
         step: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
@@ -43,7 +43,8 @@ class GroupWeights(AbstractTerm):
 
     Example:
         >>> import torch, fcco
-        >>> term = GroupWeights(fcco.ema_tracker(3, gamma=1.0, read="new"), step=1.0, ratio=0.5)
+        >>> tracker = fcco.tracker.ema_tracker(3, gamma=1.0, read="new")
+        >>> term = GroupWeights(tracker, step=1.0, ratio=0.5)
         >>> term.weights, round(term.cap, 4)
         (tensor([0.3333, 0.3333, 0.3333]), 0.6667)
     """

@@ -77,9 +77,9 @@ class MultiplierTerm(AbstractTerm):
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        >>> tracker = fcco.InnerTracker(1, gamma="auto", correction=0.0, read="new")
+        >>> tracker = fcco.tracker.InnerTracker(1, gamma="auto", correction=0.0, read="new")
         >>> term = fcco.terms.MultiplierTerm(tracker, tolerance=0.3)
-        >>> objective = fcco.ConstrainedObjective(model, optimizer, term)
+        >>> objective = fcco.constraints.ConstrainedObjective(model, optimizer, term)
         >>> def loss_and_value():
         ...     w, noise = model.weight.view(1), 0.1 * torch.randn(2)
         ...     return (w - 1 + noise[0]).square().sum() / 2, w + noise[1]

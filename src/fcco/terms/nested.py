@@ -42,7 +42,7 @@ class NestedTerm(AbstractTerm):
         >>> from fcco.terms import NestedTerm
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> tracker, mean = fcco.ema_tracker(4), fcco.ema_tracker(1)
+        >>> tracker, mean = fcco.tracker.ema_tracker(4), fcco.tracker.ema_tracker(1)
         >>> term = NestedTerm(SquaredHinge(2.0), lambda u, _: u.exp().mean().view(1), tracker, mean)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])

@@ -125,7 +125,7 @@ class InnerTracker(KeepsPrecision):
 
     Example:
         >>> import torch, fcco
-        >>> tracker = fcco.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
+        >>> tracker = fcco.tracker.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
         >>> g = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
         >>> tracker(g, torch.tensor([0, 0, 2])).tolist()
         [2.0, 5.0]

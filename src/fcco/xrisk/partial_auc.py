@@ -167,7 +167,7 @@ class TwoWayPartialAUC(PartialAUC):
 
     a non-smooth outer function, the case that SONEX was made for: a block is a positive, g_i (see
     `PartialAUC`) is tracked, and f = [. - s]_+ / (1 - min_tpr) is rounded as far as the estimates
-    are off, with the exact s (`fcco.CVaRTerm`). Train with cross-entropy first.
+    are off, with the exact s (`fcco.terms.CVaRTerm`). Train with cross-entropy first.
 
     Args:
         labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.

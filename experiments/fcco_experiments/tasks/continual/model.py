@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fcco import TaskHeads
 from fcco._distributed import Group
+from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
 from ..base import autocast, chunks

@@ -214,7 +214,7 @@ class ContinualProblem(Problem):
             text_projection = nn.Linear(text_width, projection.out_features, bias=False)
         last: nn.Module = text_projection
         if config.heads:
-            last = fcco.TaskHeads(text_projection, len(config.protected), config.heads)
+            last = fcco.continual.TaskHeads(text_projection, len(config.protected), config.heads)
         return TwoBackbones(image, text, projection, last)
 
     def _side(self, side: str, seed: int) -> tuple[nn.Module, int, nn.Linear | None]:
@@ -325,7 +325,7 @@ class ContinualProblem(Problem):
             if not name.endswith(heads) and parameter.requires_grad
         ]
         optimizer = torch.optim.AdamW(parameters, lr=config.old_lr, weight_decay=OLD_DECAY)
-        term = fcco.ContrastiveTerm(
+        term = fcco.contrastive.ContrastiveTerm(
             len(rows), temperature=config.temperature, correction=0.0, normalize=False,
             device=device, process_group=None,
         )  # fmt: skip

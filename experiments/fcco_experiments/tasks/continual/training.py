@@ -54,7 +54,7 @@ class BuiltMethod(Stepped):
         self.constrained = word in CONSTRAINED
         self.replays = word == "replay"  # pairs of protected classes are anchors, too
         self.weight = 0.0 if self.constrained else settings.get("weight", 0.0)
-        self.contrast = fcco.ContrastiveTerm(
+        self.contrast = fcco.contrastive.ContrastiveTerm(
             targets + (others if self.replays else 0),
             temperature=config.temperature,
             gamma=settings.pop("contrast_gamma", 0.8),

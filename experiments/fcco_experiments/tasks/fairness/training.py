@@ -59,7 +59,7 @@ class BuiltMethod(Stepped):
         if word in PAIRED:
             if "penalty" not in settings:
                 raise ValueError(f"`settings.penalty` is needed for {name}.")
-            settings["outer"] = fcco.TwoSidedHinge(config.tolerance, settings.pop("penalty"))
+            settings["outer"] = fcco.outer.TwoSidedHinge(config.tolerance, settings.pop("penalty"))
         else:
             number, settings["tolerance"] = 2 * self.count, config.tolerance
             if type(settings.get("penalty")) in (int, float):

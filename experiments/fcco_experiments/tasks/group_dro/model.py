@@ -44,15 +44,17 @@ def build(model: nn.Module, method: Method, sizes: Tensor, ratio: float, steps: 
     if word == "erm":
         return Stepped(None, optimizer, optimizer)
     if word == "uniform":  # weights that may not move
-        return Stepped(fcco.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
+        return Stepped(fcco.methods.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
     if word == "ooa":
         cap = None if settings.pop("plain", False) else ratio
-        objective = fcco.ooa(model, optimizer, number, ratio=cap, **settings)
+        objective = fcco.methods.ooa(model, optimizer, number, ratio=cap, **settings)
         return Stepped(objective, optimizer, optimizer)
     stepped: torch.optim.Optimizer = optimizer
     if word == "alexr2":
         loop = {"nu": settings.pop("nu"), "eta": settings.pop("eta")}
-        stepped = fcco.ProximalPoint(optimizer, inner_steps=settings.pop("inner_steps", 5), **loop)
+        stepped = fcco.optim.ProximalPoint(
+            optimizer, inner_steps=settings.pop("inner_steps", 5), **loop
+        )
         gamma = settings.setdefault("gamma", 0.8)
         settings |= {"correction": settings.pop("theta", 0.125) * gamma, "read": "new"}
     if word == "sonx":
@@ -135,7 +137,7 @@ def figures(
     accuracies = group_means(part.by_group(right), part.reported, len(part.reported_names))
     one = accuracies.min() if summary == "worst" else accuracies.quantile(0.1)
     row: Row = {
-        f"{name}_cvar": fcco.CVaR(ratio)(losses).item(),
+        f"{name}_cvar": fcco.outer.CVaR(ratio)(losses).item(),
         f"{name}_loss": loss.mean().item(),
         f"{name}_group_loss": losses.mean().item(),
         f"{name}_worst_loss": losses.max().item(),
