@@ -142,7 +142,6 @@ for _name, _settings in {
     "sonex": {"smoothing": 0.1, "gamma": 0.3, "correction": "auto", "read": "old"},
     "sonx": {"smoothing": 0.0, "gamma": 0.3, "correction": "theory", "read": "old"},
     "width": {"smoothing": fcco.Width(0.3)},
-    "deferred": {"on_nonfinite": "deferred"},
     "skip": {"on_nonfinite": "skip"},
     "annealed": {"smoothing": fcco.Annealed(0.5, 0.05, 30), "gamma": 0.3},
 }.items():

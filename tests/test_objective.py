@@ -14,7 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import fcco
-from fcco.outer import OneSidedMCP
+from fcco.outer import OneSidedMCP, TwoSidedHinge
 
 DOUBLE = torch.float64
 LAM = 0.4
@@ -28,9 +28,7 @@ def sgd(model: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 
 OUTERS = {
     "hinge": (fcco.outer.Hinge(1.5), 1, lambda v: 1.5 * cp.pos(v[0])),
-    "two-sided": (
-        fcco.outer.TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1),
-    ),  # fmt: skip
+    "two-sided": (TwoSidedHinge(0.1, 2), 2, lambda v: 2 * cp.pos(cp.abs(v[0] - v[1]) - 0.1)),
     "maximum": (fcco.outer.CVaR(1 / 3), 3, cp.max),
     "cvar": (fcco.outer.CVaR(0.5), 3, lambda v: cp.cvar(v, 0.5)),
 }  # fmt: skip
