@@ -74,7 +74,7 @@ class Backbones(nn.Module):
         return x / x.norm(dim=1, keepdim=True), t / t.norm(dim=1, keepdim=True)
 
 
-def build(model: Backbones, lr: float = 0.1, **options: Any) -> tuple[fcco.GlobalContrastive, Any]:
+def build(model: Backbones, lr: float = 0.1, **options: Any) -> tuple[Any, Any]:
     """An objective on all pairs of the model's data, and its optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     options = {"temperature": model.tau, **options}

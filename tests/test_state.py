@@ -65,7 +65,7 @@ class Run:
 
     def __init__(self, name: str, **options: Any) -> None:
         torch.manual_seed(1)
-        self.model = nn.Linear(2, 1)
+        self.model: nn.Module = nn.Linear(2, 1)
         self.name, self.objective = name, BUILD[name](self.model, **options)
 
     def call(self) -> torch.Tensor:

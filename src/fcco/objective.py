@@ -354,7 +354,7 @@ class Compositional(CheckedState):
         past = None if past is None else split(past)[1]
         plain = carriers is None and only is not None and isinstance(values, Tensor)
         own = blocks[ONLY] if plain else None
-        if own is not None and past is None and values.shape[:1] == (own.size,):
+        if only and own is not None and past is None and values.shape[:1] == (own.size,):
             entries = {ONLY: only[1].entries(own, values)}
         else:
             entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
